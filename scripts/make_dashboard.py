@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvasir.metrics import Chart, Row
+from kvasir.metrics import Chart, StatisticRow
 from kvasir.statistics import DASHBOARD, table
 
 FILE = Path(__file__).resolve().parents[1] / "deploy" / "grafana" / "kvasir.json"
@@ -48,13 +48,13 @@ def layout() -> dict[str, list[Panel]]:
     return {title: list(panels.values()) for title, panels in found.items()}
 
 
-def unit(row: Row, chart: Chart) -> str:
+def unit(row: StatisticRow, chart: Chart) -> str:
     base = row.statistic.name.rpartition("_")[2]
     is_rate = row.statistic.kind == "counter" and not chart.per
     return chart.unit or UNITS.get(base, ("short", "short"))[is_rate]
 
 
-def queries(row: Row, chart: Chart) -> list[tuple[str, str]]:
+def queries(row: StatisticRow, chart: Chart) -> list[tuple[str, str]]:
     name, labels = f"kvasir_{row.statistic.name}", MODEL if "model_name" in row.labels else SERVER
     each = chart.by if chart.by is not None else tuple(label for label in row.labels if label != "model_name")
     legend = " ".join(filter(None, (chart.legend, *(f"{{{{{label}}}}}" for label in each))))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvasir.fields import FIELDS, LAYOUT, NATIVE, Kind, Row
+from kvasir.fields import FIELDS, LAYOUT, NATIVE, FieldKind, FieldRow
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER, PAGE = ROOT / "csrc" / "sampler_fields.h", ROOT / "docs" / "sampling.md"
@@ -36,10 +36,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _values(row: Row) -> str:
-    if row.kind is Kind.CHOICE:
+def _values(row: FieldRow) -> str:
+    if row.kind is FieldKind.CHOICE:
         return ", ".join(f"{value} ({meaning})" for value, meaning in row.choices.items())
-    if row.kind in (Kind.NUMBER, Kind.INTEGER):
+    if row.kind in (FieldKind.NUMBER, FieldKind.INTEGER):
         bracket = "(" if row.open_low else "["
         return f"{row.kind.value} in {bracket}{_short(row.low)}, {_short(row.high)}]"
     return row.kind.value + (f", at most {row.most}" if row.most else "")
@@ -54,14 +54,14 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-def _default(row: Row) -> str:
+def _default(row: FieldRow) -> str:
     if row.default in (None, (), {}):
         return "none"
     texts = row.default if isinstance(row.default, tuple) else (row.default,)
     return " ".join(f"`{text!r}`" if isinstance(text, str) else str(text).lower() for text in texts)
 
 
-def _names(row: Row) -> str:
+def _names(row: FieldRow) -> str:
     """The dialects that have it, each with its name there if that differs."""
     return ", ".join(
         f"{title} (`{row.names[key]}`)" if row.names[key] else title

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvasir.metrics import Row, rows
+from kvasir.metrics import StatisticRow, rows
 from kvasir.statistics import EngineStats, FrontStats, HttpStats
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
@@ -51,7 +51,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(found: Iterator[Row]) -> Iterator[str]:
+def _table(found: Iterator[StatisticRow]) -> Iterator[str]:
     yield "| metric | kind | labels | | panels of the dashboard |\n|---|---|---|---|---|"
     named = set()
     for row in found:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kvasir.errors import ConfigError, InvalidRequest
-from kvasir.fields import FIELDS, NATIVE, SAMPLER, Kind, Row
+from kvasir.fields import FIELDS, NATIVE, SAMPLER, FieldKind, FieldRow
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.types import SamplingParams
@@ -15,8 +15,8 @@ from kvasir.validate import _CHECKED
 from scripts import make_fields
 
 
-def ranged(rows: tuple[Row, ...] = FIELDS) -> list[Row]:
-    return [row for row in rows if row.kind in (Kind.NUMBER, Kind.INTEGER)]
+def ranged(rows: tuple[FieldRow, ...] = FIELDS) -> list[FieldRow]:
+    return [row for row in rows if row.kind in (FieldKind.NUMBER, FieldKind.INTEGER)]
 
 
 def test_what_is_made_from_it_is_current():
@@ -45,7 +45,7 @@ def test_a_range_holds_to_its_ends(row):
     room = {"max_tokens": None} if row.name == "min_tokens" else {}
     for value in [row.high] if row.open_low else [row.low, row.high]:
         assert getattr(SamplingParams(**{row.name: value} | room), row.name) == value
-    step = 1 if row.kind is Kind.INTEGER else 1e-6
+    step = 1 if row.kind is FieldKind.INTEGER else 1e-6
     for value in [row.low - (0 if row.open_low else step), row.high + step, True, "1", float("nan")]:
         with pytest.raises(InvalidRequest) as error:
             SamplingParams(**{row.name: value} | room)

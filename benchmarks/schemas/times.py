@@ -35,7 +35,7 @@ from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.errors import KvasirError
 from kvasir.guided import sources
 from kvasir.guided.explore import Explorer
-from kvasir.guided.grammar import LIMITS, Grammar, Guide
+from kvasir.guided.grammar import LIMITS, CompiledGrammar, GrammarGuide
 from kvasir.guided.guide import make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class Meter:
             found["compile"] = [found["translate"][0] + compiling]
             found["mask"] = self._masks(grammar.begin(), random.Random(times.name))
             begun = now()
-            self._explorer.walk(Grammar(self._library, text))
+            self._explorer.walk(CompiledGrammar(self._library, text))
             found["check"] = [now() - begun]
             if both:
                 begun = now()
@@ -91,12 +91,12 @@ class Meter:
         for name in rounds[0]:
             times.seconds[name] = [median(values) for values in zip(*(r[name] for r in rounds), strict=True)]
 
-    def _compiled(self, text: str) -> tuple[Grammar, float]:
+    def _compiled(self, text: str) -> tuple[CompiledGrammar, float]:
         begun = now()
-        grammar = Grammar(self._library, text, LIMITS, self._vocabulary.numbers)
+        grammar = CompiledGrammar(self._library, text, LIMITS, self._vocabulary.numbers)
         return grammar, now() - begun
 
-    def _masks(self, guide: Guide, rng: random.Random) -> list[float]:
+    def _masks(self, guide: GrammarGuide, rng: random.Random) -> list[float]:
         found: list[float] = []
         for _ in range(MOST):
             guide.advance(guide.forced())

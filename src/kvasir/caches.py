@@ -44,7 +44,7 @@ class Field:
         return ",".join(("layer", self.name, *self.axes))
 
 
-class Kind:
+class CacheKind:
     """The base of all cache kinds; a kind is a frozen value. Positions and counts are in tokens; `size` is the block
     size.
 
@@ -166,7 +166,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class PagedKV(Kind):
+class PagedKV(CacheKind):
     """Keys and values of all tokens. value_dim: 0 for that of keys."""
 
     heads: int = 0
@@ -222,7 +222,7 @@ class Window(PagedKV):
 
 
 @dataclass(frozen=True)
-class Latent(Kind):
+class Latent(CacheKind):
     """One row of `key_dim` numbers per token, which all heads read as their key; its first `value_dim` numbers are
     their value."""
 
@@ -254,7 +254,7 @@ class Latent(Kind):
 
 
 @dataclass(frozen=True)
-class State(Kind):
+class State(CacheKind):
     """A recurrent state at the start of the block and the inputs of its tokens, from which the later states follow. So
     a token is computed with the same arithmetic wherever a chunk begins. Everything is float32.
 

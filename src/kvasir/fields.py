@@ -32,7 +32,7 @@ MAX_BREAKER_CHARS = 40
 INT32 = 2**31 - 1
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     NUMBER = "number"
     INTEGER = "integer"
     CHOICE = "one of"
@@ -50,7 +50,7 @@ class Sampler(NamedTuple):
     anywhere: bool = False
 
 
-class Row(NamedTuple):
+class FieldRow(NamedTuple):
     """What the table says of a field.
 
     doc: its line in the docs. low, high: its range, both included unless open_low. optional: None is allowed.
@@ -65,7 +65,7 @@ class Row(NamedTuple):
     flag: the help of its flag of `kvasir run` and `kvasir chat`.
     """
 
-    kind: Kind
+    kind: FieldKind
     default: Any
     doc: str
     low: float = 0
@@ -88,7 +88,7 @@ class Row(NamedTuple):
     name: str = ""
 
 
-def _field(row: Row) -> Any:
+def _field(row: FieldRow) -> Any:
     """The declaration of a dataclass field."""
     if isinstance(row.default, dict):
         return dataclasses.field(default_factory=dict, metadata={"row": row})
@@ -96,23 +96,23 @@ def _field(row: Row) -> Any:
 
 
 def number(default: float, low: float, high: float, doc: str, **more: Any) -> Any:
-    return _field(Row(Kind.NUMBER, default, doc, low, high, **{"native": "double", **more}))
+    return _field(FieldRow(FieldKind.NUMBER, default, doc, low, high, **{"native": "double", **more}))
 
 
 def integer(default: int | None, low: int, high: int, doc: str, **more: Any) -> Any:
-    return _field(Row(Kind.INTEGER, default, doc, low, high, **{"optional": default is None, **more}))
+    return _field(FieldRow(FieldKind.INTEGER, default, doc, low, high, **{"optional": default is None, **more}))
 
 
 def choice(default: int, choices: Mapping[int, str], doc: str, **more: Any) -> Any:
-    return _field(Row(Kind.CHOICE, default, doc, choices=choices, **more))
+    return _field(FieldRow(FieldKind.CHOICE, default, doc, choices=choices, **more))
 
 
 def flag(default: bool, doc: str, **more: Any) -> Any:
-    return _field(Row(Kind.FLAG, default, doc, **more))
+    return _field(FieldRow(FieldKind.FLAG, default, doc, **more))
 
 
 def texts(default: tuple[str, ...], most: int, chars: int, doc: str, **more: Any) -> Any:
-    return _field(Row(Kind.TEXTS, default, doc, most=most, chars=chars, **more))
+    return _field(FieldRow(FieldKind.TEXTS, default, doc, most=most, chars=chars, **more))
 
 
 EVERY = {"openai": "", "ollama": "", "llamacpp": ""}
@@ -236,7 +236,9 @@ class RequestFields(SamplerFields):
         names={"openai": "", "ollama": ""},
     )
     logit_bias: dict[int, float] = _field(
-        Row(Kind.BIAS, {}, "added to the logits", -100, 100, most=MAX_LOGIT_BIAS, names=EVERY, own=("llamacpp",))
+        FieldRow(
+            FieldKind.BIAS, {}, "added to the logits", -100, 100, most=MAX_LOGIT_BIAS, names=EVERY, own=("llamacpp",)
+        )
     )
     seed: int | None = integer(
         None, -(2**63), 2**64 - 1, "seed of all random numbers; drawn and returned if absent",
@@ -256,7 +258,7 @@ class RequestFields(SamplerFields):
         where="front", names=MODELFILE | {"anthropic": "stop_sequences"}, own=("anthropic",),
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _field(
-        Row(Kind.IDS, (), "ids that end a choice", names={"openai": ""}, where="scheduler")
+        FieldRow(FieldKind.IDS, (), "ids that end a choice", names={"openai": ""}, where="scheduler")
     )
     include_stop_str_in_output: bool = flag(
         False, "the stop string stays in the text", where="front", names={"openai": ""}
@@ -276,24 +278,24 @@ class RequestFields(SamplerFields):
     )  # fmt: skip
 
 
-def _rows(table: type) -> tuple[Row, ...]:
+def _rows(table: type) -> tuple[FieldRow, ...]:
     return tuple(f.metadata["row"]._replace(name=f.name) for f in dataclasses.fields(table))
 
 
-SAMPLER: tuple[Row, ...] = _rows(SamplerFields)  # what the sampler computes with as it is
-FIELDS: tuple[Row, ...] = _rows(RequestFields)  # all of them
-LISTS = tuple(row.name for row in FIELDS if row.kind in (Kind.TEXTS, Kind.IDS))
+SAMPLER: tuple[FieldRow, ...] = _rows(SamplerFields)  # what the sampler computes with as it is
+FIELDS: tuple[FieldRow, ...] = _rows(RequestFields)  # all of them
+LISTS = tuple(row.name for row in FIELDS if row.kind in (FieldKind.TEXTS, FieldKind.IDS))
 CARRYING = tuple((row.name, row.off) for row in SAMPLER if row.carries)
 
 # The structure's members: the larger types first, so that there are no gaps between them.
 _TYPES = ("double", "int64_t", "float", "int32_t")
-NATIVE: tuple[Row, ...] = tuple(row for kind in _TYPES for row in SAMPLER if row.native == kind)
+NATIVE: tuple[FieldRow, ...] = tuple(row for kind in _TYPES for row in SAMPLER if row.native == kind)
 # Differs where a library was built for other members; 31 bits.
 LAYOUT = zlib.crc32(" ".join(f"{row.native} {row.name};" for row in NATIVE).encode()) >> 1
 
 
 @cache
-def fields_of(dialect: str) -> Mapping[str, Row]:
+def fields_of(dialect: str) -> Mapping[str, FieldRow]:
     """The fields that a dialect has and converts like all others, by their names there."""
     rows = (row for row in FIELDS if dialect in row.names and dialect not in row.own)
     return MappingProxyType({row.names[dialect] or row.name: row for row in rows})

@@ -140,7 +140,7 @@ def is_gauge(of: Field[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StatisticRow:
     """A statistic in the table. field: of its holder. labels: the names of all its labels."""
 
     field: str
@@ -152,14 +152,14 @@ class Row:
         return bool(self.statistic.name) and self.statistic.kind != "recent"
 
 
-def rows(holder: type, labels: tuple[str, ...] = ()) -> Iterator[Row]:
+def rows(holder: type, labels: tuple[str, ...] = ()) -> Iterator[StatisticRow]:
     """All statistics of a dataclass, those of the holders in it in their place."""
     for of in fields(holder):
         match of.metadata[STATISTIC]:
             case Each(label, inner):
                 yield from rows(inner, (*labels, label))
             case Statistic() as statistic:
-                yield Row(of.name, statistic, (*labels, *statistic.labels))
+                yield StatisticRow(of.name, statistic, (*labels, *statistic.labels))
 
 
 def samples(holder: type, value: Any, labels: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str], Any]]:

@@ -18,7 +18,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.fields import CARRYING, SamplerFields
 from kvasir.inputs import NONE, Inputs
 
@@ -124,7 +124,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
+class EncoderWork:
     """Make the `length` embeddings of `content` from `data`, an encoder's input. The runner holds them until a plan's
     `dropped` names the content."""
 
@@ -180,7 +180,7 @@ class StepPlan:
     copies: tuple[tuple[int, int, int], ...] = ()
     saves: tuple[tuple[int, int], ...] = ()
     loads: tuple[tuple[int, int, Bytes], ...] = ()
-    encodes: tuple[Encode, ...] = ()
+    encodes: tuple[EncoderWork, ...] = ()
     dropped: tuple[bytes, ...] = ()  # contents; the runner may not hold all of them
     decodes: Decodes = Decodes()
 
@@ -259,7 +259,7 @@ class CacheGroup:
     bytes_per_block: of all layers of the group together.
     """
 
-    kind: Kind
+    kind: CacheKind
     layers: tuple[int, ...]
     bytes_per_block: int
 

@@ -18,7 +18,7 @@ from kvasir.metrics import (
     TOKENS,
     Chart,
     Histogram,
-    Row,
+    StatisticRow,
     Tile,
     counter,
     each,
@@ -362,7 +362,7 @@ class EngineStats:
     pid: int = gauge("", "of the engine's process")
 
 
-def table() -> Iterator[Row]:
+def table() -> Iterator[StatisticRow]:
     """All statistics with the names of their labels."""
     yield from rows(HttpStats)
     yield from rows(FrontStats, ("model_name",))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvasir.errors import InvalidRequest, quoted
-from kvasir.fields import FIELDS, Kind, RequestFields, Row
+from kvasir.fields import FIELDS, FieldKind, FieldRow, RequestFields
 
 
-def _number(row: Row, value: Any) -> None:
+def _number(row: FieldRow, value: Any) -> None:
     ok = isinstance(value, int | float) and not isinstance(value, bool)
     if not ok or not row.low <= value <= row.high or (row.open_low and value == row.low):
         bracket = "(" if row.open_low else "["
@@ -17,7 +17,7 @@ def _number(row: Row, value: Any) -> None:
         raise InvalidRequest(f"{row.name} is {quoted(value)}", expected, param=row.name)
 
 
-def _integer(row: Row, value: Any) -> None:
+def _integer(row: FieldRow, value: Any) -> None:
     if value is None and row.optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not row.low <= value <= row.high:
@@ -25,13 +25,13 @@ def _integer(row: Row, value: Any) -> None:
         raise InvalidRequest(f"{row.name} is {quoted(value)}", expected, param=row.name)
 
 
-def _choice(row: Row, value: Any) -> None:
+def _choice(row: FieldRow, value: Any) -> None:
     if type(value) is not int or value not in row.choices:
         expected = " or ".join(f"{known} ({meaning})" for known, meaning in row.choices.items())
         raise InvalidRequest(f"{row.name} is {quoted(value)}", f"expected {expected}", param=row.name)
 
 
-def _texts(row: Row, texts: Any) -> None:
+def _texts(row: FieldRow, texts: Any) -> None:
     if len(texts) > row.most:
         raise InvalidRequest(f"{row.name} has {len(texts)} strings", f"at most {row.most}", param=row.name)
     if any(not isinstance(s, str) or not s or len(s) > row.chars for s in texts):
@@ -39,13 +39,13 @@ def _texts(row: Row, texts: Any) -> None:
                              f"expected 1 to {row.chars} characters", param=row.name)  # fmt: skip
 
 
-def _ids(row: Row, ids: Any) -> None:
+def _ids(row: FieldRow, ids: Any) -> None:
     for t in ids:
         if not isinstance(t, int) or isinstance(t, bool) or not 0 <= t < 2**31:
             raise InvalidRequest(f"{row.name} holds {quoted(t)}", "expected token ids", param=row.name)
 
 
-def _bias(row: Row, biases: Any) -> None:
+def _bias(row: FieldRow, biases: Any) -> None:
     if len(biases) > row.most:
         raise InvalidRequest(f"{len(biases)} {row.name} entries", f"at most {row.most}", param=row.name)
     for token, bias in biases.items():
@@ -56,13 +56,13 @@ def _bias(row: Row, biases: Any) -> None:
             raise InvalidRequest(message, f"expected [{row.low}, {row.high}]", param=row.name)
 
 
-_CHECKS: dict[Kind, Callable[[Row, Any], None]] = {
-    Kind.NUMBER: _number,
-    Kind.INTEGER: _integer,
-    Kind.CHOICE: _choice,
-    Kind.TEXTS: _texts,
-    Kind.IDS: _ids,
-    Kind.BIAS: _bias,
+_CHECKS: dict[FieldKind, Callable[[FieldRow, Any], None]] = {
+    FieldKind.NUMBER: _number,
+    FieldKind.INTEGER: _integer,
+    FieldKind.CHOICE: _choice,
+    FieldKind.TEXTS: _texts,
+    FieldKind.IDS: _ids,
+    FieldKind.BIAS: _bias,
 }
 _CHECKED = tuple((row.name, row.default, row, _CHECKS[row.kind]) for row in FIELDS if row.kind in _CHECKS)
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from kvasir.cli.chat import talk
-from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.session import Settings
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.llm import AsyncLLM
@@ -21,7 +21,7 @@ def main() -> None:
         sys.modules["prompt_toolkit"] = None  # type: ignore[assignment]
     engine = FakeEngine(vocab_size=VOCABULARY, max_model_len=context, step_seconds=step_seconds)
     llm = AsyncLLM("kvasir-mini", engine=engine)
-    talk(llm, Conversation(), Settings(temperature=0.0, max_tokens=max_tokens))
+    talk(llm, ChatHistory(), Settings(temperature=0.0, max_tokens=max_tokens))
 
 
 if __name__ == "__main__":

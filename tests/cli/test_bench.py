@@ -29,7 +29,7 @@ from kvasir.cli.bench.measure import (
     throughput,
 )
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
-from kvasir.cli.bench.report import Row, Run, summarize
+from kvasir.cli.bench.report import BenchRun, ReportRow, summarize
 from kvasir.cli.model_facts import TokenWork
 from kvasir.cli.show import json_text
 from kvasir.engine.fake import FakeEngine
@@ -277,11 +277,11 @@ def test_the_shapes_are_those_of_the_published_models(name, parameters, tmp_path
 
 def test_shares_of_the_limit():
     probed = Probe(1.0, 1.0)
-    runs = [Run({"a_s": a, "b_per_s": 1 / a}, probed, 0.0) for a in (4.0, 2.0, 8.0)]
+    runs = [BenchRun({"a_s": a, "b_per_s": 1 / a}, probed, 0.0) for a in (4.0, 2.0, 8.0)]
     time, rate = summarize(runs, {"a_s": 1.0, "b_per_s": 1.0})
     assert (time.median, time.min, time.max, time.of_limit) == (4.0, 2.0, 8.0, 0.25)
     assert rate.of_limit == 0.25
-    assert Row("c", 1.0, 1.0, 1.0, None).of_limit is None
+    assert ReportRow("c", 1.0, 1.0, 1.0, None).of_limit is None
 
 
 def test_the_probe_measures_plausible_rates(probed):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvasir.cli.chat import run as run_chat
 from kvasir.cli.chat.commands import COMMANDS, obey
-from kvasir.cli.chat.conversation import Conversation, ConversationError, read
-from kvasir.cli.chat.screen import CLOSE, OPEN, Thinking
+from kvasir.cli.chat.conversation import ChatHistory, ConversationError, read
+from kvasir.cli.chat.screen import CLOSE, OPEN, ThinkingView
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.config import EngineOptions
 from kvasir.engine.fake import FakeEngine
@@ -59,7 +59,7 @@ def text_half():
 def chat(max_tokens: int | None = 8, context: int = 256, **fake) -> Session:
     front = Front(FakeEngine(vocab_size=VOCABULARY, max_model_len=context, **fake), *text_half())
     settings = Settings(temperature=0.0, max_tokens=max_tokens)
-    return Session(front, Recorder(), Conversation(), settings)  # type: ignore[arg-type]
+    return Session(front, Recorder(), ChatHistory(), settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def by_hand(session: Session, question: str, count: int) -> str:
 
 def split(text: str, inside: bool, cuts: list[int]) -> list[tuple[str, bool]]:
     """What Thinking says of each character, whatever the pieces."""
-    thinking, pieces = Thinking(inside), []
+    thinking, pieces = ThinkingView(inside), []
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for start, end in pairwise(places):
         pieces += thinking.push(text[start:end])
@@ -125,15 +125,15 @@ texts = st.text(st.characters(codec="utf-8"), max_size=20)
 @given(system=st.none() | texts, turns=st.lists(st.tuples(texts, texts), max_size=3))
 def test_a_saved_conversation_comes_back(tmp_path_factory, system, turns):
     path = tmp_path_factory.mktemp("chat") / "chat.json"
-    Conversation(system, turns).save(path, "m")
-    assert read(path) == Conversation(system, turns)
+    ChatHistory(system, turns).save(path, "m")
+    assert read(path) == ChatHistory(system, turns)
 
 
 def test_saving_never_replaces_another_file(tmp_path):
     path = tmp_path / "precious"
     path.write_text('{"a": 1}')
     with pytest.raises(ConversationError, match="messages"):
-        Conversation().save(path, "m")
+        ChatHistory().save(path, "m")
     assert path.read_text() == '{"a": 1}'
 
 
@@ -180,7 +180,7 @@ async def test_the_system_prompt_counts(session):
     await obey(session, "/system default")
     await obey(session, "/undo")
     assert answer != await by_hand(session, "Hello", 8)
-    assert session.conversation == Conversation()
+    assert session.conversation == ChatHistory()
 
 
 async def test_a_full_context_is_an_error_and_cuts_nothing(session):
@@ -223,7 +223,7 @@ async def test_stopping_keeps_what_came():
 
 
 def chat_like(session: Session) -> Session:
-    return Session(session.front, session.screen, Conversation(), session.settings)
+    return Session(session.front, session.screen, ChatHistory(), session.settings)
 
 
 async def test_a_failed_answer_is_an_error_and_not_kept():
@@ -416,7 +416,7 @@ async def test_an_answer_can_be_made_to_follow_a_file(tmp_path):
     )
     (tmp_path / "words.gbnf").write_text('root ::= "yes" | "no"')
     (tmp_path / "broken.json").write_text("{")
-    session = Session(AsyncLLM("kvasir-mini").front, Recorder(), Conversation(), Settings(0.0, 80))  # type: ignore
+    session = Session(AsyncLLM("kvasir-mini").front, Recorder(), ChatHistory(), Settings(0.0, 80))  # type: ignore
     await session.front.start()
     try:
         await obey(session, f"/set json_schema {tmp_path / 'schema.json'}")

@@ -12,7 +12,7 @@ from kvasir.caches import PagedKV
 from kvasir.cli.app import app
 from kvasir.cli.model_facts import read_needs, read_stored, token_work
 from kvasir.errors import ConfigError, ModelFileError
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.runner.load import LoadOptions, load_model, no_attention
@@ -92,7 +92,7 @@ def test_the_memory_is_that_of_a_load(parts, dtype):
     vectors = sum(shape[0] for shape in shapes if len(shape) == 1)
     assert told.weights == sum(loaded.formats.values()) + 4 * vectors
     spec = loaded.model.cache_spec()
-    cache = NativeCache(spec, [2] * len(Layout.of(spec).groups), 64, dtype)
+    cache = NativeCache(spec, [2] * len(KVLayout.of(spec).groups), 64, dtype)
     assert told.kv_token * 64 * 2 == sum(t.numel() * t.element_size() for t in cache.tensors)
 
 

@@ -12,7 +12,7 @@ import kvasir.cli.chat
 import kvasir.cli.run
 import kvasir.engine.llm
 from kvasir.cli.app import app
-from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.run import _stream
 from kvasir.engine.fake import FakeEngine
@@ -163,7 +163,7 @@ async def test_the_rate_of_a_chat_is_the_engines_as_well():
     front = Front(FakeEngine(vocab_size=VOCABULARY, max_model_len=256, step_seconds=0.02), *text_half())
     await front.start()
     try:
-        session = Session(Late(front), Recorder(), Conversation(), Settings(temperature=0.0, max_tokens=8))
+        session = Session(Late(front), Recorder(), ChatHistory(), Settings(temperature=0.0, max_tokens=8))
         await session.ask("Hello")
     finally:
         await front.stop()

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvasir.cli.app import app
-from kvasir.cli.chat.conversation import Conversation, read
+from kvasir.cli.chat.conversation import ChatHistory, read
 from kvasir.cli.chat.session import Settings
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
@@ -109,10 +109,10 @@ def test_options_of_the_command_override_those_of_the_store(place):
     params = Settings(1.0, 9, 5, own=own, more={"top_k": 4}).params(recommended)
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens, params.seed) == (1.0, 0.8, 4, 9, 5)
     assert Settings().params({}).max_tokens is None
-    talk = Conversation("S", [("a", "b")], opening=[{"role": "user", "content": "u"}])
+    talk = ChatHistory("S", [("a", "b")], opening=[{"role": "user", "content": "u"}])
     assert [m["content"] for m in talk.messages("q")] == ["S", "u", "a", "b", "q"]
     talk.save(place / "talk.json", "m")
-    assert read(place / "talk.json") == Conversation("S", [("a", "b")])
+    assert read(place / "talk.json") == ChatHistory("S", [("a", "b")])
 
 
 def test_a_server_of_several_refuses_what_is_of_one():

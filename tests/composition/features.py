@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.config import EVICTIONS
 from kvasir.guided import sources
-from kvasir.guided.grammar import LIMITS, Limits
-from kvasir.guided.rule import Reasoning, Rule
+from kvasir.guided.grammar import LIMITS, GrammarLimits
+from kvasir.guided.rule import ReasoningMarks, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
-from kvasir.parse.format import Calls, Format, Style, Texts
+from kvasir.parse.format import CallFormat, Format, FormatTexts, Style
 from kvasir.parse.table import choose
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
@@ -345,7 +345,9 @@ OBJECT = {
 CASES = [sources.json_schema(schema) for schema in (LIST, OBJECT)]
 
 # Calls that begin at the next best letter, since no one here would write a longer mark by chance.
-MARKED = Format(Calls("marked", Style.NAMED, Texts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s")))
+MARKED = Format(
+    CallFormat("marked", Style.NAMED, FormatTexts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s"))
+)
 TOOLS = [Function("of", {"properties": {"of": {"type": "string"}}, "required": ["of"]}), Function("kinds", SCHEMA)]
 
 
@@ -353,7 +355,7 @@ def small_lexers(run: Run) -> None:
     """What answers share of a grammar remembers so little that it fails in most of their steps."""
     guides = run.core.scheduler.guides
     if guides.limits is LIMITS:
-        guides.limits = (Limits(states=5), LIMITS[1])
+        guides.limits = (GrammarLimits(states=5), LIMITS[1])
         guides._compiled.clear()
 
 
@@ -435,7 +437,7 @@ ASKED = [
     replace(grammar("calls in free text", Rule(tool_grammar(MARKED, TOOLS, {}), free_text(MARKED)).text()),
             ask=lambda p: {"stop_token_ids": ()} if p.get("min_tokens") else {}),
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
-    grammar("reasoning budget", Rule(reasoning=Reasoning("<think>", " si", opened=True), budget=3).text()),
+    grammar("reasoning budget", Rule(reasoning=ReasoningMarks("<think>", " si", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of a choice, or choices that one step completed",
             lambda run: run.pushed or all_shorter(run, 2) or all_forced(run), ask=lambda p: {}),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from kvasir.engine.answer import AnswerText
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.engine.front import Front
-from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.journal import Journal, RequestStage
 from kvasir.plan import StepPlan, Work
 from kvasir.sched.drafts import Drafter
 from kvasir.text.tokenizer import Tokenizer
@@ -232,7 +232,7 @@ class Run:
         self._die()
         self._send(returned := self._journal.to_send())
         if len(returned) > 1:
-            self._journal.reached([request.id for request in returned], Stage.JOINED)
+            self._journal.reached([request.id for request in returned], RequestStage.JOINED)
             self._die()
             assert self._journal.on_trial, "suspects that go on together"
 
@@ -273,8 +273,8 @@ class Run:
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
         self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
-        self._journal.reached([s.request.id for s in scheduler.waiting], Stage.TAKEN)
-        self._journal.reached([s.request.id for s in scheduler.running], Stage.JOINED)
+        self._journal.reached([s.request.id for s in scheduler.waiting], RequestStage.TAKEN)
+        self._journal.reached([s.request.id for s in scheduler.running], RequestStage.JOINED)
         self.pinned = max(self.pinned, scheduler.kv.tree.stats().pinned)
         for delta in deltas:
             self._take(delta)

@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 from kvasir.store.modelfile import Modelfile
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 from tests.e2e.server import SRC, serving
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch) -> Store:
+def store(tmp_path, monkeypatch) -> ModelStore:
     monkeypatch.setenv("KVASIR_MODELS", str(tmp_path / "store"))
-    store = Store(any_path=True)
+    store = ModelStore(any_path=True)
     store.pull("kvasir-mini")
     store.create("greedy", Modelfile(("kvasir-mini",), {"temperature": 0, "num_ctx": 256, "num_predict": 20}))
     return store

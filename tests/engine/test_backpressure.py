@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvasir.engine import streams
 from kvasir.engine.fake import FakeEngine
-from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.journal import Journal, RequestStage
 from kvasir.engine.streams import Streams, entries
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.engine.wire import AHEAD
@@ -195,7 +195,7 @@ def test_the_journal_resends_a_paused_request_when_it_resumes():
     for id in ("poor", "slow", "next"):
         journal.add(request(id, [1]))
     assert [r.id for r in journal.to_send()] == ["poor", "slow", "next"]
-    journal.reached(["poor", "slow"], Stage.JOINED)
+    journal.reached(["poor", "slow"], RequestStage.JOINED)
     journal.pause("slow", True)
     assert journal.death() == []
     assert journal.entries["slow"].deaths == 0, "what computes nothing kills nothing"

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from kvasir.guided import sources
-from kvasir.guided.grammar import Limits
+from kvasir.guided.grammar import GrammarLimits
 from kvasir.types import FinishReason, Request, SamplingParams
 from tests.engine.cores import core_of
 from tests.guided.walk import ids_of
@@ -31,7 +31,7 @@ def test_a_grammar_beyond_its_limits_ends_only_its_own_request(overlap):
     good = [asked("before", -100.0), asked("beside", -50.0), asked("later", -80.0)]
     expected = plain(core_of("kvasir-mini", threads=1, max_num_seqs=1), good)
     core = core_of("kvasir-mini", threads=2, max_num_seqs=4, overlap=overlap)
-    core.scheduler.guides.limits = (Limits(states=60), Limits(states=60))
+    core.scheduler.guides.limits = (GrammarLimits(states=60), GrammarLimits(states=60))
     answers: dict[tuple[str, int], Answer] = defaultdict(Answer)
     for request in (good[0], asked("bad", 100.0), good[1]):
         core.add(request)

@@ -11,7 +11,7 @@ from kvasir.engine import grammars as module
 from kvasir.engine.front import Front
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.reading import Calling, Reading
-from kvasir.engine.worker import Worker
+from kvasir.engine.worker import EngineWorker
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.parse.table import choose
@@ -122,7 +122,7 @@ class Core:
 
 def test_an_engine_gets_ready_once_when_it_has_been_quiet():
     socket, core = Socket(), Core()
-    worker = Worker(socket, core)  # type: ignore[arg-type]
+    worker = EngineWorker(socket, core)  # type: ignore[arg-type]
     worker._rest()
     worker._rest()
     assert core.warmed == 1 and socket.waits[1:] == [None, None]

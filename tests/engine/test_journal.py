@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.journal import Journal, RequestStage
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
 
 
@@ -15,7 +15,7 @@ def test_a_running_stream_resumes_where_it_stopped():
     j.add(req("a", n=2))
     (sent,) = j.to_send()
     assert sent.resume_ids == ()
-    j.reached(["a"], Stage.JOINED)
+    j.reached(["a"], RequestStage.JOINED)
     j.take(Delta("a", 0, (7,), carry=b"x"))
     j.take(Delta("a", 1, (8,), finish_reason=FinishReason.STOP))
     assert j.death() == []
@@ -33,7 +33,7 @@ def test_all_requests_resume_together_with_new_ones_after_a_death():
     for i in range(24):
         j.add(req(f"r{i}"))
     j.to_send()
-    j.reached([f"r{i}" for i in range(24)], Stage.JOINED)
+    j.reached([f"r{i}" for i in range(24)], RequestStage.JOINED)
     assert j.death() == []
     j.add(req("new"))
     assert names(j.to_send()) == [*(f"r{i}" for i in range(24)), "new"]
@@ -45,20 +45,20 @@ def test_a_poison_request_is_found_by_halves_and_dies_alone():
         j.add(req(name))
     for _ in range(2):
         assert names(j.to_send()) == ["a", "p", "b", "c"]
-        j.reached("apbc", Stage.JOINED)
+        j.reached("apbc", RequestStage.JOINED)
         assert j.death() == []
     j.add(req("new"))
     assert names(j.to_send()) == ["a", "p"] and j.to_send() == []
-    j.reached("ap", Stage.JOINED)
+    j.reached("ap", RequestStage.JOINED)
     assert j.death() == []
     assert names(j.to_send()) == ["a"]
-    j.reached("a", Stage.JOINED)
+    j.reached("a", RequestStage.JOINED)
     assert j.take(Delta("a", 0, (1,)))
     assert names(j.to_send()) == ["p"]
-    j.reached("p", Stage.JOINED)
+    j.reached("p", RequestStage.JOINED)
     assert j.death() == [], "it was not alone"
     assert names(j.to_send()) == ["p"] and j.on_trial
-    j.reached("p", Stage.JOINED)
+    j.reached("p", RequestStage.JOINED)
     assert names(j.death()) == ["p"]
     assert names(j.to_send()) == ["b", "c"], "the other half is still to be tried"
     j.take(Delta("b", 0, (1,)))
@@ -73,11 +73,11 @@ def test_a_token_makes_a_suspect_innocent_again():
     j.add(req("a"))
     for token in range(9):
         assert names(j.to_send()) == ["a"]
-        j.reached("a", Stage.JOINED)
+        j.reached("a", RequestStage.JOINED)
         j.take(Delta("a", 0, (token,)))
         assert j.death() == []
     j.to_send()
-    j.reached("a", Stage.JOINED)
+    j.reached("a", RequestStage.JOINED)
     assert names(j.death()) == ["a"], "the second without a token"
 
 
@@ -87,11 +87,11 @@ def test_requests_that_only_waited_are_kept_after_a_death():
     j.add(req("waits"))
     for _ in range(2):
         j.to_send()
-        j.reached(["runs", "waits"], Stage.TAKEN)
-        j.reached(["runs"], Stage.JOINED)
+        j.reached(["runs", "waits"], RequestStage.TAKEN)
+        j.reached(["runs"], RequestStage.JOINED)
         assert j.death() == [], "it was not alone in the engine"
     assert names(j.to_send()) == ["runs"]
-    j.reached(["runs"], Stage.JOINED)
+    j.reached(["runs"], RequestStage.JOINED)
     assert names(j.death()) == ["runs"]
     assert names(j.to_send()) == ["waits"]
     assert j.entries["waits"].deaths == 0
@@ -112,13 +112,13 @@ def test_a_suspect_that_was_not_taken_is_tried_again():
     j.add(req("b"))
     for _ in range(2):
         j.to_send()
-        j.reached("ab", Stage.JOINED)
+        j.reached("ab", RequestStage.JOINED)
         j.death()
     for _ in range(3):
         assert names(j.to_send()) == ["a"]
         assert j.death() == []
     assert names(j.to_send()) == ["a"]
-    j.reached("a", Stage.JOINED)
+    j.reached("a", RequestStage.JOINED)
     assert names(j.death()) == ["a"]
 
 
@@ -151,7 +151,7 @@ def test_a_suspect_that_leaves_ends_its_trial():
         j.add(req(name))
     for _ in range(2):
         j.to_send()
-        j.reached("abc", Stage.JOINED)
+        j.reached("abc", RequestStage.JOINED)
         j.death()
     assert names(j.to_send()) == ["a", "b"]
     j.forget("a")
@@ -166,7 +166,7 @@ def test_a_deadline_keeps_counting_while_the_engine_restarts():
     j = Journal(lambda: now)
     j.add(req("a", n=2, deadline=10.0))
     assert [r.waited for r in j.to_send()] == [0.0]
-    j.reached(["a"], Stage.JOINED)
+    j.reached(["a"], RequestStage.JOINED)
     j.take(Delta("a", 0, (7,)))
     now = 104.0
     j.death()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.engine.journal import Journal, Stage
+from kvasir.engine.journal import Journal, RequestStage
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of, random_model
 from tests.oracle import Answer, plain, same, together
@@ -75,7 +75,7 @@ def test_a_restarted_engine_continues_with_the_same_tokens(case):
         for request in journal.to_send():
             carried += [carry for carry in request.resume_carries if carry]
             core.add(request)
-            journal.reached([request.id], Stage.JOINED)
+            journal.reached([request.id], RequestStage.JOINED)
         if not core.has_work():
             break
         for delta in core.step():

@@ -31,7 +31,7 @@ def read_engine(data: bytes) -> None:
         except (ValueError, KvasirError):  # msgspec's own errors are ValueErrors
             continue
         assert wire.encode(decode(wire.encode(message))) == wire.encode(message)
-        if isinstance(message, wire.Fault):
+        if isinstance(message, wire.ErrorReport):
             assert isinstance(wire.to_error(message), KvasirError)
 
 
@@ -41,7 +41,7 @@ def read_tier(data: bytes) -> None:
     with ours, theirs:
         theirs.sendall(data[:4096])
         theirs.shutdown(socket.SHUT_WR)
-        link = tier.Wire(ours)
+        link = tier.BlockSocket(ours)
         link.begin(5)
         kind, length = link.head(ASKED)
         assert length <= ASKED[kind]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.guided.guide import GuideError
 from kvasir.guided.reasoning_tracker import ReasoningTracker
-from kvasir.guided.rule import Free, Reasoning, Rule
+from kvasir.guided.rule import Free, ReasoningMarks, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.parse.events import Message
 from kvasir.parse.format import Format, Style, grammar_parts
@@ -33,7 +33,7 @@ def make_rule(format: Format, opened: bool = False, budget: int | None = None, p
     grammar = tool_grammar(format, FUNCTIONS, SPECIALS, parallel=parallel, opened=opened)
     thinking = format.thinking
     anywhere = format.calls.style is Style.CHANNELS
-    reasoning = Reasoning(thinking.start, thinking.end, opened, anywhere) if thinking else None
+    reasoning = ReasoningMarks(thinking.start, thinking.end, opened, anywhere) if thinking else None
     return Rule(grammar, free_text(format), reasoning, budget)
 
 
@@ -53,7 +53,8 @@ def read(text: str, format: Format, opened: bool = False) -> Message:
 
 @given(st.builds(
     Rule, st.text(), st.none() | st.builds(Free, st.tuples(st.text()), st.tuples(st.text()), st.text()),
-    st.none() | st.builds(Reasoning, st.text(), st.text(), st.booleans(), st.booleans()), st.none() | st.integers(0),
+    st.none() | st.builds(ReasoningMarks, st.text(), st.text(), st.booleans(), st.booleans()), st.none() |
+    st.integers(0),
 ))  # fmt: skip
 def test_a_rule_is_what_its_text_says(rule):
     if rule.grammar.startswith("%kvasir"):
@@ -259,7 +260,7 @@ def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, see
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_reasoning_ends_at_its_budget_and_not_before(opened, budget):
-    rule = Rule(reasoning=Reasoning("<think>", "</think>", opened), budget=budget).text()
+    rule = Rule(reasoning=ReasoningMarks("<think>", "</think>", opened), budget=budget).text()
     guide = GUIDES.take(GUIDES.begin(rule))
     end = ids_of("</think>")
     if not opened:
@@ -279,14 +280,14 @@ def test_reasoning_ends_at_its_budget_and_not_before(opened, budget):
 
 
 def test_reasoning_that_begins_again_has_the_rest_of_its_budget():
-    rule = Rule(reasoning=Reasoning("<think>", "</think>"), budget=4).text()
+    rule = Rule(reasoning=ReasoningMarks("<think>", "</think>"), budget=4).text()
     pieces = ids_of("<think>"), ids_of(" a b")[:2], ids_of("</think>\n<think>"), ids_of(" c d")[:2]
     guide = GUIDES.take(GUIDES.begin(rule), [i for piece in pieces for i in piece])
     assert guide.forced() == ids_of("</think>")
 
 
 def test_marks_of_ordinary_tokens_are_counted_and_forced_too():
-    reasoning = Reasoning("Here is my thought process:", "Here is my response:")
+    reasoning = ReasoningMarks("Here is my thought process:", "Here is my response:")
     guide = GUIDES.take(GUIDES.begin(Rule(reasoning=reasoning, budget=3).text()))
     guide.advance(ids_of("Here is my thought process:"))
     guide.advance(ids_of(" one two three four")[:3])
@@ -299,7 +300,7 @@ def test_marks_of_ordinary_tokens_are_counted_and_forced_too():
 def test_the_budget_bounds_what_comes_before_a_required_call():
     format = Format(FORMATS["hermes"], THINK)
     grammar = tool_grammar(format, FUNCTIONS, SPECIALS, required=True, opened=True)
-    rule = Rule(grammar, None, Reasoning("<think>", "</think>", True), 6)
+    rule = Rule(grammar, None, ReasoningMarks("<think>", "</think>", True), 6)
     ids = walk(GUIDES.take(GUIDES.begin(rule.text())), 3, first=tuple(ids_of(" x y z x y z x y z")), limit=400)
     assert ids is not None
     message = read(TOKENIZER.decode(ids, skip_special_tokens=False), format, True)
@@ -314,7 +315,7 @@ def test_the_budget_bounds_what_comes_before_a_required_call():
 @example(["</think>", "<think>"], False)
 @example(["\n</think>", " ", "<think>", "a", "</think>", "b"], False)
 def test_thought_is_what_the_parser_reads_as_reasoning(pieces, opened):
-    thought, text = ReasoningTracker(Reasoning("<think>", "</think>", opened)), "".join(pieces)
+    thought, text = ReasoningTracker(ReasoningMarks("<think>", "</think>", opened)), "".join(pieces)
     for piece in pieces:
         thought.feed(piece.encode())
     format = Format(next(c for c in CALLS if c.style is Style.NONE), THINK)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import UnsupportedModel
 from kvasir.guided import sources
-from kvasir.guided.guide import GuideError, Guides, make_tokenizer
+from kvasir.guided.guide import GrammarGuides, GuideError, make_tokenizer
 from tests.examples import examples
 from tests.guided.walk import BROKEN, SPECIALS, TOKENIZER, VOCABULARY, allowed_ids, assert_equal, make_guides, walk
 
@@ -155,17 +155,17 @@ def test_the_cache_is_bounded_and_answers_do_not_share_a_state():
 def test_a_vocabulary_that_the_library_cannot_read_is_an_error():
     with pytest.raises(UnsupportedModel, match="grammars"):
         make_tokenizer(BROKEN)
-    guides = Guides(lambda: BROKEN)
+    guides = GrammarGuides(lambda: BROKEN)
     with pytest.raises(UnsupportedModel):
         guides.take(guides.begin(GRAMMARS["choice"]))
 
 
 def test_warming_loads_the_vocabulary_once():
     loads = []
-    guides = Guides(lambda: loads.append(1) or VOCABULARY)
+    guides = GrammarGuides(lambda: loads.append(1) or VOCABULARY)
     guides.warm()
     guides.take(guides.begin(GRAMMARS["choice"]))
     assert loads == [1]
-    broken = Guides(lambda: BROKEN)
+    broken = GrammarGuides(lambda: BROKEN)
     broken.warm()
     broken.close()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.guided import sources
-from kvasir.guided.grammar import LIMITS, Grammar, GrammarError, Limits
-from kvasir.guided.guide import Guides, make_tokenizer
+from kvasir.guided.grammar import LIMITS, CompiledGrammar, GrammarError, GrammarLimits
+from kvasir.guided.guide import GrammarGuides, make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
 from tests._shared import need
 from tests.guided.test_guide import GRAMMARS
@@ -20,7 +20,7 @@ from tests.text.vocabularies import local_folder
 LIBRARY = make_tokenizer(VOCABULARY)
 # Behind "X" more is forced than may be computed, or there are more states than are remembered.
 FORCED, STATES = sources.regex("([a-z ]+|Xa{1000000})"), sources.regex("([a-z ]+|X(.{0,9}y.{0,9}z){9})")
-TIGHT = Limits(states=60)
+TIGHT = GrammarLimits(states=60)
 
 
 def follow(guide, ids: list[int]) -> None:
@@ -67,7 +67,7 @@ def test_ids_at_once_are_followed_as_one_by_one(step):
 def test_random_letters_leave_the_grammar_as_it_was(json):
     """On the vocabulary of Qwen 3 they fill the lexer with states; that is no fault of the answer."""
     tokenizer = local_folder(need("tokenizers", "hf", "qwen3"))
-    guides = Guides(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids))
+    guides = GrammarGuides(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids))
     pattern = "(.*x.{0,40}y.{0,40}z|[a-z ]+)"
     rule = sources.json_schema({"type": "string", "pattern": f"^{pattern}$"}) if json else sources.regex(pattern)
     rng = random.Random(1)
@@ -90,8 +90,8 @@ def test_random_letters_leave_the_grammar_as_it_was(json):
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(3, 60))
 def test_small_lexers_change_no_answer(name, seed, states):
     """They are made anew again and again, shared or not, and nothing shows it."""
-    small = Grammar(LIBRARY, GRAMMARS[name], (Limits(states=states), LIMITS[1]))
-    expected = walk(Grammar(LIBRARY, GRAMMARS[name]).begin(), seed, jump=True)
+    small = CompiledGrammar(LIBRARY, GRAMMARS[name], (GrammarLimits(states=states), LIMITS[1]))
+    expected = walk(CompiledGrammar(LIBRARY, GRAMMARS[name]).begin(), seed, jump=True)
     a, b = small.begin(), small.begin()
     assert walk(a, seed) == expected
     assert walk(b, seed, jump=True) == expected
@@ -99,15 +99,15 @@ def test_small_lexers_change_no_answer(name, seed, states):
 
 
 def test_small_lexers_are_made_anew():
-    small = Grammar(LIBRARY, GRAMMARS["schema"], (Limits(states=20), LIMITS[1]))
+    small = CompiledGrammar(LIBRARY, GRAMMARS["schema"], (GrammarLimits(states=20), LIMITS[1]))
     walk(small.begin(), 0)
     assert small.renewed
 
 
 def test_exceeding_a_limit_alone_is_a_grammar_error():
-    tight = Limits(states=30)
-    guide = Grammar(LIBRARY, GRAMMARS["schema"], (tight, tight)).begin()
+    tight = GrammarLimits(states=30)
+    guide = CompiledGrammar(LIBRARY, GRAMMARS["schema"], (tight, tight)).begin()
     with pytest.raises(GrammarError, match="states"):
         walk(guide, 0)
     with pytest.raises(GrammarError, match="compile"):
-        Grammar(LIBRARY, "start: (")
+        CompiledGrammar(LIBRARY, "start: (")

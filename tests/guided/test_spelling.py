@@ -17,7 +17,7 @@ import kvasir
 from kvasir.errors import InvalidRequest
 from kvasir.guided import sources
 from kvasir.guided.check import GrammarCheck
-from kvasir.guided.guide import Guides
+from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.spelling import Pieces
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.special_tokens import SpecialTokens
@@ -47,7 +47,7 @@ def normalizing(*without: str) -> Vocabulary:
 
 
 def forced_text(vocabulary: Vocabulary, rule: str) -> str:
-    guides = Guides(lambda: vocabulary)
+    guides = GrammarGuides(lambda: vocabulary)
     guide, ids = guides.take(guides.begin(rule)), []
     while forced := guide.forced():
         guide.advance(forced)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import kvasir
-from kvasir.guided.guide import AnyGuide, Guides
+from kvasir.guided.guide import AnyGuide, GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from tests.text.vocabularies import local_folder
 
@@ -24,8 +24,8 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def make_guides() -> Guides:
-    return Guides(lambda: VOCABULARY)
+def make_guides() -> GrammarGuides:
+    return GrammarGuides(lambda: VOCABULARY)
 
 
 def allowed_ids(guide: AnyGuide) -> list[int]:

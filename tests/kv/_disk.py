@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvasir.kv.tiers import record
-from kvasir.kv.tiers.block import Block, Facts
+from kvasir.kv.tiers.block import StoredBlock, StoreFacts
 from kvasir.kv.tiers.disk import DiskTier
 from tests.kv._tiers import FACTS, blocks_of, payload_of
 
@@ -13,7 +13,7 @@ ROOM = 1 << 20
 
 
 @contextmanager
-def opened(folder: Path, facts: Facts = FACTS, max_bytes: int = ROOM, **bounds: int) -> Iterator[DiskTier]:
+def opened(folder: Path, facts: StoreFacts = FACTS, max_bytes: int = ROOM, **bounds: int) -> Iterator[DiskTier]:
     tier = DiskTier(folder, facts, max_bytes, **bounds)
     try:
         assert tier.wait_scanned(30)
@@ -22,7 +22,7 @@ def opened(folder: Path, facts: Facts = FACTS, max_bytes: int = ROOM, **bounds: 
         tier.close(30.0)
 
 
-def save(tier: DiskTier, block: Block, group: int = 0) -> None:
+def save(tier: DiskTier, block: StoredBlock, group: int = 0) -> None:
     assert tier.save(block, group, payload_of(block, group, tier.facts))
 
 
@@ -30,14 +30,14 @@ def saved(tier: DiskTier) -> int:
     return tier.stats().saves.get("saved", 0)
 
 
-def fill(folder: Path, blocks: list[Block], facts: Facts = FACTS, max_bytes: int = ROOM) -> None:
+def fill(folder: Path, blocks: list[StoredBlock], facts: StoreFacts = FACTS, max_bytes: int = ROOM) -> None:
     with opened(folder, facts, max_bytes) as tier:
         for block in blocks:
             save(tier, block)
     assert tier.stats().saves == {"saved": len(blocks)}
 
 
-def path_of(folder: Path, block: Block, group: int = 0) -> Path:
+def path_of(folder: Path, block: StoredBlock, group: int = 0) -> Path:
     return folder / block.key.hex()[:2] / f"{block.key.hex()}.{group}"
 
 
@@ -50,7 +50,7 @@ def size_of(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def room_for(n: int, facts: Facts) -> int:
+def room_for(n: int, facts: StoreFacts) -> int:
     """Bytes of n files."""
     block = blocks_of(1)[0]
     payload = payload_of(block, 0, facts)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvasir.kv.tiers import record, wire
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerTier
-from kvasir.kv.tiers.wire import Wire
+from kvasir.kv.tiers.wire import BlockSocket
 from tests.kv._tiers import FACTS, blocks_of, payload_of, until
 
 BLOCK = blocks_of(2)[1]
@@ -32,7 +32,7 @@ def asking(path: Path, **kwargs) -> Iterator[PeerTier]:
         assert tier.stats().open_loads == 0
 
 
-def keep(tier: DiskTier, blocks: list[Block], groups: tuple[int, ...] = (0,)) -> None:
+def keep(tier: DiskTier, blocks: list[StoredBlock], groups: tuple[int, ...] = (0,)) -> None:
     for block in blocks:
         for group in groups:
             tier.save(block, group, payload_of(block, group))
@@ -41,7 +41,7 @@ def keep(tier: DiskTier, blocks: list[Block], groups: tuple[int, ...] = (0,)) ->
 
 
 @contextmanager
-def hostile(path: Path, behave: Callable[[Wire], None], greet: bool = True) -> Iterator[None]:
+def hostile(path: Path, behave: Callable[[BlockSocket], None], greet: bool = True) -> Iterator[None]:
     """A server that welcomes everybody and then does what `behave` says."""
     done = threading.Event()
     listener = socket.socket(socket.AF_UNIX)
@@ -50,7 +50,7 @@ def hostile(path: Path, behave: Callable[[Wire], None], greet: bool = True) -> I
     listener.settimeout(0.02)
 
     def talk(sock: socket.socket) -> None:
-        link = Wire(sock)
+        link = BlockSocket(sock)
         link.begin(30)
         with suppress(OSError, wire.WireError):
             if greet:

@@ -1,6 +1,6 @@
 """A small world for the tests of the prefix tree: pools, sequences, and what is written in every block."""
 
-from kvasir.caches import Kind, PagedKV, Window
+from kvasir.caches import CacheKind, PagedKV, Window
 from kvasir.kv.blocks import BlockTable, SequenceBlocks
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH, BlockPool
@@ -14,7 +14,7 @@ def window(tokens: int) -> CacheGroup:
     return of(Window(window=tokens))
 
 
-def of(kind: Kind) -> CacheGroup:
+def of(kind: CacheKind) -> CacheGroup:
     return CacheGroup(kind, (0,), 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvasir
-from kvasir.caches import Cross, Kind, Latent, PagedKV, State, Window
+from kvasir.caches import CacheKind, Cross, Latent, PagedKV, State, Window
 from kvasir.kv.blocks import BlockTable
 from kvasir.kv.pool import SCRATCH, BlockPool
 from tests.examples import examples
@@ -72,7 +72,7 @@ def subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(subclasses, kind.__subclasses__()))
 
 
-OURS = {kind for kind in subclasses(Kind) if kind.__module__.startswith("kvasir.")}
+OURS = {kind for kind in subclasses(CacheKind) if kind.__module__.startswith("kvasir.")}
 NAMES, CLASSES = {kind.name for kind in OURS if kind.name}, {kind.__name__ for kind in OURS}
 
 

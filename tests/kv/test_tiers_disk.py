@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import disk
-from kvasir.kv.tiers.block import Block, Facts
+from kvasir.kv.tiers.block import StoredBlock, StoreFacts
 from kvasir.kv.tiers.disk import DiskTier
 from tests.examples import examples
 from tests.kv._disk import ROOM, fill, opened, parts, path_of, save, saved, size_of
@@ -84,7 +84,7 @@ def test_other_namespace_with_equal_ids_is_another_block(folder):
 # -- files that are not what their names say -------------------------------------------------------------------
 
 
-def assert_refused(folder: Path, block: Block, reasons: tuple[str, ...], facts: Facts = FACTS) -> None:
+def assert_refused(folder: Path, block: StoredBlock, reasons: tuple[str, ...], facts: StoreFacts = FACTS) -> None:
     """The part is not given, the reason counted, the file gone, and the place free for a good one."""
     with opened(folder, facts) as tier:
         assert tier.has([block.key]) == 1

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import peer, record, wire
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.peer import PeerServer
-from kvasir.kv.tiers.wire import Wire
+from kvasir.kv.tiers.wire import BlockSocket
 from tests.examples import examples
 from tests.kv._peer import BLOCK, asking, hostile, keep, no_large_body
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 SEALED = record.seal(FACTS, BLOCK, 0, memoryview(payload_of(BLOCK))) + payload_of(BLOCK)
 
 
-def question(link: Wire) -> None:
+def question(link: BlockSocket) -> None:
     _, length = link.head({wire.HAS: wire.HAS_BYTES, wire.LOAD: wire.LOAD_BYTES})
     link.body(length)
 
@@ -50,7 +50,7 @@ def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
     """Each byte arrives long before a timeout of its own; the whole does not."""
     monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.4)
 
-    def drip(link: Wire) -> None:
+    def drip(link: BlockSocket) -> None:
         question(link)
         for byte in wire.FRAME.pack(wire.RECORD, len(SEALED)) + SEALED:
             link.sock.sendall(bytes([byte]))
@@ -102,7 +102,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_false_answers_of_a_peer_are_rejected(path, lie):
-    def answer(link: Wire) -> None:
+    def answer(link: BlockSocket) -> None:
         question(link)
         link.sock.sendall(lie)
 
@@ -114,7 +114,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
     other = blocks_of(1)[0]
     data = record.seal(FACTS, other, 0, memoryview(payload_of(other))) + payload_of(other)
 
-    def answer(link: Wire) -> None:
+    def answer(link: BlockSocket) -> None:
         question(link)
         link.send(wire.RECORD, data)
 
@@ -125,7 +125,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, wire.WELCOME, 0]))
 def test_garbage_of_a_peer_is_rejected(path, data, kind):
-    def answer(link: Wire) -> None:
+    def answer(link: BlockSocket) -> None:
         question(link)
         link.send(kind, data)
 
@@ -138,7 +138,7 @@ def test_garbage_of_a_peer_is_rejected(path, data, kind):
 
 @pytest.mark.parametrize("said", [b"", b"\x01", b"\x01" * 2, b"\x01" * 4, b"\x01\x01\x02"])
 def test_an_answer_to_other_keys_is_none(path, said):
-    def answer(link: Wire) -> None:
+    def answer(link: BlockSocket) -> None:
         question(link)
         link.send(wire.HELD, said)
 
@@ -151,11 +151,11 @@ def test_an_answer_to_other_keys_is_none(path, said):
 
 
 @contextmanager
-def connected(path: Path, greet: bool = True) -> Iterator[Wire]:
+def connected(path: Path, greet: bool = True) -> Iterator[BlockSocket]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(os.fspath(path))
-        link = Wire(sock)
+        link = BlockSocket(sock)
         link.begin(10)
         if greet:
             link.send(wire.HELLO, FACTS.digest())
@@ -163,7 +163,7 @@ def connected(path: Path, greet: bool = True) -> Iterator[Wire]:
         yield link
 
 
-def hung_up(link: Wire) -> bool:
+def hung_up(link: BlockSocket) -> bool:
     """Whether the server ends the connection without an answer."""
     link.sock.settimeout(10)
     try:
@@ -196,7 +196,7 @@ def test_names_that_no_part_can_have(server, path):
         ((b"", BLOCK.parent, BLOCK.ids * 2), 0),
     ]:
         with connected(path) as link:
-            link.send(wire.LOAD, wire.pack_load(Block(*names), group))
+            link.send(wire.LOAD, wire.pack_load(StoredBlock(*names), group))
             assert hung_up(link)
 
 
@@ -247,7 +247,7 @@ def test_connections_are_bounded(server, disk, path, monkeypatch):
         for sock in links:
             sock.settimeout(10)
             sock.connect(os.fspath(path))
-        assert [hung_up(Wire(sock)) for sock in links[3:]] == [True] * 3
+        assert [hung_up(BlockSocket(sock)) for sock in links[3:]] == [True] * 3
         assert len(server._connections) == 3
     finally:
         for sock in links:

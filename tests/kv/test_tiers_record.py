@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import record
-from kvasir.kv.tiers.block import Block, Facts, GroupFacts, chain, layout, root_key
+from kvasir.kv.tiers.block import GroupFacts, StoredBlock, StoreFacts, chain, layout, root_key
 from kvasir.kv.tiers.record import Unusable
 from kvasir.plan import pack_ids
 from tests.kv._tiers import BLOCK_SIZE, FACTS, blocks_of, payload_of
@@ -17,12 +17,14 @@ from tests.kv._tiers import BLOCK_SIZE, FACTS, blocks_of, payload_of
 BLOCK = blocks_of(2)[1]
 
 
-def sealed(facts: Facts = FACTS, block: Block = BLOCK, group: int = 0) -> bytes:
+def sealed(facts: StoreFacts = FACTS, block: StoredBlock = BLOCK, group: int = 0) -> bytes:
     payload = payload_of(block, group, facts)
     return record.seal(facts, block, group, memoryview(payload)) + payload
 
 
-def unsealed(data: bytes, facts: Facts = FACTS, block: Block = BLOCK, group: int = 0, size: int | None = None) -> bytes:
+def unsealed(
+    data: bytes, facts: StoreFacts = FACTS, block: StoredBlock = BLOCK, group: int = 0, size: int | None = None
+) -> bytes:
     """Reads as from a file of `data`; a read beyond its end is a fault of the reader."""
     rest = memoryview(data)
 
@@ -46,7 +48,7 @@ def test_a_key_is_the_chain_of_all_ids_before():
     first, second = chain(b"ns", ids, 4)
     assert first.parent == root_key(b"ns") == sha256(b"ns").digest()
     assert first.key == sha256(first.parent + struct.pack("<4i", 1, 2, 3, 4)).digest()
-    assert second == Block(b"ns", first.key, struct.pack("<4i", 5, 6, 7, 8))
+    assert second == StoredBlock(b"ns", first.key, struct.pack("<4i", 5, 6, 7, 8))
     assert chain(b"ns", ids[:12], 4) == []
 
 
@@ -102,8 +104,8 @@ def test_no_garbage_passes(data):
         (sealed(replace(FACTS, groups=(GroupFacts("full f32", 64),))), "foreign"),
         (sealed(replace(FACTS, block_size=8)), "foreign"),
         (sealed(block=blocks_of(2, b"other")[1]), "foreign"),
-        (sealed(block=Block(b"other", BLOCK.parent, BLOCK.ids)), "foreign"),
-        (sealed(block=Block(BLOCK.namespace, bytes(32), BLOCK.ids)), "foreign"),
+        (sealed(block=StoredBlock(b"other", BLOCK.parent, BLOCK.ids)), "foreign"),
+        (sealed(block=StoredBlock(BLOCK.namespace, bytes(32), BLOCK.ids)), "foreign"),
         (sealed(block=blocks_of(1)[0]), "foreign"),
         (sealed(group=1), "foreign"),
     ],
@@ -131,8 +133,8 @@ def test_a_record_with_the_right_header_and_another_payload_size():
 
 
 def test_the_longest_names_fit_a_header():
-    facts = Facts("\U0001f600" * 1024, "\U0001f600" * 1024, 4096, (GroupFacts("\U0001f600" * 1024, 1 << 32),) * 64)
-    block = Block(b"n" * 4096, bytes(32), bytes(4 * 4096))
+    facts = StoreFacts("\U0001f600" * 1024, "\U0001f600" * 1024, 4096, (GroupFacts("\U0001f600" * 1024, 1 << 32),) * 64)
+    block = StoredBlock(b"n" * 4096, bytes(32), bytes(4 * 4096))
     assert facts.admits(block, 63)
     assert len(record._header(facts, block, 63)) <= record.MAX_HEADER
 
@@ -149,7 +151,7 @@ def test_facts_are_bounded():
         ("m", "n", 4, (GroupFacts("l" * 1025, 1),)),
     ):
         with pytest.raises(ValueError):
-            Facts(*wrong)
+            StoreFacts(*wrong)
 
 
 def test_facts_admit_only_names_of_their_sizes():

@@ -8,12 +8,12 @@ import pytest
 from kvasir.kv.tiers import transfers
 from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.transfers import Loads, Meter, Worker
+from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
 from tests.kv._tiers import blocks_of, until
 
 
 def test_a_rate_is_bytes_over_seconds_and_grows_old(monkeypatch):
-    meter = Meter()
+    meter = TransferMeter()
     assert meter.read_rate() == 0.0
     for _ in range(50):
         meter.loaded(1000, 0.01)
@@ -45,7 +45,7 @@ class Gate:
 
 def test_a_worker_runs_in_order_within_its_bound():
     gate = Gate()
-    worker = Worker("w", gate.run, max_cost=10)
+    worker = TransferWorker("w", gate.run, max_cost=10)
     assert worker.put(1, 5) and worker.put(2, 5)
     assert not worker.put(3, 1)
     gate.open.set()
@@ -58,7 +58,7 @@ def test_a_worker_runs_in_order_within_its_bound():
 def test_a_job_that_fails_does_not_end_the_thread(caplog):
     gate = Gate()
     gate.open.set()
-    worker = Worker("w", gate.run, max_cost=100)
+    worker = TransferWorker("w", gate.run, max_cost=100)
     worker.put(-1, 1)
     worker.put(2, 1)
     assert worker.close(30.0) == []
@@ -67,7 +67,7 @@ def test_a_job_that_fails_does_not_end_the_thread(caplog):
 
 def test_closing_drops_what_does_not_get_done():
     gate = Gate()
-    worker = Worker("w", gate.run, max_cost=100)
+    worker = TransferWorker("w", gate.run, max_cost=100)
     for job in (1, 2, 3):
         worker.put(job, 1)
     until(lambda: len(worker._queue) == 2)
@@ -78,7 +78,7 @@ def test_closing_drops_what_does_not_get_done():
 
 def test_a_worker_wakes_at_its_interval():
     ticks = []
-    worker: Worker[int] = Worker("w", ticks.append, 1, interval=0.01)
+    worker: TransferWorker[int] = TransferWorker("w", ticks.append, 1, interval=0.01)
     until(lambda: len(ticks) >= 3)
     worker.close(30.0)
     assert set(ticks) == {None}
@@ -91,7 +91,7 @@ class Shelf:
         self.open = threading.Event()
         self.read_keys: list[bytes] = []
         self.bad: dict[bytes, Exception] = {}
-        self.meter = Meter()
+        self.meter = TransferMeter()
         self.loads = Loads("l", self.read, max_bytes, self.meter)
 
     def read(self, block, group):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import disk, transfers
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.write_budget import FACTOR, FIRST, MOST, WriteBudget
 from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
@@ -91,7 +91,7 @@ def opened(folder: Path, share: float | None) -> Iterator[DiskTier]:
         tier.close(30.0)
 
 
-def offer(tier: DiskTier, blocks: list[Block], pace: float) -> int:
+def offer(tier: DiskTier, blocks: list[StoredBlock], pace: float) -> int:
     """One after the other; returns how many were written."""
     wanted, before = 0, tier.stats().saves.get("saved", 0)
     for block in blocks:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kvasir.caches import PagedKV, State, Window
-from kvasir.layers.batch import TILE, Inputs
+from kvasir.layers.batch import TILE, InputBuffers
 from kvasir.layers.kv_cache import KVCache
 from tests.layers.parts import Part
 from tests.layers.parts import batch_of as make_batch
@@ -82,7 +82,7 @@ def test_invalid_works_fail_an_assertion(cache):
 
 
 def test_inputs_stay_where_they_are_and_keep_nothing_of_the_step_before(cache):
-    inputs = Inputs(40, 2)
+    inputs = InputBuffers(40, 2)
     first = make_batch([part(range(1, 38), 0, [1, 2, 3], [1, 2, 3], adapter=3)], cache, inputs=inputs)
     where = first.tokens_T.data_ptr(), first.slots[1].data_ptr()
     alone = make_batch([part([7], 15, [3], [5])], cache)

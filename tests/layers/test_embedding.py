@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.layers.embedding import PANEL, Embedding, Vocabulary, vocabulary_cut
+from kvasir.layers.embedding import PANEL, Embedding, VocabularyEmbedding, vocabulary_cut
 from kvasir.parallel.local import LocalRanks
 from tests.layers.parts import CPU, fill, on_ranks, randn
 
@@ -29,14 +29,14 @@ def test_an_embedding_expects_one_table_and_holds_all_of_it():
 @pytest.mark.parametrize("vocabulary", [20, 100, 160])
 def test_ranks_that_share_a_vocabulary_have_the_rows_of_the_whole_table(size, vocabulary):
     ids = torch.arange(vocabulary).flip(0)
-    whole = Vocabulary(vocabulary, 8)
+    whole = VocabularyEmbedding(vocabulary, 8)
     fill(whole)
-    for found in on_ranks(size, lambda: Vocabulary(vocabulary, 8), lambda table: table(ids)):
+    for found in on_ranks(size, lambda: VocabularyEmbedding(vocabulary, 8), lambda table: table(ids)):
         assert torch.equal(found, whole(ids))
 
 
 def test_a_split_vocabulary_is_held_once():
-    tables = [Vocabulary(100, 8) for _ in range(4)]
+    tables = [VocabularyEmbedding(100, 8) for _ in range(4)]
     for table, mesh in zip(tables, LocalRanks(4).meshes, strict=True):
         table.split(mesh, lambda linear: 1)
         fill(table)

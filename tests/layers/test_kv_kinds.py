@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvasir.caches import Cross, Latent, PagedKV, Shared, State, Window
 from kvasir.layers.kv_cache import KVCache
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from tests.examples import examples
 from tests.kv.chunked import Chunked
 
@@ -27,7 +27,7 @@ KINDS = st.one_of(
 
 
 @st.composite
-def layouts(draw) -> Layout:
+def layouts(draw) -> KVLayout:
     """Up to three models; layers share others of their own model, or of one before it."""
     specs: dict[str, list] = {}
     for name in ("", "draft", "other")[: draw(st.integers(1, 3))]:
@@ -38,10 +38,10 @@ def layouts(draw) -> Layout:
             model, layer = draw(st.sampled_from(there))
             spec.append(draw(KINDS | st.just(Shared(layer, model if model != name else None))))
         specs[name] = spec
-    return Layout(specs)
+    return KVLayout(specs)
 
 
-def memory(layout: Layout, size: int, dtype: torch.dtype, blocks: int = 5, rows: int = 2) -> KVCache:
+def memory(layout: KVLayout, size: int, dtype: torch.dtype, blocks: int = 5, rows: int = 2) -> KVCache:
     cache = KVCache(layout, [blocks + g for g in range(len(layout.groups))], size, dtype, rows=rows)
     for tensor in cache.tensors:
         tensor.view(torch.uint8).random_(0, 255)  # NaN of all kinds among them
@@ -136,7 +136,7 @@ def test_a_layer_that_shares_only_reads():
 )
 def test_sharing_an_absent_cache_is_refused(specs, match):
     with pytest.raises(ValueError, match=match):
-        Layout(specs)
+        KVLayout(specs)
 
 
 def test_a_running_state_for_each_row():

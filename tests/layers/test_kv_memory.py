@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvasir.caches import PagedKV, Window
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 
 KIND, WINDOW = PagedKV(1, 2), Window(1, 2, window=8)
@@ -18,7 +18,7 @@ class Flat(PagedMemory):
 
 
 def made(specs, num_blocks=(5, 5)) -> Flat:
-    layout = Layout(specs)
+    layout = KVLayout(specs)
     return Flat(layout, layout.cache_groups(lambda kind: 32), num_blocks[: len(layout.groups)], 4)
 
 
@@ -46,7 +46,7 @@ def test_sizes_are_given_for_each_group():
 
 def test_the_layout_of_a_block_is_left_to_the_executor():
     with pytest.raises(NotImplementedError):
-        PagedMemory(Layout.of((KIND,)), Layout.of((KIND,)).cache_groups(lambda kind: 32), [5], 4)
+        PagedMemory(KVLayout.of((KIND,)), KVLayout.of((KIND,)).cache_groups(lambda kind: 32), [5], 4)
 
 
 def test_a_view_of_a_model_numbers_its_own_layers():

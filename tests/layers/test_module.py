@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.layers.block import Block
+from kvasir.layers.block import DecoderLayer
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import MLP
 from kvasir.layers.module import Module, Shard, Take
@@ -42,7 +42,7 @@ def test_a_shard_is_a_view_of_its_rows_and_columns():
 
 
 def test_a_block_names_its_parts():
-    block = Block(RMSNorm(8, 1e-5), Plain(8, 8), RMSNorm(8, 1e-5), MLP(8, 16))  # type: ignore[arg-type]
+    block = DecoderLayer(RMSNorm(8, 1e-5), Plain(8, 8), RMSNorm(8, 1e-5), MLP(8, 16))  # type: ignore[arg-type]
     assert [name for name, _ in block.children()] == ["attn_norm", "attn", "mlp_norm", "mlp"]
     assert [path for path, _ in block.walk()][-2:] == ["mlp.up", "mlp.down"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvasir.layers.kv_cache import KVCache
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from tests.layers.parts import Part, batch_of
 
 
@@ -18,7 +18,7 @@ def make_cache(model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torc
     """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody
     wrote."""
     spec = model.cache_spec()
-    cache = KVCache(spec, [blocks] * len(Layout.of(spec).groups), block_size, dtype)
+    cache = KVCache(spec, [blocks] * len(KVLayout.of(spec).groups), block_size, dtype)
     if fill is not None:
         cache.fill_(fill)
     return cache

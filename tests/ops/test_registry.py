@@ -4,7 +4,7 @@ import torch
 from kvasir import ops
 from kvasir.device import Device
 from kvasir.errors import ConfigError
-from kvasir.ops.registry import OPS, Facts, Op
+from kvasir.ops.registry import OPS, MachineFacts, Op
 
 CPU = Device("cpu", "a processor", 1, 1, 1, 1)
 
@@ -29,27 +29,27 @@ def test_before_a_choice_the_body_runs():
 
 def test_the_first_that_fits_is_chosen_and_the_table_says_why_not_the_others():
     op = make()
-    choice = op.choose(Facts(CPU, "float32"))
+    choice = op.choose(MachineFacts(CPU, "float32"))
     assert (choice.chosen, choice.refused) == ("plain", (("picky", "not for float32"),))
     assert "picky: not for float32" in str(choice)
     assert float(op(torch.tensor(3.0), factor=1.0)) == 203
-    assert op.choose(Facts(CPU, "bfloat16")).chosen == "picky"
+    assert op.choose(MachineFacts(CPU, "bfloat16")).chosen == "picky"
     assert float(op(torch.tensor(3.0))) == 106
 
 
 def test_an_explicit_choice_is_a_must():
     op = make()
-    assert op.choose(Facts(CPU), "torch").chosen == "torch"
+    assert op.choose(MachineFacts(CPU), "torch").chosen == "torch"
     assert float(op(torch.tensor(3.0))) == 6
     with pytest.raises(ConfigError, match=r"picky: not for float32.*torch, picky, plain"):
-        op.choose(Facts(CPU), "picky")
+        op.choose(MachineFacts(CPU), "picky")
     with pytest.raises(ConfigError, match="elsewhere"):
-        op.choose(Facts(CPU), "elsewhere")
+        op.choose(MachineFacts(CPU), "elsewhere")
 
 
 def test_choosing_for_one_device_leaves_the_others():
     op = make()
-    op.choose(Facts(Device("cuda", "a GPU", 1, 1, 1, 1)))
+    op.choose(MachineFacts(Device("cuda", "a GPU", 1, 1, 1, 1)))
     assert float(op(torch.tensor(3.0))) == 6
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Event, merged
-from kvasir.parse.format import Format, Parameters, Style, grammar_parts
+from kvasir.parse.format import Format, ParameterFormat, Style, grammar_parts
 from kvasir.parse.marked_text import QUOTE
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
@@ -64,7 +64,7 @@ def _arguments(format: Format, arguments: dict[str, Any]) -> str:
     )
 
 
-def _kind(marks: Parameters, value: Any) -> str:
+def _kind(marks: ParameterFormat, value: Any) -> str:
     if isinstance(value, str) or not marks.kinds:
         return marks.kinds[0] if marks.kinds else ""
     kind = {"integer": "number"}.get(_type(value), _type(value))

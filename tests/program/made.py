@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL
 from kvasir.program.cache import NativeCache
@@ -31,7 +31,7 @@ def program_of(
 ) -> Program:  # fmt: skip
     assert model.trace is not None
     spec = model.model.cache_spec()
-    groups = len(Layout.of(spec).groups)
+    groups = len(KVLayout.of(spec).groups)
     cache = NativeCache(spec, [blocks] * groups, block_size, kv_dtype)
     if fill is not None:
         cache.fill_(fill)

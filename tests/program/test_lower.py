@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvasir.program.calls import Hooks
-from kvasir.program.lower import BY_ROW, Buffer, Step, lower
+from kvasir.program.lower import BY_ROW, Buffer, Instruction, lower
 from kvasir.program.marshal import prepared
 
 pytest.importorskip("torch")
@@ -27,7 +27,7 @@ def case(request, tmp_path_factory):
     return trace, lower(trace, ROWS, 8, prepared, hooks)
 
 
-def reads(step: Step) -> Iterator[tuple[Buffer, object]]:
+def reads(step: Instruction) -> Iterator[tuple[Buffer, object]]:
     if step.op == "linear":
         yield step.buffers[0], id(step.products[0][0].x.base)  # for adapters
         for product, activated, _, residual in step.products:
@@ -40,7 +40,7 @@ def reads(step: Step) -> Iterator[tuple[Buffer, object]]:
         yield buffer, id(value.base)
 
 
-def written(step: Step) -> list[tuple[Buffer, object]]:
+def written(step: Instruction) -> list[tuple[Buffer, object]]:
     if step.op == "linear":
         return [(out, id(product.out.base)) for product, _, out, _ in step.products]
     if step.op == "prepare":
@@ -74,7 +74,7 @@ def test_every_step_reads_what_was_written_for_it(case):
 def test_between_barriers_rows_stay_with_their_threads(case):
     """Steps that run without meeting touch overlapping memory only as the same rows of the same buffer."""
     _, program = case
-    run: list[Step] = []
+    run: list[Instruction] = []
     for step in program.steps:
         if step.barrier:
             run = []

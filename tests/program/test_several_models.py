@@ -10,7 +10,7 @@ import torch
 from kvasir.caches import Cross, Latent, PagedKV, Shared, State, Window
 from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.layers.kv_cache import no_op
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.ops import native
 from kvasir.ops.attention import paged_attention
 from kvasir.ops.attention.native import Layout as Tiles
@@ -33,7 +33,7 @@ IDS = [(7 * i + 3) % 290 for i in range(70)]
 def programs(folder, *kinds: str) -> tuple[dict[str, Program], NativeCache]:
     """A program of each model, over one cache."""
     models = {kind: loaded(kind, folder) for kind in kinds}
-    layout = Layout({kind: model.model.cache_spec() for kind, model in models.items()})
+    layout = KVLayout({kind: model.model.cache_spec() for kind, model in models.items()})
     cache = NativeCache(layout, [20] * len(layout.groups), 16, "float32")
     cache.fill_(float("nan"))
     made = {kind: over(model.trace, cache.of(kind)) for kind, model in models.items()}
@@ -104,8 +104,8 @@ def test_a_program_reads_the_cache_of_another_model(tmp_path):
     target = loaded("llama", tmp_path)
     reader, queries = Reader(target.model, Shared(1, "target")), Queries(target.model, Shared(0, "target"))
     specs = {"target": target.model.cache_spec(), "reader": reader.spec, "queries": queries.spec}
-    assert cache_groups(Layout(specs), 16, "float32") == cache_groups(specs["target"], 16, "float32")
-    cache = NativeCache(Layout(specs), [20], 16, "float32")
+    assert cache_groups(KVLayout(specs), 16, "float32") == cache_groups(specs["target"], 16, "float32")
+    cache = NativeCache(KVLayout(specs), [20], 16, "float32")
     cache.fill_(float("nan"))
     traces = {"target": target.trace, "reader": trace(reader), "queries": trace(queries)}
     first, second, third = (Driver(over(traced, cache.of(name)), IDS) for name, traced in traces.items())
@@ -126,7 +126,7 @@ def test_a_program_reads_the_cache_of_another_model(tmp_path):
 def test_a_program_does_not_write_to_the_cache_of_another(tmp_path):
     target = loaded("llama", tmp_path)
     writer = Writer(target.model, Shared(1, "target"))
-    layout = Layout({"target": target.model.cache_spec(), "writer": writer.spec})
+    layout = KVLayout({"target": target.model.cache_spec(), "writer": writer.spec})
     with pytest.raises(AssertionError, match="another"):
         over(trace(writer), NativeCache(layout, [20], 16, "float32").of("writer"))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvasir.engine.core import EngineCore
 from kvasir.plan import StepPlan
 from kvasir.runner.eager_executor import EagerExecutor, EagerHandle, Results
-from kvasir.runner.executor import Step, Taken
+from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.rows import Rows
 from kvasir.runner.runner import Runner
 
@@ -26,7 +26,7 @@ class Queued(EagerExecutor):
         super().bind(deepcopy(rows))
         self.unread = self.early = self.late = 0
 
-    def start(self, step: Step) -> QueuedHandle:
+    def start(self, step: ExecutorStep) -> QueuedHandle:
         self.host.arrays.ids[:] = -1  # nothing of a step comes from there
         self.early, self.late = self.early + bool(self.unread), self.late + (not self.unread)
         self.unread += 1
@@ -34,7 +34,7 @@ class Queued(EagerExecutor):
 
     # -- in the thread
 
-    def _compute(self, step: Step) -> Results:
+    def _compute(self, step: ExecutorStep) -> Results:
         self._follow(step.plan)
         found = super()._compute(step)
         self.carries = {at: self.rows[step.works[at].row].carry for at in step.now}
@@ -45,7 +45,7 @@ class Queued(EagerExecutor):
         taken = tuple(join.row for join in plan.joined)  # the plan that left them may have been refused before it came
         self.rows.apply(replace(plan, left=(*plan.left, *taken)))
 
-    def write(self, step: Step, taken: dict[int, Taken]) -> None:
+    def write(self, step: ExecutorStep, taken: dict[int, Taken]) -> None:
         for at, (tokens, _, carry, error) in taken.items():
             if not error:
                 self.rows[step.works[at].row].take(step.works[at], tokens, carry)

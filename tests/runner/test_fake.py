@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvasir.inputs import Inputs, Span
-from kvasir.plan import Encode, Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
+from kvasir.plan import EncoderWork, Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
 from kvasir.runner.fake import FakeRunner, fake_carry, fake_next
 from kvasir.runner.fake_content import FakeContent
 
@@ -59,7 +59,7 @@ def test_spans_positions_and_named_outputs():
     content = sha256(b"image").digest()
     given = Inputs((Span(1, 2, content),), pack_ids([0, 5, 5, 6]))
     work = Work(0, 0, 4, blocks=((0, (1,)),), sample=True, want_hidden=("layer.3",))
-    joined, job = join([1, 0, 0, 2], inputs=given), Encode(content, 2, b"image")
+    joined, job = join([1, 0, 0, 2], inputs=given), EncoderWork(content, 2, b"image")
     (row,) = run(runner, joined=(joined,), work=(work,), encodes=(job,))
     numbers = FakeContent(given, (), 8).numbers(np.array([1, 0, 0, 2])).tolist()
     assert numbers[0] == 1 and min(numbers[1:3]) > 256 and numbers[3] == 2

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from kvasir.caches import PagedKV, Window
 from kvasir.inputs import Inputs, Span
-from kvasir.plan import Adapted, CacheGroup, Capacity, Decodes, Encode, Join, SamplingSpec, StepPlan, Work, pack_ids
+from kvasir.plan import (
+    Adapted,
+    CacheGroup,
+    Capacity,
+    Decodes,
+    EncoderWork,
+    Join,
+    SamplingSpec,
+    StepPlan,
+    Work,
+    pack_ids,
+)
 from kvasir.runner.rows import BROKEN, Rows
 
 GROUPS = (CacheGroup(PagedKV(1, 4), (0,), 512), CacheGroup(Window(1, 4, window=20), (1,), 512))
@@ -180,7 +191,7 @@ def test_an_adapter_is_refused_until_it_is_loaded(rows):
 
 
 def test_encoder_jobs_need_an_encoder(rows):
-    plan = StepPlan(0, joined=(join([1]),), encodes=(Encode(CONTENT, 2, b"image"),))
+    plan = StepPlan(0, joined=(join([1]),), encodes=(EncoderWork(CONTENT, 2, b"image"),))
     with pytest.raises(ValueError, match="encodes"):
         rows.apply(plan)
     assert rows.used == 0

@@ -20,7 +20,7 @@ from kvasir.plan import (
     pack_ids,
     unpack_ids,
 )
-from kvasir.runner.executor import Step, Taken
+from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.rows import BROKEN
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
@@ -33,7 +33,7 @@ BAD = 13  # a row that knows this id cannot be sampled
 class Handle:
     """Samples the sum of the known ids, or with a mask the mask's first byte."""
 
-    def __init__(self, rows, step: Step):
+    def __init__(self, rows, step: ExecutorStep):
         self.rows, self.step = rows, step
 
     def wait(self) -> float:
@@ -79,7 +79,7 @@ class Executor:
 
     def __init__(self, columns: bool = False, queues: bool = False):
         self.columns, self.queues = columns, queues
-        self.steps: list[Step] = []
+        self.steps: list[ExecutorStep] = []
         self.calls: list[str] = []
 
     def bind(self, rows) -> None:
@@ -92,7 +92,7 @@ class Executor:
     def settle(self) -> None:
         self.calls.append("settle")
 
-    def start(self, step: Step) -> Handle:
+    def start(self, step: ExecutorStep) -> Handle:
         self.steps.append(step)
         return Handle(self.rows, step)
 

@@ -104,7 +104,7 @@ def test_a_span_that_attends_both_ways_is_taken_whole_or_not():
 
 
 def test_a_key_without_the_hash_is_noticed(monkeypatch):
-    monkeypatch.setattr(content.Content, "key", lambda self, tokens: tokens.tobytes())
+    monkeypatch.setattr(content.SequenceContent, "key", lambda self, tokens: tokens.tobytes())
     drive = make()
     ask(drive, image())
     with pytest.raises(AssertionError, match="never wrote"):

@@ -14,7 +14,7 @@ from kvasir.caches import Cross, PagedKV
 from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest
 from kvasir.inputs import Inputs, Source, Span
-from kvasir.plan import Encode, Encoders, StepPlan
+from kvasir.plan import Encoders, EncoderWork, StepPlan
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import FinishReason, Request, SamplingParams, Task
@@ -43,7 +43,7 @@ def make(limits: tuple[int, int, int] = (40, 1, 20), ahead: bool = False, **opti
     return Drive(Scheduler(runner.capacity), runner, ahead)
 
 
-def run(drive: Drive, *requests: Request) -> list[Encode]:
+def run(drive: Drive, *requests: Request) -> list[EncoderWork]:
     """What was made; the answers are the right ones."""
     begin = len(drive.plans)
     for request in requests:
@@ -57,7 +57,7 @@ def run(drive: Drive, *requests: Request) -> list[Encode]:
     return [job for plan in drive.plans[begin:] for job in plan.encodes]
 
 
-def names(jobs: list[Encode]) -> list[int]:
+def names(jobs: list[EncoderWork]) -> list[int]:
     return [job.data[0] for job in jobs]
 
 
@@ -165,7 +165,7 @@ def test_impossible_encoder_jobs_are_refused():
         (short, "source.* 4"),
         (replace(one, sources=()), "source.* 0"),
         (asking("a", (5, 1), length=30), "20 of one"),
-        (asking("a", *((10 * i, i) for i in range(5))), "40 of all"),
+        (asking("a", *((10 * i, i) for i in range(5))), "40 in all"),
         (replace(one, inputs=Inputs(encoded=source(9).content)), "no source"),
     ):
         with pytest.raises(InvalidRequest, match=named):
@@ -195,7 +195,7 @@ def test_an_executor_without_encoders_refuses_jobs_by_name():
 def test_an_output_that_is_not_there_is_noticed(monkeypatch):
     drive = make()
     monkeypatch.setattr(drive.scheduler.outputs, "make", lambda *_: [])
-    with pytest.raises(AssertionError, match="encoder"):
+    with pytest.raises(AssertionError, match="encoded"):
         run(drive, asking("a", (5, 1)))
 
 
@@ -208,5 +208,5 @@ def test_an_indivisible_prompt_waits_until_all_it_reads_can_be_made():
     drive.drain()
     assert [len(plan.encodes) for plan in drive.plans if plan.work] == [2, 2, 2]
     assert set(drive.reasons.values()) == {FinishReason.STOP}
-    with pytest.raises(InvalidRequest, match="25 of all"):
+    with pytest.raises(InvalidRequest, match="25 in all"):
         drive.scheduler.add(replace(asking("a", (5, 1), (20, 2), (40, 3)), task=Task.EMBED))

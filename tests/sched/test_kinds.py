@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.caches import Cross, Kind, Latent, PagedKV, State, Window
+from kvasir.caches import CacheKind, Cross, Latent, PagedKV, State, Window
 from kvasir.inputs import Adapter
-from kvasir.kv.tiers.block import Facts, GroupFacts
+from kvasir.kv.tiers.block import GroupFacts, StoreFacts
 from kvasir.plan import StepPlan
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
@@ -37,7 +37,7 @@ MIXES = st.lists(GROWING | st.builds(Cross, length=st.integers(1, 30)), max_size
 class Engine:
     """One scheduler over a FakeRunner of these kinds; what it saved and loaded, by group."""
 
-    def __init__(self, kinds: tuple[Kind, ...], num_blocks: int, tier: ShakyTier | None = None, **options):
+    def __init__(self, kinds: tuple[CacheKind, ...], num_blocks: int, tier: ShakyTier | None = None, **options):
         self.runner = FakeRunner(
             kinds=kinds, block_size=SIZE, num_blocks=num_blocks, max_model_len=LENGTH, max_tokens_per_step=24,
             fault=self.note,
@@ -61,10 +61,10 @@ class Engine:
         return self.scheduler.cached_tokens - before
 
 
-def facts(kinds: tuple[Kind, ...]) -> Facts:
+def facts(kinds: tuple[CacheKind, ...]) -> StoreFacts:
     capacity = FakeRunner(kinds=kinds, block_size=SIZE).capacity
     groups = tuple(GroupFacts(g.kind.name, g.bytes_per_block) for g in capacity.groups)
-    return Facts("fake", "1", SIZE, groups)
+    return StoreFacts("fake", "1", SIZE, groups)
 
 
 @examples(20)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.caches import Cross, Kind, PagedKV, State, Window
+from kvasir.caches import CacheKind, Cross, PagedKV, State, Window
 from kvasir.plan import StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.budget import StepTime, predict
@@ -37,7 +37,7 @@ COSTS = StepTime((1e-3, 2e-3, 1e-6, 0.01))
 class Options:
     """Of a run."""
 
-    kinds: tuple[Kind, ...] = (PagedKV(),)
+    kinds: tuple[CacheKind, ...] = (PagedKV(),)
     blocks: int = 200
     rows: int = 8
     step_tokens: int = 64

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.sched.budget import (
     PACE,
-    PATIENCE,
+    STARVED_STEPS,
     STRETCH,
     BudgetFacts,
     StepLoad,
@@ -120,7 +120,7 @@ FACTS = st.builds(
     decode_context=st.integers(0, 10**6),
     tpot=st.floats(1e-3, 10),
     prefills=st.lists(st.tuples(st.integers(0, 10**5), st.integers(2, 3000)), min_size=1, max_size=5).map(tuple),
-    starved_steps=st.integers(0, PATIENCE),
+    starved_steps=st.integers(0, STARVED_STEPS),
 )
 
 
@@ -130,7 +130,7 @@ def test_the_allowance_is_the_largest_that_keeps_the_pace(facts):
     assert 0 <= given <= facts.whole
     if not facts.decode_rows:
         assert given == facts.whole
-    if facts.starved_steps >= PATIENCE - 1:
+    if facts.starved_steps >= STARVED_STEPS - 1:
         assert given >= min(facts.block, facts.whole)
     elif facts.decode_rows:
 
@@ -189,5 +189,5 @@ def test_a_target_that_cannot_be_kept_does_not_stop_prefills():
 @pytest.mark.parametrize("prefill", [0.01, 0.1, 10.0])
 def test_prefills_get_a_block_in_a_bounded_number_of_steps(prefill):
     _, given = run(Machine(prefill=prefill), tpot=0.03, steps=300)
-    bound = PATIENCE**2
+    bound = STARVED_STEPS**2
     assert all(sum(given[i : i + bound]) >= BLOCK for i in range(len(given) - bound))

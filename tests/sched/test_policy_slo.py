@@ -10,7 +10,7 @@ from kvasir.config import EngineOptions, slo_targets
 from kvasir.errors import ConfigError
 from kvasir.sched import slo
 from kvasir.sched.fairness import Fairness, present
-from kvasir.sched.slo import PATIENCE, ServiceFacts, expired, promote, service_order, victim_key
+from kvasir.sched.slo import PROMOTE_AFTER, ServiceFacts, expired, promote, service_order, victim_key
 from kvasir.serve.conversation.limits import charge
 from kvasir.types import ServiceClass, Target
 from tests.examples import examples
@@ -159,17 +159,17 @@ def test_requests_beyond_their_patience_are_served_by_their_excess(service, aske
     ]  # fmt: skip
     queue = Queue(service, patient)
     queue.run(140)
-    stream_patience = PATIENCE * TARGETS[INTERACTIVE].ttft
+    stream_patience = PROMOTE_AFTER * TARGETS[INTERACTIVE].ttft
     for f in patient:
-        patience = PATIENCE * f.target.ttft
-        farther = sum(PATIENCE * o.target.ttft <= patience for o in patient if o is not f)
+        patience = PROMOTE_AFTER * f.target.ttft
+        farther = sum(PROMOTE_AFTER * o.target.ttft <= patience for o in patient if o is not f)
         farther += max(0, int(patience - stream_patience) + 1)  # of the stream: those beyond theirs before
         assert queue.began[f.order] <= patience + (farther + 2) * service + 1, (f, queue.began[f.order])
 
 
 def test_a_request_starves_without_promotions(monkeypatch):
     """The overload above is one: the promise is kept by `promote` alone."""
-    monkeypatch.setattr(slo, "PATIENCE", float("inf"))
+    monkeypatch.setattr(slo, "PROMOTE_AFTER", float("inf"))
     queue = Queue(1, [facts(0, 4000, slo=BACKGROUND)._replace(target=Target(6.0, 5.0))])
     queue.run(200)
     assert 0 not in queue.began

@@ -12,7 +12,7 @@ import pytest
 
 from kvasir.engine.core import EngineCore
 from kvasir.inputs import Adapter
-from kvasir.kv.tiers.block import Facts, GroupFacts, chain
+from kvasir.kv.tiers.block import GroupFacts, StoreFacts, chain
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.plan import pack_ids
 from kvasir.runner.fake import FakeRunner
@@ -38,7 +38,7 @@ def compute_seconds(monkeypatch):
 
 def make(folder: Path, *, max_bytes: int = 1 << 20, tier_bytes: int = 1 << 20, fault=None, **options) -> EngineCore:
     runner = FakeRunner(**{"adapters": ("x",), "block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
-    tier = DiskTier(folder, Facts("fake", "1", SIZE, (GroupFacts("ids", SIZE * 8),)), max_bytes)
+    tier = DiskTier(folder, StoreFacts("fake", "1", SIZE, (GroupFacts("ids", SIZE * 8),)), max_bytes)
     assert tier.wait_scanned(30.0)
     return EngineCore(runner, Scheduler(runner.capacity, tier=tier, tier_bytes=tier_bytes))
 
@@ -159,7 +159,9 @@ def test_blocks_of_other_model_facts_are_not_used(tmp_path):
     first.close()
     for change in ({"model": "other"}, {"numerics": "2"}):
         core = make(tmp_path / "kv")
-        facts = Facts(**{"model": "fake", "numerics": "1", **change}, block_size=SIZE, groups=(GroupFacts("ids", 64),))
+        facts = StoreFacts(
+            **{"model": "fake", "numerics": "1", **change}, block_size=SIZE, groups=(GroupFacts("ids", 64),)
+        )
         tier_of(core).facts = facts
         run(core, request("b", PROMPT))
         assert core.stats().tier_loaded_tokens == 0

@@ -22,7 +22,7 @@ from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest, QueueFull
 from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
-from kvasir.kv.tiers.block import Block, Facts, GroupFacts, Name
+from kvasir.kv.tiers.block import GroupFacts, Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.plan import Decodes, Encoders, StepPlan, StepResult, Work
 from kvasir.runner.executor import Taken
@@ -116,7 +116,7 @@ class ShakyTier:
 
     name = "shaky"
 
-    def __init__(self, chance: random.Random, facts: Facts, bad: float):
+    def __init__(self, chance: random.Random, facts: StoreFacts, bad: float):
         self.facts, self.chance, self.bad = facts, chance, bad
         self.parts: dict[tuple[bytes, int], bytes] = {}
         self.open: dict[int, tuple[tuple[bytes, int], int]] = {}  # ticket -> part, polls to come
@@ -134,7 +134,7 @@ class ShakyTier:
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
         return next((i for i, key in enumerate(keys) if (key, group) not in self.parts), len(keys))
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         self.tickets += 1
         polls = 1 << 30 if self.chance.random() < self.bad else self.chance.choice([0, 0, 1, 4])
         self.open[self.tickets] = (block.key, group), polls
@@ -153,7 +153,7 @@ class ShakyTier:
     def cancel(self, ticket: int) -> None:
         del self.open[ticket]
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         if self.chance.random() < self.bad:
             return False
         self.parts[block.key, group] = bytes(payload)
@@ -207,7 +207,7 @@ class Run:
             encoders=Encoders(*draw.choice([(28 * 8, 8, 14), (42 * 8, 8, 28), (1 << 20, 8, 100)])),
         )  # fmt: skip
         groups = tuple(GroupFacts("ids", group.bytes_per_block) for group in runner.capacity.groups)
-        tier = ShakyTier(draw, Facts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
+        tier = ShakyTier(draw, StoreFacts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
         self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
         tight = draw.choice([0.02, 1.0, 50.0])
         self.guides = HandGuides(at_once=draw.random() < 0.5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.runner.fake import FakeRunner
-from kvasir.sched.budget import PATIENCE
+from kvasir.sched.budget import STARVED_STEPS
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams, ServiceClass
 from tests.examples import examples
@@ -50,7 +50,7 @@ def test_a_prompt_has_its_share_of_a_budget_that_decodes_could_use_up():
         drive.step()
         steps += 1
         assert steps <= 380, "the new request has no token"
-    assert steps <= PATIENCE * (40 // 8 + 1)
+    assert steps <= STARVED_STEPS * (40 // 8 + 1)
 
 
 def test_a_share_that_no_prompt_can_use_goes_to_decodes():
@@ -74,8 +74,8 @@ class Watch:
 
     def __init__(self, drive: Drive, rows: int, budget: int, chunk: int, pieces: int):
         self.drive = drive
-        self.turn = 2 * -(-rows // budget) + PATIENCE
-        self.bound = self.turn + PATIENCE * (pieces // min(budget, chunk, 16) + 2 * rows)
+        self.turn = 2 * -(-rows // budget) + STARVED_STEPS
+        self.bound = self.turn + STARVED_STEPS * (pieces // min(budget, chunk, 16) + 2 * rows)
         self.waits: Counter[tuple[str, int]] = Counter()
 
     def step(self) -> None:

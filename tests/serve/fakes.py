@@ -9,7 +9,7 @@ import tokenizers
 
 from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
-from kvasir.guided.guide import Guides
+from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import Join, Work
 from kvasir.runner.executor import Taken
@@ -53,9 +53,9 @@ def template() -> ChatTemplate:
 
 
 @lru_cache
-def _guides() -> Guides:
+def _guides() -> GrammarGuides:
     """Of all engines: what one has compiled the next need not."""
-    return Guides(lambda: Vocabulary(byte_tokenizer(), VOCAB, (EOS,)))
+    return GrammarGuides(lambda: Vocabulary(byte_tokenizer(), VOCAB, (EOS,)))
 
 
 class EchoExecutor(FakeExecutor):

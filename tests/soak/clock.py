@@ -14,14 +14,14 @@ from kvasir.engine.inproc import InProcessEngine
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.serve.app import create_app
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import VOCAB, byte_tokenizer, template
 from tests.serve.running import assert_idle
 from tests.soak.client import Tally
 
-KEY = Key("clock-key-clock", "clock", limits=Limits(requests_per_minute=1000, concurrent=64))
+KEY = Key("clock-key-clock", "clock", limits=KeyLimits(requests_per_minute=1000, concurrent=64))
 HEADERS = {"authorization": f"Bearer {KEY.secret}"}
 JUMPS = (0.5, 5.0, 3600.0, 86400.0, -0.5, -3600.0)
 

@@ -15,8 +15,8 @@ from kvasir.errors import ModelFileError, quoted
 from kvasir.store.files import Stopped
 from kvasir.store.job import follow
 from kvasir.store.modelfile import Modelfile
-from kvasir.store.progress import Progress
-from kvasir.store.store import Store
+from kvasir.store.progress import PullProgress
+from kvasir.store.store import ModelStore
 from tests.store import made
 from tests.store.hub import COMMIT, Hub, use
 
@@ -37,16 +37,16 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
+def store(tmp_path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
 
 
-def inside(store: Store) -> set[str]:
+def inside(store: ModelStore) -> set[str]:
     return {p.relative_to(store.root / "models").as_posix() for p in (store.root / "models").rglob("*") if p.is_file()}
 
 
 def test_one_gguf_file_of_a_repository(hub, store):
-    told = list[Progress]()
+    told = list[PullProgress]()
     entry = store.pull("hf.co/org/g:Q4_K_M", report=told.append)
     folder = f"org--g--{COMMIT[:12]}--Q4_K_M"
     assert entry.name == "hf.co/org/g:Q4_K_M" and store.find("org/g:q4_k_m") == entry
@@ -188,7 +188,7 @@ async def test_followed_from_a_loop_and_left_in_the_middle(hub, store):
     seen = Event()
 
     def endless(report, stop):
-        report(Progress("on"))
+        report(PullProgress("on"))
         assert stop.wait(10)
         seen.set()
         raise Stopped

@@ -23,16 +23,16 @@ from kvasir.config import EngineOptions, models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.modelfile import Modelfile, parse_modelfile
 from kvasir.store.names import parse_name
-from kvasir.store.progress import Progress
-from kvasir.store.store import Store
+from kvasir.store.progress import PullProgress
+from kvasir.store.store import ModelStore
 from tests.examples import examples
 from tests.store import made
 from tests.weights import _files as write
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store", any_path=True)
+def store(tmp_path) -> ModelStore:
+    return ModelStore(tmp_path / "store", any_path=True)
 
 
 KEYS = [
@@ -47,7 +47,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def upload(store: Store, data: bytes) -> str:
+def upload(store: ModelStore, data: bytes) -> str:
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     with store.receive(digest) as writer:
         writer.write(data[:10])
@@ -57,7 +57,7 @@ def upload(store: Store, data: bytes) -> str:
 
 
 def test_a_file_by_its_path(store, tmp_path):
-    path, told = made.gguf(tmp_path / "tiny-q4.gguf"), list[Progress]()
+    path, told = made.gguf(tmp_path / "tiny-q4.gguf"), list[PullProgress]()
     entry = store.pull(str(path), report=told.append)
     assert entry == store.get("TINY-Q4") == store.find("tiny-q4:latest") == store.list()[0]
     assert (entry.name, entry.weights.format, entry.weights.size) == ("tiny-q4:latest", "gguf", path.stat().st_size)
@@ -186,7 +186,7 @@ def test_values_of_gguf_headers_may_be_anything(told):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
         path.write_bytes(write.gguf_bytes(pairs, [write.entry("a", [32], 0, 0)], bytes(128)))
-        store = Store(Path(folder) / "store", any_path=True)
+        store = ModelStore(Path(folder) / "store", any_path=True)
         details = store.pull(str(path)).details
         assert details.parameters == 32 and details.kv_bytes_per_token >= 0
         json.dumps(store.model_info(store.get("m")), allow_nan=False)
@@ -208,7 +208,7 @@ def test_paths_of_clients_are_restricted_to_allowed_folders(tmp_path):
     (tmp_path / "in/link.gguf").symlink_to(outside)
     linked = made.folder(tmp_path / "in/linked")
     (linked / "tokenizer.json").symlink_to(outside)
-    store = Store(tmp_path / "store", allowed_roots=(tmp_path / "in",))
+    store = ModelStore(tmp_path / "store", allowed_roots=(tmp_path / "in",))
     assert store.create("m", Modelfile((str(inside),))).weights.path == str(inside)
     for ref in (
         outside,
@@ -312,7 +312,7 @@ def test_deleted_weights_are_an_error(store, tmp_path):
 
 def test_an_unwritable_store_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    store = Store(tmp_path / "file", any_path=True)
+    store = ModelStore(tmp_path / "file", any_path=True)
     made.gguf(tmp_path / "a.gguf")
     for change in (
         lambda: store.pull(str(tmp_path / "a.gguf")), lambda: store.remove("a"),
@@ -329,14 +329,14 @@ def test_where_the_store_is(monkeypatch, tmp_path):
     monkeypatch.delenv("KVASIR_MODELS", raising=False)
     assert models_dir() == Path("/data/kvasir/models")
     monkeypatch.setenv("KVASIR_MODELS", str(tmp_path))
-    assert models_dir() == tmp_path == Store().root
+    assert models_dir() == tmp_path == ModelStore().root
 
 
 def test_several_processes_change_one_store(store, tmp_path):
     made.gguf(tmp_path / "a.gguf")
     script = (
-        "import sys; from kvasir.store.store import Store; from pathlib import Path\n"
-        "s = Store(Path(sys.argv[1]), any_path=True)\n"
+        "import sys; from kvasir.store.store import ModelStore; from pathlib import Path\n"
+        "s = ModelStore(Path(sys.argv[1]), any_path=True)\n"
         "for i in range(10): s.pull(sys.argv[2], name=f'{sys.argv[3]}{i}'); i % 2 or s.remove(f'{sys.argv[3]}{i}')\n"
     )
     src = Path(__file__).resolve().parents[2] / "src"
@@ -356,7 +356,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.tmp = Path(tempfile.mkdtemp())
-        self.store = Store(self.tmp / "store", any_path=True)
+        self.store = ModelStore(self.tmp / "store", any_path=True)
         self.model: dict[str, tuple[str, str | None]] = {}  # name -> (digest of weights, system)
 
     @rule(name=NAMES, fill=st.integers(0, 1))
@@ -396,7 +396,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_it_lists(self):
-        listed = {e.parsed.key: (e.weights.digest, e.system) for e in Store(self.store.root).list()}
+        listed = {e.parsed.key: (e.weights.digest, e.system) for e in ModelStore(self.store.root).list()}
         assert listed == self.model == {e.parsed.key: (e.weights.digest, e.system) for e in self.store.list()}
         weights = {digest for digest, _ in self.model.values()}
         folders = [p for p in (self.store.root / "models").glob("*") if p.is_dir()]

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from kvasir.text.sandbox import Sandbox, SandboxLimit, Worker
+from kvasir.text.sandbox import Sandbox, SandboxedProcess, SandboxLimit
 
 SCRIPT = """
 import json, struct, sys
@@ -49,7 +49,7 @@ def make(tmp_path):
         sandbox.close()
 
 
-def held(sandbox: Sandbox, pool: ThreadPoolExecutor) -> tuple[Worker, Future]:
+def held(sandbox: Sandbox, pool: ThreadPoolExecutor) -> tuple[SandboxedProcess, Future]:
     """A worker that stands still, and the job that waits for it."""
     sandbox.prewarm()
     worker = sandbox.idle[-1]

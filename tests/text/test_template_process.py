@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 
 from kvasir.errors import TemplateError
-from kvasir.text.sandbox import Worker, make_frame
+from kvasir.text.sandbox import SandboxedProcess, make_frame
 from kvasir.text.template_process import SCRIPT, WHAT, TemplateLimits, TemplateRenderer
 
 LIMITS = TemplateLimits(seconds=0.7, max_output=10_000, max_source=100_000, memory=256 << 20)
@@ -169,7 +169,7 @@ def test_a_worker_that_was_killed_while_idle_is_replaced(renderer):
 
 
 def test_a_hanging_worker_ends_itself_when_its_parent_does_not():
-    worker = Worker(SCRIPT, WHAT, LIMITS.memory)
+    worker = SandboxedProcess(SCRIPT, WHAT, LIMITS.memory)
     request = {"source": FOREVER, "variables": {}, "now": "2024-01-01", "max_output": 9, "seconds": 0.2}
     worker.socket.sendall(make_frame(request))
     assert worker.process.wait(timeout=20) == -signal.SIGALRM
@@ -177,6 +177,6 @@ def test_a_hanging_worker_ends_itself_when_its_parent_does_not():
 
 
 def test_an_idle_worker_ends_with_its_parent():
-    worker = Worker(SCRIPT, WHAT, LIMITS.memory)
+    worker = SandboxedProcess(SCRIPT, WHAT, LIMITS.memory)
     worker.socket.close()
     assert worker.process.wait(timeout=20) == 0

@@ -10,7 +10,7 @@ from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
 from kvasir.engine.reading import SOME_TOOL, Reader
 from kvasir.errors import KvasirError
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def formats(models: Sequence[str] = ()) -> Iterator[Formats]:
 
 def _stored() -> list[str]:
     try:
-        return [entry.name for entry in Store().list()]
+        return [entry.name for entry in ModelStore().list()]
     except (KvasirError, OSError):  # there is no store, or this user may not read it
         return []
 

@@ -61,7 +61,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryFacts:
     """Bytes for one compute dtype: of the weights, and of keys and values for one token and for a full context."""
 
     dtype: str
@@ -83,7 +83,7 @@ class Needs:
     auto_dtype: str
     executor: str
     reason: str
-    memory: tuple[Memory, ...] = field(default=())
+    memory: tuple[MemoryFacts, ...] = field(default=())
 
 
 # -- contents of the files -------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
     )
 
 
-def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> Memory:
+def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> MemoryFacts:
     """Keys and values have the dtype of the weights by default. packed: weights and KV cache in the form that programs
     use."""
     import torch
@@ -200,7 +200,7 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
     spec, block, weights = model.cache_spec(), EngineOptions("").block_size, getattr(torch, dtype)
     groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, weights)
     sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
-    return Memory(
+    return MemoryFacts(
         dtype,
         weights=weight_bytes(model, source, weights, Packer(weights) if packed else None),
         kv_token=sum(size for size, _ in sizes),

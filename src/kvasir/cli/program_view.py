@@ -14,7 +14,7 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
 
     Raises KvasirError if the model cannot run as a program.
     """
-    from kvasir.layers.kv_layout import Layout
+    from kvasir.layers.kv_layout import KVLayout
     from kvasir.ops import native
     from kvasir.program.cache import NativeCache
     from kvasir.program.program import Program
@@ -25,7 +25,7 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
     kv_dtype = "float32" if "float32" in str(loaded.dtype) else "bfloat16"
-    groups = len(Layout.of(spec).groups)
+    groups = len(KVLayout.of(spec).groups)
     cache = NativeCache(spec, [2] * groups, 64, kv_dtype)
     program = Program(loaded.trace, cache, max_tokens=_ROWS, max_rows=1, max_positions=_ROWS, threads=1)
     steps = program.lowered.steps

@@ -15,7 +15,7 @@ from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.pace import Pace
 from kvasir.engine.thinking import may_think
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.parameters import sampling_of
 from kvasir.types import SamplingParams
 
@@ -62,7 +62,7 @@ def _standard_input() -> str:
 
 
 async def _run(
-    llm: AsyncLLM, entry: Entry | None, prompt: str, wanted: Mapping[str, Any], chat: bool, quiet: bool
+    llm: AsyncLLM, entry: ModelEntry | None, prompt: str, wanted: Mapping[str, Any], chat: bool, quiet: bool
 ) -> None:
     async with llm:
         if not quiet:

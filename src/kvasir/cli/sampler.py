@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir.config import option
 from kvasir.errors import ConfigError, InvalidRequest
-from kvasir.fields import FIELDS, Kind
+from kvasir.fields import FIELDS, FieldKind
 from kvasir.types import SamplingParams, StructuredOutputs
 
 # ruff: noqa: RUF009 - what `option` makes is a field
@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 1 << 20
 FILES = ("json_schema", "grammar")
 
 
-_TYPES = {Kind.NUMBER: float, Kind.INTEGER: int}
+_TYPES = {FieldKind.NUMBER: float, FieldKind.INTEGER: int}
 _FLAGS = [(row.name, _TYPES[row.kind] | None, option(None, row.flag)) for row in FIELDS if row.flag]
 
 

@@ -27,7 +27,7 @@ from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_o
 from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.facts import read_details
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 from kvasir.weights.find import find_model
 
 
@@ -68,7 +68,7 @@ def run(
         options, entry = resolve(engine)
         front = make.front(options, _show_progress if sys.stderr.isatty() else None)
         return run_server(OneModel(front, settings, entry=entry))
-    store = Store(allowed_roots=shelf.model_root or ())
+    store = ModelStore(allowed_roots=shelf.model_root or ())
     offers = GivenOffers([_offer(engine, ref) for ref in given]) if given else StoreOffers(store, engine)
     several = ModelManager(
         offers,
@@ -104,7 +104,7 @@ def _offer(engine: EngineOptions, ref: str) -> Offer:
     from the hub."""
     options, entry = resolve(replace(engine, model=ref))
     if entry is not None:
-        return replace(offer_of(Store(), entry, engine), name=ref)
+        return replace(offer_of(ModelStore(), entry, engine), name=ref)
     files = find_model(ref)
     size = sum(path.stat().st_size for path in files.weights)
     return Offer(ref, ref, size, read_details(files), lambda: options, created=int(time.time()))

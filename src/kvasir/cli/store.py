@@ -20,20 +20,20 @@ import msgspec
 
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
 from kvasir.errors import InvalidRequest, KvasirError
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.files import Stopped
 from kvasir.store.modelfile import MAX_CHARS, Modelfile, parse_modelfile, write_modelfile
-from kvasir.store.progress import Progress, Report
-from kvasir.store.store import Store
+from kvasir.store.progress import PullProgress, Report
+from kvasir.store.store import ModelStore
 
 _ID_DIGITS = 12
 _ANSWER_SECONDS = 60.0
 _MAX_ANSWER = 16 << 20
 
 
-def store() -> Store:
+def store() -> ModelStore:
     """The user's own store: it accepts any path that the user may read."""
-    return Store(any_path=True)
+    return ModelStore(any_path=True)
 
 
 def pull(ref: str, name: str | None) -> None:
@@ -97,7 +97,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
     )
 
 
-def recipe_of(entry: Entry) -> Modelfile:
+def recipe_of(entry: ModelEntry) -> Modelfile:
     """The recipe that would create the same model again."""
     own = (entry.parameters, entry.template, entry.system, entry.messages, entry.license, entry.requires)
     return Modelfile((entry.weights.path,), *own)
@@ -112,7 +112,7 @@ def remove(names: list[str]) -> None:
         print(f"{store().remove(name).name} was removed")
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: ModelEntry) -> dict[str, Any]:
     return {**msgspec.to_builtins(entry), "digest": entry.digest}
 
 
@@ -129,7 +129,7 @@ def _ago(then: float) -> str:
 # -- progress ------------------------------------------------------------------------------------------------
 
 
-def _changed(change: Callable[[Report, Event], Entry]) -> None:
+def _changed(change: Callable[[Report, Event], ModelEntry]) -> None:
     """Runs a long change with a bar for each file, or with a line for each status if there is no terminal. Ctrl-C stops
     it."""
     stop = Event()
@@ -146,7 +146,7 @@ class _Lines:
     def __init__(self) -> None:
         self._last = ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PullProgress) -> None:
         if progress.status != self._last:
             self._last = progress.status
             print(progress.status, file=sys.stderr)
@@ -172,7 +172,7 @@ class _Bars:
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: PullProgress) -> None:
         if not progress.total:
             return self._bars.console.print(progress.status, markup=False)
         task = self._tasks.get(progress.status)

@@ -10,7 +10,7 @@ from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, p
 from kvasir.engine.core import EngineCore
 from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
-from kvasir.guided.guide import Guides
+from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import Capacity
 from kvasir.sched.drafts import Drafter
@@ -98,7 +98,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     except BaseException:
         runner.close()
         raise
-    guides = Guides(lambda: _vocabulary(options, info))
+    guides = GrammarGuides(lambda: _vocabulary(options, info))
     scheduler = Scheduler(
         capacity,
         eos_ids=info.eos_ids,

@@ -20,7 +20,7 @@ from kvasir.errors import InvalidRequest, KvasirError, QueueFull
 from kvasir.guided import sources
 from kvasir.guided.check import GrammarCheck
 from kvasir.guided.lark import behind_reasoning
-from kvasir.guided.rule import Reasoning, Rule
+from kvasir.guided.rule import ReasoningMarks, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.parse.format import Style
@@ -85,7 +85,7 @@ class Grammars:
             rule = Rule(self._structured(params.structured_outputs, reading))
         if reading and thinking and (budget is not None or rule.free):
             anywhere = reading.format.calls.style is Style.CHANNELS
-            marks = Reasoning(thinking.start, thinking.end, reading.opened, anywhere)
+            marks = ReasoningMarks(thinking.start, thinking.end, reading.opened, anywhere)
             rule = replace(rule, reasoning=marks, budget=budget)
         return None if rule == Rule() else rule.text()
 

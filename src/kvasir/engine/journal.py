@@ -28,7 +28,7 @@ SUSPECT_DEATHS = 2  # deaths with a request in hand and no token of it in betwee
 SUSPECT_LIVES = 4  # engines that died with the request merely waiting there: it may kill before it is computed
 
 
-class Stage(IntEnum):
+class RequestStage(IntEnum):
     """How far a request got in the present engine: held back here, sent, in its queue, being put there, in a step. A
     request in one of the last two stages may kill the engine at this moment."""
 
@@ -40,7 +40,7 @@ class Stage(IntEnum):
 
 
 @dataclass(slots=True)
-class Entry:
+class JournalEntry:
     """arrived: by the journal's clock. returned: an engine died to which it had been sent. deaths: engines whose death
     it may have caused; lives: engines that died with it; both since its last token. trials: how often it was tried
     alone. owed: tokens to come before its trial ends. paused: its client reads too slowly."""
@@ -50,7 +50,7 @@ class Entry:
     streamed: dict[int, list[int]] = field(default_factory=dict)
     carries: dict[int, bytes] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
-    stage: Stage = Stage.HELD
+    stage: RequestStage = RequestStage.HELD
     returned: bool = False
     deaths: int = 0
     lives: int = 0
@@ -86,7 +86,7 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, JournalEntry] = {}
         self._groups: list[list[str]] = []  # of suspects, tried one group after another
         self._adding: str | None = None  # the request that the engine is putting into its queue
         self._trial: set[str] = set()  # requests of the present group that owe tokens
@@ -99,15 +99,15 @@ class Journal:
     @property
     def in_hand(self) -> bool:
         """Whether the present engine was sent a request that has not ended."""
-        return any(e.stage is not Stage.HELD for e in self.entries.values())
+        return any(e.stage is not RequestStage.HELD for e in self.entries.values())
 
     @property
     def num_held(self) -> int:
         """The number of choices that wait for an engine, or for the end of a trial."""
-        return sum(len(e.open) for e in self.entries.values() if e.stage is Stage.HELD)
+        return sum(len(e.open) for e in self.entries.values() if e.stage is RequestStage.HELD)
 
     def add(self, request: Request) -> None:
-        self.entries[request.id] = Entry(request, self._clock(), done=set(request.done))
+        self.entries[request.id] = JournalEntry(request, self._clock(), done=set(request.done))
 
     def forget(self, request_id: str) -> None:
         """Removes a request that has ended, was refused, or whose client left."""
@@ -125,7 +125,7 @@ class Journal:
         if entry := self.entries.get(request_id):
             self._finish(entry, index)
 
-    def reached(self, ids: Iterable[str], stage: Stage) -> None:
+    def reached(self, ids: Iterable[str], stage: RequestStage) -> None:
         """Records the stage that the engine reports for these requests."""
         for request_id in ids:
             if entry := self.entries.get(request_id):
@@ -134,12 +134,12 @@ class Journal:
     def take_report(self, reported: str | list[str] | None) -> None:
         """Takes a report of stages from the engine's standard output (worker.py)."""
         if isinstance(reported, list):
-            self.reached(reported, Stage.JOINED)
+            self.reached(reported, RequestStage.JOINED)
             return
         if self._adding is not None:
-            self.reached([self._adding], Stage.TAKEN)
+            self.reached([self._adding], RequestStage.TAKEN)
         if reported is not None:
-            self.reached([reported], Stage.ADDING)
+            self.reached([reported], RequestStage.ADDING)
         self._adding = reported
 
     def overdue(self) -> list[Delta]:
@@ -147,7 +147,7 @@ class Journal:
         now, ended = self._clock(), []
         for entry in list(self.entries.values()):
             deadline = entry.request.deadline
-            if entry.stage is Stage.HELD and deadline is not None and now - entry.arrived >= deadline:
+            if entry.stage is RequestStage.HELD and deadline is not None and now - entry.arrived >= deadline:
                 ended += [Delta(entry.request.id, i, finish_reason=FinishReason.TIMEOUT) for i in entry.open]
                 self.forget(entry.request.id)
         return ended
@@ -168,7 +168,7 @@ class Journal:
             self._finish(entry, delta.index)
         return True
 
-    def _finish(self, entry: Entry, index: int) -> None:
+    def _finish(self, entry: JournalEntry, index: int) -> None:
         entry.done.add(index)
         if len(entry.done) >= entry.request.params.n:
             self.forget(entry.request.id)
@@ -177,14 +177,14 @@ class Journal:
         """Returns the requests that go to the engine now, and marks them as sent."""
         if self._trial:
             return []
-        held = [e for e in self.entries.values() if e.stage is Stage.HELD and not e.paused]
+        held = [e for e in self.entries.values() if e.stage is RequestStage.HELD and not e.paused]
         ready = self._next_group() or held
         for entry in ready:
-            entry.stage = Stage.SENT
+            entry.stage = RequestStage.SENT
         now = self._clock()
         return [entry.to_send(now) for entry in ready]
 
-    def _next_group(self) -> list[Entry]:
+    def _next_group(self) -> list[JournalEntry]:
         """Starts the next trial, if one is left; returns its requests."""
         while self._groups:
             found = (self.entries.get(name) for name in self._groups.pop(0))
@@ -199,15 +199,15 @@ class Journal:
 
     def death(self) -> list[Request]:
         """Records the death of the engine. Returns the requests that must get an error; all others are sent again."""
-        sent = [e for e in self.entries.values() if e.stage is not Stage.HELD]
-        taken = [e for e in sent if e.stage >= Stage.TAKEN and not e.paused]
+        sent = [e for e in self.entries.values() if e.stage is not RequestStage.HELD]
+        taken = [e for e in sent if e.stage >= RequestStage.TAKEN and not e.paused]
         untouched = [e.request.id for e in sent if e.request.id in self._trial and e not in taken]
         for entry in taken:
             entry.lives += 1
-        for entry in [e for e in taken if e.stage >= Stage.ADDING] or taken:
+        for entry in [e for e in taken if e.stage >= RequestStage.ADDING] or taken:
             entry.deaths += 1
         for entry in sent:
-            entry.stage, entry.returned = Stage.HELD, True
+            entry.stage, entry.returned = RequestStage.HELD, True
         suspects = [e.request.id for e in taken if e.is_suspect]
         failed = taken if len(taken) == 1 and taken[0].deaths >= SUSPECT_DEATHS else []
         self._trial, self._adding = set(), None

@@ -18,14 +18,14 @@ class Meter(FrontStats):
     """Totals over all requests of a front; `watch` follows one request. Times to tokens use the engine's clock, since
     this process may read tokens late, and many at once. on_end: called with each request that ends."""
 
-    on_end: Callable[[Watch], None] = lambda watch: None
+    on_end: Callable[[RequestWatch], None] = lambda watch: None
 
-    def watch(self, request: Request, target: Target | None) -> Watch:
+    def watch(self, request: Request, target: Target | None) -> RequestWatch:
         """target: of the request's class, if known."""
-        return Watch(self, request, target)
+        return RequestWatch(self, request, target)
 
 
-class Watch:
+class RequestWatch:
     """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`.
 
     prompt_tokens, cached_tokens, answer_tokens, reasons: of this request; reasons counts choices by finish reason."""
@@ -41,7 +41,7 @@ class Watch:
         self._answers = request.params.n
         self._paces: dict[int, Pace] = {}  # of each choice that has a delta
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RequestWatch:
         self._begun = time.monotonic()
         self._meter.open_requests += 1
         return self

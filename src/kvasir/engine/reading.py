@@ -160,7 +160,7 @@ MOST_DETECTED = 64
 _DETECTED: dict[tuple[str, tuple[str, ...]], Found] = {}
 
 
-def sample_of(shown: samples.Sample) -> Sample:
+def sample_of(shown: samples.SampleCall) -> Sample:
     """Converts a template's sample to the form that the table of formats takes."""
     calls = tuple((samples.NAME, arguments) for arguments in shown.calls)
     return Sample(shown.prompt, shown.turn, shown.turn_end, calls, {samples.NAME: samples.PARAMETERS})

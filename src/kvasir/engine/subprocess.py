@@ -190,13 +190,13 @@ class ProcessEngine:
             return not self._watchdog.is_frozen
         return True
 
-    async def _ask(self, what: str) -> wire.Answer:
+    async def _ask(self, what: str) -> wire.Reply:
         if self._dead is not None or not self._ready:
             raise EngineDead(self._dead or "the engine is restarting")
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._command(wire.Ask(number, what))
+            self._command(wire.Query(number, what))
             return await answer
         finally:
             self._questions.pop(number, None)
@@ -259,11 +259,11 @@ class ProcessEngine:
             case wire.Deltas():
                 self._streams.deliver([d for d in event.each() if self._journal.take(d)])
                 self._flush()
-            case wire.Fault(id=request_id):
+            case wire.ErrorReport(id=request_id):
                 self._journal.forget(request_id)
                 self._streams.fail(request_id, wire.to_error(event))
                 self._flush()
-            case wire.Answer(number, error=error):
+            case wire.Reply(number, error=error):
                 answer = self._questions.get(number)
                 if answer is not None and not answer.done():
                     answer.set_exception(AssertionError(error)) if error else answer.set_result(event)
@@ -310,7 +310,7 @@ class ProcessEngine:
                 event = wire.decode_event(await self._socket.recv())
                 if isinstance(event, wire.Ready):
                     return event
-                if isinstance(event, wire.Fault):
+                if isinstance(event, wire.ErrorReport):
                     raise wire.to_error(event)
                 if isinstance(event, wire.Progress) and self._progress:
                     self._progress(event.done, event.total)

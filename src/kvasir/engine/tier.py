@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvasir.config import EngineConfig, EngineOptions
 from kvasir.errors import ConfigError
-from kvasir.kv.tiers.block import Facts, GroupFacts, layout, short
+from kvasir.kv.tiers.block import GroupFacts, StoreFacts, layout, short
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
@@ -34,7 +34,7 @@ def make_tier(
     """The configured tiers: host memory before disk before peer; None if there are none. Raises ConfigError."""
     if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None
-    facts = Facts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
+    facts = StoreFacts(identity(options, config, files), info.numerics, config.block_size, group_facts(config, cache))
     tiers: list[KVConnector] = []
     disk = server = None
     try:

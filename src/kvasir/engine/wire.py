@@ -56,7 +56,7 @@ class Pause(_Message, frozen=True):
     whether: bool
 
 
-class Ask(_Message, frozen=True):
+class Query(_Message, frozen=True):
     """A numbered query: "stats", "look", "check" or "pulse"."""
 
     number: int
@@ -72,7 +72,7 @@ class Ready(_Message, frozen=True):
     summary: tuple[str, ...]
 
 
-class Fault(_Message, frozen=True):
+class ErrorReport(_Message, frozen=True):
     """A KvasirError by its class name. `id`: of the request it concerns, "" for the start of the engine."""
 
     id: str
@@ -103,7 +103,7 @@ class Deltas(_Message, frozen=True):
         return [*each_delta(self.tokens), *self.deltas]
 
 
-class Answer(_Message, frozen=True):
+class Reply(_Message, frozen=True):
     number: int
     stats: EngineStats | None = None
     error: str | None = None
@@ -118,8 +118,8 @@ class Progress(_Message, frozen=True):
     total: int
 
 
-Command = Add | Abort | Pause | Ask | Stop
-Event = Ready | Fault | Deltas | Answer | Progress
+Command = Add | Abort | Pause | Query | Stop
+Event = Ready | ErrorReport | Deltas | Reply | Progress
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
@@ -143,13 +143,13 @@ _KINDS: dict[type[KvasirError], tuple[str, ...]] = {
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 
 
-def to_fault(request_id: str, error: KvasirError) -> Fault:
+def to_fault(request_id: str, error: KvasirError) -> ErrorReport:
     cls = next(c for c in type(error).__mro__ if c in _KINDS)
     own = {name: getattr(error, name) for name in _KINDS[cls]}
-    return Fault(request_id, cls.__name__, error.message, error.hint, **own)
+    return ErrorReport(request_id, cls.__name__, error.message, error.hint, **own)
 
 
-def to_error(fault: Fault) -> KvasirError:
+def to_error(fault: ErrorReport) -> KvasirError:
     cls = _BY_NAME.get(fault.kind, KvasirError)
     own: dict[str, Any] = {name: getattr(fault, name) for name in _KINDS[cls]}
     return cls(fault.message, fault.hint, **own)

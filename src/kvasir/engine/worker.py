@@ -33,7 +33,7 @@ log = logging.getLogger("kvasir.engine")
 QUIET_SECONDS = 0.5  # without work, after which the core may prepare for what no request has needed yet
 
 
-class Worker:
+class EngineWorker:
     """Serves one core over one socket until it is asked to stop."""
 
     def __init__(self, socket: zmq.Socket, core: EngineCore):
@@ -104,20 +104,20 @@ class Worker:
                 self.core.abort(id, index)
             case wire.Pause(id, whether):
                 self.core.pause(id, whether)
-            case wire.Ask(number, what):
+            case wire.Query(number, what):
                 self.send(self._answer(number, what))
 
-    def _answer(self, number: int, what: str) -> wire.Answer:
+    def _answer(self, number: int, what: str) -> wire.Reply:
         try:
             if what == "pulse":
-                return wire.Answer(number, longest_step=self.core.longest_step)
+                return wire.Reply(number, longest_step=self.core.longest_step)
             if what == "look":
-                return wire.Answer(number, snapshot=self.core.look())
+                return wire.Reply(number, snapshot=self.core.look())
             if what == "check":
                 self.core.check()
-            return wire.Answer(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))
+            return wire.Reply(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))
         except AssertionError as error:
-            return wire.Answer(number, error=f"leak: {error}")
+            return wire.Reply(number, error=f"leak: {error}")
 
 
 def _announce(ids: str | list[str] | None) -> None:
@@ -174,7 +174,7 @@ def main() -> int:
         except KvasirError as error:
             socket.send(wire.encode(wire.to_fault("", error)))
             return 2
-        worker = Worker(socket, core)
+        worker = EngineWorker(socket, core)
         worker.send(wire.Ready(core.info, core.summary))
         worker.run()
     return 0

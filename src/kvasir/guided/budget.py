@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvasir.guided.free import FreeGuide
-from kvasir.guided.grammar import Guide, GuideError
+from kvasir.guided.grammar import GrammarGuide, GuideError
 from kvasir.guided.reasoning_tracker import ReasoningTracker
-from kvasir.guided.rule import Reasoning
+from kvasir.guided.rule import ReasoningMarks
 from kvasir.guided.vocabulary import Vocabulary
 
 
@@ -21,7 +21,12 @@ class BudgetGuide:
     __slots__ = ("_budget", "_end", "_guide", "_pending", "_reasoning", "_vocabulary")
 
     def __init__(
-        self, guide: Guide | FreeGuide | None, vocabulary: Vocabulary, reasoning: Reasoning, end: list[int], budget: int
+        self,
+        guide: GrammarGuide | FreeGuide | None,
+        vocabulary: Vocabulary,
+        reasoning: ReasoningMarks,
+        end: list[int],
+        budget: int,
     ):
         """end: the ids of the mark that ends the reasoning."""
         self._guide, self._vocabulary, self._end, self._budget = guide, vocabulary, end, budget

@@ -23,7 +23,7 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from kvasir.guided.explore import Explorer
-from kvasir.guided.grammar import Grammar, GuideError
+from kvasir.guided.grammar import CompiledGrammar, GuideError
 from kvasir.guided.spelling import Pieces
 
 MAX_MESSAGE_CHARS = 1000
@@ -87,7 +87,7 @@ class Worker:
         grammar = any_to_lark(job["grammar"]) if job["convert"] else job["grammar"]
         self.vocabulary.unspelt = ""
         try:
-            found = Grammar(self.vocabulary.library, grammar)
+            found = CompiledGrammar(self.vocabulary.library, grammar)
             if found.begin().done:
                 return _failure("grammar", "it allows no text")
             self.vocabulary.explorer.walk(found)

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from kvasir.guided.grammar import Grammar, Guide
+from kvasir.guided.grammar import CompiledGrammar, GrammarGuide
 
 DEPTH = 24  # chosen tokens in a walk; forced tokens are not counted
 SECONDS = 1.0  # of CPU time, after which no further token is chosen
@@ -32,7 +32,7 @@ class Explorer:
         self._short = [i for i in lengths if tokens[i]][:LONGEST]
         self._long = lengths[: -LONGEST - 1 : -1]
 
-    def walk(self, grammar: Grammar) -> None:
+    def walk(self, grammar: CompiledGrammar) -> None:
         """Raises GuideError if the grammar fails."""
         until = time.process_time() + SECONDS
         rng = random.Random(0)
@@ -44,7 +44,7 @@ class Explorer:
         for i, way in enumerate(ways):
             self._go(grammar.begin(), way, until, ends=i == 0)
 
-    def _go(self, guide: Guide, way: Choice, until: float, ends: bool) -> None:
+    def _go(self, guide: GrammarGuide, way: Choice, until: float, ends: bool) -> None:
         """ends: stop as soon as the grammar may end."""
         chosen = 0
         while not guide.done and chosen < DEPTH and time.process_time() < until:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvasir.guided.grammar import Guide
+from kvasir.guided.grammar import GrammarGuide
 from kvasir.guided.reasoning_tracker import ReasoningTracker, overlap
 from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
@@ -18,7 +18,7 @@ from kvasir.guided.vocabulary import Vocabulary
 class Triggers:
     """State that the sequences of one rule share: the tokens that complete a trigger, and masks by the text's end."""
 
-    def __init__(self, rule: Rule, vocabulary: Vocabulary, guide: Guide):
+    def __init__(self, rule: Rule, vocabulary: Vocabulary, guide: GrammarGuide):
         """Takes ownership of the guide, which must be at its beginning. Raises GuideError."""
         assert rule.free
         self.vocabulary, self._guide = vocabulary, guide
@@ -47,7 +47,7 @@ class Triggers:
         text = text.lstrip()
         return text if text[:1] and text[:1] in self.first else b""
 
-    def guide(self, text: bytes) -> Guide | None:
+    def guide(self, text: bytes) -> GrammarGuide | None:
         """The guide after this text; None if the grammar does not allow it. Raises GuideError."""
         guide, ids = self._guide.copy(), self._ids(text)
         if not ids or not guide.accepts(ids):
@@ -97,7 +97,7 @@ class FreeGuide:
     def __init__(self, triggers: Triggers):
         self._triggers = triggers
         self._reasoning = ReasoningTracker(triggers.reasoning) if triggers.reasoning else None
-        self._call: Guide | None = None
+        self._call: GrammarGuide | None = None
         self._anchored = False  # the call began without a mark, and may turn out to be text
         self._start = bool(triggers.first)  # there is no content yet
         self._tail = b""

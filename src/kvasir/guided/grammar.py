@@ -37,22 +37,22 @@ class GrammarError(GuideError, InvalidRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GrammarLimits:
     """Limits of one lexer. states: that it keeps, 1 to 2 kB each. fuel: for the work of one mask, 10 to 100 ns each."""
 
     states: int = 100_000
     fuel: int = 200_000
 
 
-Both = tuple[Limits, Limits]  # of the lexer that sequences share, and of a lexer for a single sequence
-LIMITS: Both = (Limits(), Limits(250_000, 1_600_000))
+Both = tuple[GrammarLimits, GrammarLimits]  # of the lexer that sequences share, and of a lexer for a single sequence
+LIMITS: Both = (GrammarLimits(), GrammarLimits(250_000, 1_600_000))
 
 
 class Lexer:
     """A matcher at its beginning, whose copies share its lexer. alone: there is only one copy."""
 
     def __init__(
-        self, tokenizer: LLTokenizer, text: str, limits: Limits, first: int | None = None, alone: bool = False
+        self, tokenizer: LLTokenizer, text: str, limits: GrammarLimits, first: int | None = None, alone: bool = False
     ):
         """first: an id that may come first, if known. Raises GrammarError if the grammar does not compile."""
         from llguidance import LLMatcher, LLParserLimits
@@ -72,7 +72,7 @@ class Lexer:
         return "" if self.first is None or probe.consume_token(self.first) else _reason(probe)
 
 
-class Grammar:
+class CompiledGrammar:
     """A grammar over one vocabulary. Owns the lexer that its guides share."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Grammar:
         self.renewed = 0  # how often the guide of a sequence was rebuilt
         self._first: int | None = None
         self._lexer: Lexer | None = Lexer(tokenizer, text, limits[0])
-        begin = Guide(self, self._lexer)
+        begin = GrammarGuide(self, self._lexer)
         mask = int.from_bytes(begin.allowed(), "little")
         for i in tokenizer.eos_tokens:
             mask &= ~(1 << i) if i < mask.bit_length() else -1
@@ -98,9 +98,9 @@ class Grammar:
             self._lexer.first = self._first
         self.renewed = 0
 
-    def begin(self) -> Guide:
+    def begin(self) -> GrammarGuide:
         with self._lock:
-            return Guide(self, self._shared())
+            return GrammarGuide(self, self._shared())
 
     def instead_of(self, failed: Lexer) -> Lexer:
         """The lexer on which a guide continues. The first guide that finds the shared lexer failed gets a lexer of its
@@ -119,7 +119,7 @@ class Grammar:
         return self._lexer
 
 
-class Guide:
+class GrammarGuide:
     """The state of one sequence that follows its grammar from the first token to the last.
 
     quiet: whether most likely all ids are allowed. in_call: whether a call has begun in free text.
@@ -128,15 +128,15 @@ class Guide:
     __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher", "_run")
     quiet = in_call = False
 
-    def __init__(self, grammar: Grammar, lexer: Lexer):
+    def __init__(self, grammar: CompiledGrammar, lexer: Lexer):
         self._grammar, self._lexer = grammar, lexer
         self._matcher = lexer.begin()
         self._ids: list[int] = []
         self._failure: GuideError | None = None
         self._run = grammar.run and grammar.run.copy()
 
-    def copy(self) -> Guide:
-        other = Guide(self._grammar, self._lexer)
+    def copy(self) -> GrammarGuide:
+        other = GrammarGuide(self._grammar, self._lexer)
         other._matcher, other._ids, other._failure = self._matcher.deep_copy(), list(self._ids), self._failure
         other._run = self._run and self._run.copy()
         return other

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.guided.budget import BudgetGuide
 from kvasir.guided.free import FreeGuide, Triggers
-from kvasir.guided.grammar import LIMITS, Both, Grammar, Guide, GuideError
+from kvasir.guided.grammar import LIMITS, Both, CompiledGrammar, GrammarGuide, GuideError
 from kvasir.guided.rule import Rule
 from kvasir.guided.vocabulary import Vocabulary
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the library is loaded with the first grammar
 CACHED_GRAMMARS = 64
 
 
-AnyGuide = Guide | FreeGuide | BudgetGuide
+AnyGuide = GrammarGuide | FreeGuide | BudgetGuide
 
 
 class Compiled:
@@ -34,14 +34,14 @@ class Compiled:
     def __init__(self, rule: Rule, vocabulary: Vocabulary, tokenizer: LLTokenizer, limits: Both = LIMITS):
         """Raises GuideError."""
         self._rule, self._vocabulary = rule, vocabulary
-        self.grammar = Grammar(tokenizer, rule.grammar, limits, vocabulary.numbers) if rule.grammar else None
+        self.grammar = CompiledGrammar(tokenizer, rule.grammar, limits, vocabulary.numbers) if rule.grammar else None
         self._end = vocabulary.ids(rule.reasoning.end) if rule.reasoning else []
         self._triggers = None
         if rule.free and self.grammar:
             self._triggers = Triggers(rule, vocabulary, self.grammar.begin())
 
     def begin(self) -> AnyGuide:
-        guide: Guide | FreeGuide | None = None
+        guide: GrammarGuide | FreeGuide | None = None
         if self._triggers:
             guide = FreeGuide(self._triggers)
         elif self.grammar:
@@ -52,7 +52,7 @@ class Compiled:
         return guide
 
 
-class Guides:
+class GrammarGuides:
     """Makes guides over one vocabulary; compiles in a separate thread and caches the results.
 
     The tokenizer is loaded with the first rule, or by `warm`.

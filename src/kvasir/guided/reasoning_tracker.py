@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from kvasir.guided.rule import Reasoning
+from kvasir.guided.rule import ReasoningMarks
 from kvasir.parse.tape import MAX_SPACE
 
 
@@ -19,7 +19,7 @@ class ReasoningTracker:
 
     __slots__ = ("_anywhere", "_blanks", "_end", "_start", "inside", "over", "rest", "tail", "tokens")
 
-    def __init__(self, reasoning: Reasoning):
+    def __init__(self, reasoning: ReasoningMarks):
         self._start, self._end = reasoning.start.encode(), reasoning.end.encode()
         self._anywhere = reasoning.anywhere
         self.inside, self.over = reasoning.opened, False

@@ -9,7 +9,7 @@ _MARK = "%kvasir "  # no grammar begins like this
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningMarks:
     """The marks around a model's reasoning. opened: the prompt has opened it. anywhere: it may also begin after other
     text, and not only at the start of a choice."""
 
@@ -40,7 +40,7 @@ class Rule:
 
     grammar: str = ""
     free: Free | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningMarks | None = None
     budget: int | None = None
 
     def text(self) -> str:
@@ -53,7 +53,7 @@ class Rule:
             return cls(text)
         fields = json.loads(text[len(_MARK) :])
         free, reasoning = fields.pop("free"), fields.pop("reasoning")
-        rule = cls(**fields, reasoning=Reasoning(**reasoning) if reasoning else None)
+        rule = cls(**fields, reasoning=ReasoningMarks(**reasoning) if reasoning else None)
         if free is None:
             return rule
         return replace(rule, free=Free(tuple(free["triggers"]), tuple(free["inside"]), free["first"]))

@@ -16,7 +16,7 @@ from kvasir.guided.marked import MarkedValues
 from kvasir.guided.rule import Free
 from kvasir.guided.schema import prepared
 from kvasir.guided.sources import schema_json
-from kvasir.parse.format import Format, GrammarParts, Parameters, Style, grammar_parts
+from kvasir.parse.format import Format, GrammarParts, ParameterFormat, Style, grammar_parts
 from kvasir.parse.tape import BLANK
 
 
@@ -202,7 +202,7 @@ class _Grammar(Lark):
             self.rule(name, f"%json {schema_json(schema, not function.strict)}")
         return name
 
-    def _parameters(self, rule: str, schema: Mapping[str, Any], marks: Parameters, lenient: bool) -> str:
+    def _parameters(self, rule: str, schema: Mapping[str, Any], marks: ParameterFormat, lenient: bool) -> str:
         """Each property between its marks, in the order of the schema; strings as plain text."""
         line, words = "\n" if marks.lines else "", []
         for i, (key, kind) in enumerate(schema.get("properties", {}).items()):

@@ -7,7 +7,7 @@ table      [ b3 ][ b9 ][ b4 ][ b7 ]           block_size 16
 
 from __future__ import annotations
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.kv.pool import SCRATCH, BlockPool
 
 UNBOUNDED = 2**30  # tokens; longer than any sequence
@@ -26,7 +26,7 @@ class BlockTable:
 
     __slots__ = ("_fixed", "_forgets", "block_size", "ids", "kind", "pool")
 
-    def __init__(self, pool: BlockPool, block_size: int, kind: Kind):
+    def __init__(self, pool: BlockPool, block_size: int, kind: CacheKind):
         self.pool = pool
         self.block_size = block_size
         self.kind = kind

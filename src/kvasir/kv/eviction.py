@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from kvasir.caches import Kind
-from kvasir.kv.node import Node
+from kvasir.caches import CacheKind
+from kvasir.kv.node import PrefixNode
 from kvasir.kv.policy import Policy, Rank
 from kvasir.kv.pool import SCRATCH, BlockPool
 
@@ -27,23 +27,23 @@ class Queue:
 
     def __init__(self, rank: Policy):
         self._rank = rank
-        self._heap: list[tuple[Rank, int, Node]] = []
-        self._inside: set[Node] = set()
+        self._heap: list[tuple[Rank, int, PrefixNode]] = []
+        self._inside: set[PrefixNode] = set()
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def __contains__(self, node: Node) -> bool:
+    def __contains__(self, node: PrefixNode) -> bool:
         return node in self._inside
 
-    def push(self, node: Node) -> None:
+    def push(self, node: PrefixNode) -> None:
         """Adds a node unless it is queued already."""
         if node not in self._inside:
             self._inside.add(node)
             heapq.heappush(self._heap, (self._rank(node), next(self._serial), node))
 
-    def pop(self) -> Node | None:
+    def pop(self) -> PrefixNode | None:
         """Removes and returns the node of the tree with the lowest rank; None if the queue is empty."""
         while self._heap:
             rank, _, node = heapq.heappop(self._heap)
@@ -55,7 +55,7 @@ class Queue:
             self.push(node)
         return None
 
-    def put_back(self, nodes: Iterable[Node]) -> None:
+    def put_back(self, nodes: Iterable[PrefixNode]) -> None:
         """Queues popped nodes again, except those that have left the tree."""
         for node in nodes:
             if node.parent is not None:
@@ -71,13 +71,13 @@ class Queue:
 class Tree(Protocol):
     """The part of radix.PrefixTree that eviction uses; the methods are documented there."""
 
-    def nodes(self) -> Iterable[Node]: ...
+    def nodes(self) -> Iterable[PrefixNode]: ...
 
-    def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None: ...
+    def let_go(self, node: PrefixNode, index: int, groups: Iterable[int]) -> None: ...
 
-    def settle(self, node: Node) -> None: ...
+    def settle(self, node: PrefixNode) -> None: ...
 
-    def cut(self, node: Node, num_blocks: int) -> None: ...
+    def cut(self, node: PrefixNode, num_blocks: int) -> None: ...
 
 
 class Evictor:
@@ -88,7 +88,7 @@ class Evictor:
         self,
         tree: Tree,
         pools: Sequence[BlockPool],
-        forgetting: Mapping[int, Kind],
+        forgetting: Mapping[int, CacheKind],
         full: Sequence[int],
         block_size: int,
         policy: Policy,
@@ -99,24 +99,24 @@ class Evictor:
         self._full = full
         self._block_size = block_size
         self._leaves = Queue(policy)  # all leaves except `_held`; used only if there is a full group
-        self._held: list[Node] = []  # leaves whose last block was held at the time of `_held_at`
+        self._held: list[PrefixNode] = []  # leaves whose last block was held at the time of `_held_at`
         self._held_at = (-1, -1)  # (group, its pool's `idled` count)
         # Per group that forgets: nodes with blocks that only a branch before their end would need, and all with blocks.
         self._middles = {g: Queue(policy) for g in forgetting}
         self._ends = {g: Queue(policy) for g in forgetting}
 
-    def push(self, leaf: Node) -> None:
+    def push(self, leaf: PrefixNode) -> None:
         """Queues a leaf that is new or has new blocks."""
         self.push_end(leaf)
         for g in self._forgetting:
             self.push_window(leaf, g)
 
-    def push_end(self, leaf: Node) -> None:
+    def push_end(self, leaf: PrefixNode) -> None:
         """Queues a leaf whose last block has changed."""
         if self._full:
             self._leaves.push(leaf)
 
-    def push_window(self, node: Node, group: int) -> None:
+    def push_window(self, node: PrefixNode, group: int) -> None:
         """Queues a node that has blocks of a group that forgets."""
         self._middles[group].push(node)
         self._ends[group].push(node)
@@ -177,7 +177,7 @@ class Evictor:
         """Evicts idle blocks of a group that forgets until `target` are free, from the start of each node of the queue:
         most sequences continue at a node's end. middle: spares the blocks from `_last_window` on."""
         pool = self._pools[group]
-        rest: list[Node] = []
+        rest: list[PrefixNode] = []
         while pool.free < target and (node := queue.pop()):
             blocks = node.blocks[group]
             stop = self._last_window(node, group) if middle else len(blocks)
@@ -195,13 +195,13 @@ class Evictor:
             self._tree.settle(node)
         queue.put_back(rest)
 
-    def _last_window(self, node: Node, group: int) -> int:
+    def _last_window(self, node: PrefixNode, group: int) -> int:
         """Index in the node of the first block needed to continue from its end, or from one token before it, as an
         identical prompt does."""
         first = self._forgetting[group].first(node.end(self._block_size) - 1, self._block_size)
         return min(max(0, first - node.start), node.num_blocks)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: PrefixNode) -> None:
         """Raises AssertionError if the node is missing from a queue that it belongs in."""
         assert node.children or not self._full or node in self._leaves or node in self._held, "a leaf is in no queue"
         for g in self._forgetting:

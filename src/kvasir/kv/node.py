@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 
-from kvasir.kv.tiers.block import Block, marked, root_key
+from kvasir.kv.tiers.block import StoredBlock, marked, root_key
 
 ID_BYTES = 4
 LOWEST = -(2**63)  # priority of a node that no request has inserted yet
@@ -28,7 +28,7 @@ def common(a: bytes, b: bytes) -> int:
     return low // ID_BYTES
 
 
-class Node:
+class PrefixNode:
     """A run of tokens that starts at a block boundary, and the blocks that hold it.
 
     ids: the packed token ids of the run. Only the run of a leaf may end inside a block.
@@ -46,7 +46,9 @@ class Node:
         *("last_used", "low", "namespace", "parent", "priority", "start"),
     )
 
-    def __init__(self, namespace: bytes, parent: Node | None, start: int, ids: bytes, blocks: tuple[list[int], ...]):
+    def __init__(
+        self, namespace: bytes, parent: PrefixNode | None, start: int, ids: bytes, blocks: tuple[list[int], ...]
+    ):
         self.namespace = namespace
         self.parent = parent
         self.start = start
@@ -55,7 +57,7 @@ class Node:
         self.low = [0] * len(blocks)
         self.fixed: dict[int, list[int]] = {}
         self.heads: list[bytes] = []
-        self.children: list[Node] = []
+        self.children: list[PrefixNode] = []
         self.digests: list[bytes] = []
         self.created = self.last_used = self.hits = 0
         self.priority = LOWEST
@@ -69,7 +71,7 @@ class Node:
         """Tokens from the start of the sequence to the end of the run."""
         return self.start * block_size + len(self.ids) // ID_BYTES
 
-    def find(self, block: bytes) -> Node | None:
+    def find(self, block: bytes) -> PrefixNode | None:
         """The child whose run shares the longest prefix with `block`, the packed ids of at most one block; None if no
         child shares a token."""
         i = bisect_left(self.heads, block)
@@ -79,7 +81,7 @@ class Node:
         shared, j = max(((common(self.heads[j], block), j) for j in near), default=(0, 0))
         return self.children[j] if shared else None
 
-    def add(self, head: bytes, child: Node) -> None:
+    def add(self, head: bytes, child: PrefixNode) -> None:
         """Inserts a child at its place in the order."""
         i = bisect_left(self.heads, head)
         self.heads.insert(i, head)
@@ -96,12 +98,12 @@ class Node:
         assert self.heads[i] == head, "a child has the wrong key"
         return i
 
-    def split(self, num_blocks: int, head: bytes) -> Node:
+    def split(self, num_blocks: int, head: bytes) -> PrefixNode:
         """Moves the first `num_blocks` of the run to a new parent node, which replaces this one in the old parent.
         Returns the new node. head: the first block of the run."""
         assert self.parent is not None and 0 < num_blocks < self.num_blocks
         cut = num_blocks * len(head)
-        upper = Node(
+        upper = PrefixNode(
             self.namespace, self.parent, self.start, self.ids[:cut], tuple(b[:num_blocks] for b in self.blocks)
         )
         upper.created, upper.last_used, upper.hits = self.created, self.last_used, self.hits
@@ -127,7 +129,7 @@ class Node:
 
     def parent_key(self, index: int, block_bytes: int) -> bytes:
         """The key (tiers.block) of the block before the one at `index`; b"" if any block before `index` is marked."""
-        above: list[Node] = [self]
+        above: list[PrefixNode] = [self]
         while (parent := above[-1].parent) is not None and len(parent.digests) < parent.num_blocks:
             above.append(parent)
         for ancestor in above[:0:-1]:
@@ -142,14 +144,14 @@ class Node:
 
     def _named(self, parent: bytes, index: int, block_bytes: int) -> bytes:
         ids = self.ids[index * block_bytes : (index + 1) * block_bytes]
-        return Block(self.namespace, parent, ids).key if parent and not marked(ids) else b""
+        return StoredBlock(self.namespace, parent, ids).key if parent and not marked(ids) else b""
 
     def _key_before(self, index: int) -> bytes:
         if index:
             return self.digests[index - 1]
         return self.parent.digests[-1] if self.parent and self.parent.digests else root_key(self.namespace)
 
-    def tree(self) -> Iterator[Node]:
+    def tree(self) -> Iterator[PrefixNode]:
         """This node and all its descendants, parents first."""
         stack = [self]
         while stack:

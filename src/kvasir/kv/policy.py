@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Facts(Protocol):
+class NodeFacts(Protocol):
     """The fields of a node that a policy may read. Times are ticks of the tree, one for each insert and each used hit.
 
     created, last_used: ticks. hits: how often the node was part of a used hit. priority: the highest of its requests.
@@ -22,25 +22,25 @@ class Facts(Protocol):
 
 
 Rank = tuple[int, ...]
-Policy = Callable[[Facts], Rank]
+Policy = Callable[[NodeFacts], Rank]
 
 
-def lru(f: Facts) -> Rank:
+def lru(f: NodeFacts) -> Rank:
     """Least recently used first."""
     return (f.last_used,)
 
 
-def lfu(f: Facts) -> Rank:
+def lfu(f: NodeFacts) -> Rank:
     """Fewest hits first, then least recently used."""
     return (f.hits, f.last_used)
 
 
-def fifo(f: Facts) -> Rank:
+def fifo(f: NodeFacts) -> Rank:
     """Oldest first."""
     return (f.created,)
 
 
-def priority(f: Facts) -> Rank:
+def priority(f: NodeFacts) -> Rank:
     """Lowest request priority first, then least recently used."""
     return (f.priority, f.last_used)
 

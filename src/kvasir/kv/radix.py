@@ -20,14 +20,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.kv.blocks import blocks_for
 from kvasir.kv.eviction import Evictor
-from kvasir.kv.node import ID_BYTES, LOWEST, Node, common
+from kvasir.kv.node import ID_BYTES, LOWEST, PrefixNode, common
 from kvasir.kv.pins import Pins
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
-from kvasir.kv.tiers.block import Block, fixed_chain, marked
+from kvasir.kv.tiers.block import StoredBlock, fixed_chain, marked
 from kvasir.plan import CacheGroup
 
 
@@ -43,8 +43,8 @@ class Hit:
 
     tokens: int
     blocks: tuple[list[int], ...]
-    node: Node | None = None
-    kinds: tuple[Kind, ...] = ()
+    node: PrefixNode | None = None
+    kinds: tuple[CacheKind, ...] = ()
 
     def whole(self, block_size: int) -> Hit | None:
         """The hit shortened to full blocks, None if there are none. It is for a sequence that continues from a later
@@ -69,7 +69,7 @@ class Stats:
 
 
 # (name of the block, its index in the sequence, per group the evicted block id or SCRATCH)
-OnEvict = Callable[[Block, int, tuple[int, ...]], None]
+OnEvict = Callable[[StoredBlock, int, tuple[int, ...]], None]
 
 
 class PrefixTree:
@@ -97,7 +97,7 @@ class PrefixTree:
         self._full = tuple(g for g, kind in enumerate(self._kinds) if not kind.forgets and not kind.fixed)
         self._on_evict, self._policy = on_evict, policy
         self._block_bytes = block_size * ID_BYTES
-        self._roots: dict[bytes, Node] = {}
+        self._roots: dict[bytes, PrefixNode] = {}
         self._pins = Pins(self.pools)
         self._evictor = Evictor(self, self.pools, self._forgetting, self._full, block_size, policy)
         self._tick = 0
@@ -133,9 +133,9 @@ class PrefixTree:
         self._hit_tokens += hit.tokens
         self._stamp(hit.node, hits=1)
 
-    def _walk(self, namespace: bytes, ids: bytes) -> tuple[list[Node], int]:
+    def _walk(self, namespace: bytes, ids: bytes) -> tuple[list[PrefixNode], int]:
         """The nodes that match `ids`, and how many tokens match; only the last node may match partly."""
-        path: list[Node] = []
+        path: list[PrefixNode] = []
         node = self._roots.get(namespace)
         at = 0
         while node is not None and at < len(ids):
@@ -203,7 +203,7 @@ class PrefixTree:
         self._stamp(last, priority=priority)
         self.settle(last)
 
-    def _lengthen(self, last: Node, tokens: int, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
+    def _lengthen(self, last: PrefixNode, tokens: int, ids: bytes, tables: Sequence[Sequence[int]]) -> PrefixNode:
         """Adds the rest of `ids` after node `last`, which matches up to `tokens`. Returns the leaf with their end."""
         if last.end(self.block_size) > tokens:
             last = self._branch(last, tokens)
@@ -212,7 +212,7 @@ class PrefixTree:
             return last
         return self._sprout(last, ids, tables)
 
-    def _stamp(self, node: Node | None, hits: int = 0, priority: int = LOWEST) -> None:
+    def _stamp(self, node: PrefixNode | None, hits: int = 0, priority: int = LOWEST) -> None:
         """Advances the tick and marks the node and its ancestors as used."""
         self._tick += 1
         while node is not None:
@@ -221,9 +221,9 @@ class PrefixTree:
             node.priority = max(node.priority, priority)
             node = node.parent
 
-    def _root(self, namespace: bytes) -> Node:
+    def _root(self, namespace: bytes) -> PrefixNode:
         if namespace not in self._roots:
-            self._roots[namespace] = Node(namespace, None, 0, b"", tuple([] for _ in self.pools))
+            self._roots[namespace] = PrefixNode(namespace, None, 0, b"", tuple([] for _ in self.pools))
         return self._roots[namespace]
 
     def _fix(self, namespace: bytes, tables: Sequence[Sequence[int]]) -> None:
@@ -233,7 +233,7 @@ class PrefixTree:
             root.fixed[g] = list(tables[g])
             self.pools[g].keep(tables[g])
 
-    def _fill(self, node: Node, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
+    def _fill(self, node: PrefixNode, tokens: int, tables: Sequence[Sequence[int]], first: dict[int, int]) -> None:
         """Adds the blocks that a node lacks in groups that forget; the node matches the sequence up to `tokens`. A
         partly matched block is not added: the sequence's block may hold fewer tokens."""
         if node.end(self.block_size) <= tokens:
@@ -251,7 +251,7 @@ class PrefixTree:
                 node.low[g] = min(node.low[g], missing[0])
                 self._evictor.push_window(node, g)
 
-    def _grow(self, leaf: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
+    def _grow(self, leaf: PrefixNode, ids: bytes, tables: Sequence[Sequence[int]]) -> None:
         """Extends the run of a leaf. Its partial last block either is the sequence's own block, with more tokens in it,
         or is replaced by the sequence's block."""
         whole = len(leaf.ids) // self._block_bytes
@@ -269,13 +269,13 @@ class PrefixTree:
             leaf.low[g] = min(leaf.low[g], whole)
         self._evictor.push(leaf)
 
-    def _rename(self, leaf: Node, head: bytes) -> None:
+    def _rename(self, leaf: PrefixNode, head: bytes) -> None:
         """Updates the head of a leaf whose first block has more tokens. Its place among its siblings does not change:
         no head is a prefix of another."""
         assert leaf.parent is not None
         leaf.parent.heads[leaf.parent.slot(leaf.ids)] = head
 
-    def _branch(self, node: Node, tokens: int) -> Node:
+    def _branch(self, node: PrefixNode, tokens: int) -> PrefixNode:
         """The parent for a run that diverges inside `node` at `tokens`; splits the node if at least a block matches."""
         parent = node.parent
         assert parent is not None
@@ -288,13 +288,13 @@ class PrefixTree:
             self._evictor.push_window(upper, g)
         return upper
 
-    def _sprout(self, parent: Node, ids: bytes, tables: Sequence[Sequence[int]]) -> Node:
+    def _sprout(self, parent: PrefixNode, ids: bytes, tables: Sequence[Sequence[int]]) -> PrefixNode:
         """Adds a new leaf to `parent`, with the rest of `ids`."""
         start = parent.start + parent.num_blocks
         blocks = tuple(self._cut_table(table, start, ids) for table in tables)
         for pool, new in zip(self.pools, blocks, strict=True):
             pool.keep(new)
-        leaf = Node(parent.namespace, parent, start, ids[start * self._block_bytes :], blocks)
+        leaf = PrefixNode(parent.namespace, parent, start, ids[start * self._block_bytes :], blocks)
         leaf.created = self._tick + 1
         parent.add(self._head(ids, start), leaf)
         self._nodes += 1
@@ -327,23 +327,23 @@ class PrefixTree:
             self._let_go_fixed(root, group)
         return pool.free - before
 
-    def _let_go_fixed(self, root: Node, group: int) -> None:
+    def _let_go_fixed(self, root: PrefixNode, group: int) -> None:
         """Removes a namespace's blocks of one group of fixed size."""
         if self._on_evict is not None and self._is_idle(root, group):
             for named in self._named_fixed(root, group):
                 self._on_evict(*named)
         self.pools[group].forget(root.fixed.pop(group))
 
-    def _named_fixed(self, root: Node, group: int) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
+    def _named_fixed(self, root: PrefixNode, group: int) -> Iterator[tuple[StoredBlock, int, tuple[int, ...]]]:
         """The arguments of `on_evict` for each block that a root holds in a group of fixed size."""
         blocks = root.fixed[group]
         for i, name in enumerate(fixed_chain(root.namespace, len(blocks), self.block_size)):
             yield name, i, tuple(blocks[i] if g == group else SCRATCH for g in range(len(self.pools)))
 
-    def _is_idle(self, root: Node, group: int) -> bool:
+    def _is_idle(self, root: PrefixNode, group: int) -> bool:
         return group in root.fixed and all(map(self.pools[group].is_idle, root.fixed[group]))
 
-    def let_go(self, node: Node, index: int, groups: Iterable[int]) -> None:
+    def let_go(self, node: PrefixNode, index: int, groups: Iterable[int]) -> None:
         """Removes the blocks of some groups at one index of a node; the entries become SCRATCH. Calls `on_evict` for
         the idle ones."""
         if self._on_evict is not None and (name := self._name(node, index)):
@@ -356,17 +356,17 @@ class PrefixTree:
             self.pools[g].forget((node.blocks[g][index],))
             node.blocks[g][index] = SCRATCH
 
-    def _name(self, node: Node, index: int) -> Block | None:
+    def _name(self, node: PrefixNode, index: int) -> StoredBlock | None:
         """The name of a block in a tier; None if the block is not full, or if it or a block before it is marked."""
         ids = self._head(node.ids, index)
         if len(ids) < self._block_bytes or marked(ids):
             return None
         parent = node.parent_key(index, self._block_bytes)
-        return Block(node.namespace, parent, ids) if parent else None
+        return StoredBlock(node.namespace, parent, ids) if parent else None
 
     # -- taking out --------------------------------------------------------------------------------------------
 
-    def settle(self, node: Node) -> None:
+    def settle(self, node: PrefixNode) -> None:
         """Removes trailing entries of a leaf that have no block in any group. Removes the leaf if nothing is left, and
         does the same to a parent that this turns into a leaf."""
         while not node.children:
@@ -385,13 +385,13 @@ class PrefixTree:
             self._bury(node)
             node = parent
 
-    def _uproot(self, root: Node) -> None:
+    def _uproot(self, root: PrefixNode) -> None:
         """Removes a namespace without tokens, with its blocks of groups of fixed size."""
         for group in list(root.fixed):
             self._let_go_fixed(root, group)
         self._roots.pop(root.namespace, None)
 
-    def _bury(self, node: Node) -> None:
+    def _bury(self, node: PrefixNode) -> None:
         node.parent, node.ids = None, b""
         self._nodes -= 1
         self._dead += 1
@@ -399,7 +399,7 @@ class PrefixTree:
             self._dead = 0
             self._evictor.sweep()
 
-    def cut(self, node: Node, num_blocks: int) -> None:
+    def cut(self, node: PrefixNode, num_blocks: int) -> None:
         """Removes everything after the first `num_blocks` of a node from the tree, held or not."""
         below = list(node.tree())[1:]
         node.heads, node.children = [], []
@@ -409,7 +409,7 @@ class PrefixTree:
         self._forget(node, num_blocks)
         self.settle(node)
 
-    def _forget(self, node: Node, start: int) -> None:
+    def _forget(self, node: PrefixNode, start: int) -> None:
         for pool, blocks in zip(self.pools, node.blocks, strict=True):
             pool.forget(blocks[start:])
             blocks[start:] = [SCRATCH] * len(blocks[start:])
@@ -461,7 +461,7 @@ class PrefixTree:
         """Ids of the blocks that pins hold in a group."""
         return {b for blocks in self._pins.held(group) for b in blocks if b != SCRATCH}
 
-    def named(self) -> Iterator[tuple[Block, int, tuple[int, ...]]]:
+    def named(self) -> Iterator[tuple[StoredBlock, int, tuple[int, ...]]]:
         """The arguments of `on_evict` for every block that has a name in a tier, the most recently used first; a block
         never comes before the one that it follows in its sequence."""
         for node in sorted(self.nodes(), key=lambda node: -node.last_used):
@@ -471,7 +471,7 @@ class PrefixTree:
             for group in node.fixed:
                 yield from self._named_fixed(node, group)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[PrefixNode]:
         """All nodes, roots included."""
         for root in self._roots.values():
             yield from root.tree()

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.kv.node import ID_BYTES
 from kvasir.kv.pool import SCRATCH
-from kvasir.kv.tiers.block import Block, chain, fixed_chain
+from kvasir.kv.tiers.block import StoredBlock, chain, fixed_chain
 from kvasir.kv.tiers.connector import Failed, KVConnector
 from kvasir.plan import CacheGroup
 
 Part = tuple[int, int]  # group, index of the block in its sequence
-Save = tuple[Block, int, int]  # group, block id
+Save = tuple[StoredBlock, int, int]  # group, block id
 
 ASK_SECONDS = 0.2  # a sequence waits at most this long for a peer to report its blocks
 UNKNOWN_SECONDS = 5.0  # time limit of a fetch if the time to compute its tokens is unknown
-PATIENCE = 2.0  # otherwise the time limit, as a multiple of the time to compute its tokens
+FETCH_TIME_FACTOR = 2.0  # otherwise the time limit, as a multiple of the time to compute its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Question:
     blocks of the sequence, per group. seconds(n): the time to compute the n tokens after the first `known`, 0 for
     unknown."""
 
-    names: Sequence[Sequence[Block]]
+    names: Sequence[Sequence[StoredBlock]]
     first: int
     known: int
     seconds: Callable[[int], float]
 
-    def keys(self, group: int, kind: Kind) -> list[bytes]:
+    def keys(self, group: int, kind: CacheKind) -> list[bytes]:
         """The keys to ask the tier for: the blocks after the first ones; for a group of fixed size all its blocks, but
         only if the sequence has no block yet."""
         names = self.names[group]
@@ -89,7 +89,7 @@ def reach(
     return count
 
 
-class Store:
+class BlockStore:
     """One tier under the pools. max_bytes: bound on the parts that fetches hold or wait for. Only the scheduler uses
     it."""
 
@@ -105,7 +105,7 @@ class Store:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def note(self, block: Block, index: int, ids: Sequence[int], seconds: Callable[[int, int], float]) -> None:
+    def note(self, block: StoredBlock, index: int, ids: Sequence[int], seconds: Callable[[int, int], float]) -> None:
         """Queues block `ids[g]` of each group g, unless SCRATCH, for saving if the tier wants it; it must be saved
         before it is written again. index: of the block in its sequence. seconds(start, tokens): the time to compute
         `tokens` tokens after the first `start`, 0 for unknown."""
@@ -146,7 +146,7 @@ class Store:
         self._ask(fetch, now, 0.0)
         return fetch
 
-    def _fixed_names(self, namespace: bytes, kind: Kind) -> list[Block]:
+    def _fixed_names(self, namespace: bytes, kind: CacheKind) -> list[StoredBlock]:
         return fixed_chain(namespace, kind.blocks(0, self.block_size), self.block_size)
 
     def _room(self, first: int) -> int:
@@ -180,7 +180,7 @@ class Store:
         if 0 < compute <= self.tier.read_seconds([(names[g][i].key, g) for g, i in parts]):
             self.unused["slow"] += len(parts)
             return
-        fetch.count, fetch.deadline = count, now + (PATIENCE * compute or UNKNOWN_SECONDS)
+        fetch.count, fetch.deadline = count, now + (FETCH_TIME_FACTOR * compute or UNKNOWN_SECONDS)
         fetch.tickets = {(g, i): self.tier.start_load(names[g][i], g) for g, i in parts}
         self.num_bytes += sum(self._sizes[g] for g, _ in parts)
 

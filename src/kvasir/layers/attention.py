@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvasir.caches import Kind, attention
+from kvasir.caches import CacheKind, attention
 from kvasir.layers.batch import Batch
 from kvasir.layers.linear import QKV, Out
 from kvasir.layers.module import Module, Segments
@@ -55,7 +55,7 @@ class Attention(Module):
         mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
         return self.out(mixed_THd.flatten(1), batch)
 
-    def cache(self, window: int = 0) -> Kind:
+    def cache(self, window: int = 0) -> CacheKind:
         """window: maximum keys that a row attends to, 0 for all."""
         return attention(self.kv_heads, self.head_dim, window)
 

@@ -27,7 +27,7 @@ from kvasir.ops.linear import TILE
 from kvasir.plan import Work
 
 
-class Inputs:
+class InputBuffers:
     """Buffers for the token rows of any step, at a fixed address: int64 [3 + groups, rows], with the ids, positions,
     adapters and, per cache group, the slots."""
 
@@ -147,7 +147,7 @@ def make_batch(
     rows: RowArrays,
     cache: KVCache,
     wanted: frozenset[str] = frozenset(),
-    inputs: Inputs | None = None,
+    inputs: InputBuffers | None = None,
 ) -> Batch:
     """Packs the works in order; each has a different row of the runner. inputs: buffers to fill, by default new ones.
 
@@ -159,7 +159,7 @@ def make_batch(
     starts = np.concatenate([[0], np.cumsum(counts)])
     total = int(starts[-1])
     size = -(-total // TILE) * TILE
-    inputs = inputs or Inputs(total, len(cache.groups), cache.device)
+    inputs = inputs or InputBuffers(total, len(cache.groups), cache.device)
     host = inputs.host
     host[:, total:size] = 0  # padding: its slots are in the scratch block
     for work, begin in zip(works, starts, strict=False):

@@ -10,7 +10,7 @@ from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
 
 
-class Block(Module):
+class DecoderLayer(Module):
     """attn: the layer that mixes information across tokens (attention or a recurrent layer)."""
 
     def __init__(self, attn_norm: RMSNorm, attn: Attention | GatedDelta, mlp_norm: RMSNorm, mlp: MLP | GatedMLP | MoE):

@@ -50,7 +50,7 @@ def vocabulary_cut(size: int, mesh: Mesh) -> Cut:
     return cut(size, mesh.most_parts(lambda parts: parts * PANEL <= size), PANEL)
 
 
-class Vocabulary(Embedding):
+class VocabularyEmbedding(Embedding):
     """The token embedding table; each rank may hold a part of its rows."""
 
     mesh: Mesh = SOLO

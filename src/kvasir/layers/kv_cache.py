@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvasir.caches import State
-from kvasir.layers.kv_layout import Bank, Layout, Spec
+from kvasir.layers.kv_layout import Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 from kvasir.ops.attention import store_kv
 from kvasir.plan import Bytes, CacheGroup
@@ -18,14 +18,14 @@ SCRATCH_BLOCK = 0  # never allocated to a sequence; padding rows write there
 _COMPUTES = ("attention", "recurrent layers")  # the supported values of caches.Kind.needs
 
 
-def cache_groups(spec: Spec | Layout, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
+def cache_groups(spec: Spec | KVLayout, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
     """The groups as the scheduler plans them; bytes_per_block is the sum over a group's layers."""
-    return Layout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, dtype.itemsize))
+    return KVLayout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, dtype.itemsize))
 
 
-def no_op(spec: Spec | Layout) -> str:
+def no_op(spec: Spec | KVLayout) -> str:
     """Why the torch ops cannot compute with these caches; "" if they can."""
-    missing = [kind.needs for kind in Layout.of(spec).kinds if kind.needs not in _COMPUTES]
+    missing = [kind.needs for kind in KVLayout.of(spec).kinds if kind.needs not in _COMPUTES]
     return f"no op computes {missing[0]}" if missing else ""
 
 
@@ -39,7 +39,7 @@ class KVCache(PagedMemory):
 
     def __init__(
         self,
-        spec: Spec | Layout,
+        spec: Spec | KVLayout,
         num_blocks: Sequence[int],
         block_size: int,
         dtype: torch.dtype,
@@ -47,7 +47,7 @@ class KVCache(PagedMemory):
         rows: int = 0,
     ):
         self.dtype = dtype
-        layout = Layout.of(spec)
+        layout = KVLayout.of(spec)
         super().__init__(layout, cache_groups(layout, block_size, dtype), num_blocks, block_size, device)
         self._rows = [
             torch.empty((len(bank.layers), rows, *bank.kind.row_shape), device=device) if bank.kind.row_shape else None

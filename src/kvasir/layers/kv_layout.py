@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvasir.caches import Field, Kind, Shared
+from kvasir.caches import CacheKind, Field, Shared
 from kvasir.plan import CacheGroup
 
-Spec = Sequence[Kind | Shared]
+Spec = Sequence[CacheKind | Shared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Bank:
     layer."""
 
     group: int
-    kind: Kind
+    kind: CacheKind
     layers: tuple[int, ...]
     fields: tuple[Field, ...]
 
 
-class Layout:
+class KVLayout:
     """The caches of all layers of one model or several. Layers are numbered consecutively across models.
 
     kinds: per layer, its own kind or that of the layer whose memory it reads. owners: that layer's number, or its own.
@@ -37,7 +37,7 @@ class Layout:
         entries = [entry for spec in specs.values() for entry in spec]
         places = ((name, i, entry) for name, spec in specs.items() for i, entry in enumerate(spec))
         self.owners = tuple(self._owner(entries, name, i, entry) for name, i, entry in places)
-        self.kinds: tuple[Kind, ...] = tuple(entries[owner] for owner in self.owners)  # type: ignore[misc]
+        self.kinds: tuple[CacheKind, ...] = tuple(entries[owner] for owner in self.owners)  # type: ignore[misc]
         tables: dict[Hashable, list[int]] = {}
         for layer, kind in enumerate(self.kinds):
             if self.owners[layer] == layer:
@@ -45,11 +45,11 @@ class Layout:
         self.groups = tuple(map(tuple, tables.values()))
 
     @classmethod
-    def of(cls, spec: Spec | Layout) -> Layout:
+    def of(cls, spec: Spec | KVLayout) -> KVLayout:
         """The layout of a single model."""
-        return spec if isinstance(spec, Layout) else cls({"": spec})
+        return spec if isinstance(spec, KVLayout) else cls({"": spec})
 
-    def _owner(self, entries: Sequence[Kind | Shared], name: str, layer: int, entry: Kind | Shared) -> int:
+    def _owner(self, entries: Sequence[CacheKind | Shared], name: str, layer: int, entry: CacheKind | Shared) -> int:
         model, index = entry.source(name, layer)
         there = self.models.get(model, range(0))
         shares = f"layer {layer} of the model {name!r} shares layer {index} of {model!r}"
@@ -63,7 +63,7 @@ class Layout:
         owner = self.owners[layer]
         return next(g for g, layers in enumerate(self.groups) if owner in layers)
 
-    def cache_groups(self, block_bytes: Callable[[Kind], int]) -> tuple[CacheGroup, ...]:
+    def cache_groups(self, block_bytes: Callable[[CacheKind], int]) -> tuple[CacheGroup, ...]:
         """The groups as the scheduler plans them. block_bytes: bytes of a block of one layer."""
         return tuple(
             CacheGroup(self.kinds[layers[0]], layers, sum(block_bytes(self.kinds[layer]) for layer in layers))

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.caches import Kind
-from kvasir.layers.kv_layout import Bank, Layout
+from kvasir.caches import CacheKind
+from kvasir.layers.kv_layout import Bank, KVLayout
 from kvasir.plan import Bytes, CacheGroup
 
 
@@ -37,7 +37,7 @@ class PagedMemory:
     """
 
     def __init__(
-        self, layout: Layout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int,
+        self, layout: KVLayout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int,
         device: torch.device | str = "cpu",
     ):  # fmt: skip
         if len(num_blocks) != len(groups):
@@ -53,7 +53,7 @@ class PagedMemory:
         self._arrays = [[tensor[i] for tensor in self._banked[b]] for b, i in self._places]
         self._groups = tuple(layout.group_of(layer) for layer in range(len(layout.kinds)))
         self._layers = range(len(layout.kinds))
-        self.spec: tuple[Kind, ...] = layout.kinds
+        self.spec: tuple[CacheKind, ...] = layout.kinds
 
     def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
         """Allocates the tensors of a bank."""

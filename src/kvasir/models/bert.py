@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
-from kvasir.layers.block import Block
-from kvasir.layers.embedding import Embedding, Vocabulary
+from kvasir.layers.block import DecoderLayer
+from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
 from kvasir.layers.norm import LayerNorm
@@ -95,14 +95,14 @@ class Bert(Module):
 
     def __init__(self, config: BertConfig):
         self.config = config
-        self.embed = Vocabulary(config.vocab_size, config.width)
+        self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.positions = Embedding(config.max_position, config.width)
         self.token_types = Embedding(config.token_types, config.width)
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
-    def _block(self, layer: int, c: BertConfig) -> Block:
-        return Block(
+    def _block(self, layer: int, c: BertConfig) -> DecoderLayer:
+        return DecoderLayer(
             LayerNorm(c.width, c.norm_eps),
             Attention(layer, c.width, c.heads, c.heads, c.head_dim, bias=True, out_bias=True),
             LayerNorm(c.width, c.norm_eps),
@@ -123,7 +123,7 @@ class Bert(Module):
         """One text's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
-    def cache_spec(self) -> tuple[Kind, ...]:
+    def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
         return tuple(layer.attn.cache() for layer in self.layers)
 

@@ -24,7 +24,7 @@ from reprlib import Repr
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.fields import FIELDS, Kind
+from kvasir.fields import FIELDS, FieldKind
 
 MAX_JSON_BYTES = 4 << 20
 MAX_JSON_DEPTH = 32
@@ -238,7 +238,7 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     for row in FIELDS:
         if row.recommended and f.get(row.name) is not None:
             low, high = row.low, row.high
-            if row.kind is Kind.INTEGER:
+            if row.kind is FieldKind.INTEGER:
                 sampling[row.name] = f.integer(row.name, int(low), int(high))
             else:
                 sampling[row.name] = f.number(row.name, low, high)

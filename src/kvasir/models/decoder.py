@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.batch import Batch
-from kvasir.layers.block import Block
-from kvasir.layers.embedding import Vocabulary
+from kvasir.layers.block import DecoderLayer
+from kvasir.layers.embedding import VocabularyEmbedding
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS
 from kvasir.layers.module import Module, Take
@@ -124,8 +124,8 @@ class Decoder(Module):
     def __init__(self, config: DecoderConfig):
         self.config = config
         self.rope = Rope(config.rotary_dim, config.rope_theta, config.rope_scaling)
-        self.embed = Vocabulary(config.vocab_size, config.width)
-        self.layers: list[Block] = []  # filled by the subclass
+        self.embed = VocabularyEmbedding(config.vocab_size, config.width)
+        self.layers: list[DecoderLayer] = []  # filled by the subclass
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
@@ -138,7 +138,7 @@ class Decoder(Module):
         """Float32 [T, D]: the hidden rows after the last norm. Implemented by subclasses."""
         raise NotImplementedError
 
-    def cache_spec(self) -> tuple[Kind, ...]:
+    def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
         windows = self.config.windows
         return tuple(layer.attn.cache(window) for layer, window in zip(self.layers, windows, strict=True))

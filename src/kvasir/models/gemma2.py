@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
-from kvasir.layers.block import Block
+from kvasir.layers.block import DecoderLayer
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
 from kvasir.layers.norm import OffsetRMSNorm
@@ -76,7 +76,7 @@ def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
     }
 
 
-class GemmaBlock(Block):
+class GemmaBlock(DecoderLayer):
     """A block that normalises before and after attention and the MLP."""
 
     def __init__(self, attn: Attention, mlp: GatedMLP, width: int, eps: float):

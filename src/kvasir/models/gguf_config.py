@@ -23,14 +23,14 @@ from kvasir.models.config import (
     MAX_WIDTH,
     Fields,
 )
-from kvasir.models.gguf_names import FAMILIES, Source
+from kvasir.models.gguf_names import FAMILIES, TensorSource
 from kvasir.models.registry import unsupported
 
 _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last"}  # the numbers of llama.cpp's llama_pooling_type
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-def hf_config_from_gguf(metadata: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> dict[str, Any]:
     """The equivalent of `config.json`. source: the file's tensors by their GGUF names.
 
     Raises UnsupportedModel for an architecture or feature without code, ModelFileError for values that are missing or
@@ -276,7 +276,7 @@ def _check_alone(config: Mapping[str, Any], name: str, f: Fields) -> None:
         )
 
 
-def _longrope(source: Source, f: Fields) -> dict[str, Any]:
+def _longrope(source: TensorSource, f: Fields) -> dict[str, Any]:
     """LongRoPE's fields. As in llama.cpp, the original context is the full context where the file does not state it.
     Unless the file states the attention factor, it is derived from the two, as for the model folder that the file was
     made from."""
@@ -293,7 +293,7 @@ def _longrope(source: Source, f: Fields) -> dict[str, Any]:
     return scaling
 
 
-def _factors(source: Source, name: str) -> list[float]:
+def _factors(source: TensorSource, name: str) -> list[float]:
     """A tensor with one divisor per frequency. For Llama 3's scaling, the converter computes them."""
     if name not in source.names():
         raise ModelFileError(f"the GGUF file has no tensor {name}", "is the file complete?")

@@ -103,7 +103,7 @@ _BERT_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class NameTable:
     """How the tensors of one `general.architecture` map to a checkpoint: the names, the layers' prefix, the converter's
     changes."""
 
@@ -115,21 +115,21 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(_MIXTRAL_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
-    "qwen2": Family(_LLAMA_NAMES, "model.layers"),
-    "qwen3": Family(_LLAMA_NAMES, "model.layers"),
-    "qwen3moe": Family(_QWEN3MOE_NAMES, "model.layers"),
-    "gemma2": Family(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
-    "gemma3": Family(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
-    "phi3": Family(_PHI3_NAMES, "model.layers"),
-    "gpt2": Family(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
-    "bert": Family(_BERT_NAMES, "encoder.layer"),
+    "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
+    "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
+    "qwen3": NameTable(_LLAMA_NAMES, "model.layers"),
+    "qwen3moe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
+    "gemma2": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
+    "gemma3": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
+    "phi3": NameTable(_PHI3_NAMES, "model.layers"),
+    "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
+    "bert": NameTable(_BERT_NAMES, "encoder.layer"),
 }
 # Tensors that are read into the config or duplicate it.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """The methods of `kvasir.weights.source.WeightSource` that this module uses."""
 
     def names(self) -> Iterable[str]: ...
@@ -173,7 +173,7 @@ class HFView:
     """A GGUF `WeightSource` under the checkpoint's names and in its orientation, as if it were read from
     safetensors."""
 
-    def __init__(self, source: Source, config: Mapping[str, Any], architecture: str):
+    def __init__(self, source: TensorSource, config: Mapping[str, Any], architecture: str):
         """config: the result of `hf_config_from_gguf` for the same file."""
         self._source = source
         self._family = _family(architecture)
@@ -258,7 +258,7 @@ def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
     return range(shape[0])
 
 
-def _family(architecture: str) -> Family:
+def _family(architecture: str) -> NameTable:
     if architecture not in FAMILIES:
         raise unsupported(architecture)
     return FAMILIES[architecture]

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from kvasir.caches import Kind
+from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
-from kvasir.layers.block import Block
-from kvasir.layers.embedding import Embedding, Vocabulary
+from kvasir.layers.block import DecoderLayer
+from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
@@ -96,7 +96,7 @@ class GPT2(Module):
 
     def __init__(self, config: GPT2Config):
         self.config = config
-        self.embed = Vocabulary(config.vocab_size, config.width)
+        self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.positions = Embedding(config.max_position, config.width)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
         self.norm = LayerNorm(config.width, config.norm_eps)
@@ -108,8 +108,8 @@ class GPT2(Module):
         copies = (r"lm_head\.weight",) if self.config.tied else ()
         return (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias", *copies)
 
-    def _block(self, layer: int, c: GPT2Config) -> Block:
-        return Block(
+    def _block(self, layer: int, c: GPT2Config) -> DecoderLayer:
+        return DecoderLayer(
             LayerNorm(c.width, c.norm_eps),
             Attention(
                 layer,
@@ -142,7 +142,7 @@ class GPT2(Module):
         """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
-    def cache_spec(self) -> tuple[Kind, ...]:
+    def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
         return tuple(layer.attn.cache() for layer in self.layers)
 

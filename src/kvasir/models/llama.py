@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir.layers.attention import Attention
 from kvasir.layers.batch import Batch
-from kvasir.layers.block import Block
+from kvasir.layers.block import DecoderLayer
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
@@ -47,8 +47,8 @@ class Llama(Decoder):
         super().__init__(config)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
-    def _block(self, layer: int, c: DecoderConfig) -> Block:
-        return Block(
+    def _block(self, layer: int, c: DecoderConfig) -> DecoderLayer:
+        return DecoderLayer(
             RMSNorm(c.width, c.norm_eps),
             Attention(
                 layer,

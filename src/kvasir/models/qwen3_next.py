@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
-from kvasir.layers.block import Block
+from kvasir.layers.block import DecoderLayer
 from kvasir.layers.gated_delta import GatedDelta, Heads
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
@@ -102,8 +102,8 @@ class Qwen3Next(Qwen3Moe):
         """Patterns of unused tensors, including the head for multi-token prediction."""
         return (*super().ignored, r"mtp\..*")  # the head for multi-token prediction
 
-    def _block(self, layer: int, c: Qwen3NextConfig) -> Block:
-        return Block(
+    def _block(self, layer: int, c: Qwen3NextConfig) -> DecoderLayer:
+        return DecoderLayer(
             OffsetRMSNorm(c.width, c.norm_eps),
             self._delta(layer, c) if c.recurrent[layer] else self._attention(layer, c),
             OffsetRMSNorm(c.width, c.norm_eps),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from kvasir.device import Device
-from kvasir.ops.registry import BODY, OPS, Choice, Facts, choose_all
+from kvasir.ops.registry import BODY, OPS, Choice, MachineFacts, choose_all
 
 FAMILIES = ("activation", "attention", "embedding", "gated_delta", "linear", "moe", "norm", "rope")
 # Modules that register implementations, by device; imported only for that device.
@@ -21,7 +21,7 @@ def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | N
     """
     for name in (*FAMILIES, *IMPLEMENTATIONS[device.kind]):
         import_module(f"kvasir.ops.{name}")
-    return choose_all(Facts(device, dtype), wanted)
+    return choose_all(MachineFacts(device, dtype), wanted)
 
 
 def table() -> tuple[Choice, ...]:

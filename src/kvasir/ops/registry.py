@@ -32,7 +32,7 @@ Shapes = Callable[..., tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """The facts known at start. dtype: of the weights, "float32" or "bfloat16"."""
 
     device: Device
@@ -44,7 +44,7 @@ class Impl:
     name: str
     on: str
     function: Callable[..., Any]
-    refuses: Callable[[Facts], str]
+    refuses: Callable[[MachineFacts], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Op(Generic[P, R]):
         return first.graph.record(self.name, bound.args, shapes, first.domain)
 
     def impl(
-        self, name: str, *, on: str, refuses: Callable[[Facts], str] = lambda facts: ""
+        self, name: str, *, on: str, refuses: Callable[[MachineFacts], str] = lambda facts: ""
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Registers an implementation for the device kind `on`; implementations registered earlier are preferred."""
 
@@ -102,7 +102,7 @@ class Op(Generic[P, R]):
 
         return register
 
-    def choose(self, facts: Facts, wanted: str | None = None) -> Choice:
+    def choose(self, facts: MachineFacts, wanted: str | None = None) -> Choice:
         """Selects the first implementation that does not refuse, else the body.
 
         Raises ConfigError if `wanted` is given and refuses or does not exist.
@@ -146,7 +146,7 @@ def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
     return make
 
 
-def choose_all(facts: Facts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
+def choose_all(facts: MachineFacts, wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
     """Selects an implementation for every op. wanted: op name -> required implementation ("torch" is the body)."""
     wanted = wanted or {}
     unknown = sorted(set(wanted) - set(OPS))

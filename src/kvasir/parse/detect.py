@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from kvasir.parse.events import CallEnd, Content, Event, Message, Reasoning
-from kvasir.parse.format import Calls, Format, Thinking, grammar_parts
+from kvasir.parse.format import CallFormat, Format, ThinkingFormat, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, NO_CALLS, THINKING
 
@@ -60,7 +60,7 @@ def detect(template: str, special_tokens: Collection[str] = (), samples: Iterabl
     return Found(Format(calls, thinking), "the chat template accepts tools and renders no calls" if takes_tools else "")
 
 
-def _returning(sample: Sample, thinking: Thinking | None, template: str) -> Calls | None:
+def _returning(sample: Sample, thinking: ThinkingFormat | None, template: str) -> CallFormat | None:
     """The format whose parser returns the sample's calls. If several do, one that would write what the template wrote
     is preferred, then one whose signs the template contains."""
     rows = [row for row in CALLS if row is not NO_CALLS and _returns(sample, Format(row, thinking))]
@@ -81,7 +81,7 @@ def _loaded(name: str, arguments: str) -> tuple[str, Any]:
         return name, None
 
 
-def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str) -> bool:
+def _is_clean(events: Sequence[Event], thinking: ThinkingFormat | None, turn_end: str) -> bool:
     """Whether there is no other text than marks of reasoning and, after the last call, the end of the turn."""
     last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
     turn = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
@@ -96,7 +96,7 @@ def _is_clean(events: Sequence[Event], thinking: Thinking | None, turn_end: str)
 _TURN_ENDS = re.compile(r"(?:\s*[<\[][^<>\[\]\s]{1,40}(?:[>\]]|\Z))*\s*")
 
 
-def _writes(row: Calls, sample: Sample) -> bool:
+def _writes(row: CallFormat, sample: Sample) -> bool:
     """Whether the format's grammar would begin and end a call as the template does, except for white space."""
     parts = grammar_parts(Format(row), sample.calls[0][0])
     turn = _squeezed(sample.turn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
-from kvasir.parse.format import Calls
+from kvasir.parse.format import CallFormat
 from kvasir.parse.tape import Tape, marks
 
 MAX_NAME = 256
@@ -17,7 +17,7 @@ Steps = Generator[None, None, None]
 class Emitter:
     """The state of parsing one output; `events` are those that are not returned yet."""
 
-    def __init__(self, calls: Calls, tools: Mapping[str, Schema] | None):
+    def __init__(self, calls: CallFormat, tools: Mapping[str, Schema] | None):
         self.calls = calls
         self.tools = tools
         self.tape = Tape()

@@ -25,7 +25,7 @@ JSON_STYLES = (Style.OBJECTS, Style.KEYED)  # here the name is a JSON string too
 
 
 @dataclass(frozen=True)
-class Texts:
+class FormatTexts:
     """Calls as the model's template writes them:
 
         open  begin ARGUMENTS end  separator  begin ARGUMENTS end  close
@@ -41,7 +41,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterFormat:
     """A parameter: key_begin KEY key_end KIND value_begin VALUE value_end, where "{key}" in value_end is the key.
     lines: one line break at either end of the value belongs to the marks. kinds: the mark of string values, then the
     mark of other values, which are JSON; empty: the tool's schema decides. wrap: optional marks around a value. tags:
@@ -58,7 +58,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallFormat:
     """How tool calls are written.
 
     begins: marks, any of which may begin a call; with `bare`, calls may also begin without a mark, at the start of the
@@ -78,12 +78,12 @@ class Calls:
 
     name: str
     style: Style
-    texts: Texts = Texts()
+    texts: FormatTexts = FormatTexts()
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     head: str = ""
     fence: tuple[str, ...] = ()
-    parameters: Parameters | None = None
+    parameters: ParameterFormat | None = None
     bare: bool = False
     id_size: int = 0
     also: tuple[str, ...] = ()  # marks that are in none of the other fields
@@ -95,7 +95,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ThinkingFormat:
     """How reasoning is marked. `answer`: marks around the content that follows; they are not content themselves."""
 
     name: str
@@ -109,8 +109,8 @@ class Thinking:
 class Format:
     """The facts that a parser needs about a model. Without `thinking`, reasoning is content."""
 
-    calls: Calls
-    thinking: Thinking | None = None
+    calls: CallFormat
+    thinking: ThinkingFormat | None = None
 
     def opened_by(self, prompt: str) -> bool:
         """Whether the prompt ends inside reasoning that it opened itself, as with some templates."""
@@ -158,7 +158,7 @@ class GrammarParts:
     separator: str
     close: str
     style: Style
-    parameters: Parameters | None = None
+    parameters: ParameterFormat | None = None
 
 
 def grammar_parts(format: Format, name: str, index: int | str = 0) -> GrammarParts:

@@ -7,39 +7,39 @@ from __future__ import annotations
 
 import re
 
-from kvasir.parse.format import Calls, Parameters, Style, Texts
+from kvasir.parse.format import CallFormat, FormatTexts, ParameterFormat, Style
 from kvasir.parse.marked_text import QUOTE
 
 
-def _dsml(name: str, section: str) -> Calls:
+def _dsml(name: str, section: str) -> CallFormat:
     """DeepSeek V3.2 and later: parameters state whether they are strings (encoding/encoding_dsv32.py of the model)."""
     open, close = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
-    return Calls(
+    return CallFormat(
         name,
         Style.PARAMETERS,
-        Texts('<｜DSML｜invoke name="{name}">\n', "</｜DSML｜invoke>", open + "\n", "\n", "\n" + close),
+        FormatTexts('<｜DSML｜invoke name="{name}">\n', "</｜DSML｜invoke>", open + "\n", "\n", "\n" + close),
         begins=(open, "<｜DSML｜invoke "),
         ends=("</｜DSML｜invoke>", close),
         head=rf'(?:{open}\s*)?<｜DSML｜invoke name="(?P<name>[^"]+)">',
-        parameters=Parameters(
+        parameters=ParameterFormat(
             '<｜DSML｜parameter name="', '" string=', "", "</｜DSML｜parameter>", kinds=('"true">', '"false">')
         ),
         signs=(("｜DSML｜", f"{section}>"),),
     )
 
 
-def _hunyuan(name: str, suffix: str) -> Calls:
+def _hunyuan(name: str, suffix: str) -> CallFormat:
     """Hy3: some of its tokens have a suffix."""
     open, begin, end, close = (f"<{tag}{suffix}>" for tag in ("tool_calls", "tool_call", "/tool_call", "/tool_calls"))
     sep = f"<tool_sep{suffix}>"
-    return Calls(
+    return CallFormat(
         name,
         Style.PARAMETERS,
-        Texts(f"{begin}{{name}}{sep}\n", end, f"{open}\n", "\n", f"\n{close}"),
+        FormatTexts(f"{begin}{{name}}{sep}\n", end, f"{open}\n", "\n", f"\n{close}"),
         begins=(open, begin),
         ends=(end, close),
         head=rf"(?:{open}\s*)?{begin}\s*(?P<name>[^\s<>{{}}]+?)\s*{sep}",
-        parameters=Parameters(
+        parameters=ParameterFormat(
             f"<arg_key{suffix}>", f"</arg_key{suffix}>", f"<arg_value{suffix}>", f"</arg_value{suffix}>"
         ),
         signs=((sep, f"<arg_key{suffix}>"),),
@@ -49,10 +49,10 @@ def _hunyuan(name: str, suffix: str) -> Calls:
 _M3 = "]<]minimax[>["
 
 MARKED_CALLS = (
-    Calls(
+    CallFormat(
         "minimax_m3",  # non-scalar values are nested tags
         Style.PARAMETERS,
-        Texts(
+        FormatTexts(
             _M3 + '<invoke name="{name}">',
             _M3 + "</invoke>",
             open=_M3 + "<tool_call>\n",
@@ -62,13 +62,13 @@ MARKED_CALLS = (
         begins=(_M3 + "<tool_call>", _M3 + "<invoke name="),
         ends=(_M3 + "</invoke>", _M3 + "</tool_call>"),
         head=rf'(?:{re.escape(_M3)}<tool_call>\s*)?{re.escape(_M3)}<invoke name="(?P<name>[^"]+)">',
-        parameters=Parameters(_M3 + "<", ">", "", _M3 + "</{key}>", tags=_M3),
+        parameters=ParameterFormat(_M3 + "<", ">", "", _M3 + "</{key}>", tags=_M3),
         signs=(("]<]minimax[>[", "<invoke name="),),
     ),
-    Calls(
+    CallFormat(
         "kimi_k3",
         Style.PARAMETERS,
-        Texts(
+        FormatTexts(
             '<|open|>call tool="{name}" index="{index}"<|sep|>',
             "<|close|>call<|sep|>",
             open="<|open|>tools<|sep|>",
@@ -77,7 +77,7 @@ MARKED_CALLS = (
         begins=("<|open|>tools<|sep|>", "<|open|>call tool="),
         ends=("<|close|>call<|sep|>", "<|close|>tools<|sep|>"),
         head=r'(?:<\|open\|>tools<\|sep\|>\s*)?<\|open\|>call tool="(?P<name>[^"]+)"(?: index="\d+")?<\|sep\|>',
-        parameters=Parameters(
+        parameters=ParameterFormat(
             '<|open|>argument key="',
             '" type="',
             "",
@@ -86,10 +86,10 @@ MARKED_CALLS = (
         ),
         signs=(("<|open|>", "call tool="),),
     ),
-    Calls(
+    CallFormat(
         "muse",  # Muse Glimmer: a message to the function
         Style.PARAMETERS,
-        Texts(
+        FormatTexts(
             ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
             "</atem:invoke>\n</atem:function_calls>",
             separator="<|eom|><|start|>assistant",
@@ -97,57 +97,59 @@ MARKED_CALLS = (
         begins=("<atem:function_calls>", "<atem:invoke name="),
         ends=("</atem:invoke>", "</atem:function_calls>"),
         head=r'(?:<atem:function_calls>\s*)?<atem:invoke name="(?P<name>[^"]+)">',
-        parameters=Parameters('<atem:parameter name="', '">', "", "</atem:parameter>"),
+        parameters=ParameterFormat('<atem:parameter name="', '">', "", "</atem:parameter>"),
         asides=("to=user<|message|>", "to={name}<|message|>", "<|eom|>", "<|start|>assistant"),
         turns=("<|start|>", "<|eom|>"),
         enforced=False,
         signs=(("<atem:function_calls>",),),
     ),
-    Calls(
+    CallFormat(
         "functionary_v3.2",
         Style.ADDRESSED,
-        Texts("{name}\n", separator=">>>"),
+        FormatTexts("{name}\n", separator=">>>"),
         begins=(">>>",),
         bare=True,
         enforced=False,  # otherwise ">>>" in any text would have to be followed by a call
         signs=((">>>all",), (">>>${recipient}",)),
     ),
-    Calls(
+    CallFormat(
         "minicpm5",
         Style.PARAMETERS,
-        Texts('<function name="{name}">', "</function>", separator="\n"),
+        FormatTexts('<function name="{name}">', "</function>", separator="\n"),
         begins=("<function name=",),
         ends=("</function>",),
         head=r'<function name="(?P<name>[^"]+)">',
-        parameters=Parameters('<param name="', '">', "", "</param>", wrap=("<![CDATA[", "]]>")),
+        parameters=ParameterFormat('<param name="', '">', "", "</param>", wrap=("<![CDATA[", "]]>")),
         signs=(('<function name="', '<param name="'),),
     ),
     _hunyuan("hunyuan3", ""),
     _hunyuan("hunyuan3_opensource", ":opensource"),
-    Calls(
+    CallFormat(
         "longcat",  # LongCat 2.0, Flash-Lite
         Style.PARAMETERS,
-        Texts("<longcat_tool_call>{name}\n", "</longcat_tool_call>", separator="\n"),
+        FormatTexts("<longcat_tool_call>{name}\n", "</longcat_tool_call>", separator="\n"),
         begins=("<longcat_tool_call>",),
         ends=("</longcat_tool_call>",),
         head=r"<longcat_tool_call>\s*(?P<name>[^\s<>{}]+)",
-        parameters=Parameters("<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"),
+        parameters=ParameterFormat(
+            "<longcat_arg_key>", "</longcat_arg_key>", "<longcat_arg_value>", "</longcat_arg_value>"
+        ),
         signs=(("<longcat_arg_key>",),),
     ),
-    Calls(
+    CallFormat(
         "solar_open2",
         Style.PARAMETERS,
-        Texts("<|tool_call:start|>{name}\n", "<|tool_call:end|>", separator="\n"),
+        FormatTexts("<|tool_call:start|>{name}\n", "<|tool_call:end|>", separator="\n"),
         begins=("<|tool_call:start|>",),
         ends=("<|tool_call:end|>",),
         head=r"<\|tool_call:start\|>\s*(?P<name>[^\s<>{}]+)",
-        parameters=Parameters("<|tool_arg:start|>", "<|tool_arg:value|>", "", "<|tool_arg:end|>"),
+        parameters=ParameterFormat("<|tool_arg:start|>", "<|tool_arg:value|>", "", "<|tool_arg:end|>"),
         signs=(("<|tool_arg:start|>",),),
     ),
-    Calls(
+    CallFormat(
         "step3",
         Style.PARAMETERS,
-        Texts(
+        FormatTexts(
             '<｜tool_call_begin｜>\nfunction<｜tool_sep｜><steptml:invoke name="{name}">',
             "</steptml:invoke><｜tool_call_end｜>",
             open="<｜tool_calls_begin｜>\n",
@@ -158,13 +160,13 @@ MARKED_CALLS = (
         ends=("</steptml:invoke>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
         head=r"(?:<｜tool_calls_begin｜>\s*)?(?:<｜tool_call_begin[｜>]*\s*\w*\s*<｜tool_sep｜>\s*)?"
         r'<steptml:invoke name="(?P<name>[^"]+)">',
-        parameters=Parameters('<steptml:parameter name="', '">', "", "</steptml:parameter>"),
+        parameters=ParameterFormat('<steptml:parameter name="', '">', "", "</steptml:parameter>"),
         signs=(("<steptml:invoke name=",),),
     ),
-    Calls(
+    CallFormat(
         "functiongemma",
         Style.MARKED,
-        Texts("<start_function_call>call:{name}", "<end_function_call>"),
+        FormatTexts("<start_function_call>call:{name}", "<end_function_call>"),
         begins=("<start_function_call>",),
         ends=("<end_function_call>",),
         head=r"<start_function_call>\s*call:(?P<name>[^{]+)",
@@ -174,10 +176,10 @@ MARKED_CALLS = (
     ),
     _dsml("deepseek_v32", "function_calls"),
     _dsml("deepseek_v4", "tool_calls"),
-    Calls(
+    CallFormat(
         "minimax_m2",
         Style.PARAMETERS,
-        Texts(
+        FormatTexts(
             '<invoke name="{name}">\n',
             "</invoke>",
             open="<minimax:tool_call>\n",
@@ -187,53 +189,53 @@ MARKED_CALLS = (
         begins=("<minimax:tool_call>", "<invoke name="),
         ends=("</invoke>", "</minimax:tool_call>"),
         head=r'(?:<minimax:tool_call>\s*)?<invoke name="(?P<name>[^"]+)">',
-        parameters=Parameters('<parameter name="', '">', "", "</parameter>"),
+        parameters=ParameterFormat('<parameter name="', '">', "", "</parameter>"),
         signs=(("<minimax:tool_call>",),),
     ),
-    Calls(
+    CallFormat(
         "seed_oss",
         Style.PARAMETERS,
-        Texts("<seed:tool_call>\n<function={name}>\n", "</function>\n</seed:tool_call>", separator="\n"),
+        FormatTexts("<seed:tool_call>\n<function={name}>\n", "</function>\n</seed:tool_call>", separator="\n"),
         begins=("<seed:tool_call>", "<function="),
         ends=("</function>", "</seed:tool_call>"),
         head=r"(?:<seed:tool_call>\s*)?<function=(?P<name>[^>]+)>",
-        parameters=Parameters("<parameter=", ">", "", "</parameter>"),
+        parameters=ParameterFormat("<parameter=", ">", "", "</parameter>"),
         signs=(("<seed:tool_call>",),),
     ),
-    Calls(
+    CallFormat(
         "zyphra",  # ZAYA
         Style.PARAMETERS,
-        Texts("<zyphra_tool_call>\n<function={name}>\n", "</function>\n</zyphra_tool_call>", separator="\n"),
+        FormatTexts("<zyphra_tool_call>\n<function={name}>\n", "</function>\n</zyphra_tool_call>", separator="\n"),
         begins=("<zyphra_tool_call>", "<function="),
         ends=("</function>", "</zyphra_tool_call>"),
         head=r"(?:<zyphra_tool_call>\s*)?<function=(?P<name>[^>]+)>",
-        parameters=Parameters("<parameter=", ">", "", "</parameter>", lines=True),
+        parameters=ParameterFormat("<parameter=", ">", "", "</parameter>", lines=True),
         signs=(("<zyphra_tool_call>",),),
     ),
-    Calls(
+    CallFormat(
         "qwen3_coder",  # Qwen3-Coder, Qwen3.5, Step 3.7, Nemotron 3
         Style.PARAMETERS,
-        Texts("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", separator="\n"),
+        FormatTexts("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>", separator="\n"),
         begins=("<tool_call>", "<function="),
         ends=("</function>", "</tool_call>"),
         head=r"(?:<tool_call>\s*)?<function=(?P<name>[^>]+)>",
-        parameters=Parameters("<parameter=", ">", "", "</parameter>", lines=True),
+        parameters=ParameterFormat("<parameter=", ">", "", "</parameter>", lines=True),
         signs=(("<function=", "<parameter="),),
     ),
-    Calls(
+    CallFormat(
         "glm45",  # GLM 4.5 to 4.7
         Style.PARAMETERS,
-        Texts("<tool_call>{name}\n", "</tool_call>", separator="\n"),
+        FormatTexts("<tool_call>{name}\n", "</tool_call>", separator="\n"),
         begins=("<tool_call>",),
         ends=("</tool_call>",),
         head=r"<tool_call>\s*(?P<name>[^\s<>{}]+)",
-        parameters=Parameters("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        parameters=ParameterFormat("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         signs=(("<arg_key>",),),
     ),
-    Calls(
+    CallFormat(
         "gemma4",
         Style.MARKED,
-        Texts("<|tool_call>call:{name}", "<tool_call|>"),
+        FormatTexts("<|tool_call>call:{name}", "<tool_call|>"),
         begins=("<|tool_call>",),
         ends=("<tool_call|>",),
         head=r"<\|tool_call>\s*call:(?P<name>[^{]+)",

@@ -3,55 +3,55 @@
 from __future__ import annotations
 
 from kvasir.errors import ConfigError
-from kvasir.parse.format import Calls, Format, Style, Thinking
+from kvasir.parse.format import CallFormat, Format, Style, ThinkingFormat
 from kvasir.parse.rows_json import JSON_CALLS
 from kvasir.parse.rows_marked import MARKED_CALLS
 
-NO_CALLS = Calls("none", Style.NONE)
+NO_CALLS = CallFormat("none", Style.NONE)
 
 # In the order of detection: a row comes after others whose templates may contain its signs too.
 CALLS = (*MARKED_CALLS, *JSON_CALLS, NO_CALLS)
 
 THINKING = (
-    Thinking(
+    ThinkingFormat(
         "harmony",
         "<|channel|>analysis<|message|>",
         "<|end|>",
         ("<|start|>assistant<|channel|>final<|message|>", "<|return|>"),
         signs=(("<|channel|>analysis<|message|>",),),
     ),
-    Thinking(
+    ThinkingFormat(
         "kimi_k3",
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
         signs=(("<|open|>", "<|sep|>", "think"),),
     ),
-    Thinking(
+    ThinkingFormat(
         "muse",
         "to=self<|message|>",
         "<|eom|>",
         ("<|start|>assistant to=user<|message|>", ""),
         signs=(("<|start|>assistant to=self<|message|>",),),
     ),
-    Thinking("minimax_m3", "<mm:think>", "</mm:think>", signs=(("<mm:think>",),)),
-    Thinking("longcat", "<longcat_think>", "</longcat_think>", signs=(("<longcat_think>",),)),
-    Thinking("hunyuan3", "<think:opensource>", "</think:opensource>", signs=(("<think:opensource>",),)),
-    Thinking("solar_open2", "<|think:start|>", "<|think:end|>", signs=(("<|think:start|>",),)),
-    Thinking("minicpm3", "<|thought_start|>", "<|thought_end|>", signs=(("<|thought_start|>",),)),
-    Thinking("mistral", "[THINK]", "[/THINK]", signs=(("[THINK]",),)),
-    Thinking(
+    ThinkingFormat("minimax_m3", "<mm:think>", "</mm:think>", signs=(("<mm:think>",),)),
+    ThinkingFormat("longcat", "<longcat_think>", "</longcat_think>", signs=(("<longcat_think>",),)),
+    ThinkingFormat("hunyuan3", "<think:opensource>", "</think:opensource>", signs=(("<think:opensource>",),)),
+    ThinkingFormat("solar_open2", "<|think:start|>", "<|think:end|>", signs=(("<|think:start|>",),)),
+    ThinkingFormat("minicpm3", "<|thought_start|>", "<|thought_end|>", signs=(("<|thought_start|>",),)),
+    ThinkingFormat("mistral", "[THINK]", "[/THINK]", signs=(("[THINK]",),)),
+    ThinkingFormat(
         "cohere",
         "<|START_THINKING|>",
         "<|END_THINKING|>",
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         signs=(("<|START_THINKING|>",), ("<|START_RESPONSE|>",)),
     ),
-    Thinking("seed_oss", "<seed:think>", "</seed:think>", signs=(("<seed:think>",),)),
-    Thinking("gemma", "<|channel>thought", "<channel|>", signs=(("<|channel>thought",),)),
-    Thinking("granite", "<think>", "</think>", ("<response>", "</response>"), signs=(("<think>", "<response>"),)),
-    Thinking("granite32", "Here is my thought process:", "Here is my response:", signs=(("thought process:",),)),
-    Thinking("think", "<think>", "</think>", signs=(("<think>",), ("</think>",))),
+    ThinkingFormat("seed_oss", "<seed:think>", "</seed:think>", signs=(("<seed:think>",),)),
+    ThinkingFormat("gemma", "<|channel>thought", "<channel|>", signs=(("<|channel>thought",),)),
+    ThinkingFormat("granite", "<think>", "</think>", ("<response>", "</response>"), signs=(("<think>", "<response>"),)),
+    ThinkingFormat("granite32", "Here is my thought process:", "Here is my response:", signs=(("thought process:",),)),
+    ThinkingFormat("think", "<think>", "</think>", signs=(("<think>",), ("</think>",))),
 )
 
 TOOL_FORMATS = tuple(calls.name for calls in CALLS)

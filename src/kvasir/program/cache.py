@@ -8,8 +8,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from kvasir.caches import Kind
-from kvasir.layers.kv_layout import Bank, Layout, Spec
+from kvasir.caches import CacheKind
+from kvasir.layers.kv_layout import Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
 from kvasir.ops.attention.native import FORMATS, CacheLayout, cache_block_bytes
 from kvasir.plan import Bytes, CacheGroup
@@ -33,9 +33,9 @@ def _padded(dim: int) -> int:
     return -(-dim // 16) * 16
 
 
-def no_kernel(spec: Spec | Layout) -> str:
+def no_kernel(spec: Spec | KVLayout) -> str:
     """Why the kernels do not support these caches; "" if they do."""
-    layout = Layout.of(spec)
+    layout = KVLayout.of(spec)
     if len(layout.groups) > MAX_GROUPS:
         return f"the kernels support {MAX_GROUPS} block tables per sequence, not {len(layout.groups)}"
     for kind in layout.kinds:
@@ -48,14 +48,14 @@ def no_kernel(spec: Spec | Layout) -> str:
     return ""
 
 
-def layout_of(kind: Kind, block_size: int, kv_dtype: str) -> CacheLayout:
+def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayout:
     """The kernels' description of a block of one layer."""
     return CacheLayout(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
 
 
-def cache_groups(spec: Spec | Layout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
+def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
     """The cache groups for the scheduler; bytes_per_block counts the keys and values of all layers of a group."""
-    layout = Layout.of(spec)
+    layout = KVLayout.of(spec)
     return layout.cache_groups(lambda kind: 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype)))
 
 
@@ -66,8 +66,8 @@ class NativeCache(PagedMemory):
     kind without a kernel.
     """
 
-    def __init__(self, spec: Spec | Layout, num_blocks: Sequence[int], block_size: int, kv_dtype: str):
-        layout = Layout.of(spec)
+    def __init__(self, spec: Spec | KVLayout, num_blocks: Sequence[int], block_size: int, kv_dtype: str):
+        layout = KVLayout.of(spec)
         if reason := no_kernel(layout):
             raise ValueError(reason)
         self.kv_dtype = kv_dtype
@@ -136,7 +136,7 @@ class NativeCache(PagedMemory):
     def _shape(self, bank: Bank) -> tuple[int, ...]:
         return len(bank.layers), 2, bank.kind.heads, self.block_size
 
-    def _numbers(self, kind: Kind, tensor: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
+    def _numbers(self, kind: CacheKind, tensor: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
         """Views of a block's keys and values and, for int8, of their scales: [layers, heads, tiles, 16 tokens or 8
         pairs, numbers of a token], as in the tiles (csrc/attention_layout.h). Adjacent dimensions of a key are viewed
         as one 32-bit number: copying them like this is several times faster."""

@@ -72,7 +72,7 @@ def for_experts(
             function(of_inner, inner[begin:end])
 
 
-class Calls:
+class NativeCalls:
     """The Python functions that a program calls. An exception must not pass through C: it is kept in `errors`, and the
     rest of the step calls nothing. errors: of the current step. The calling thread flushes denormals, as all kernels
     do."""

@@ -62,7 +62,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Instruction:
     """One instruction: an op with its inputs and the places of its values. buffers: of the outputs, then of the float32
     inputs, in order; a linear step has the buffer of its input there and the others in `products`."""
 
@@ -80,7 +80,7 @@ class Lowered:
     """The result of `lower`. steps[:chosen_from] run over all token rows, the other steps over the chosen rows.
     exports: buffers of hidden states, by name. arena: bytes."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     chosen_from: int
     hidden: Buffer
     logits: Buffer | None
@@ -285,7 +285,7 @@ class _Placer:
         self.nodes, self.trace, self.rows, self.prepared, self.hooks = nodes, trace, rows, prepared, hooks
         self.arena = _Arena()
         self.place: dict[int, Buffer] = {}
-        self.steps: list[Step] = []
+        self.steps: list[Instruction] = []
         self.last: dict[int, int] = {}
         for i, node in enumerate(nodes):
             for value in _values(node.inputs):
@@ -320,7 +320,7 @@ class _Placer:
         barrier = self._needs_barrier(node.op, domain)
         places = tuple(self._out(at, node, out, values) for out in outs)
         buffers = places + tuple(self.place[id(v.base)] for v in values)
-        self.steps.append(Step(node.op, node.inputs, outs, buffers, (), barrier, domain))
+        self.steps.append(Instruction(node.op, node.inputs, outs, buffers, (), barrier, domain))
         self._forget(at, values, places)
 
     def _linear(self, at: int, node: Node) -> None:
@@ -335,14 +335,16 @@ class _Placer:
                 continue
             barrier = self._needs_barrier("prepare", domain)
             prepared[key] = Buffer(self.arena.take(row_bytes * self.rows[domain]), row_bytes, domain)
-            self.steps.append(Step("prepare", (product.weight, x), (), (prepared[key], rows), (), barrier, domain))
+            self.steps.append(
+                Instruction("prepare", (product.weight, x), (), (prepared[key], rows), (), barrier, domain)
+            )
         self._needs_barrier("linear", domain)
         done = []
         for product in products:
             residual = None if product.residual is None else self.place[id(product.residual.base)]
             place = self._residual_place(at, product, residual)
             done.append((product, prepared[self.prepared(product.weight)[0]], place, residual))
-        self.steps.append(Step("linear", (), _outs(node), (rows,), tuple(done), True, domain))
+        self.steps.append(Instruction("linear", (), _outs(node), (rows,), tuple(done), True, domain))
         for buffer in prepared.values():
             self.arena.give_back(buffer.offset)
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
@@ -353,7 +355,7 @@ class _Placer:
         if self.hooks.inputs and names:
             call = partial(for_each, names, self.hooks.inputs)
             barrier = self._needs_barrier("call", x.domain)
-            self.steps.append(Step("call", (call, x), (), (rows,), (), barrier, x.domain))
+            self.steps.append(Instruction("call", (call, x), (), (rows,), (), barrier, x.domain))
 
     # -- buffers
 

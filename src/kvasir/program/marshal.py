@@ -16,9 +16,9 @@ from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
-from kvasir.program.calls import Calls, Hooks, for_experts
-from kvasir.program.layout import Layout, aligned
-from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Lowered, Step
+from kvasir.program.calls import Hooks, NativeCalls, for_experts
+from kvasir.program.layout import CacheLayout, aligned
+from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Instruction, Lowered
 from kvasir.program.meetings import meeting
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
@@ -41,7 +41,7 @@ class Marshal:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: CacheLayout,
         lowered: Lowered,
         trace: Trace,
         cache: NativeCache,
@@ -59,7 +59,7 @@ class Marshal:
         self._positions = trace.batch.positions_T
         self._scratch = 64
         self.adapters = Adapters(max_tokens)
-        self.calls = Calls()
+        self.calls = NativeCalls()
         self._max_tokens = max_tokens
         self._tokens = np.zeros(max_tokens, np.int64)
         self._keep.append(self._tokens)
@@ -96,7 +96,7 @@ class Marshal:
         s.scratch, s.scratch_bytes = scratch.ctypes.data, self._scratch
         return s
 
-    def _fill(self, instr: native.Instr, step: Step) -> None:
+    def _fill(self, instr: native.Instr, step: Instruction) -> None:
         name = "meeting" if step.op in COLLECTIVES else step.op
         filler: Callable = getattr(self, f"_{name}", None) or self._elementwise
         filler(instr, step)
@@ -108,31 +108,31 @@ class Marshal:
             for i, value in enumerate(values):
                 target[i] = value
 
-    def _embedding(self, instr: native.Instr, step: Step) -> None:
+    def _embedding(self, instr: native.Instr, step: Instruction) -> None:
         ids, weight, first = step.inputs
         (out,) = step.buffers
         n = [weight.cols, int(ids.base is self._positions.base), first or 0, int(first is not None)]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
 
-    def _rms_norm(self, instr: native.Instr, step: Step) -> None:
+    def _rms_norm(self, instr: native.Instr, step: Instruction) -> None:
         x, weight, eps = step.inputs
         out, rows = step.buffers
         width = x.shape[-1]
         n = [x.width // width, width, x.width, x.width]
         self._set(instr, "rms_norm", [self._at(out), self._at(rows), self._vector(weight)], n, [eps])
 
-    def _layer_norm(self, instr: native.Instr, step: Step) -> None:
+    def _layer_norm(self, instr: native.Instr, step: Instruction) -> None:
         x, weight, bias, eps = step.inputs
         out, rows = step.buffers
         p = [self._at(out), self._at(rows), self._vector(weight), self._vector(bias)]
         self._set(instr, "layer_norm", p, [x.width], [eps])
 
-    def _prepare(self, instr: native.Instr, step: Step) -> None:
+    def _prepare(self, instr: native.Instr, step: Instruction) -> None:
         weight, x = step.inputs
         out, rows = step.buffers
         self._set(instr, "prepare", [weight.address, self._at(out), self._at(rows)], [x.width])
 
-    def _linear(self, instr: native.Instr, step: Step) -> None:
+    def _linear(self, instr: native.Instr, step: Instruction) -> None:
         parts = (native.LinearPart * len(step.products))()
         for part, (product, activated, out, residual) in zip(parts, step.products, strict=True):
             part.matrix, part.activated = product.weight.address, self._at(activated)
@@ -147,22 +147,22 @@ class Marshal:
         self._keep.append(parts)
         self._set(instr, "linear", [ctypes.addressof(parts), self._at(step.buffers[0])], [len(parts)])
 
-    def _meeting(self, instr: native.Instr, step: Step) -> None:
+    def _meeting(self, instr: native.Instr, step: Instruction) -> None:
         views = tuple(partial(self._view, buffer) for buffer in step.buffers)
         self._set(instr, "call", [self.calls.address(meeting(step, views, self._tokens, self.adapters))], [])
 
-    def _call(self, instr: native.Instr, step: Step) -> None:
+    def _call(self, instr: native.Instr, step: Instruction) -> None:
         function, views = step.inputs[0], [partial(self._view, buffer) for buffer in step.buffers]
         self._set(instr, "call", [self.calls.address(lambda rows: function(*(view(rows) for view in views)))], [])
 
-    def _adapt_inner(self, instr: native.Instr, step: Step) -> None:
+    def _adapt_inner(self, instr: native.Instr, step: Instruction) -> None:
         self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self.adapters.place(step.inputs[1])])
 
-    def _adapt_add(self, instr: native.Instr, step: Step) -> None:
+    def _adapt_add(self, instr: native.Instr, step: Instruction) -> None:
         (total, slot), (out, _) = step.inputs, step.buffers
         self._set(instr, "adapt_add", [self._at(out)], [self.adapters.place(slot), total.width])
 
-    def _rope(self, instr: native.Instr, step: Step) -> None:
+    def _rope(self, instr: native.Instr, step: Instruction) -> None:
         x, rope, _ = step.inputs
         out, rows = step.buffers
         if rope not in self._angles:
@@ -172,7 +172,7 @@ class Marshal:
         n = [heads, head_dim, rope.half, x.width, x.width]
         self._set(instr, "rope", [self._at(out), self._at(rows), ctypes.addressof(self._angles[rope][0])], n)
 
-    def _store_kv(self, instr: native.Instr, step: Step) -> None:
+    def _store_kv(self, instr: native.Instr, step: Instruction) -> None:
         k, v, layer = step.inputs
         k_rows, v_rows = step.buffers
         assert self.cache.owns(layer), "the layer shares the cache of another"
@@ -189,7 +189,7 @@ class Marshal:
         self._keep.append(args)
         self._set(instr, "store_kv", [ctypes.addressof(args)], [group])
 
-    def _paged_attention(self, instr: native.Instr, step: Step) -> None:
+    def _paged_attention(self, instr: native.Instr, step: Instruction) -> None:
         q, k_part, _, _, scale, softcap, sinks = step.inputs
         out, rows = step.buffers
         layer, heads = k_part.layer, q.shape[0]
@@ -213,17 +213,17 @@ class Marshal:
         self._scratch = max(self._scratch, attention_scratch(layout, heads))
         self._set(instr, "paged_attention", [ctypes.addressof(args)], [group])
 
-    def _gated(self, instr: native.Instr, step: Step) -> None:
+    def _gated(self, instr: native.Instr, step: Instruction) -> None:
         gate, _, function = step.inputs
         self._set(instr, "gated", [self._at(b) for b in step.buffers], [gate.width, native.FUNCTION[function]])
 
-    def _route(self, instr: native.Instr, step: Step) -> None:
+    def _route(self, instr: native.Instr, step: Instruction) -> None:
         logits, top_k, normalise = step.inputs
         room = self._array(np.float32, (2 * logits.width + 32) * self._threads)
         p = [*(self._at(b) for b in step.buffers), room]
         self._set(instr, "route", p, [logits.width, top_k, int(normalise)])
 
-    def _experts(self, instr: native.Instr, step: Step) -> None:
+    def _experts(self, instr: native.Instr, step: Instruction) -> None:
         x, ids, _, gate, up, down, act, share = step.inputs
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
@@ -245,7 +245,7 @@ class Marshal:
         self._keep += [args, begins, sources]
         self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
 
-    def _call_for_experts(self, step: Step, held: np.ndarray, sources: np.ndarray) -> Callable[[int], None]:
+    def _call_for_experts(self, step: Instruction, held: np.ndarray, sources: np.ndarray) -> Callable[[int], None]:
         """A function that passes the input rows of each expert's linears to the hook, for one pass. held: `begins` of
         the experts of this rank."""
         x, ids, _, gate, up, down = step.inputs[:6]
@@ -256,7 +256,7 @@ class Marshal:
         assert inputs and rows.shape[1] == x.width
         return lambda first: for_experts(names, inputs, rows[first:], gate_out, held, sources)
 
-    def _room_of_experts(self, steps: Sequence[Step]) -> list[np.ndarray]:
+    def _room_of_experts(self, steps: Sequence[Instruction]) -> list[np.ndarray]:
         """Buffers for the experts of one layer at a time: the converted input rows, and the outputs of gate, up and
         down."""
         sizes = [0] * 4
@@ -273,10 +273,10 @@ class Marshal:
         self._keep += [structs, list(stack)]
         return ctypes.addressof(structs)
 
-    def _choose(self, instr: native.Instr, step: Step) -> None:
+    def _choose(self, instr: native.Instr, step: Instruction) -> None:
         self._set(instr, "choose", [self._at(b) for b in step.buffers], [step.outs[0].width])
 
-    def _elementwise(self, instr: native.Instr, step: Step) -> None:
+    def _elementwise(self, instr: native.Instr, step: Instruction) -> None:
         if step.op not in ELEMENTWISE:
             raise CannotTrace(f"no kernel for {step.op}")
         p, n, f = [self._at(b) for b in step.buffers], [step.outs[0].width], []

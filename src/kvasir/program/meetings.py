@@ -10,12 +10,14 @@ import numpy as np
 
 from kvasir.parallel import picked, side_by_side, tree_sum
 from kvasir.program.adapters import Adapters
-from kvasir.program.lower import Step
+from kvasir.program.lower import Instruction
 
 Rows = Callable[[int], np.ndarray]  # (rows) -> the first rows of a buffer, float32 [rows, width]
 
 
-def meeting(step: Step, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters) -> Callable[[int], None]:
+def meeting(
+    step: Instruction, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters
+) -> Callable[[int], None]:
     """The function that performs the collective of a step. views: of its buffers, the result, then the input. tokens:
     token ids of the rows, int64 [rows or more]."""
     if step.op == "all_reduce":

@@ -12,8 +12,8 @@ from kvasir.layers.rows import RowArrays
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS, Hooks
-from kvasir.program.layout import Layout
-from kvasir.program.lower import Buffer, Lowered, Step, lower
+from kvasir.program.layout import CacheLayout
+from kvasir.program.lower import Buffer, Instruction, Lowered, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import Sampled
@@ -49,7 +49,7 @@ class Program:
         self.trace = trace
         self.cache = cache
         self.pool = native.Pool(threads, pin, apart)
-        self.layout = Layout(self.lowered.arena)
+        self.layout = CacheLayout(self.lowered.arena)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self._records = native.records(self.pieces, native.Piece)
@@ -164,7 +164,7 @@ class Program:
         return self.layout.num_bytes
 
 
-def _describe(step: Step) -> str:
+def _describe(step: Instruction) -> str:
     if step.op == "linear":
         parts = (f"{p.weight.format} {p.weight.rows}x{p.weight.cols}" for p, _, _, _ in step.products)
         extra = "".join(

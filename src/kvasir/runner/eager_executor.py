@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kvasir.layers.adapters import Pairs, set_adapter
-from kvasir.layers.batch import Batch, Inputs, make_batch
+from kvasir.layers.batch import Batch, InputBuffers, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Join, Work
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
 from kvasir.runner.drafts import along
-from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits, logprobs
 from kvasir.sampling.sampler import RowContext, Sampled, sample
@@ -30,8 +30,8 @@ _TILE = 32  # token rows whose log-probabilities are read at a time
 
 @dataclass(slots=True)
 class Results:
-    """Results of a step. logits: float32 [S, V], works of `Step.now`, then of `Step.later`. taken: in the order of
-    `Step.now`. The dictionaries are by place in the step."""
+    """Results of a step. logits: float32 [S, V], works of `ExecutorStep.now`, then of `ExecutorStep.later`. taken: in
+    the order of `ExecutorStep.now`. The dictionaries are by place in the step."""
 
     logits: Tensor | None = None
     taken: list[Taken] = field(default_factory=list)
@@ -70,13 +70,13 @@ class EagerExecutor:
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
-        self._inputs = Inputs(self._max_tokens, len(self._cache.groups), self._cache.device)
+        self._inputs = InputBuffers(self._max_tokens, len(self._cache.groups), self._cache.device)
 
     def enter(self, join: Join, row: Row) -> None: ...
 
     def settle(self) -> None: ...
 
-    def start(self, step: Step) -> EagerHandle:
+    def start(self, step: ExecutorStep) -> EagerHandle:
         return EagerHandle(self, step, self._thread.submit(self._compute, step))
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
@@ -90,7 +90,7 @@ class EagerExecutor:
     # -- on the thread
 
     @torch.inference_mode()
-    def _compute(self, step: Step) -> Results:
+    def _compute(self, step: ExecutorStep) -> Results:
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             batch = self.batch(step)
@@ -98,7 +98,7 @@ class EagerExecutor:
             self._keep(found, step, batch, hidden_TD)
         return found
 
-    def batch(self, step: Step) -> Batch:
+    def batch(self, step: ExecutorStep) -> Batch:
         """The step's token rows as layers read them."""
         wanted = frozenset(name for work in step.works for name in work.want_hidden)
         return make_batch(step.works, self.rows.arrays, self._cache, wanted, self._inputs)
@@ -107,7 +107,7 @@ class EagerExecutor:
         """The last hidden states, [T, D]."""
         return self.model.forward(batch.tokens_T, batch)
 
-    def _keep(self, found: Results, step: Step, batch: Batch, hidden_TD: Tensor) -> None:
+    def _keep(self, found: Results, step: ExecutorStep, batch: Batch, hidden_TD: Tensor) -> None:
         """Stores the outputs that the works want."""
         for at, work in enumerate(step.works):
             mine = slice(step.starts[at], step.starts[at + 1])
@@ -165,7 +165,7 @@ class EagerExecutor:
 @dataclass(slots=True)
 class EagerHandle:
     executor: EagerExecutor
-    step: Step
+    step: ExecutorStep
     future: Future[Results]
 
     def wait(self) -> float:

@@ -33,7 +33,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExecutorStep:
     """A step for an executor: moves the plan's blocks, then computes the plan's `decodes`, whose token rows come first,
     and `works`: the plan's works whose rows are sound. Without `Executor.columns` the plan has no decodes.
 
@@ -63,17 +63,17 @@ class Handle(Protocol):
         ...
 
     def decoded(self) -> tuple[np.ndarray, Mapping[int, str]]:
-        """The ids sampled for `Step.decodes`, int32, and the errors of failed rows by place. Called once, and only if
-        the step has decodes."""
+        """The ids sampled for `ExecutorStep.decodes`, int32, and the errors of failed rows by place. Called once, and
+        only if the step has decodes."""
         ...
 
     def taken(self) -> Sequence[Taken]:
-        """Sampled ids of the works of `Step.now`, in their order."""
+        """Sampled ids of the works of `ExecutorStep.now`, in their order."""
         ...
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> Sequence[Taken]:
-        """Samples works with their masks (None: no mask); works of `Step.now` can be sampled again. Called once, before
-        `read`."""
+        """Samples works with their masks (None: no mask); works of `ExecutorStep.now` can be sampled again. Called
+        once, before `read`."""
         ...
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
@@ -100,8 +100,8 @@ class Executor(Protocol):
     sampled ids. The host reads the ids from the handle and passes none back.
 
     computes: optional features that it implements: names of inputs.FEATURES, "encodes" of a plan, "drafted" and
-    "pending" of a work. The runner refuses the others by name. columns: whether it takes `Step.decodes` at present.
-    hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may see it.
+    "pending" of a work. The runner refuses the others by name. columns: whether it takes `ExecutorStep.decodes` at
+    present. hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may see it.
     """
 
     @property
@@ -139,7 +139,7 @@ class Executor(Protocol):
         """Waits for a step whose result was not taken; ignores its errors."""
         ...
 
-    def start(self, step: Step) -> Handle: ...
+    def start(self, step: ExecutorStep) -> Handle: ...
 
     def set_adapter(self, adapter: int, pairs: Any) -> None:
         """See kvasir.program.program.Program.set_adapter."""

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.caches import Kind, attention
+from kvasir.caches import CacheKind, attention
 from kvasir.inputs import FEATURES
 from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
-from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.runner.rows import Row, Rows
 from kvasir.runner.runner import Runner
@@ -63,7 +63,7 @@ class FakeRunner(Runner):
         max_tokens_per_step: int = 64,
         max_model_len: int = 512,
         window: int | tuple[int, ...] = 0,
-        kinds: tuple[Kind, ...] = (),
+        kinds: tuple[CacheKind, ...] = (),
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
         fault: Callable[[StepPlan], Any] | None = None,
@@ -175,7 +175,7 @@ class FakeExecutor:
 
     def set_adapter(self, adapter: int, pairs: Any) -> None: ...
 
-    def start(self, step: Step) -> FakeHandle:
+    def start(self, step: ExecutorStep) -> FakeHandle:
         if self.fault:
             self.fault(step.plan)
         self._encode(step.plan)
@@ -305,7 +305,7 @@ class _AllNames(frozenset):
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
     executor: FakeExecutor
-    step: Step
+    step: ExecutorStep
     blocks: tuple[Any, ...]
 
     def wait(self) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.moe import MoE
 from kvasir.layers.rope import Angles, Rope
@@ -30,14 +30,14 @@ def footprint_of(
     """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences."""
     model = loaded.model
     spec = model.cache_spec()
-    groups = len(Layout.of(spec).groups)
+    groups = len(KVLayout.of(spec).groups)
     per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
     sampled = MAX_CHOSEN if loaded.trace else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
     if loaded.trace:
         buffers, gathered = _program(loaded, tokens, rows, threads, block_size, kv_dtype), 0
     else:
         buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
-        gathered = max(_SCORES * _FLOAT * kind.width for kind in Layout.of(spec).kinds)
+        gathered = max(_SCORES * _FLOAT * kind.width for kind in KVLayout.of(spec).kinds)
     return Footprint(
         weights=loaded.held,
         mapped=loaded.mapped,
@@ -58,7 +58,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
     """Bytes of the program's buffers, laid out over a cache of the smallest size."""
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
-    cache = NativeCache(spec, [1] * len(Layout.of(spec).groups), block_size, kv_dtype)
+    cache = NativeCache(spec, [1] * len(KVLayout.of(spec).groups), block_size, kv_dtype)
     program = Program(loaded.trace, cache, max_tokens=tokens, max_rows=rows, max_positions=1, threads=threads)
     try:
         return program.num_bytes

@@ -24,7 +24,7 @@ from kvasir.program.native import records
 from kvasir.program.program import Program
 from kvasir.runner.blocks import move_blocks, wait_all
 from kvasir.runner.drafts import along
-from kvasir.runner.executor import Entry, Step, Taken
+from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits
 from kvasir.sampling.native import (
@@ -73,7 +73,7 @@ class ProgramExecutor:
     def settle(self) -> None:
         self.program.settle()
 
-    def start(self, step: Step) -> ProgramHandle:
+    def start(self, step: ExecutorStep) -> ProgramHandle:
         saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.plan.decodes)
         sampled = first + len(step.now) + len(step.later)
@@ -136,7 +136,7 @@ class ProgramHandle:
     """A pending step, whose results are in the program's buffers."""
 
     executor: ProgramExecutor
-    step: Step
+    step: ExecutorStep
     blocks: tuple[memoryview, ...]
 
     def wait(self) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvasir.inputs import FEATURES
 from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
-from kvasir.runner.executor import Executor, Handle, Step, Taken
+from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
 from kvasir.runner.rows import REFUSED, Row, Rows
 from kvasir.types import ModelInfo
 
@@ -26,7 +26,7 @@ class Pending:
     sequences before this one is sampled. faults: by place in the plan, of works that are not computed. expanded: number
     of the plan's first works that were columns."""
 
-    step: Step
+    step: ExecutorStep
     handle: Handle
     rows: Sequence[Row]
     faults: Mapping[int, str]
@@ -95,7 +95,7 @@ class Runner:
             return False
         return not (under_way.step.later or any(under_way.rows[at].spec.guided for at in under_way.step.now))
 
-    def _step(self, plan: StepPlan, ahead: bool) -> tuple[Step, dict[int, str]]:
+    def _step(self, plan: StepPlan, ahead: bool) -> tuple[ExecutorStep, dict[int, str]]:
         """The executor's step, and faults by place in the plan. ahead: whether the rows' last ids may still be missing
         here."""
         works, starts, now, later, faults = [], [len(plan.decodes)], [], [], {}
@@ -111,7 +111,7 @@ class Runner:
                 (later if work.masked or work.drafted else now).append(len(works))
             works.append(work)
             starts.append(starts[-1] + work.count)
-        return Step(plan, works, starts, now, later), faults
+        return ExecutorStep(plan, works, starts, now, later), faults
 
     def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
         """Waits for the step and returns its results. masks: by row. Raises what the step or the sampler raised."""
@@ -125,7 +125,7 @@ class Runner:
             results = self._with_faults(step.plan, results, pending.faults)
         return StepResult(step.plan.step, *self._rows(pending, results))
 
-    def _taken(self, step: Step, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
+    def _taken(self, step: ExecutorStep, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
         """Sampled ids by place in the step. Works sampled with the forward that got a mask after all are sampled
         again."""
         taken = dict(zip(step.now, handle.taken(), strict=True))

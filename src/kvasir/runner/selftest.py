@@ -21,7 +21,7 @@ from kvasir.layers.attention import Attention
 from kvasir.layers.batch import TILE, Batch, make_batch
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.kv_cache import KVCache
-from kvasir.layers.kv_layout import Layout
+from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.rows import RowArrays
@@ -105,7 +105,7 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
 def _small_cache(cache: KVCache, layers: int) -> KVCache:
     """A cache like `cache` for the first `layers` layers and two sequences, filled with NaN."""
     spec = cache.spec[:layers]
-    blocks = [2 * -(-_LENGTH // cache.block_size) + 1] * len(Layout.of(spec).groups)
+    blocks = [2 * -(-_LENGTH // cache.block_size) + 1] * len(KVLayout.of(spec).groups)
     small = KVCache(spec, blocks, cache.block_size, cache.dtype, cache.device)
     small.fill_(torch.nan)
     return small

@@ -12,7 +12,7 @@ from kvasir.fields import SAMPLER
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
 from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
-from kvasir.sched.content import Content, MarkIds
+from kvasir.sched.content import MarkIds, SequenceContent
 from kvasir.sched.counts import Counts
 from kvasir.sched.emission import Emission
 from kvasir.sched.sequence import Sequence
@@ -117,7 +117,7 @@ def make_sequence(
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
     space = namespace(request, private, model)
     adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
-    content = Content(request, adapted, numbers or MarkIds(), space, blocks.block_size)
+    content = SequenceContent(request, adapted, numbers or MarkIds(), space, blocks.block_size)
     return Sequence(
         request=request,
         index=index,

@@ -23,7 +23,7 @@ PACE = 0.9  # fraction of the time-per-token target that a step may take: predic
 STRETCH = 2.0  # a step may always take this many times what its decodes take alone, whatever their target
 READING = 1.4  # a step that reads log-probabilities of positions may take this many times what its decodes take alone
 LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read: at least and at most with decodes; alone
-PATIENCE = 4  # the last of so many consecutive steps with almost no prefill tokens gives prefills a block
+STARVED_STEPS = 4  # the last of so many consecutive steps with almost no prefill tokens gives prefills a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
 
 
 def prefill_share(starved_steps: int, block: int, whole: int) -> int:
-    """Tokens of a step that are reserved for prefills: a block after PATIENCE - 1 starved steps, else 0."""
-    return min(block, whole) if starved_steps >= PATIENCE - 1 else 0
+    """Tokens of a step that are reserved for prefills: a block after STARVED_STEPS - 1 starved steps, else 0."""
+    return min(block, whole) if starved_steps >= STARVED_STEPS - 1 else 0
 
 
 def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, limit: float) -> int:
@@ -172,6 +172,6 @@ def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, lim
 
 
 def count_starved(before: int, wanted: int, given: int, block: int) -> int:
-    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / PATIENCE of that, or of
-    a block where they wanted more. So prefills get a block in at most PATIENCE**2 steps."""
-    return before + 1 if PATIENCE * given < min(wanted, block) else 0
+    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / STARVED_STEPS of that, or of
+    a block where they wanted more. So prefills get a block in at most STARVED_STEPS**2 steps."""
+    return before + 1 if STARVED_STEPS * given < min(wanted, block) else 0

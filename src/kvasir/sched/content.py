@@ -40,7 +40,7 @@ class MarkIds:
         return number
 
 
-class Content:
+class SequenceContent:
     """What a sequence is computed from, and its keys in the prefix tree.
 
     adapted: adapters by the runner's ids. sources: encoder sources by content. namespace: in the prefix tree. prompt:

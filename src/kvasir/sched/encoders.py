@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvasir.inputs import Source
-from kvasir.plan import Encode, Encoders, StepPlan
+from kvasir.plan import Encoders, EncoderWork, StepPlan
 from kvasir.sched.sequence import Sequence
 
 
@@ -68,9 +68,9 @@ class Outputs:
                 return max(start, position)
         return end
 
-    def make(self, seq: Sequence, start: int, end: int) -> list[Encode]:
+    def make(self, seq: Sequence, start: int, end: int) -> list[EncoderWork]:
         """Encoder jobs of a step that computes positions [start, end) of the sequence; evicts what must go for them."""
-        jobs = [Encode(source.content, source.length, source.data) for _, source in self._absent(seq, start, end)]
+        jobs = [EncoderWork(source.content, source.length, source.data) for _, source in self._absent(seq, start, end)]
         for job in jobs:
             source = seq.content.sources[job.content]
             self._evict(source)

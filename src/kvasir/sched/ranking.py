@@ -32,7 +32,7 @@ SHARE = 0.1  # of the longest prefill's time, at least
 Stream = tuple[ServiceClass, str]  # a class and a tenant
 
 
-class Place(NamedTuple):
+class RankedPlace(NamedTuple):
     """The place of a sequence among those of its class and tenant. prefill: see ServiceFacts."""
 
     key: tuple  # slo.service_key; no two are equal
@@ -48,8 +48,8 @@ class Ranking:
         self._longest = 0  # tokens of the longest sequence ranked so far
         self._margin = MARGIN
         self._model = StepTime()  # whose costs the margin is based on
-        self._places: dict[Sequence, Place] = {}
-        self._streams: dict[Stream, list[Place]] = {}
+        self._places: dict[Sequence, RankedPlace] = {}
+        self._streams: dict[Stream, list[RankedPlace]] = {}
         self._groups: dict[Hashable, dict[Sequence, None]] = {}  # sequences by prefix key
         self._firsts: dict[Hashable, int] = {}  # lowest order in each group, running sequences included
         self._running: dict[Hashable, int] = {}  # lowest order in each group among running sequences only
@@ -119,7 +119,7 @@ class Ranking:
 
     def _enter(self, seq: Sequence, now: float) -> None:
         facts = self._facts(seq, now)
-        place = Place(slo.service_key(facts, self._firsts[seq.content.prefix_key]), facts.prefill, seq)
+        place = RankedPlace(slo.service_key(facts, self._firsts[seq.content.prefix_key]), facts.prefill, seq)
         self._places[seq] = place
         insort(self._streams.setdefault((facts.slo, facts.tenant), []), place)
         if _unsettled(seq):
@@ -195,12 +195,12 @@ class Ranking:
     ) -> Iterator[Sequence]:
         """All waiting sequences merged with `running`, in the order of `slo.service_order`. Lazy; valid until the next
         update."""
-        beside: dict[Stream, list[Place]] = {}
+        beside: dict[Stream, list[RankedPlace]] = {}
         for facts, seq in running:
             key = slo.service_key(
                 facts, self._firsts.get(seq.content.prefix_key, self._running[seq.content.prefix_key])
             )
-            insort(beside.setdefault((facts.slo, facts.tenant), []), Place(key, facts.prefill, seq))
+            insort(beside.setdefault((facts.slo, facts.tenant), []), RankedPlace(key, facts.prefill, seq))
         tagged = [
             _tagged(shares[stream[0]], stream[1], heapq.merge(self._streams.get(stream, ()), beside.get(stream, ())))
             for stream in {**self._streams, **beside}
@@ -208,7 +208,7 @@ class Ranking:
         return (place.seq for _, _, place in heapq.merge(*tagged))
 
 
-def _tagged(share: Fairness, tenant: str, places: Iterable[Place]) -> Iterator[tuple[tuple, float, Place]]:
+def _tagged(share: Fairness, tenant: str, places: Iterable[RankedPlace]) -> Iterator[tuple[tuple, float, RankedPlace]]:
     """The places of one tenant with their class keys and turns (see `fairness.tags`)."""
     turn = share.counters[tenant]
     for place in places:

@@ -28,7 +28,7 @@ import numpy as np
 
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
-from kvasir.kv.store import Store
+from kvasir.kv.store import BlockStore
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work
@@ -99,7 +99,7 @@ class Scheduler:
         self.capacity = capacity
         self.clock = clock
         self.guides, self.jump_ahead = guides, jump_ahead
-        store = Store(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
+        store = BlockStore(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
         self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
         self.prefixes = Prefixes(self.kv.tree, capacity.block_size, prefix_cache)
@@ -456,7 +456,7 @@ class Scheduler:
         return self.planner.loaded_tokens
 
     @property
-    def store(self) -> Store | None:
+    def store(self) -> BlockStore | None:
         return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.store import Fetch
 from kvasir.plan import SamplingSpec
-from kvasir.sched.content import Content
+from kvasir.sched.content import SequenceContent
 from kvasir.sched.counts import Counts
 from kvasir.sched.emission import Emission
 from kvasir.sched.guide import Guidance
@@ -54,7 +54,7 @@ class Sequence:
     stop_ids: frozenset[int]
     max_known: int  # prompt + max_tokens, within the context
     blocks: SequenceBlocks
-    content: Content  # what it is computed from besides its ids
+    content: SequenceContent  # what it is computed from besides its ids
     emission: Emission  # what its deltas have emitted
     embeds: bool  # wants an embedding, and samples nothing
     prompt_len: int

@@ -15,7 +15,7 @@ Sequences with little slack left are not hurried: in an overloaded queue all of 
 after their targets.
 
 Late sequences alone could starve this way, as could lower classes and long prefills. So a sequence that has waited
-PATIENCE times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends. A
+PROMOTE_AFTER times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends. A
 sequence beyond its patience with k others farther beyond is thus promoted after at most k of these have ended, whatever
 else arrives; and the promoted sequence is always first.
 """
@@ -29,7 +29,7 @@ from kvasir.sched import fairness
 from kvasir.sched.fairness import Fairness
 from kvasir.types import ServiceClass, Target
 
-PATIENCE = 5.0
+PROMOTE_AFTER = 5.0
 CLASS_KEY = 3  # leading fields of a service key that rank above the tenants' turns
 
 
@@ -92,9 +92,9 @@ def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
     if taken:
         return None
     beyond = [
-        (f.waited - PATIENCE * f.target.ttft, -f.order, i)
+        (f.waited - PROMOTE_AFTER * f.target.ttft, -f.order, i)
         for i, f in enumerate(candidates)
-        if f.waited > PATIENCE * f.target.ttft
+        if f.waited > PROMOTE_AFTER * f.target.ttft
     ]
     return max(beyond)[2] if beyond else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from kvasir.plan import Bytes, Decodes, Encode, Join, StepPlan, Work, pack_ids
+from kvasir.plan import Bytes, Decodes, EncoderWork, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
 from kvasir.sched.budget import MOST_READ
 from kvasir.sched.encoders import Outputs
@@ -30,7 +30,7 @@ class Step:
         """max_chunk: most tokens of one sequence. indivisible: whether a prompt is computed in a single step. now: time
         of planning. outputs: of encoders."""
         self._outputs = outputs
-        self.encodes: list[Encode] = []
+        self.encodes: list[EncoderWork] = []
         self.encodable = outputs.limits.per_step if outputs.limits else 0  # embeddings that may still be made
         self.budget = budget
         self.prefill = budget  # tokens of it left for prefills, of more than one token

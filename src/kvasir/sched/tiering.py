@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from kvasir.kv.node import common
 from kvasir.kv.radix import Hit
-from kvasir.kv.store import Save, Store
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.store import BlockStore, Save
+from kvasir.kv.tiers.block import StoredBlock
 from kvasir.plan import Bytes
 from kvasir.sched.admission import SHARED
 from kvasir.sched.sequence import Sequence
@@ -23,7 +23,7 @@ class Tiering:
 
     seconds(start, tokens): time to compute `tokens` tokens after the first `start`, 0 if unknown."""
 
-    def __init__(self, store: Store | None, block_size: int, seconds: Callable[[int, int], float]):
+    def __init__(self, store: BlockStore | None, block_size: int, seconds: Callable[[int, int], float]):
         self.store = store
         self._block_size = block_size
         self._seconds = seconds
@@ -32,7 +32,7 @@ class Tiering:
 
     # -- saving ------------------------------------------------------------------------------------------------
 
-    def evicted(self, block: Block, index: int, ids: tuple[int, ...]) -> None:
+    def evicted(self, block: StoredBlock, index: int, ids: tuple[int, ...]) -> None:
         if self.store and block.namespace.startswith(SHARED):
             self.store.note(block, index, ids, self._seconds)
 

@@ -28,7 +28,7 @@ from kvasir.serve.http.protocol import bounded_protocol
 from kvasir.serve.records.batches import Batches
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.metrics import HttpMeter
-from kvasir.serve.watch import Watch
+from kvasir.serve.watch import FileWatch
 
 log = logging.getLogger("kvasir.serve")
 
@@ -126,10 +126,10 @@ class Server(uvicorn.Server):
         if tls := settings.tls:
             self.config.load()
             self.config.ssl = tls.context()
-            self._watches.append(Watch("tls", tls.files, self._renew_tls, meter.reloads))
+            self._watches.append(FileWatch("tls", tls.files, self._renew_tls, meter.reloads))
         if settings.keys_file:
             ring: KeyRing = app.state.ring
-            self._watches.append(Watch("keys", [settings.keys_file], ring.reload, meter.reloads))
+            self._watches.append(FileWatch("keys", [settings.keys_file], ring.reload, meter.reloads))
         self._listeners: list[socket.socket] = []
         self.servers: list[asyncio.Server] = []
         self._catalogue = catalogue

@@ -17,7 +17,7 @@ log = logging.getLogger("kvasir.serve")
 PAUSE = 1.0  # seconds between two checks
 
 
-class Watch:
+class FileWatch:
     """reload: must leave everything unchanged if it raises. outcomes: counts (name, "ok" or "failed")."""
 
     def __init__(

@@ -47,7 +47,7 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """One model. `parameters` have Ollama's names (`parameters.py`). template: a Jinja text in place of the template in
     the weights; None uses the latter. quantize: q8 or q4 while loading. parent: the name of the model it was made from.
     created, modified: seconds since 1970."""

@@ -18,7 +18,7 @@ from typing import Any
 from kvasir.errors import ModelFileError
 from kvasir.store.files import CHUNK, Stopped, check, locked, make_folder, sha256_of
 from kvasir.store.names import LATEST, Name
-from kvasir.store.progress import Progress, Report
+from kvasir.store.progress import PullProgress, Report
 from kvasir.weights.hub import choose_files, find_on_hub
 from kvasir.weights.local import ModelFiles, find_local
 
@@ -48,7 +48,7 @@ def pull_from_hub(name: Name, models: Path, report: Report, stop: Event | None) 
     repository, tag = name.repository, "" if name.tag.lower() == LATEST else name.tag
     assert repository is not None, "expected a hub name"
     ref = f"{repository}:{tag}" if tag else repository
-    report(Progress("pulling manifest"))
+    report(PullProgress("pulling manifest"))
     try:
         revision, listed = _list(repository)
     except ModelFileError as unreachable:
@@ -68,7 +68,7 @@ def pull_from_hub(name: Name, models: Path, report: Report, stop: Event | None) 
         make_folder(folder)
         _check_room(folder, wanted)
         sums = {folder / file.name: _fetch(repository, revision, file, folder, report, stop) for file in wanted}
-    report(Progress("verifying sha256 digest"))
+    report(PullProgress("verifying sha256 digest"))
     first = chosen[0] if chosen[0].endswith(".gguf") else ""
     return Pulled(find_local(folder / first), revision, {path: sha256 for path, sha256 in sums.items() if sha256})
 
@@ -183,7 +183,7 @@ class _Counted:
     def _publish(self) -> None:
         digest = self._file.sha256 or ""
         status = f"pulling {digest[:12] or self._file.name}"
-        self._report(Progress(status, self._out.tell(), self._file.size or 0, digest))
+        self._report(PullProgress(status, self._out.tell(), self._file.size or 0, digest))
 
 
 def _verify(repository: str, file: HubFile, path: Path, stop: Event | None) -> None:

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from threading import Event
 
-from kvasir.store.progress import Progress, Report
+from kvasir.store.progress import PullProgress, Report
 
 
-async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Progress]:
+async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[PullProgress]:
     """Runs `change(report, stop)` in a thread and yields its progress reports; at the end raises its exception, if any.
 
     Closing the generator stops the change, and waits until it has stopped.
         async with aclosing(follow(lambda report, stop: store.pull(ref, report=report, stop=stop))) as events: ...
     """
     loop, stop = asyncio.get_running_loop(), Event()
-    queue: asyncio.Queue[Progress | None] = asyncio.Queue()
+    queue: asyncio.Queue[PullProgress | None] = asyncio.Queue()
     running = asyncio.ensure_future(asyncio.to_thread(change, lambda p: _put(loop, queue, p), stop))
     running.add_done_callback(lambda _: queue.put_nowait(None))
     try:
@@ -30,5 +30,5 @@ async def follow(change: Callable[[Report, Event], object]) -> AsyncGenerator[Pr
             running.exception()  # retrieved here in case the caller closed early
 
 
-def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue, progress: Progress) -> None:
+def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue, progress: PullProgress) -> None:
     loop.call_soon_threadsafe(queue.put_nowait, progress)

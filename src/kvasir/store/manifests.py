@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.files import make_folder, write_whole
 from kvasir.store.names import Name
 from kvasir.store.parameters import check_parameters
@@ -26,9 +26,9 @@ class Manifests:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._read: dict[str, tuple[tuple[int, int, int], Entry]] = {}
+        self._read: dict[str, tuple[tuple[int, int, int], ModelEntry]] = {}
 
-    def all(self) -> Iterator[Entry]:
+    def all(self) -> Iterator[ModelEntry]:
         """All entries; damaged manifests are skipped and logged. Raises KvasirError."""
         try:
             with os.scandir(self._folder) as files:
@@ -46,11 +46,11 @@ class Manifests:
             if entry is not None:
                 yield entry
 
-    def read(self, name: Name) -> Entry | None:
+    def read(self, name: Name) -> ModelEntry | None:
         """The entry, or None if there is none. Raises ModelFileError for a damaged manifest."""
         return self._load(name.key + _SUFFIX)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: ModelEntry) -> None:
         """Raises InvalidRequest if the texts of a model are too long or not valid Unicode."""
         try:
             data = msgspec.json.format(msgspec.json.encode(entry), indent=1)
@@ -63,7 +63,7 @@ class Manifests:
     def remove(self, name: Name) -> None:
         (self._folder / (name.key + _SUFFIX)).unlink(missing_ok=True)
 
-    def _load(self, file_name: str) -> Entry | None:
+    def _load(self, file_name: str) -> ModelEntry | None:
         path = self._folder / file_name
         try:
             with path.open("rb") as file:
@@ -84,11 +84,11 @@ class Manifests:
         return entry
 
 
-def _decode(data: bytes, path: Path) -> Entry:
+def _decode(data: bytes, path: Path) -> ModelEntry:
     try:
         if len(data) > MAX_BYTES:
             raise ModelFileError(f"more than {MAX_BYTES} bytes")
-        entry = msgspec.json.decode(data, type=Entry)
+        entry = msgspec.json.decode(data, type=ModelEntry)
         if entry.parsed.key + _SUFFIX != path.name:
             raise ModelFileError(f"it belongs to {entry.name}")
         if not Path(entry.weights.path).is_absolute():

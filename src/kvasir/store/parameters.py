@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.fields import Kind, fields_of
+from kvasir.fields import FieldKind, fields_of
 from kvasir.store.entry import Value
 from kvasir.types import SamplingParams
 
@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
     "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
     "draft_num_predict": ((0,), "draft models are not supported"),
 }
-_INTEGERS = {name for name, row in _ROWS.items() if row.kind in (Kind.INTEGER, Kind.CHOICE)}
+_INTEGERS = {name for name, row in _ROWS.items() if row.kind in (FieldKind.INTEGER, FieldKind.CHOICE)}
 _INTEGERS |= {"num_keep", "draft_num_predict", "num_batch", "num_gpu", "main_gpu", *ENGINE}
 _BOOLEANS = {"penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "numa"}
 _BOOLEANS |= {"embedding_only"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PullProgress:
     """completed, total: bytes of the file that `digest` identifies (its SHA-256 in hexadecimal, or ""); 0 if no bytes
     are counted."""
 
@@ -17,4 +17,4 @@ class Progress:
     digest: str = ""
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[PullProgress], None]

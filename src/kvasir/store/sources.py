@@ -19,7 +19,7 @@ from kvasir.store.facts import read_details
 from kvasir.store.files import locked, make_folder, remove_folder, sha256_of
 from kvasir.store.hub import pull_from_hub
 from kvasir.store.names import Name, is_name, parse_name
-from kvasir.store.progress import Progress, Report
+from kvasir.store.progress import PullProgress, Report
 from kvasir.weights.find import ASSETS, BUNDLED
 from kvasir.weights.local import ModelFiles, find_local
 
@@ -198,7 +198,7 @@ def _hash(path: Path, places: Places) -> str:
     size = path.stat().st_size
 
     def saw(done: int) -> None:
-        places.report(Progress(f"hashing {path.name}", done, size))
+        places.report(PullProgress(f"hashing {path.name}", done, size))
 
     return sha256_of(path, saw, places.stop)
 

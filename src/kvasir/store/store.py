@@ -25,14 +25,14 @@ from typing import Any
 from kvasir.config import EngineOptions, models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.blobs import Blobs, BlobWriter
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.facts import read_model_info
 from kvasir.store.files import locked, make_folder, remove_folder, try_lock, write_whole
 from kvasir.store.manifests import Manifests
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.names import Name, is_name, parse_name
 from kvasir.store.parameters import check_parameters, engine_options_of
-from kvasir.store.progress import Progress, Report
+from kvasir.store.progress import PullProgress, Report
 from kvasir.store.sources import Found, Places, find_source, from_uploads, is_path
 from kvasir.store.templates import check_template
 from kvasir.weights.local import find_local
@@ -42,10 +42,10 @@ log = logging.getLogger("kvasir.store")
 QUANTIZE = ("q8", "q4")
 ROLES = ("system", "user", "assistant")
 
-__all__ = ["BlobWriter", "Progress", "Report", "Store"]
+__all__ = ["BlobWriter", "ModelStore", "PullProgress", "Report"]
 
 
-class Store:
+class ModelStore:
     """All methods may be called from any thread. Methods whose docstring says "takes long" do; the others read small
     files."""
 
@@ -62,11 +62,11 @@ class Store:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def list(self) -> list[Entry]:
+    def list(self) -> list[ModelEntry]:
         """All models, most recently modified first."""
         return sorted(self._manifests.all(), key=lambda entry: (-entry.modified, entry.name))
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> ModelEntry:
         """Raises ModelNotFound, InvalidRequest for a malformed name, ModelFileError for a damaged manifest."""
         entry = self._manifests.read(parse_name(name))
         if entry is None:
@@ -74,7 +74,7 @@ class Store:
             raise ModelNotFound(f"the model {name!r} is not in the store", f"pull it first; available: {there}")
         return entry
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> ModelEntry | None:
         """Like `get`, but None if there is no such model, its manifest is damaged, or the name is malformed."""
         try:
             return self._manifests.read(parse_name(name)) if is_name(name) else None
@@ -82,7 +82,7 @@ class Store:
             log.warning("%s", error)
             return None
 
-    def options(self, entry: Entry, base: EngineOptions) -> EngineOptions:
+    def options(self, entry: ModelEntry, base: EngineOptions) -> EngineOptions:
         """The options for loading the model: `base`, completed by the entry's settings. Raises ModelFileError if its
         weights are gone."""
         if not Path(entry.weights.path).exists():
@@ -96,13 +96,15 @@ class Store:
         asked = engine_options_of(entry.parameters)
         return replace(base, **own, **{name: v for name, v in asked.items() if getattr(base, name) is None})
 
-    def model_info(self, entry: Entry, verbose: bool = False) -> dict[str, Any]:
+    def model_info(self, entry: ModelEntry, verbose: bool = False) -> dict[str, Any]:
         """The facts in the headers of its files, under GGUF's names. Takes long. Raises ModelFileError."""
         return read_model_info(find_local(Path(entry.weights.path)), verbose)
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def pull(self, ref: str, name: str | None = None, report: Report | None = None, stop: Event | None = None) -> Entry:
+    def pull(
+        self, ref: str, name: str | None = None, report: Report | None = None, stop: Event | None = None
+    ) -> ModelEntry:
         """Pulls a model (`hf.co/org/repo[:quant]`, `org/repo`, a path, kvasir-mini) and names it; takes long.
 
         An interrupted pull is resumed. Setting `stop` ends it with Stopped. Raises InvalidRequest, ModelFileError,
@@ -112,7 +114,7 @@ class Store:
         wanted = parse_name(name) if name else None
         with self._disk():
             found = find_source([ref], self._places(report, stop))
-            entry = Entry(str(_named(wanted, found)), found.weights, found.details)
+            entry = ModelEntry(str(_named(wanted, found)), found.weights, found.details)
             return self._put(entry, report)
 
     def create(
@@ -124,7 +126,7 @@ class Store:
         base: Path | None = None,
         report: Report | None = None,
         stop: Event | None = None,
-    ) -> Entry:
+    ) -> ModelEntry:
         """Creates a model from another model, the hub, a path, or uploaded files; takes long.
 
         files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: the folder for its relative
@@ -154,13 +156,13 @@ class Store:
                         self._drop_folder(entry)
                 raise
 
-    def copy(self, source: str, target: str) -> Entry:
+    def copy(self, source: str, target: str) -> ModelEntry:
         """Raises ModelNotFound, InvalidRequest."""
         entry, wanted = self.get(source), parse_name(target)
         with self._disk():
             return self._put(replace(entry, name=str(wanted), created=0.0), _no_report)
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str) -> ModelEntry:
         """Also removes the store's own weights if no other model uses them. Raises ModelNotFound, InvalidRequest."""
         with self._disk(), self._locked():
             entry = self.get(name)
@@ -185,7 +187,9 @@ class Store:
     def _places(self, report: Report, stop: Event | None) -> Places:
         return Places(self._models, self._allowed_roots, self._any_path, report, stop)
 
-    def _from(self, recipe: Modelfile, files: Mapping[str, str] | None, base: Path | None, places: Places) -> Entry:
+    def _from(
+        self, recipe: Modelfile, files: Mapping[str, str] | None, base: Path | None, places: Places
+    ) -> ModelEntry:
         """The entry that a new model starts from: another model with all its settings, or just weights."""
         if files:
             found, parent = from_uploads(files, self.blobs, places), ""
@@ -197,7 +201,7 @@ class Store:
             if known is not None:
                 return replace(known, parent=known.name)
             found = find_source(recipe.from_, places, base)
-        return Entry("", found.weights, found.details, parent=parent)
+        return ModelEntry("", found.weights, found.details, parent=parent)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -212,10 +216,10 @@ class Store:
         make_folder(self.root)
         return locked(self.root / "lock")
 
-    def _put(self, entry: Entry, report: Report) -> Entry:
+    def _put(self, entry: ModelEntry, report: Report) -> ModelEntry:
         """Stores a model under its name, replacing any previous model. Raises ModelFileError if its weights were
         removed meanwhile."""
-        report(Progress("writing manifest"))
+        report(PullProgress("writing manifest"))
         with self._locked():
             if not Path(entry.weights.path).exists():
                 raise ModelFileError(f"{entry.name}: its weights were removed meanwhile", "try again")
@@ -224,10 +228,10 @@ class Store:
             self._manifests.write(entry)
             if before is not None:
                 self._drop(before)
-        report(Progress("success"))
+        report(PullProgress("success"))
         return entry
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: ModelEntry) -> None:
         """Removes the files of a removed model that no other model uses."""
         others = list(self._manifests.all())
         if entry.template is not None and all(other.template != entry.template for other in others):
@@ -238,7 +242,7 @@ class Store:
         self.blobs.sweep()
         self._drop_folder(entry)
 
-    def _drop_folder(self, entry: Entry) -> None:
+    def _drop_folder(self, entry: ModelEntry) -> None:
         """Removes the store's folder of the entry's weights if no model uses it."""
         folder = self._folder_of(entry)
         if folder is None or folder in map(self._folder_of, self._manifests.all()):
@@ -249,7 +253,7 @@ class Store:
             remove_folder(folder, self._models)
             os.close(held)
 
-    def _folder_of(self, entry: Entry) -> Path | None:
+    def _folder_of(self, entry: ModelEntry) -> Path | None:
         """The store's folder that holds its weights; None for weights elsewhere."""
         path = Path(entry.weights.path)
         if not path.is_relative_to(self._models) or ".." in path.parts:
@@ -275,7 +279,7 @@ def _named(wanted: Name | None, found: Found) -> Name:
     return name
 
 
-def _check_context(entry: Entry) -> None:
+def _check_context(entry: ModelEntry) -> None:
     """Raises InvalidRequest if num_ctx exceeds the model's context length."""
     length, asked = entry.details.context_length, entry.parameters.get("num_ctx")
     if isinstance(asked, int) and length and asked > length:
@@ -298,5 +302,5 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     return set(message) == {"role", "content"} and message["role"] in ROLES and isinstance(message["content"], str)
 
 
-def _no_report(_: Progress) -> None:
+def _no_report(_: PullProgress) -> None:
     pass

@@ -15,7 +15,7 @@ from kvasir.text.messages import (
     takes_strings,
 )
 from kvasir.text.rendered import Rendered
-from kvasir.text.samples import TOOLS, Sample, samples
+from kvasir.text.samples import TOOLS, SampleCall, samples
 from kvasir.text.sandbox import Hold
 from kvasir.text.template_process import TemplateRenderer
 
@@ -114,7 +114,7 @@ class ChatTemplate:
         """End the processes that render templates; a later rendering starts a new process."""
         self._renderer.close()
 
-    def samples(self, source: str) -> Iterator[Sample]:
+    def samples(self, source: str) -> Iterator[SampleCall]:
         """Assistant messages with tool calls, as the template `source` writes them; empty if it shows no calls. Raises
         TemplateLimit."""
 

@@ -19,7 +19,7 @@ from kvasir.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class InfillFamily:
     """How a model family spells its tokens. suffix_first: SPM. ends: tokens that end the generated text, where the
     vocabulary has them."""
 
@@ -34,7 +34,7 @@ class Family:
 
 FAMILIES = (
     # Qwen2.5-Coder and later Qwen, Granite 4, CodeGemma (whose file separator ends the generated text)
-    Family(
+    InfillFamily(
         "<|fim_prefix|>",
         "<|fim_suffix|>",
         "<|fim_middle|>",
@@ -43,7 +43,7 @@ FAMILIES = (
         ends=("<|endoftext|>", "<|fim_pad|>", "<|file_separator|>"),
     ),
     # StarCoder, StarCoder2, StableCode, Granite Code, Refact
-    Family(
+    InfillFamily(
         "<fim_prefix>",
         "<fim_suffix>",
         "<fim_middle>",
@@ -52,17 +52,17 @@ FAMILIES = (
         ends=("<|endoftext|>", "<fim_pad>"),
     ),
     # SantaCoder
-    Family("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<|endoftext|>", "<fim-pad>")),
+    InfillFamily("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<|endoftext|>", "<fim-pad>")),
     # DeepSeek-Coder, DeepSeek-V2 and V3
-    Family("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),
+    InfillFamily("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", ends=("<|EOT|>",)),
     # Code Llama
-    Family("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    InfillFamily("▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
     # Codestral
-    Family("[PREFIX]", "[SUFFIX]", suffix_first=True),
+    InfillFamily("[PREFIX]", "[SUFFIX]", suffix_first=True),
     # Seed-Coder
-    Family("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),
+    InfillFamily("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),
     # GLM-4.5
-    Family("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    InfillFamily("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
 )
 
 

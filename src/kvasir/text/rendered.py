@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kvasir.text.marked_string import MODEL
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """The characters [start, end) of a text. mark: OUTSIDE or MODEL, of `marked_string`."""
 
     start: int
@@ -23,7 +23,7 @@ class Rendered:
     """spans: the parts from outside, ascending and disjoint. source: the template's source."""
 
     text: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TextSpan, ...] = ()
     source: str = ""
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Rendered:
 
     def cut(self, end: int) -> Rendered:
         """The first `end` characters."""
-        spans = tuple(Span(s.start, min(s.end, end), s.mark) for s in self.spans if s.start < end)
+        spans = tuple(TextSpan(s.start, min(s.end, end), s.mark) for s in self.spans if s.start < end)
         return replace(self, text=self.text[:end], spans=spans)
 
     def foreign(self, marks: Collection[str] = ()) -> tuple[tuple[int, int], ...]:

@@ -39,7 +39,7 @@ _WORD = "huginn"
 _IDS = ("call0000{}", f"functions.{NAME}:{{}}")
 
 
-class Sample(NamedTuple):
+class SampleCall(NamedTuple):
     """An assistant message that calls `NAME` with these arguments, in this order. turn_end: the text after any
     assistant message."""
 
@@ -49,7 +49,7 @@ class Sample(NamedTuple):
     calls: tuple[Arguments, ...]
 
 
-def samples(render: Render, style: CallStyle) -> Iterator[Sample]:
+def samples(render: Render, style: CallStyle) -> Iterator[SampleCall]:
     """The template's samples, the most informative first; empty if it shows no calls. Raises TemplateLimit."""
     question: Message = {"role": "user", "content": "?"}
     if (prompt := _rendered(render, [question], True)) is None:
@@ -62,7 +62,7 @@ def samples(render: Render, style: CallStyle) -> Iterator[Sample]:
             whole = _rendered(render, normalize_messages([question, answer], calls=style), False)
             turn = whole and whole[_beginning(prompt, plain, whole) :]
             if turn and all(word in turn for arguments in calls for word in map(_written, arguments.values())):
-                yield Sample(prompt, turn, turn_end, tuple(calls))
+                yield SampleCall(prompt, turn, turn_end, tuple(calls))
 
 
 def _call(id: str, index: int, arguments: Arguments) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class Sandbox:
         return None
 
     def _new_worker(self) -> Channel:
-        worker = Worker(self._script, self._what, self._memory)
+        worker = SandboxedProcess(self._script, self._what, self._memory)
         if self._hello is not None:
             try:
                 reply = worker.exchange(make_frame(self._hello()), _START_SECONDS)
@@ -251,7 +251,7 @@ class Channel:
         return data
 
 
-class Worker(Channel):
+class SandboxedProcess(Channel):
     """One worker process, started from a script."""
 
     def __init__(self, script: Path, what: str, memory: int, env: Mapping[str, str] | None = None):

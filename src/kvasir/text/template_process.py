@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.errors import TemplateError, TemplateLimit, TemplateTooLong
-from kvasir.text.rendered import Rendered, Span
+from kvasir.text.rendered import Rendered, TextSpan
 from kvasir.text.sandbox import GRACE_SECONDS, Hold, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("template_worker.py")
@@ -67,7 +67,7 @@ class TemplateRenderer:
             raise TemplateLimit(error.message) from error
         if "error" in reply:
             raise self._error(reply["kind"], str(reply["error"]))
-        return Rendered(reply["text"], tuple(Span(*span) for span in reply["spans"]), source)
+        return Rendered(reply["text"], tuple(TextSpan(*span) for span in reply["spans"]), source)
 
     def _error(self, kind: str, message: str) -> TemplateError:
         if kind == "output":

@@ -25,7 +25,7 @@ from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text import tokenizer_wire as wire
 from kvasir.text.encoder import Texts
 from kvasir.text.gguf_vocab import PREFIX
-from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxLimit, Worker, frame_of
+from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxedProcess, SandboxLimit, frame_of
 from kvasir.text.table import Table
 
 SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
@@ -40,14 +40,14 @@ MAX_TABLE = 256 << 20  # bytes
 SLICE_TEXTS, SLICE_BYTES = 256, 1 << 20  # limits of one job, unless a single text is larger
 
 
-class First:
+class FirstProcess:
     """The process that loads the tokenizer, and creates and ends the others. Thread-safe."""
 
     def __init__(self, load: bytes):
         """load: the frame of the first job. Raises KvasirError if the tokenizer cannot be used."""
         self._lock = threading.Lock()
         # A process with threads could not be forked.
-        self._worker = Worker(SCRIPT, WHAT, MEMORY, env={"TOKENIZERS_PARALLELISM": "false"})
+        self._worker = SandboxedProcess(SCRIPT, WHAT, MEMORY, env={"TOKENIZERS_PARALLELISM": "false"})
         try:
             reply = self._worker.exchange_bytes(load, LOAD_SECONDS, MAX_TABLE)
             self.digest = hashlib.sha256(reply).digest()
@@ -96,7 +96,7 @@ class First:
 class Copied:
     """A copy, with the interface that the sandbox needs (sandbox.Process)."""
 
-    def __init__(self, first: First, pid: int, connection: socket.socket):
+    def __init__(self, first: FirstProcess, pid: int, connection: socket.socket):
         self._first, self.pid = first, pid
         self._watch = select.poll()
         self._watch.register(connection, select.POLLIN)
@@ -123,8 +123,8 @@ class TokenizerPool(Sandbox):
         super().__init__(SCRIPT, WHAT, SECONDS, MEMORY, MAX_WORKERS, kept=1)
         self._load = frame_of(wire.encode(load))
         self._starting = threading.Lock()
-        self._first = First(self._load)
-        self._ender = weakref.finalize(self, First.close, self._first)
+        self._first = FirstProcess(self._load)
+        self._ender = weakref.finalize(self, FirstProcess.close, self._first)
         self.table: Table = self._first.table
         self._digest = self._first.digest
 
@@ -163,8 +163,8 @@ class TokenizerPool(Sandbox):
 
     def _restart(self) -> None:
         self._ender()
-        self._first = First(self._load)
-        self._ender = weakref.finalize(self, First.close, self._first)
+        self._first = FirstProcess(self._load)
+        self._ender = weakref.finalize(self, FirstProcess.close, self._first)
         if self._first.digest != self._digest:
             self._first.close()
             raise KvasirError("the tokenizer's files have changed since the model was loaded", "load the model again")

@@ -10,7 +10,7 @@ import typing
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.serve.auth.keys import Key, Limits, read_keys
+from kvasir.serve.auth.keys import Key, KeyLimits, read_keys
 from kvasir.serve.dialects.openai.wire import ServiceTier
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
@@ -42,9 +42,9 @@ def test_a_file_of_keys(tmp_path):
     *clear, last = read_keys(write(tmp_path / "keys.json", [ENTRY, full, bounded, hidden]))
     assert (last.name, last.scopes, last.digest) == ("ops", {"management"}, hashlib.sha256(b"fourth-key").digest())
     assert tuple(clear) == (
-        Key("first-key", "ann", INTERACTIVE, 1.0, Limits()),
-        Key("second-key", "bob", BACKGROUND, 2.0, Limits(60, 1000, 4, BATCH)),
-        Key("third-key", "eve", BATCH, 1.0, Limits(max_class=BATCH)),
+        Key("first-key", "ann", INTERACTIVE, 1.0, KeyLimits()),
+        Key("second-key", "bob", BACKGROUND, 2.0, KeyLimits(60, 1000, 4, BATCH)),
+        Key("third-key", "eve", BATCH, 1.0, KeyLimits(max_class=BATCH)),
     )
 
 
@@ -112,7 +112,7 @@ def test_keys_of_all_kinds_together():
 
 KEYS = (
     Key("plain-key", "plain"),
-    Key("batch-key", "batch", BATCH, 3.0, Limits(max_class=BATCH)),
+    Key("batch-key", "batch", BATCH, 3.0, KeyLimits(max_class=BATCH)),
     Key("ground-key", "ground", BACKGROUND),
 )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.auth.quota import MINUTE, SECOND, Account, Bucket, drain, take, wait
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import client, make_front
@@ -27,7 +27,7 @@ class Clock:
 
 
 def key(secret: str = "first-key", name: str = "ann", **limits) -> Key:
-    return Key(secret, name, limits=Limits(**limits))
+    return Key(secret, name, limits=KeyLimits(**limits))
 
 
 # -- the bucket --------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ import asyncio
 
 import pytest
 
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.auth.quota import Account
 from tests.serve.records.test_batches import line, lines_of, serving, start, until
 from tests.serve.running import make_front
 
-ANN = Key("ann-secret", "ann", limits=Limits(concurrent=2))
+ANN = Key("ann-secret", "ann", limits=KeyLimits(concurrent=2))
 BOB = Key("bob-secret", "bob")
 AS_ANN, AS_BOB = ({"Authorization": f"Bearer {key.secret}"} for key in (ANN, BOB))
 SLOW = {"step_seconds": 0.002, "max_model_len": 4000}
@@ -87,7 +87,7 @@ async def test_lines_take_what_requests_leave_and_no_request_waits_for_them():
 
 async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
     def key(most: int | None) -> Key:
-        return Key("ann-secret", "ann", limits=Limits(concurrent=most))
+        return Key("ann-secret", "ann", limits=KeyLimits(concurrent=most))
 
     account = Account(key(1), lambda: 0)
     place, began = account.open(), []
@@ -109,9 +109,9 @@ async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
     assert await settle() == 1
     tasks[began[0]].cancel()
     assert await settle() == 2, "who leaves makes room"
-    account.limit(Limits(concurrent=5))
+    account.limit(KeyLimits(concurrent=5))
     assert await settle() == 3
-    account.limit(Limits(concurrent=None))
+    account.limit(KeyLimits(concurrent=None))
     async with account.line():
         pass
     for task in tasks:
@@ -122,7 +122,7 @@ async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
 
 @pytest.mark.parametrize("dialect", ["batches/batch_", "messages/batches/msgbatch_"])
 async def test_a_batch_that_waits_for_the_limit_of_its_key_can_be_cancelled(dialect):
-    key = Key("ann-secret", "ann", limits=Limits(concurrent=1))
+    key = Key("ann-secret", "ann", limits=KeyLimits(concurrent=1))
     async with serving(front=make_front(**SLOW), keys=(key,)) as http:
         tasks = [line(f"c{i}", "/v1/messages", max_tokens=20) for i in range(3)]
         batch = await start(http, tasks, "/v1/messages", headers=AS_ANN)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from kvasir.errors import ConfigError
 from kvasir.serve.auth.keyring import KeyRing
-from kvasir.serve.auth.keys import Key, Limits, read_keys
+from kvasir.serve.auth.keys import Key, KeyLimits, read_keys
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.watch import Watch
+from kvasir.serve.watch import FileWatch
 from tests.serve.running import live
 from tests.serve.test_server import process
 
@@ -102,10 +102,10 @@ def test_the_keys_are_those_of_the_last_good_file(tmp_path_factory, contents):
 
 
 def test_a_changed_limit_keeps_the_part_that_is_used():
-    quotas = Quotas([Key("first-key", "ann", limits=Limits(requests_per_minute=4))], lambda: 0)
+    quotas = Quotas([Key("first-key", "ann", limits=KeyLimits(requests_per_minute=4))], lambda: 0)
     for _ in range(2):
         quotas.accounts["ann"].open()
-    quotas.take([Key("other-key", "ann", limits=Limits(requests_per_minute=20, tokens_per_minute=7))])
+    quotas.take([Key("other-key", "ann", limits=KeyLimits(requests_per_minute=20, tokens_per_minute=7))])
     told = dict(quotas.accounts["ann"].headers())
     assert told[b"x-ratelimit-remaining-requests"] == b"10" and told[b"x-ratelimit-remaining-tokens"] == b"7"
     quotas.take([Key("other-key", "ann")])
@@ -123,7 +123,7 @@ async def test_a_watch_reads_when_a_file_has_changed_or_someone_asks(tmp_path):
         if text == "c" and outcomes["file", "failed"] == 1:
             raise OSError(24, "Too many open files")
 
-    watch = Watch("file", [path], reload, outcomes, pause=0.01)
+    watch = FileWatch("file", [path], reload, outcomes, pause=0.01)
     task = asyncio.ensure_future(watch.run())
     async with asyncio.timeout(20):
         assert await read.get() == "a"

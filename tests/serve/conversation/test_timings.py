@@ -9,7 +9,7 @@ import pytest
 
 from kvasir.engine.answer import TextDelta
 from kvasir.serve.dialects.llamacpp.lines import Lines
-from kvasir.serve.dialects.llamacpp.shapes import Told
+from kvasir.serve.dialects.llamacpp.shapes import ChoiceState
 from kvasir.serve.dialects.ollama.answer import Clock
 from kvasir.types import Request, SamplingParams, Usage
 from tests.serve.fakes import EchoEngine
@@ -17,7 +17,7 @@ from tests.serve.running import client, events, make_front
 
 
 def test_llamacpp_times_an_answer_by_the_engine():
-    told = Told(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
+    told = ChoiceState(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
     told.pace.begun -= 10
     for i, at in enumerate((1, 2, 4)):
         told.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=told.pace.begun + at), False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvasir.errors import EngineDead, QueueFull
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.settings import ServeSettings
 from tests.serve.dialects.errors import error_of
 from tests.serve.dialects.table import LENGTH, ROWS, objects
@@ -53,7 +53,7 @@ async def test_a_body_that_is_too_large_is_a_413():
 
 
 async def test_a_rate_above_the_limit_is_a_429():
-    async with client(keys(limits=Limits(requests_per_minute=1))) as http:
+    async with client(keys(limits=KeyLimits(requests_per_minute=1))) as http:
         assert (await http.post("/v1/completions", json={"prompt": "x"}, headers=ANN)).status_code == 200
         async for row, response, _ in errors(http, 429, headers=ANN):
             assert int(response.headers["retry-after"]) >= 1, row.path

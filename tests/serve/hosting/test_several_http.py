@@ -16,14 +16,14 @@ from kvasir.serve.app import create_app
 from kvasir.serve.hosting.offers import StoreOffers
 from kvasir.store.manifests import Manifests
 from kvasir.store.modelfile import Modelfile
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 from tests.serve.shelf import MIB, Launcher, several
 from tests.store import made
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    store = Store(tmp_path / "store", any_path=True)
+def store(tmp_path) -> ModelStore:
+    store = ModelStore(tmp_path / "store", any_path=True)
     store.pull(str(made.folder(tmp_path / "plain")))
     recipe = Modelfile(
         ("plain",), {"temperature": 0, "num_predict": 5, "stop": ["!"]}, system="S",
@@ -34,7 +34,7 @@ def store(tmp_path) -> Store:
 
 
 @asynccontextmanager
-async def http_of(store: Store, launcher: Launcher):
+async def http_of(store: ModelStore, launcher: Launcher):
     offers = StoreOffers(store, EngineOptions(""))
     async with several(launcher, offers, store=store) as catalogue:  # type: ignore[arg-type]
         transport = httpx.ASGITransport(create_app(catalogue))

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.records.batches.files import Files
-from kvasir.serve.records.batches.lines import Entry, Journal, Task, answered, read_tasks, to_jsonl
+from kvasir.serve.records.batches.lines import BatchEntry, BatchJournal, LineTask, answered, read_tasks, to_jsonl
 from kvasir.serve.records.batches.upload import parse_form
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
@@ -131,8 +131,8 @@ def test_an_error_in_a_file_states_its_line(data, code, number):
 def test_a_journal_that_was_torn_has_all_that_was_whole(tmp_path):
     path = tmp_path / "deep" / "journal.jsonl"
     body = b'{"usage":{"prompt_tokens":3,"completion_tokens":2},"x":0.1}'
-    entries = [answered(Task(i, f"c{i}", b"{}"), 200 if i % 2 else 400, body, f"r{i}") for i in range(5)]
-    journal = Journal(path)
+    entries = [answered(LineTask(i, f"c{i}", b"{}"), 200 if i % 2 else 400, body, f"r{i}") for i in range(5)]
+    journal = BatchJournal(path)
     journal.open()
     for entry in entries[:4]:
         journal.add(entry)
@@ -140,7 +140,7 @@ def test_a_journal_that_was_torn_has_all_that_was_whole(tmp_path):
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        journal = Journal(path)
+        journal = BatchJournal(path)
         journal.open()
         found = journal.entries()
         assert found == entries[: len(found)] and len(found) == whole[:cut].count(b"\n")
@@ -150,7 +150,7 @@ def test_a_journal_that_was_torn_has_all_that_was_whole(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert [json.loads(x)["custom_id"] for x in to_jsonl(reversed(entries)).splitlines()] == [f"c{i}" for i in range(5)]
     assert [entry.usage for entry in entries[:2]] == [(0, 0, 0, 0), (3, 0, 2, 0)]
-    assert isinstance(entries[0], Entry)
+    assert isinstance(entries[0], BatchEntry)
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -377,9 +377,9 @@ async def test_a_batch_continues_after_a_restart_and_runs_no_line_twice(tmp_path
 
 async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
     """Writing fails at some of the places where a batch writes; it goes on when there is room again."""
-    monkeypatch.setattr("kvasir.serve.records.batches.work.PATIENCE", 0.01)
+    monkeypatch.setattr("kvasir.serve.records.batches.work.RETRY_SECONDS", 0.01)
     adds, puts = (iter([False, False, True, False, True]), iter([True]))
-    add, put = Journal.add, Files.put
+    add, put = BatchJournal.add, Files.put
 
     def full(failing) -> None:
         if next(failing, False):
@@ -389,7 +389,7 @@ async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
         full(puts)
         return await put(self, *arguments, **fields)
 
-    monkeypatch.setattr(Journal, "add", lambda self, entry: (full(adds), add(self, entry)))
+    monkeypatch.setattr(BatchJournal, "add", lambda self, entry: (full(adds), add(self, entry)))
     async with serving(tmp_path / "data", batch_width=3) as http:
         batch = await start(http, [line(f"c{i}") for i in range(15)])
         monkeypatch.setattr(Files, "put", put_later)
@@ -399,7 +399,7 @@ async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
 
 
 async def test_a_batch_is_its_keys_in_class_limits_and_sight():
-    slow = Key("slow-secret", "slow", ServiceClass.BACKGROUND, limits=Limits(max_class=ServiceClass.BACKGROUND))
+    slow = Key("slow-secret", "slow", ServiceClass.BACKGROUND, limits=KeyLimits(max_class=ServiceClass.BACKGROUND))
     seen = []
     front = make_front()
     submit = front.engine.submit

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.records.batches.lines import Journal, Task, answered, read_tasks
+from kvasir.serve.records.batches.lines import BatchJournal, LineTask, answered, read_tasks
 from kvasir.serve.records.batches.upload import parse_form
 from kvasir.serve.records.store import Records, new_id
 from kvasir.serve.settings import ServeSettings
@@ -127,9 +127,9 @@ async def test_bytes_whose_facts_a_crash_has_lost_are_gone_after_the_start(tmp_p
 
 
 def test_an_entry_that_the_disk_took_a_part_of_is_none(tmp_path, monkeypatch):
-    journal, write = Journal(tmp_path / "j.jsonl"), os.write
+    journal, write = BatchJournal(tmp_path / "j.jsonl"), os.write
     journal.open()
-    entries = [answered(Task(i, "c", b"{}"), 400, b"{}", "r") for i in range(2)]
+    entries = [answered(LineTask(i, "c", b"{}"), 400, b"{}", "r") for i in range(2)]
 
     def full(file, data):
         monkeypatch.setattr(os, "write", raises)
@@ -148,8 +148,8 @@ def test_an_entry_that_the_disk_took_a_part_of_is_none(tmp_path, monkeypatch):
 
 
 def test_what_a_failing_disk_has_made_of_a_journal_is_cut_off(tmp_path):
-    path, entries = tmp_path / "j.jsonl", [answered(Task(i, "c", b"{}"), 400, b"{}", "r") for i in range(3)]
-    journal = Journal(path)
+    path, entries = tmp_path / "j.jsonl", [answered(LineTask(i, "c", b"{}"), 400, b"{}", "r") for i in range(3)]
+    journal = BatchJournal(path)
     journal.open()
     for entry in entries:
         journal.add(entry)
@@ -157,7 +157,7 @@ def test_what_a_failing_disk_has_made_of_a_journal_is_cut_off(tmp_path):
     first, second, third = path.read_bytes().splitlines(keepends=True)
     for damaged in (bytes(len(second)), b"\xff" + second[1:], second[:5] + b"\n", b"\n", b"[]\n"):
         path.write_bytes(first + damaged + third)
-        journal = Journal(path)
+        journal = BatchJournal(path)
         journal.open()
         assert journal.entries() == entries[:1]
         journal.add(entries[2])

@@ -167,7 +167,7 @@ async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monk
 
 async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monkeypatch):
     """The key is gone and the disk is full: it ends when there is room, and is not under way for ever."""
-    monkeypatch.setattr("kvasir.serve.records.batches.work.PATIENCE", 0.01)
+    monkeypatch.setattr("kvasir.serve.records.batches.work.RETRY_SECONDS", 0.01)
     async with serving(tmp_path / "data", make_front(**SLOW), keys=(ANN, BOB)) as http:
         batches = http.app.state.batches
         batch = await start(http, [line(f"c{i}", max_tokens=60) for i in range(50)], headers=AS_ANN)

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvasir.cli.bench.limits import Machine, limits
 from kvasir.cli.bench.measure import MODES, Shape, kv_bytes, make_requests, warm_up
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
-from kvasir.cli.bench.report import Run, as_dict, print_report, summarize, typical_probe, write
+from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, typical_probe, write
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.show import bytes_text, count_text
@@ -69,7 +69,7 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
     return result
 
 
-async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[Run]:
+async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[BenchRun]:
     async with llm:
         print("\n".join(llm.summary), file=sys.stderr)
         make_requests(llm.front, shape, 1, run=0)  # raises before measuring if a request cannot fit
@@ -77,13 +77,13 @@ async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads
         return [await _run(llm.front, mode, shape, number, repeats, threads) for number in range(repeats)]
 
 
-async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int, threads: int) -> Run:
+async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int, threads: int) -> BenchRun:
     if sys.stderr.isatty():
         print(f"\rrun {number + 1} of {repeats}", end="\n" if number + 1 == repeats else "", file=sys.stderr)
     gave = probe(front.info.device, front.info.dtype, threads)
     others = ForeignLoad()
     figures = await MODES[mode](front, shape, number)
-    return Run(figures, gave, others.share())
+    return BenchRun(figures, gave, others.share())
 
 
 def _work(llm: AsyncLLM) -> TokenWork:

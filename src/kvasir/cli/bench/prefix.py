@@ -20,7 +20,7 @@ from typing import Any
 
 from kvasir.cli.bench.measure import SEED, Figures, of_steps, percentiles
 from kvasir.cli.bench.probe import ForeignLoad, probe
-from kvasir.cli.bench.report import Run, summarize
+from kvasir.cli.bench.report import BenchRun, summarize
 from kvasir.cli.bench.workloads import (
     BRANCHES,
     LEVELS,
@@ -129,7 +129,7 @@ def _folder(inside: str | None) -> tempfile.TemporaryDirectory[str]:
 
 
 async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Front], threads: int) -> dict[str, Any]:
-    runs: dict[str, list[Run]] = {variant: [] for variant in fronts}
+    runs: dict[str, list[BenchRun]] = {variant: [] for variant in fronts}
     info = fronts[OFF].info
     with progress_bar(name, (1 + repeats) * len(fronts)) as progress:
         for number in range(1 + repeats):
@@ -138,7 +138,7 @@ async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Fron
                 others = ForeignLoad()
                 exchanges[variant], figures = await _play(name, load, number, fronts[variant], number == 0)
                 if number:
-                    runs[variant].append(Run(figures, gave, others.share()))
+                    runs[variant].append(BenchRun(figures, gave, others.share()))
                 progress(number * len(fronts) + i + 1)
             for variant in fronts:
                 check_equal(f"{name}, round {number}, cache {variant}", exchanges[OFF], exchanges[variant])
@@ -155,7 +155,7 @@ def _turns(variants: list[str], number: int) -> list[str]:
     return variants[shift:] + variants[:shift]
 
 
-def _variant(off: Sequence[Run], own: Sequence[Run]) -> dict[str, Any]:
+def _variant(off: Sequence[BenchRun], own: Sequence[BenchRun]) -> dict[str, Any]:
     def ratio(seconds: str) -> dict[str, float]:
         found = ratio_to([run.figures[seconds] for run in off], [run.figures[seconds] for run in own])
         return {**asdict(found), "overhead": found.overhead}

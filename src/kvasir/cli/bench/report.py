@@ -18,7 +18,7 @@ from kvasir.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """The figures of one run, with the machine's rates measured just before it and the share of the processors that
     other processes used during it."""
 
@@ -28,7 +28,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """A figure over all runs. `limit` is None for a figure without a limit."""
 
     name: str
@@ -45,19 +45,19 @@ class Row:
         return self.median / self.limit if self.name.endswith("_per_s") else self.limit / self.median
 
 
-def summarize(runs: Sequence[Run], limits: Mapping[str, float]) -> list[Row]:
+def summarize(runs: Sequence[BenchRun], limits: Mapping[str, float]) -> list[ReportRow]:
     rows = []
     for name in runs[0].figures:
         values = [run.figures[name] for run in runs]
-        rows.append(Row(name, median(values), min(values), max(values), limits.get(name)))
+        rows.append(ReportRow(name, median(values), min(values), max(values), limits.get(name)))
     return rows
 
 
-def typical_probe(runs: Sequence[Run]) -> Probe:
+def typical_probe(runs: Sequence[BenchRun]) -> Probe:
     return Probe(median(r.probe.bytes_per_s for r in runs), median(r.probe.macs_per_s for r in runs))
 
 
-def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
+def print_report(title: str, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> None:
     print_table(
         ("figure", ">median", ">min", ">max", ">limit", ">of limit"),
         (
@@ -78,7 +78,7 @@ def print_report(title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
     )
 
 
-def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) -> dict[str, Any]:
+def as_dict(rows: Sequence[ReportRow], runs: Sequence[BenchRun], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The complete result. Units: seconds, tokens, bytes; rates per second."""
     return {
         **facts,
@@ -89,7 +89,9 @@ def as_dict(rows: Sequence[Row], runs: Sequence[Run], facts: Mapping[str, Any]) 
     }
 
 
-def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], runs: Sequence[Run]) -> list[Path]:
+def write(
+    out: Path, name: str, result: Mapping[str, Any], rows: Sequence[ReportRow], runs: Sequence[BenchRun]
+) -> list[Path]:
     """Writes the JSON file, and the plot if matplotlib is installed; returns the paths. Raises ConfigError if a file
     cannot be written."""
     stem = re.sub(r"[^\w.-]+", "-", Path(name).name) + time.strftime("-%Y%m%d-%H%M%S")
@@ -107,7 +109,7 @@ def write(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Row], 
     return written
 
 
-def plot(path: Path, title: str, rows: Sequence[Row], runs: Sequence[Run]) -> None:
+def plot(path: Path, title: str, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> None:
     """One small panel per figure: a dot for each run, a line for the median, a dashed line for the limit.
 
     Raises ImportError without matplotlib.

@@ -21,7 +21,7 @@ BRANCHES, LEVELS = 2, 3  # shape of a tree of thoughts
 Ids = tuple[int, ...]
 
 
-class Ask(Protocol):
+class BenchRequest(Protocol):
     def __call__(self, prompt: Ids, n: int = 1) -> Awaitable[Sequence[Ids]]:
         """The sampled ids of each of `n` choices."""
         ...
@@ -30,7 +30,7 @@ class Ask(Protocol):
 class User:
     """One user of a round. shared, own: fresh ids for `turns` turns; shared ids are the same for all users."""
 
-    def __init__(self, ask: Ask, turn: int, vocab_size: int, key: tuple[int, ...], number: int):
+    def __init__(self, ask: BenchRequest, turn: int, vocab_size: int, key: tuple[int, ...], number: int):
         """turn: tokens per turn. key: identifies the round."""
         self.ask = ask
         self._turn, self._vocab_size = turn, vocab_size
@@ -123,7 +123,7 @@ async def play(
     key = list(WORKLOADS).index(name), number
     logs: list[list[Exchange]] = [[] for _ in range(load.users)]
 
-    def asker(log: list[Exchange]) -> Ask:
+    def asker(log: list[Exchange]) -> BenchRequest:
         async def ask(prompt: Ids, n: int = 1) -> Sequence[Ids]:
             exchange = Exchange(prompt, n)
             log.append(exchange)

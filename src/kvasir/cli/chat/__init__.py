@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import asdict
 
 from kvasir.cli.chat.commands import COMMANDS, obey
-from kvasir.cli.chat.conversation import Conversation
+from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.reader import make_reader
 from kvasir.cli.chat.screen import Screen
 from kvasir.cli.chat.session import Session, Settings
@@ -35,13 +35,13 @@ def run(
     settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
     check_length(engine, settings.params({}).max_tokens)  # also raises for a value out of range
     if entry is None:
-        conversation = Conversation(system)
+        conversation = ChatHistory(system)
     else:
-        conversation = Conversation(system or entry.system, opening=entry.messages)
+        conversation = ChatHistory(system or entry.system, opening=entry.messages)
     talk(AsyncLLM(**asdict(engine)), conversation, settings)
 
 
-def talk(llm: AsyncLLM, conversation: Conversation, settings: Settings) -> None:
+def talk(llm: AsyncLLM, conversation: ChatHistory, settings: Settings) -> None:
     """Loads the model and chats until the input ends. Raises KvasirError if the model cannot chat.
 
     Input is read between runs of the event loop, so that Ctrl-C has one meaning at a time: during an answer it ends

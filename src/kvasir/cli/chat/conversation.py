@@ -18,7 +18,7 @@ class ConversationError(KvasirError):
 
 
 @dataclass
-class Conversation:
+class ChatHistory:
     """Questions with their answers, and a system prompt. opening: messages that the model's own recipe puts before
     them; they are not saved."""
 
@@ -50,7 +50,7 @@ class Conversation:
             raise ConversationError(problem, "name another file") from error
 
 
-def read(path: Path) -> Conversation:
+def read(path: Path) -> ChatHistory:
     """The conversation in a file that `save` wrote. Raises ConversationError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -65,14 +65,14 @@ def read(path: Path) -> Conversation:
     return _from_messages(messages, path)
 
 
-def _from_messages(messages: list[dict[str, str]], path: Path) -> Conversation:
+def _from_messages(messages: list[dict[str, str]], path: Path) -> ChatHistory:
     has_system = bool(messages) and messages[0]["role"] == "system"
     history = messages[has_system:]
     expected = ["user", "assistant"] * (len(history) // 2)
     if [message["role"] for message in history] != expected:
         raise ConversationError(f"in {path} user and assistant messages do not alternate", "name another file")
     texts = [message["content"] for message in history]
-    return Conversation(messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True)))
+    return ChatHistory(messages[0]["content"] if has_system else None, list(zip(texts[::2], texts[1::2], strict=True)))
 
 
 def _is_message(value: Any) -> bool:

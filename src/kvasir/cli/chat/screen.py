@@ -11,7 +11,7 @@ OPEN, CLOSE = "<think>", "</think>"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 
 
-class Thinking:
+class ThinkingView:
     """Splits a streamed answer into thinking and the rest; a tag may be divided anywhere.
 
     Thinking is the text at the start between <think> and </think>, including the tags. `inside`: the prompt opened it.

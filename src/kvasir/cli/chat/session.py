@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir.cli.chat.conversation import Conversation
-from kvasir.cli.chat.screen import OPEN, Screen, Thinking
+from kvasir.cli.chat.conversation import ChatHistory
+from kvasir.cli.chat.screen import OPEN, Screen, ThinkingView
 from kvasir.engine.answer import Answer
 from kvasir.engine.front import Front
 from kvasir.engine.pace import Pace
@@ -61,7 +61,7 @@ class Figures:
 class _Run:
     """An answer in progress."""
 
-    thinking: Thinking
+    thinking: ThinkingView
     answer: Answer = field(default_factory=Answer)
     pace: Pace = field(default_factory=Pace)
     stopped: bool = False
@@ -71,7 +71,7 @@ class Session:
     """Owns the conversation. One coroutine runs at a time; if it is cancelled during an answer, the text so far is
     kept."""
 
-    def __init__(self, front: Front, screen: Screen, conversation: Conversation, settings: Settings):
+    def __init__(self, front: Front, screen: Screen, conversation: ChatHistory, settings: Settings):
         self.front = front
         self.screen = screen
         self.conversation = conversation
@@ -107,7 +107,7 @@ class Session:
             if len(self.conversation.turns) == before:
                 self.conversation.turns.append(old)
 
-    async def _request(self, question: str) -> tuple[Request, Thinking]:
+    async def _request(self, question: str) -> tuple[Request, ThinkingView]:
         switches = {} if self.settings.think is None else {THINK_SWITCH: self.settings.think}
         messages = self.conversation.messages(question)
         ids = await self.front.encode_chat(messages, variables=switches)
@@ -122,12 +122,12 @@ class Session:
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, variables=switches)
         request = await self.front.resolve_chat(ids, params, thinks)
-        return request, Thinking(inside=await self._opens_thinking(ids))
+        return request, ThinkingView(inside=await self._opens_thinking(ids))
 
     async def _opens_thinking(self, ids: Sequence[int]) -> bool:
         return (await self.front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN)
 
-    async def _stream(self, request: Request, thinking: Thinking) -> _Run:
+    async def _stream(self, request: Request, thinking: ThinkingView) -> _Run:
         run = _Run(thinking)
         try:
             async with aclosing(self.front.stream(request)) as deltas:

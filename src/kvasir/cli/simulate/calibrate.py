@@ -14,7 +14,7 @@ import numpy as np
 
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import Asked, Prompts
-from kvasir.cli.simulate.world import Served, Setup, World
+from kvasir.cli.simulate.world import Setup, SimulatedShares, World
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
@@ -185,9 +185,9 @@ def foresee(core: EngineCore, costs: Costs, requests: int = RUN_REQUESTS) -> dic
     return found | {"tokens_per_s": (tokens / measured["seconds"], tokens / predicted["seconds"])}
 
 
-def _serve(core: EngineCore, trace: list[Asked]) -> tuple[list[Served | None], float]:
+def _serve(core: EngineCore, trace: list[Asked]) -> tuple[list[SimulatedShares | None], float]:
     """Serves the trace in real time; also returns the seconds until all requests have ended."""
-    draw, served = random.Random(SEED), [Served(a.at) for a in trace]
+    draw, served = random.Random(SEED), [SimulatedShares(a.at) for a in trace]
     requests = [_request(core, draw, str(i), a.prompt, a.answer) for i, a in enumerate(trace)]
     due, start = 0, time.perf_counter()
     while due < len(trace) or core.has_work():

@@ -43,7 +43,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Served:
+class SimulatedShares:
     """One request, in seconds of the virtual clock."""
 
     arrived: float
@@ -77,7 +77,7 @@ class Outcome:
     """served: in the order of the trace, None for refused requests. waited: sequences times seconds. span: seconds in
     which requests arrived."""
 
-    served: list[Served | None]
+    served: list[SimulatedShares | None]
     span: float
     seconds: float = 0.0
     waited: float = 0.0
@@ -191,7 +191,7 @@ class World:
             self.scheduler.add(Request(str(index), self.prompts.ids(index), params))
         except QueueFull:
             return
-        self.outcome.served[index] = Served(self._when(index))
+        self.outcome.served[index] = SimulatedShares(self._when(index))
 
     # -- steps -------------------------------------------------------------------------------------------------
 

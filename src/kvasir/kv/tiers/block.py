@@ -26,7 +26,7 @@ Name = tuple[bytes, int]  # of a part: (key, group)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StoredBlock:
     """The identity of a full block. ids: plan.pack_ids of exactly block_size tokens. parent: key of the block before
     it. key: its own key."""
 
@@ -50,23 +50,23 @@ def marked(ids: bytes) -> bool:
     return max(ids[ID_BYTES - 1 :: ID_BYTES], default=0) > 0x7F
 
 
-def chain(namespace: bytes, ids: bytes, block_size: int) -> list[Block]:
+def chain(namespace: bytes, ids: bytes, block_size: int) -> list[StoredBlock]:
     """The full blocks of `ids` (packed) before the first marked one; a partial last block has no name."""
     step = block_size * ID_BYTES
     pieces = (ids[start : start + step] for start in range(0, len(ids) - step + 1, step))
     return _chain(namespace, itertools.takewhile(lambda piece: not marked(piece), pieces))
 
 
-def fixed_chain(namespace: bytes, count: int, block_size: int) -> list[Block]:
+def fixed_chain(namespace: bytes, count: int, block_size: int) -> list[StoredBlock]:
     """The blocks of a group of fixed size. Their ids are all -1, which no token has, so the names are unique."""
     return _chain(namespace, itertools.repeat(b"\xff" * ID_BYTES * block_size, count))
 
 
-def _chain(namespace: bytes, pieces: Iterable[bytes]) -> list[Block]:
-    blocks: list[Block] = []
+def _chain(namespace: bytes, pieces: Iterable[bytes]) -> list[StoredBlock]:
+    blocks: list[StoredBlock] = []
     parent = root_key(namespace)
     for ids in pieces:
-        blocks.append(Block(namespace, parent, ids))
+        blocks.append(StoredBlock(namespace, parent, ids))
         parent = blocks[-1].key
     return blocks
 
@@ -92,7 +92,7 @@ def short(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StoreFacts:
     """Properties that all parts of a store share; a part with other facts is never served.
 
     model: identity of the weights. numerics: the numerics version. Raises ValueError if a value exceeds the bounds
@@ -117,7 +117,7 @@ class Facts:
         """SHA-256 of all facts; peers compare it."""
         return sha256(msgspec.msgpack.encode(self)).digest()
 
-    def admits(self, block: Block, group: int) -> bool:
+    def admits(self, block: StoredBlock, group: int) -> bool:
         """Whether the name of a part, which may come from another process, has the sizes that this store expects."""
         return (
             0 <= group < len(self.groups)

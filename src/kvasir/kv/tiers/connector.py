@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.statistics import TierStats
 
 Bytes = bytes | bytearray | memoryview
@@ -35,7 +35,7 @@ class KVConnector(Protocol):
     """A tier. Thread-safe. name: the kind of tier, one word."""
 
     name: str
-    facts: Facts
+    facts: StoreFacts
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         """Whether `has` is complete for these keys. False: a peer is being queried and has not responded within the
@@ -56,7 +56,7 @@ class KVConnector(Protocol):
         sequence."""
         ...
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Begins to load one part. Returns a ticket, which the caller polls to the end or cancels."""
         ...
 
@@ -68,7 +68,7 @@ class KVConnector(Protocol):
         """Discards a ticket, finished or not."""
         ...
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Takes over the payload of one part, which must not be written to any more. False: it is not kept."""
         ...
 

@@ -30,16 +30,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvasir.kv.tiers import record
-from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.transfers import Loads, Meter, Worker
+from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
 from kvasir.kv.tiers.write_budget import WriteBudget
 from kvasir.memory import QUEUE_BYTES
 from kvasir.statistics import TierStats
 
-Save = tuple[Block, int, memoryview, float]  # with the seconds taken from the write budget
+Save = tuple[StoredBlock, int, memoryview, float]  # with the seconds taken from the write budget
 
 SCAN_SECONDS = 60.0  # interval of listing the folder, to find the changes of other engines
 SCAN_SHARE = 16  # also listed after writing 1/16 of the bound, so that all engines together keep it
@@ -107,7 +107,7 @@ class DiskTier:
     def __init__(
         self,
         folder: Path,
-        facts: Facts,
+        facts: StoreFacts,
         max_bytes: int,
         *,
         queue_bytes: int = QUEUE_BYTES,
@@ -119,7 +119,7 @@ class DiskTier:
         self._folder = folder
         self._max_bytes = max_bytes
         self._index = Index()
-        self._meter = Meter()
+        self._meter = TransferMeter()
         self._write_budget = WriteBudget(share)
         self._pace = 0.0  # the last known one
         self._ending = False
@@ -128,7 +128,7 @@ class DiskTier:
         self._resume_at = 0.0  # time.monotonic() at which writing resumes
         self._scanned = threading.Event()
         self._loads = Loads("kv-disk-load", self._read, load_bytes, self._meter)
-        self._saver: Worker[Save] = Worker("kv-disk-save", self._save, queue_bytes, SCAN_SECONDS)
+        self._saver: TransferWorker[Save] = TransferWorker("kv-disk-save", self._save, queue_bytes, SCAN_SECONDS)
 
     # -- the protocol --------------------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class DiskTier:
     def _known(self, name: Name) -> bool:
         return name in self._index or name in self._queued
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Queues a read; see KVConnector.start_load."""
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
 
@@ -178,7 +178,7 @@ class DiskTier:
         """See KVConnector.cancel."""
         self._loads.cancel(ticket)
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Queues a write. False if the part is known, larger than the bound, writing is paused after an error, or the
         queue is full."""
         payload = memoryview(payload).cast("B")
@@ -239,7 +239,7 @@ class DiskTier:
         key = name[0].hex()
         return self._folder / key[:2] / f"{key}.{name[1]}"
 
-    def _read(self, block: Block, group: int) -> memoryview:
+    def _read(self, block: StoredBlock, group: int) -> memoryview:
         """Reads and verifies a part. Removes a file of its name that does not hold it. Raises Unusable."""
         name, begin = (block.key, group), time.perf_counter()
         try:
@@ -258,7 +258,7 @@ class DiskTier:
             self._write_budget.saved(payload.nbytes / self._pace - (time.perf_counter() - begin))
         return payload
 
-    def _open_and_read(self, block: Block, group: int) -> memoryview:
+    def _open_and_read(self, block: StoredBlock, group: int) -> memoryview:
         # O_NONBLOCK: opening a named pipe would wait for its writer.
         with _opened(self._path((block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
             info = os.fstat(fd)
@@ -298,7 +298,7 @@ class DiskTier:
         if written and not self._meter.read_rate():
             self._try_reading(block, group)
 
-    def _try_reading(self, block: Block, group: int) -> None:
+    def _try_reading(self, block: StoredBlock, group: int) -> None:
         """Measures reading a part back, most likely from the page cache; loads measure the disk itself later."""
         with suppress(OSError, Unusable):
             begin = time.perf_counter()

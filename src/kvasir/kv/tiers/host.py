@@ -15,9 +15,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
-from kvasir.kv.tiers.transfers import Meter
+from kvasir.kv.tiers.transfers import TransferMeter
 from kvasir.statistics import TierStats
 
 FALL_BYTES = 64 << 20  # that may wait in the queue of the tier below while the engine ends
@@ -32,13 +32,13 @@ class HostTier:
 
     name = "host"
 
-    def __init__(self, facts: Facts, max_bytes: int, below: KVConnector | None = None):
+    def __init__(self, facts: StoreFacts, max_bytes: int, below: KVConnector | None = None):
         self.facts = facts
         self._max_bytes = max_bytes
         self._below = below
-        self._meter = Meter()
+        self._meter = TransferMeter()
         self._lock = threading.Lock()
-        self._parts: OrderedDict[Name, tuple[Block, memoryview]] = OrderedDict()  # least recently used first
+        self._parts: OrderedDict[Name, tuple[StoredBlock, memoryview]] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._tickets = itertools.count(1)
         self._open: dict[int, memoryview | Failed] = {}
@@ -64,7 +64,7 @@ class HostTier:
             return False
         return self._below.wants(key, group, pace, depth) if self._ending and self._below else True
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Finds the part at once, or fails as missing or foreign; see KVConnector.start_load."""
         name = (block.key, group)
         with self._lock:
@@ -93,7 +93,7 @@ class HostTier:
         with self._lock:
             self._open.pop(ticket, None)
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Stores a part and evicts others if needed. False if it is known or larger than the bound. After `ending` the
         part is saved to the tier below."""
         payload = memoryview(payload).cast("B").toreadonly()

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from kvasir.kv.tiers.block import Block, Name
+from kvasir.kv.tiers.block import Name, StoredBlock
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.peer import PeerServer
 from kvasir.statistics import TierStats
@@ -51,7 +51,7 @@ class JointTier:
         """Whether the first tier wants the part."""
         return self._tiers[0].wants(key, group, pace, depth)
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Begins a load from the first tier that has the part."""
         at = self._first(block.key, group)
         return self._tiers[at].start_load(block, group) * len(self._tiers) + at
@@ -76,7 +76,7 @@ class JointTier:
         tier, number = self._at(ticket)
         tier.cancel(number)
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Saves to the first tier."""
         return self._tiers[0].save(block, group, payload)
 

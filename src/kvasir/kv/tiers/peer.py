@@ -21,12 +21,12 @@ from typing import TypeVar
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import record, wire
-from kvasir.kv.tiers.block import Block, Facts, Name
+from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.folder import check_private, make_private
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.transfers import Loads, Meter, Worker
-from kvasir.kv.tiers.wire import Wire, WireError
+from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
+from kvasir.kv.tiers.wire import BlockSocket, WireError
 from kvasir.memory import QUEUE_BYTES
 from kvasir.statistics import TierStats
 
@@ -49,15 +49,15 @@ MAX_ANSWERS = 1 << 16
 class Link:
     """One connection to a server, opened on demand. Only one thread uses it."""
 
-    def __init__(self, path: Path, facts: Facts):
+    def __init__(self, path: Path, facts: StoreFacts):
         self._path = path
         self._facts = facts
-        self._wire: Wire | None = None
+        self._wire: BlockSocket | None = None
         self._pause = 0.0
         self._retry_at = 0.0
         self._closed = False
 
-    def exchange(self, kind: int, body: bytes, answer: Callable[[Wire], T]) -> T:
+    def exchange(self, kind: int, body: bytes, answer: Callable[[BlockSocket], T]) -> T:
         """Sends a frame and reads the response with `answer`. Raises Unusable("peer") at once or within
         EXCHANGE_SECONDS; passes on Unusable from `answer`."""
         if self._closed or time.monotonic() < self._retry_at:
@@ -76,9 +76,9 @@ class Link:
         self._pause = 0.0
         return result
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> BlockSocket:
         check_private(self._path.parent)
-        link = self._wire = Wire(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        link = self._wire = BlockSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         link.sock.settimeout(EXCHANGE_SECONDS)
         link.sock.connect(os.fspath(self._path))
         if not wire.of_this_user(link.sock):
@@ -120,16 +120,16 @@ class PeerTier:
 
     name = "peer"
 
-    def __init__(self, path: Path, facts: Facts, *, load_bytes: int = QUEUE_BYTES):
+    def __init__(self, path: Path, facts: StoreFacts, *, load_bytes: int = QUEUE_BYTES):
         check_path(path)
         self.facts = facts
-        self._meter = Meter()
+        self._meter = TransferMeter()
         self._changed = threading.Condition()
         self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # (has it, valid until)
         self._asked: set[Name] = set()  # queries in flight
         self._questions = Link(path, facts)
         self._records = Link(path, facts)
-        self._asker: Worker[list[Name]] = Worker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
+        self._asker: TransferWorker[list[Name]] = TransferWorker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
         self._loads = Loads("kv-peer-load", self._read, load_bytes, self._meter)
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
@@ -166,7 +166,7 @@ class PeerTier:
         if names is None:
             return
 
-        def answer(link: Wire) -> list[bool]:
+        def answer(link: BlockSocket) -> list[bool]:
             _, length = link.head({wire.HELD: len(names)})
             return wire.unpack_held(link.body(length), len(names))
 
@@ -194,12 +194,12 @@ class PeerTier:
         with self._changed:
             self._answers.clear()
 
-    def start_load(self, block: Block, group: int = 0) -> int:
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Queues a load from the peer; see KVConnector.start_load."""
         return self._loads.start(block, group, self.facts.groups[group].num_bytes)
 
-    def _read(self, block: Block, group: int) -> memoryview:
-        def answer(link: Wire) -> memoryview | None:
+    def _read(self, block: StoredBlock, group: int) -> memoryview:
+        def answer(link: BlockSocket) -> memoryview | None:
             kind, length = link.head({wire.RECORD: record.max_size(self.facts, group), wire.MISS: 0})
             return record.unseal(self.facts, block, group, length, link.fill) if kind == wire.RECORD else None
 
@@ -221,7 +221,7 @@ class PeerTier:
         """See KVConnector.cancel."""
         self._loads.cancel(ticket)
 
-    def save(self, block: Block, group: int, payload: Bytes) -> bool:
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Always False: a peer keeps only parts that it computed itself."""
         return False
 
@@ -257,7 +257,7 @@ class PeerServer:
         self._tier = tier
         self._hello = tier.facts.digest()
         self._lock = threading.Lock()
-        self._connections: set[Wire] = set()
+        self._connections: set[BlockSocket] = set()
         self._threads: set[threading.Thread] = set()
         self._closing = threading.Event()
         self._listener = _listen(path)
@@ -269,9 +269,9 @@ class PeerServer:
         while not self._closing.is_set():
             with suppress(OSError):  # timeout, or out of file descriptors
                 sock, _ = self._listener.accept()
-                self._admit(Wire(sock))
+                self._admit(BlockSocket(sock))
 
-    def _admit(self, link: Wire) -> None:
+    def _admit(self, link: BlockSocket) -> None:
         with self._lock:
             if len(self._connections) >= MAX_CONNECTIONS or not wire.of_this_user(link.sock):
                 link.close()
@@ -281,7 +281,7 @@ class PeerServer:
             self._threads.add(thread)
         thread.start()
 
-    def _serve(self, link: Wire) -> None:
+    def _serve(self, link: BlockSocket) -> None:
         try:
             if self._greet(link):
                 while not self._closing.is_set():
@@ -296,14 +296,14 @@ class PeerServer:
                 self._threads.discard(threading.current_thread())
             link.close()
 
-    def _greet(self, link: Wire) -> bool:
+    def _greet(self, link: BlockSocket) -> bool:
         link.begin(EXCHANGE_SECONDS)
         _, length = link.head({wire.HELLO: len(self._hello)})
         same = link.body(length) == self._hello
         link.send(wire.WELCOME if same else wire.FOREIGN)
         return same
 
-    def _answer(self, link: Wire) -> None:
+    def _answer(self, link: BlockSocket) -> None:
         link.begin(IDLE_SECONDS)
         kind, length = link.head({wire.HAS: wire.HAS_BYTES, wire.LOAD: wire.LOAD_BYTES})
         link.begin(EXCHANGE_SECONDS)
@@ -316,7 +316,7 @@ class PeerServer:
         else:
             self._give(link, *wire.unpack_load(body))
 
-    def _give(self, link: Wire, block: Block, group: int) -> None:
+    def _give(self, link: BlockSocket, block: StoredBlock, group: int) -> None:
         if not self._tier.facts.admits(block, group):
             raise WireError("the part belongs to another store")
         payload = self._load(block, group)
@@ -325,7 +325,7 @@ class PeerServer:
         else:
             link.send(wire.RECORD, record.seal(self._tier.facts, block, group, payload), payload)
 
-    def _load(self, block: Block, group: int) -> memoryview | None:
+    def _load(self, block: StoredBlock, group: int) -> memoryview | None:
         ticket = self._tier.start_load(block, group)
         result = self._tier.poll(ticket, LOAD_SECONDS)
         if result is None:

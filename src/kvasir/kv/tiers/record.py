@@ -16,7 +16,7 @@ from hashlib import sha256
 
 import msgspec
 
-from kvasir.kv.tiers.block import ID_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, MAX_TEXT, Block, Facts
+from kvasir.kv.tiers.block import ID_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, MAX_TEXT, StoredBlock, StoreFacts
 
 MAGIC = b"kvasirkv"
 FORMAT = 1
@@ -52,7 +52,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     numerics: str
 
 
-def _header(facts: Facts, block: Block, group: int) -> bytes:
+def _header(facts: StoreFacts, block: StoredBlock, group: int) -> bytes:
     part = facts.groups[group]
     names = (block.namespace, block.parent, block.ids, group)
     return msgspec.msgpack.encode(
@@ -68,19 +68,21 @@ def _digest(head: bytes | bytearray, header: bytes | bytearray, payload: memoryv
     return total.digest()
 
 
-def max_size(facts: Facts, group: int) -> int:
+def max_size(facts: StoreFacts, group: int) -> int:
     """Bytes of the longest record of a group."""
     return PREFIX.size + MAX_HEADER + facts.groups[group].num_bytes
 
 
-def seal(facts: Facts, block: Block, group: int, payload: memoryview) -> bytes:
+def seal(facts: StoreFacts, block: StoredBlock, group: int, payload: memoryview) -> bytes:
     """Prefix and header of the record of `payload` (contiguous bytes), which follows them."""
     header = _header(facts, block, group)
     bare = PREFIX.pack(MAGIC, FORMAT, len(header), payload.nbytes, b"")[:DIGEST_AT]
     return bare + _digest(bare, header, payload) + header
 
 
-def unseal(facts: Facts, block: Block, group: int, size: int, fill: Callable[[memoryview], None]) -> memoryview:
+def unseal(
+    facts: StoreFacts, block: StoredBlock, group: int, size: int, fill: Callable[[memoryview], None]
+) -> memoryview:
     """Reads and verifies a record of `size` bytes. Returns its payload, read-only.
 
     `fill(buffer)` fills the whole buffer with the next bytes, or raises. Raises Unusable if the record is not that of
@@ -114,7 +116,7 @@ def _read(num_bytes: int, fill: Callable[[memoryview], None]) -> bytearray:
     return buffer
 
 
-def _difference(header: bytes | bytearray, facts: Facts) -> str:
+def _difference(header: bytes | bytearray, facts: StoreFacts) -> str:
     """The reason of Unusable for a header that differs from the expected one."""
     try:
         found = msgspec.msgpack.decode(header, type=Header)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kvasir.kv.tiers.block import Block
+from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.record import Unusable
 from kvasir.statistics import TierStats
@@ -23,7 +23,7 @@ RATE_DECAY = 0.9  # per load: averages about the last ten
 RATE_SECONDS = 60.0  # lifetime of a measured rate; afterwards it is unknown, so that a slow tier is tried again
 
 
-class Meter:
+class TransferMeter:
     """Counts of loads and saves by outcome, and the read rate. Thread-safe."""
 
     def __init__(self):
@@ -92,7 +92,7 @@ class Meter:
             )
 
 
-class Worker(Generic[Job]):
+class TransferWorker(Generic[Job]):
     """One thread that runs jobs in order. The queue is bounded by the total cost of its jobs; `put` never waits.
 
     `run(None)` is called at the start and whenever `interval` seconds pass without a job.
@@ -154,7 +154,7 @@ class Worker(Generic[Job]):
 class _Load:
     __slots__ = ("block", "cancelled", "group", "num_bytes", "result")
 
-    def __init__(self, block: Block, group: int, num_bytes: int):
+    def __init__(self, block: StoredBlock, group: int, num_bytes: int):
         self.block = block
         self.group = group
         self.num_bytes = num_bytes
@@ -168,7 +168,7 @@ class Loads:
     `read(block, group)` returns the bytes of a part or raises Unusable.
     """
 
-    def __init__(self, name: str, read: Callable[[Block, int], memoryview], max_bytes: int, meter: Meter):
+    def __init__(self, name: str, read: Callable[[StoredBlock, int], memoryview], max_bytes: int, meter: TransferMeter):
         self._read = read
         self._max_bytes = max_bytes
         self._meter = meter
@@ -177,12 +177,12 @@ class Loads:
         self._done = threading.Condition()
         self.num_bytes = 0  # of open tickets
         # The bound is `num_bytes`, not the queue's cost: a cancelled load stays queued until its turn, at no cost.
-        self._worker: Worker[_Load] = Worker(name, self._run, max_cost=1 << 62)
+        self._worker: TransferWorker[_Load] = TransferWorker(name, self._run, max_cost=1 << 62)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def start(self, block: Block, group: int, num_bytes: int) -> int:
+    def start(self, block: StoredBlock, group: int, num_bytes: int) -> int:
         """Queues a load of `num_bytes`. Returns its ticket; the load fails at once if the bound is reached."""
         load = _Load(block, group, num_bytes)
         with self._done:

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
-from kvasir.kv.tiers.block import KEY_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, Block
+from kvasir.kv.tiers.block import KEY_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, StoredBlock
 
 HELLO, WELCOME, FOREIGN, HAS, HELD, LOAD, RECORD, MISS = range(1, 9)
 
@@ -43,7 +43,7 @@ class Want(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=T
     group: int
 
 
-class Wire:
+class BlockSocket:
     """One connected stream socket. Sends and receives raise OSError after `deadline` (time.monotonic())."""
 
     def __init__(self, sock: socket.socket):
@@ -129,15 +129,15 @@ def unpack_held(body: bytes | bytearray, num_keys: int) -> list[bool]:
     return [byte == 1 for byte in body]
 
 
-def pack_load(block: Block, group: int) -> bytes:
+def pack_load(block: StoredBlock, group: int) -> bytes:
     """The body of a LOAD frame."""
     return msgspec.msgpack.encode(Want(block.namespace, block.parent, block.ids, group))
 
 
-def unpack_load(body: bytes | bytearray) -> tuple[Block, int]:
+def unpack_load(body: bytes | bytearray) -> tuple[StoredBlock, int]:
     """(block, group) of a LOAD frame. Raises WireError for an invalid body."""
     try:
         want = msgspec.msgpack.decode(body, type=Want)
     except (msgspec.DecodeError, ValueError):
         raise WireError("the name of a part is malformed") from None
-    return Block(want.namespace, want.parent, want.ids), want.group
+    return StoredBlock(want.namespace, want.parent, want.ids), want.group

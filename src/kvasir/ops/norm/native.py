@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kvasir.ops import native
 from kvasir.ops.norm import rms_norm
-from kvasir.ops.registry import Facts
+from kvasir.ops.registry import MachineFacts
 
 
-def _refuses(facts: Facts) -> str:
+def _refuses(facts: MachineFacts) -> str:
     return native.reason()
 
 

@@ -34,7 +34,7 @@ class KeyScope(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimits:
     """The limits of one key; None: no limit of its own. Tokens count prompts and generated tokens together. max_class:
     the best class that its requests may have."""
 
@@ -60,7 +60,7 @@ class Key:
     name: str
     slo: ServiceClass = ServiceClass.INTERACTIVE
     weight: float = 1.0
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     scopes: frozenset[KeyScope] = frozenset((KeyScope.INFERENCE,))
     secret_sha256: str = ""
 
@@ -137,7 +137,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def _to_key(entry: _Entry) -> Key:
-    limits = Limits(**msgspec.structs.asdict(entry.limits))
+    limits = KeyLimits(**msgspec.structs.asdict(entry.limits))
     slo = entry.service_class or limits.max_class
     return Key(entry.key, entry.name, slo, entry.weight, limits, entry.scopes, entry.secret_sha256.lower())
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.http.asgi import refuse
 from kvasir.serve.http.dialect import dialect_of
 from kvasir.serve.http.faults import fault_of
@@ -78,7 +78,7 @@ class Account:
         self._tokens: Bucket | None = None
         self.limit(key.limits)
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: KeyLimits) -> None:
         """Applies new limits; the buckets keep their used fraction."""
         now = self._clock()
         self._limits = limits
@@ -86,7 +86,7 @@ class Account:
         self._requests = _bucket(limits.requests_per_minute, now, self._requests)
         self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
 
-    def open(self) -> Place:
+    def open(self) -> OpenRequest:
         """Counts a request, which stays open until its Place is left. Raises LimitExceeded; refused requests cost
         nothing."""
         most = self._limits.concurrent
@@ -94,7 +94,7 @@ class Account:
             raise LimitExceeded(f"{self._open} requests of this key are open", f"at most {most} at once", 1.0)
         self._requests = _taken(self._requests, 1, self._clock(), "requests")
         self._open += 1
-        return Place(self)
+        return OpenRequest(self)
 
     def close(self) -> None:
         self._open -= 1
@@ -139,7 +139,7 @@ class Account:
         return [(name.encode(), str(value).encode()) for name, value in found.items()]
 
 
-class Place:
+class OpenRequest:
     """One of a key's open requests, until all its holders have left."""
 
     def __init__(self, account: Account):
@@ -251,6 +251,6 @@ class QuotaGuard:
 
 def hold_place(scope: Scope, work: asyncio.Task) -> None:
     """Keeps the request's place until `work`, which it started in the background, has ended too."""
-    place: Place | None = scope["state"].get("place")
+    place: OpenRequest | None = scope["state"].get("place")
     if place is not None:
         place.hold(work)

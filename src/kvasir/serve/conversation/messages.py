@@ -9,7 +9,7 @@ from typing import Any, Required, TypedDict
 from kvasir.serve.conversation.tools import Tools
 
 
-class Call(TypedDict, total=False):
+class CallMessage(TypedDict, total=False):
     """A tool call. function: its name and its arguments, as an object or as JSON text."""
 
     id: str
@@ -27,7 +27,7 @@ class Message(TypedDict, total=False):
     role: Required[str]
     content: str | list[dict[str, Any]] | None
     reasoning_content: str
-    tool_calls: list[Call]
+    tool_calls: list[CallMessage]
     tool_call_id: str
     name: str
 

@@ -11,18 +11,18 @@ from typing import Annotated, Any
 from pydantic import Field, create_model
 
 from kvasir.errors import InvalidRequest
-from kvasir.fields import FIELDS, Kind, Row, fields_of
+from kvasir.fields import FIELDS, FieldKind, FieldRow, fields_of
 from kvasir.serve.http.wire import TextOrList, TokenIds, Wire
 from kvasir.types import ModelInfo, SamplingParams
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _RECOMMENDED = {row.name for row in FIELDS if row.recommended}
-_TYPES: dict[Kind, Any] = {
-    Kind.NUMBER: float,
-    Kind.INTEGER: int,
-    Kind.CHOICE: int,
-    Kind.FLAG: bool,
-    Kind.IDS: TokenIds,
+_TYPES: dict[FieldKind, Any] = {
+    FieldKind.NUMBER: float,
+    FieldKind.INTEGER: int,
+    FieldKind.CHOICE: int,
+    FieldKind.FLAG: bool,
+    FieldKind.IDS: TokenIds,
 }
 # Mirostat replaces these filters: their recommended and default values are dropped, values in the request are not.
 _REPLACED = ("top_p", "top_k", "min_p")
@@ -31,15 +31,15 @@ _REPLACED = ("top_p", "top_k", "min_p")
 def wire_of(dialect: str, integer: Any = int) -> type[Wire]:
     """A base for the dialect's bodies: every field that it has, under its name there. SamplingParams checks the ranges.
     integer: the type of integers."""
-    types = _TYPES | {Kind.INTEGER: integer, Kind.CHOICE: integer}
+    types = _TYPES | {FieldKind.INTEGER: integer, FieldKind.CHOICE: integer}
     fields: dict[str, Any] = {theirs: (_type(row, types) | None, None) for theirs, row in fields_of(dialect).items()}
     return create_model(f"{dialect.capitalize()}Sampling", __base__=Wire, __module__=__name__, **fields)
 
 
-def _type(row: Row, types: Mapping[Kind, Any]) -> Any:
-    if row.kind is Kind.TEXTS:
+def _type(row: FieldRow, types: Mapping[FieldKind, Any]) -> Any:
+    if row.kind is FieldKind.TEXTS:
         return TextOrList if row.alone else Annotated[list[str], Field(max_length=row.most)]
-    if row.kind is Kind.BIAS:
+    if row.kind is FieldKind.BIAS:
         return Annotated[dict[str, float], Field(max_length=row.most)]
     return types[row.kind]
 
@@ -48,7 +48,9 @@ def asked_fields(wire: Wire, dialect: str) -> dict[str, Any]:
     """The fields that a body of the dialect sets, under the names of SamplingParams. Raises InvalidRequest for a bias
     without a token id."""
     given = ((row, getattr(wire, theirs)) for theirs, row in fields_of(dialect).items())
-    return {row.name: to_bias(value) if row.kind is Kind.BIAS else value for row, value in given if value is not None}
+    return {
+        row.name: to_bias(value) if row.kind is FieldKind.BIAS else value for row, value in given if value is not None
+    }
 
 
 def described(params: Any, dialect: str) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from kvasir.serve.auth.scopes import may_manage
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.settings import ServeSettings
-from kvasir.store.entry import Entry
-from kvasir.store.store import Store
+from kvasir.store.entry import ModelEntry
+from kvasir.store.store import ModelStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Catalogue(ABC):
     models.
     """
 
-    store: Store | None = None
+    store: ModelStore | None = None
 
     def __init__(self, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns):
         """clock: nanoseconds, for the limits of keys."""
@@ -99,7 +99,7 @@ class OneModel(Catalogue):
         front: Front,
         settings: ServeSettings,
         clock: Callable[[], int] = time.monotonic_ns,
-        entry: Entry | None = None,
+        entry: ModelEntry | None = None,
     ):
         super().__init__(settings, clock)
         self._serving = Serving(front, settings, self.quotas, entry)

@@ -32,11 +32,11 @@ from kvasir.serve.hosting.memory_budget import MemoryBudget
 from kvasir.serve.hosting.offers import Offer, Offers
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.settings import ServeSettings
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 
 log = logging.getLogger("kvasir.serve")
 
-PATIENCE = 60.0  # seconds for which a model waits for the place of another that is in use
+PLACE_SECONDS = 60.0  # seconds for which a model waits for the place of another that is in use
 
 # Starts a front. Raises KvasirError; if cancelled, it cleans up.
 Launch = Callable[[EngineOptions], Awaitable[Front]]
@@ -52,11 +52,11 @@ class ModelManager(Catalogue):
         launch: Launch,
         settings: ServeSettings,
         *,
-        store: Store | None = None,
+        store: ModelStore | None = None,
         keep_alive: float = 300.0,
         max_loaded: int = 3,
         available: Callable[[], int | None] = lambda: None,
-        patience: float = PATIENCE,
+        patience: float = PLACE_SECONDS,
         clock: Callable[[], int] = time.monotonic_ns,
     ):
         super().__init__(settings, clock)

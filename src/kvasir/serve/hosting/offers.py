@@ -10,8 +10,8 @@ from typing import Protocol
 
 from kvasir.config import EngineOptions
 from kvasir.errors import InvalidRequest
-from kvasir.store.entry import Details, Entry
-from kvasir.store.store import Store
+from kvasir.store.entry import Details, ModelEntry
+from kvasir.store.store import ModelStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Offer:
     size: int
     details: Details
     options: Callable[[], EngineOptions]
-    entry: Entry | None = None
+    entry: ModelEntry | None = None
     created: int = 0
 
 
@@ -39,7 +39,7 @@ class Offers(Protocol):
 class StoreOffers:
     """All models of a store, reread on each call, in threads. base: the options of all engines."""
 
-    def __init__(self, store: Store, base: EngineOptions):
+    def __init__(self, store: ModelStore, base: EngineOptions):
         self._store = store
         self._base = base
 
@@ -53,11 +53,11 @@ class StoreOffers:
         entry = self._store.find(name)
         return None if entry is None else self._offer(entry)
 
-    def _offer(self, entry: Entry) -> Offer:
+    def _offer(self, entry: ModelEntry) -> Offer:
         return offer_of(self._store, entry, self._base)
 
 
-def offer_of(store: Store, entry: Entry, base: EngineOptions) -> Offer:
+def offer_of(store: ModelStore, entry: ModelEntry, base: EngineOptions) -> Offer:
     return Offer(
         entry.name,
         f"{entry.digest} {entry.weights.path}",

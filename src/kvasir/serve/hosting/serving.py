@@ -13,7 +13,7 @@ from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.hosting.lookout import Lookout
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry import access
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.parameters import sampling_of
 
 
@@ -21,7 +21,7 @@ class Serving:
     """One model of a server: its front half, with the settings applied. Routes get it from `catalogue.serving_of`.
     entry: the model's entry in the store, None if it is not from there."""
 
-    def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas, entry: Entry | None = None):
+    def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas, entry: ModelEntry | None = None):
         self.front = front
         self.entry = entry
         self.settings = settings

@@ -20,7 +20,7 @@ ID = re.compile(r"[a-z]{1,16}_[0-9a-f]{48}")
 _SUFFIX = ".json"
 
 
-class Memory:
+class MemoryStorage:
     def __init__(self) -> None:
         self._data: dict[tuple[str, str], bytes] = {}
 
@@ -45,7 +45,7 @@ class Memory:
             self._data.pop((place, id), None)
 
 
-class Folder:
+class FolderStorage:
     def __init__(self, folder: Path):
         self._folder = folder
         _make(folder, parents=True)

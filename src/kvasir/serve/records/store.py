@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.records.disk import ID, Folder, Memory
+from kvasir.serve.records.disk import ID, FolderStorage, MemoryStorage
 
 log = logging.getLogger("kvasir.serve")
 
@@ -81,7 +81,7 @@ class Records:
         self._clock = clock
         self._index: dict[str, OrderedDict[str, _Entry]] = {}  # by place and id, least recently used first
         self._locks: dict[str, asyncio.Lock] = {}
-        self._files: Memory | Folder = Memory() if folder is None else Folder(folder)
+        self._files: MemoryStorage | FolderStorage = MemoryStorage() if folder is None else FolderStorage(folder)
         for place, id, size, used in sorted(self._files.all(), key=lambda found: found[3]):
             self._index.setdefault(place, OrderedDict())[id] = _Entry(size, used)
 

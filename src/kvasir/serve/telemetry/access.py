@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir.engine.meter import Watch
+from kvasir.engine.meter import RequestWatch
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
@@ -33,7 +33,7 @@ class Spent:
 _spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
 
 
-def note(model: str, watch: Watch) -> None:
+def note(model: str, watch: RequestWatch) -> None:
     """Adds an ended request of the core to the HTTP request that it belongs to."""
     spent = _spent.get()
     if spent is None:

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.engine.meter import Meter
-from kvasir.metrics import Histogram, Row, rows, samples
+from kvasir.metrics import Histogram, StatisticRow, rows, samples
 from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.statistics import EngineStats, FrontStats, HttpStats
@@ -115,7 +115,7 @@ def _add(families: dict[str, Any], holder: type, value: object, **labels: str) -
             families[name].add_metric(values, number)
 
 
-def _family(row: Row) -> Metric:
+def _family(row: StatisticRow) -> Metric:
     return _FAMILIES[row.statistic.kind](f"kvasir_{row.statistic.name}", row.statistic.help, labels=row.labels)
 
 

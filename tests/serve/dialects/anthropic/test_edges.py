@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 
-from kvasir.serve.auth.keys import Key, Limits
+from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.settings import ServeSettings
 from tests.serve.dialects.anthropic.messages_help import CALL, RESULT, TOOL, USE, body, front
 from tests.serve.fakes import POISON
@@ -145,7 +145,7 @@ def test_errors_are_of_the_clients_classes():
 
 
 def test_limits_are_in_the_headers_of_this_api():
-    key = Key("ann-secret", "ann", limits=Limits(requests_per_minute=2, tokens_per_minute=100))
+    key = Key("ann-secret", "ann", limits=KeyLimits(requests_per_minute=2, tokens_per_minute=100))
     with (
         live(ServeSettings(port=0, keys=(key,))) as server,
         anthropic.Anthropic(base_url=server.url, api_key=key.secret, max_retries=0) as own,

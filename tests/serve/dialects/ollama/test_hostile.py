@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvasir.serve.dialects.ollama.manage_wire import CopyRequest, CreateRequest, DeleteRequest, PullRequest, ShowRequest
 from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
-from kvasir.store.store import Store
+from kvasir.store.store import ModelStore
 from tests.serve.dialects.hostile import VALUES, anything, keep_to_schema, try_bodies
 from tests.serve.running import assert_idle, live_on
 from tests.serve.shelf import Launcher, Shelf, offer
@@ -26,7 +26,7 @@ GOOD = {"model": "fake", "source": "a", "destination": "b"}
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("store"))
+    store = ModelStore(tmp_path_factory.mktemp("store"))
     shelf = Shelf([offer("fake")])
     make = lambda: ModelManager(shelf, Launcher(), ServeSettings(port=0), store=store)  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:

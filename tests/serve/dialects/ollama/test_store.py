@@ -20,8 +20,8 @@ from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.hosting.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.modelfile import Modelfile
-from kvasir.store.progress import Progress
-from kvasir.store.store import Store
+from kvasir.store.progress import PullProgress
+from kvasir.store.store import ModelStore
 from tests.serve.auth.test_reload import until
 from tests.serve.running import live, live_on
 from tests.serve.shelf import Launcher
@@ -32,11 +32,11 @@ ALL = frozenset(KeyScope)
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "store")
+def store(tmp_path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
 
 
-def several(store: Store, **settings) -> Callable[[], ModelManager]:
+def several(store: ModelStore, **settings) -> Callable[[], ModelManager]:
     """A server of all that the store has, on echo engines."""
     offers = StoreOffers(store, EngineOptions(""))
     return lambda: ModelManager(offers, Launcher(), ServeSettings(port=0, **settings), store=store)
@@ -187,7 +187,7 @@ def test_a_client_that_disconnects_ends_its_pull_and_few_run_at_once(url, store,
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
 
     def pull(ref, name=None, report=None, stop=None):
-        report(Progress("pulling"))
+        report(PullProgress("pulling"))
         begun.release()
         assert stop.wait(10), "nobody stopped it"
         ended.release()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kvasir.guided.grammar import Limits
+from kvasir.guided.grammar import GrammarLimits
 from kvasir.serve.settings import ServeSettings
 from tests.serve import fakes
 from tests.serve.fakes import POISON
@@ -311,7 +311,7 @@ async def test_an_answer_that_fails_is_an_error_and_no_answer(http):
 
 async def test_a_grammar_that_passes_its_limits_is_the_requests_fault(monkeypatch):
     """The server says which limit; the next request of the same grammar is answered."""
-    monkeypatch.setattr(fakes._guides(), "limits", (Limits(states=22), Limits(states=22)))
+    monkeypatch.setattr(fakes._guides(), "limits", (GrammarLimits(states=22), GrammarLimits(states=22)))
     regex = {"structured_outputs": {"regex": "[a-z ]+|X(.{0,9}y.{0,9}z){9}"}, "max_tokens": 9, "temperature": 0}
     async with client() as http:
         for _ in range(2):

@@ -87,7 +87,7 @@ async def count_tokens(wire: CountRequest, request: HTTPRequest) -> Response:
 # -- to_job ------------------------------------------------------------------------------------------------
 
 
-async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> Job:
+async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) -> MessageJob:
     """The job of a request. Raises InvalidRequest for unsupported requests."""
     with renamed(_NAMES):
         conversation, fields = await asyncio.to_thread(to_conversation, wire, serving)
@@ -98,7 +98,7 @@ async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) 
     room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))
     core = replace(core, id=f"msg_{secrets.token_hex(12)}", params=params)
-    return Job(wire, serving, core, reading)
+    return MessageJob(wire, serving, core, reading)
 
 
 def _asked(wire: MessagesRequest) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 @dataclass(slots=True)
-class Job:
+class MessageJob:
     """One HTTP request, and how its response is encoded."""
 
     wire: MessagesRequest

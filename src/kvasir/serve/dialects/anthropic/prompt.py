@@ -19,7 +19,7 @@ from typing import Any
 
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.messages import Call, Conversation, Message
+from kvasir.serve.conversation.messages import CallMessage, Conversation, Message
 from kvasir.serve.conversation.thinking import LEVELS, effort_variables
 from kvasir.serve.conversation.tools import Tool, ToolChoice, Tools
 from kvasir.serve.dialects.anthropic.wire import (
@@ -141,7 +141,7 @@ def _check_parts(content: str | Sequence[TextBlock], place: str) -> None:
 def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
     texts = [block for block in turn if isinstance(block, TextBlock)]
     thoughts = [thought(block) for block in turn if isinstance(block, ThinkingBlock)]
-    calls: list[Call] = []
+    calls: list[CallMessage] = []
     for block in turn:
         if isinstance(block, ToolUseBlock):
             names[block.id] = block.name

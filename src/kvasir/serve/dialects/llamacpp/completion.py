@@ -23,7 +23,7 @@ from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.llamacpp.errors import llamacpp_error
 from kvasir.serve.dialects.llamacpp.lines import Lines
 from kvasir.serve.dialects.llamacpp.params import names_of, to_params
-from kvasir.serve.dialects.llamacpp.shapes import Told, final_object, partial_object
+from kvasir.serve.dialects.llamacpp.shapes import ChoiceState, final_object, partial_object
 from kvasir.serve.dialects.llamacpp.wire import CompletionRequest, InfillRequest, Options, one_by_one
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
@@ -75,7 +75,7 @@ async def _answer(
     """prompts: of each, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
     charge(serving, requests, request, whole=not wire.stream)
-    job = Job(wire, serving, requests)
+    job = LlamaCppJob(wire, serving, requests)
     if not wire.stream:
         await while_connected(request.receive, job.run())
         return await write_json(True, job.response)
@@ -177,7 +177,7 @@ def _tokens(token: int | str, serving: Serving) -> Sequence[int]:
 # -- responses ---------------------------------------------------------------------------------------------
 
 
-class Job:
+class LlamaCppJob:
     """One HTTP request: its prompts, and how their choices are encoded. Choice j of prompt i has the number i * n +
     j."""
 
@@ -189,7 +189,7 @@ class Job:
         limit = wire.t_max_predict_ms or 0
         seconds = limit / 1000 if limit > 0 else None
         self.told = [
-            Told(i * n + j, core, Lines(wire.n_indent or 0, seconds))
+            ChoiceState(i * n + j, core, Lines(wire.n_indent or 0, seconds))
             for i, core in enumerate(requests)
             for j in range(n)
         ]
@@ -219,7 +219,7 @@ class Job:
                 if objects:
                     yield b"".join(event(msgspec.json.encode(o)) for o in objects)
 
-    async def _deltas(self) -> AsyncGenerator[tuple[Told, str, TextDelta]]:
+    async def _deltas(self) -> AsyncGenerator[tuple[ChoiceState, str, TextDelta]]:
         """The text to send for each delta. A choice that Lines ends is aborted there."""
         streams = [self.serving.front.stream(core) for core in self.requests]
         left = len(self.told)

@@ -17,7 +17,7 @@ from kvasir.types import FinishReason, Request, Usage
 
 
 @dataclass(slots=True)
-class Told:
+class ChoiceState:
     """One choice, as far as it was sent. stop_type is empty until it has ended."""
 
     number: int
@@ -56,7 +56,7 @@ class Told:
         return timings_object(self.pace, self.usage)
 
 
-def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> dict[str, Any]:
+def partial_object(wire: Options, told: ChoiceState, text: str, delta: TextDelta) -> dict[str, Any]:
     """The stream object of one delta."""
     found = {
         "index": told.number,
@@ -74,7 +74,7 @@ def partial_object(wire: Options, told: Told, text: str, delta: TextDelta) -> di
     return found
 
 
-def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> dict[str, Any]:
+def final_object(wire: Options, serving: Serving, told: ChoiceState, whole: bool) -> dict[str, Any]:
     """The final object of a choice, without its text if that was streamed. response_fields may select fields of it."""
     params, usage = told.core.params, told.usage
     context, wanted = serving.front.info.max_model_len, n_predict_of(wire, serving.own)
@@ -101,7 +101,7 @@ def final_object(wire: Options, serving: Serving, told: Told, whole: bool) -> di
     return found if not wire.response_fields else _chosen(found, wire.response_fields)
 
 
-def _cut(told: Told, context: int, wanted: int) -> bool:
+def _cut(told: ChoiceState, context: int, wanted: int) -> bool:
     """Whether the context's end, not the requested length, ended the choice."""
     full = told.usage.prompt_tokens + told.usage.completion_tokens >= context
     return told.stop_type == "limit" and full and not 0 <= wanted <= told.usage.completion_tokens

@@ -12,14 +12,14 @@ from kvasir.parse.format import Style
 from kvasir.serve.dialects.ollama.answer import timestamp
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
-from kvasir.store.entry import Entry
+from kvasir.store.entry import ModelEntry
 from kvasir.store.modelfile import Modelfile, write_modelfile
 from kvasir.types import Task
 
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
-def summary(entry: Entry) -> dict[str, Any]:
+def summary(entry: ModelEntry) -> dict[str, Any]:
     """The entry of a listing."""
     details, weights = entry.details, entry.weights
     told = _details(weights.format, details.family, details.parameter_size, details.quantization_level, entry.parent)
@@ -70,7 +70,7 @@ def _count(parameters: int) -> str:
     return str(parameters) if parameters else ""
 
 
-def shown(entry: Entry, facts: dict[str, Any]) -> dict[str, Any]:
+def shown(entry: ModelEntry, facts: dict[str, Any]) -> dict[str, Any]:
     """All that /api/show reports of a store entry. facts: metadata from the headers of its weight files."""
     details = entry.details
     recipe = Modelfile(

@@ -97,7 +97,7 @@ class Said:
         return cls(content, thinking, [call for part in parts for call in part.calls])
 
 
-class Calls:
+class CallCollector:
     """Collects the tool calls of one choice: clients get complete calls. A call that was cut off, or whose arguments
     are not an object, becomes content."""
 
@@ -161,7 +161,7 @@ class Whole:
 
 
 @dataclass(slots=True)
-class Job:
+class OllamaJob:
     """One request of /api/chat or /api/generate: the engine's request, and how its choices are encoded.
 
     truncated: numbers of items left out of the prompt, by kind. with_context: the response carries the ids of the
@@ -240,7 +240,7 @@ class Job:
 
     async def _parts(self) -> AsyncGenerator[tuple[TextDelta, Said]]:
         """The engine's deltas with their parsed content. Raises AnswerFailed, DeadlineExceeded."""
-        calls = [Calls(self.reading) for _ in range(self.core.params.n)]
+        calls = [CallCollector(self.reading) for _ in range(self.core.params.n)]
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
                 check_finish(delta, self.core.id)

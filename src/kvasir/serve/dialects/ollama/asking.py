@@ -9,7 +9,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.serve.conversation.limits import charge
-from kvasir.serve.dialects.ollama.answer import Clock, Job, Said, Shape, head
+from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, Said, Shape, head
 from kvasir.serve.dialects.ollama.loading import load_or_unload
 from kvasir.serve.dialects.ollama.params import NAMES
 from kvasir.serve.dialects.ollama.route import serving_named
@@ -18,7 +18,7 @@ from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.http.wire import renamed
 
-Maker = Callable[[Any, Serving, HTTPRequest, Clock], Awaitable[Job]]
+Maker = Callable[[Any, Serving, HTTPRequest, Clock], Awaitable[OllamaJob]]
 
 
 async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker | None) -> Response:

@@ -13,7 +13,7 @@ from kvasir.serve.conversation.request import to_request
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.conversation.trust import trust_of
-from kvasir.serve.dialects.ollama.answer import Clock, Job, as_message
+from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, as_message
 from kvasir.serve.dialects.ollama.asking import answer
 from kvasir.serve.dialects.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
 from kvasir.serve.dialects.ollama.prompt import (
@@ -38,7 +38,7 @@ async def chat(wire: ChatRequest, request: HTTPRequest) -> Response:
     return await answer(wire, request, as_message, to_job if wire.messages else None)
 
 
-async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
+async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> OllamaJob:
     """The job of a request. Raises InvalidRequest for unsupported requests, TemplateError."""
     front, entry = serving.front, serving.entry
     check_logprobs(serving, top_logprobs=wire.top_logprobs)
@@ -62,7 +62,7 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
     fields = scheduling_fields(wire, serving, request)
     core, reading = await to_request(conversation, ids, params, serving, fields=fields)
     truncated = {"messages": left_out} if left_out else {}
-    return Job(wire.model, serving, core, reading, clock, as_message, truncated)
+    return OllamaJob(wire.model, serving, core, reading, clock, as_message, truncated)
 
 
 def _tools(wire: ChatRequest) -> Tools:

@@ -16,7 +16,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.trust import trust_of
-from kvasir.serve.dialects.ollama.answer import Clock, Job, as_response
+from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, as_response
 from kvasir.serve.dialects.ollama.asking import answer
 from kvasir.serve.dialects.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
 from kvasir.serve.dialects.ollama.prompt import cut_ids, must_be_kept_from_thinking, thinking_variables
@@ -51,7 +51,7 @@ def _refuse(wire: GenerateRequest) -> None:
         raise InvalidRequest(f"{name} applies to conversations; this prompt is used as it is", "leave it out", name)
 
 
-async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> Job:
+async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, clock: Clock) -> OllamaJob:
     """The job of a request. Raises InvalidRequest for unsupported requests, TemplateError."""
     front, entry = serving.front, serving.entry
     check_logprobs(serving, top_logprobs=wire.top_logprobs)
@@ -83,7 +83,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     if ends:
         core = replace(core, eos_ids=(*(core.eos_ids or ()), *ends))
     truncated = {"tokens": cut} if cut else {}
-    return Job(
+    return OllamaJob(
         wire.model, serving, core, reading, clock, as_response, truncated, with_context=not (wire.raw or wire.suffix)
     )
 

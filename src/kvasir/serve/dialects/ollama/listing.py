@@ -19,8 +19,8 @@ from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.http.wire import refuse_fields
-from kvasir.store.entry import Entry
-from kvasir.store.store import Store
+from kvasir.store.entry import ModelEntry
+from kvasir.store.store import ModelStore
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -82,6 +82,6 @@ async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     return json_response(shown_of_one(serving, name))
 
 
-def _stored(store: Store, entry: Entry, verbose: bool) -> Response:
+def _stored(store: ModelStore, entry: ModelEntry, verbose: bool) -> Response:
     """The response of a stored model. Raises ModelFileError."""
     return json_response(shown(entry, store.model_info(entry, verbose)))

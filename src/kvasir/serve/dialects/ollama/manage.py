@@ -23,8 +23,8 @@ from kvasir.serve.http.wire import refuse_fields
 from kvasir.serve.telemetry.audit import set_outcome
 from kvasir.store.job import follow
 from kvasir.store.modelfile import Modelfile
-from kvasir.store.progress import Progress
-from kvasir.store.store import Store
+from kvasir.store.progress import PullProgress
+from kvasir.store.store import ModelStore
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -33,7 +33,7 @@ SUCCESS = {"status": "success"}
 _QUANTIZE = {"q8_0": "q8", "q4_0": "q4"}  # GGUF's names for formats to which weights are rounded while loading
 
 
-def store_of(request: HTTPRequest) -> Store:
+def store_of(request: HTTPRequest) -> ModelStore:
     """The server's store. Raises InvalidRequest if it has none."""
     store = catalogue_of(request).store
     if store is None:
@@ -100,7 +100,7 @@ async def push(wire: PushRequest, request: HTTPRequest) -> Response:
     raise InvalidRequest("pushing to a registry is not supported", "upload the files to a hub yourself", "model")
 
 
-async def _respond(request: HTTPRequest, stream: bool | None, changes: AsyncGenerator[Progress]) -> Response:
+async def _respond(request: HTTPRequest, stream: bool | None, changes: AsyncGenerator[PullProgress]) -> Response:
     lines = _lines(request, changes)
     if stream is not False:
         return stream_lines(catalogue_of(request).settings.ping, lines, {"status": "working"})
@@ -114,7 +114,7 @@ async def _drained(lines: AsyncGenerator[bytes]) -> Response:
     return json_response(SUCCESS)
 
 
-async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> AsyncGenerator[bytes]:
+async def _lines(request: HTTPRequest, changes: AsyncGenerator[PullProgress]) -> AsyncGenerator[bytes]:
     """The progress as lines. Raises InvalidRequest, QueueFull."""
     with _turn(request.app.state), faults_of_files():
         try:
@@ -126,7 +126,7 @@ async def _lines(request: HTTPRequest, changes: AsyncGenerator[Progress]) -> Asy
             raise
 
 
-def _shown(progress: Progress) -> dict[str, Any]:
+def _shown(progress: PullProgress) -> dict[str, Any]:
     shown: dict[str, Any] = {"status": progress.status}
     if progress.digest:
         shown["digest"] = f"sha256:{progress.digest}"

@@ -56,7 +56,7 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
     serving = await serving_of(request, wire.model)
     prompts = await to_requests(wire, serving, request)
     charge(serving, prompts, request, whole=not wire.stream)
-    job = Job(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
+    job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return EventStream(job.events(), to_response=error_response, to_event=error_event, ping=serving.settings.ping)
     answers = await while_connected(request.receive, all_of(serving.front.complete, prompts))
@@ -144,7 +144,7 @@ def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingPa
 
 
 @dataclass(slots=True)
-class Job:
+class CompletionJob:
     """One HTTP request: its prompts, and how their choices are encoded. Choice i * n + j is the j-th choice of prompt
     i, the j-th best with best_of > n."""
 

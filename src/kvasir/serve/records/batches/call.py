@@ -20,7 +20,7 @@ from kvasir.types import ServiceClass
 
 
 @dataclass(slots=True)
-class Answer:
+class CallResult:
     """headers: by lower-case name."""
 
     status: int = 500
@@ -44,7 +44,7 @@ class Caller:
             self._inner = MemoryGuard(leasing, self._app.state.answer_memory)
         return self._inner
 
-    async def post(self, path: str, body: bytes, key: Key | None, id: str) -> Answer:
+    async def post(self, path: str, body: bytes, key: Key | None, id: str) -> CallResult:
         """id: of the request. Cancelling it cancels the work that it started."""
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
@@ -53,7 +53,7 @@ class Caller:
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
                         (CLASS_HEADER.encode(), service_class(key).value.encode())],
         }  # fmt: skip
-        answer, pieces, given = Answer(), [], False
+        answer, pieces, given = CallResult(), [], False
 
         async def receive() -> Message:
             nonlocal given
@@ -72,7 +72,7 @@ class Caller:
         try:
             await self._stack()(scope, receive, send)
         except Exception as error:
-            return Answer(500, {}, bytes(response_of(fault_of(error), scope | {"app": self._app}).body))
+            return CallResult(500, {}, bytes(response_of(fault_of(error), scope | {"app": self._app}).body))
         answer.body = b"".join(pieces)
         return answer
 

@@ -15,9 +15,9 @@ from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.faults import NotFound
 from kvasir.serve.records.batches.call import Caller
 from kvasir.serve.records.batches.files import Files
-from kvasir.serve.records.batches.run import OPEN, Batch, Run
+from kvasir.serve.records.batches.run import OPEN, Batch, BatchRun
 from kvasir.serve.records.batches.wire import BatchRequest
-from kvasir.serve.records.batches.work import Work, sweep_journals
+from kvasir.serve.records.batches.work import BatchWorker, sweep_journals
 from kvasir.serve.records.store import Records, is_id, new_id, parsed
 from kvasir.serve.settings import ServeSettings
 
@@ -38,8 +38,8 @@ class Batches:
             max_age=settings.stored_days * 86400, pinned=lambda id: id in self._runs,
         )  # fmt: skip
         self._caller = caller
-        self._work = Work(caller, self.files, self._save, settings, ring.named, quotas, self._journals)
-        self._runs: dict[str, Run] = {}
+        self._work = BatchWorker(caller, self.files, self._save, settings, ring.named, quotas, self._journals)
+        self._runs: dict[str, BatchRun] = {}
         self._ending = False
         self._places: dict[str, asyncio.Semaphore] = {}  # by owner, limited to RUNNING
 
@@ -50,7 +50,7 @@ class Batches:
         records.sort(key=lambda r: (r["batch"]["status"] == "validating", r["batch"]["created_at"], r["batch"]["id"]))
         for record in records:
             if record["batch"]["status"] in OPEN:
-                self._begin(Run(record["owner"], record["batch"], record.get("end")))
+                self._begin(BatchRun(record["owner"], record["batch"], record.get("end")))
         await asyncio.to_thread(sweep_journals, self._journals, set(self._runs))
 
     async def sweep(self) -> None:
@@ -90,9 +90,9 @@ class Batches:
             "request_counts": {"total": 0, "completed": 0, "failed": 0}, "metadata": wire.metadata,
             "output_expires_after": expires and expires.model_dump(),
         }  # fmt: skip
-        return await asyncio.shield(self._take(Run(owner, batch)))
+        return await asyncio.shield(self._take(BatchRun(owner, batch)))
 
-    async def _take(self, run: Run) -> Batch:
+    async def _take(self, run: BatchRun) -> Batch:
         self._runs[run.id] = run  # protects the record and its input file
         try:
             await self._save(run)
@@ -153,20 +153,20 @@ class Batches:
 
     # -- in progress ---------------------------------------------------------------------------------------------
 
-    async def _save(self, run: Run) -> None:
+    async def _save(self, run: BatchRun) -> None:
         """Saves the batch. Raises OSError; LimitExceeded for a new batch if all stored batches of its key are in
         progress."""
         record = {"owner": run.owner, "batch": run.batch, "end": run.end}
         await self._records.put(run.owner, run.id, msgspec.json.encode(record), beyond=run.task is not None)
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: BatchRun) -> None:
         if self._ending:
             self._runs.pop(run.id, None)
             return
         self._runs[run.id] = run
         run.task = asyncio.ensure_future(self._do(run))
 
-    async def _do(self, run: Run) -> None:
+    async def _do(self, run: BatchRun) -> None:
         async with self._places.setdefault(run.owner, asyncio.Semaphore(RUNNING)):
             run.begun = True
             await self._work.do(run)

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import ValidationError
 
 from kvasir.serve.http.limits import json_excess
-from kvasir.serve.records.batches.wire import Line
+from kvasir.serve.records.batches.wire import BatchLine
 from kvasir.serve.settings import ServeSettings
 
 MAX_LINES = 50_000
@@ -23,7 +23,7 @@ MAX_ERRORS = 100  # reported per file
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LineTask:
     """index: of its line among the lines that are not blank."""
 
     index: int
@@ -31,9 +31,9 @@ class Task:
     body: bytes
 
 
-def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[list[Task], list[dict[str, Any]]]:
+def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[list[LineTask], list[dict[str, Any]]]:
     """The tasks of a file, and its errors in the API's format."""
-    tasks: list[Task] = []
+    tasks: list[LineTask] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     for number, text in enumerate(io.BytesIO(data), 1):
@@ -47,7 +47,7 @@ def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[lis
             if line.custom_id in seen:
                 raise _Wrong("duplicate_custom_id", "an earlier line uses the same id", "custom_id")
             seen.add(line.custom_id)
-            tasks.append(Task(len(tasks), line.custom_id, msgspec.json.encode(line.body)))
+            tasks.append(LineTask(len(tasks), line.custom_id, msgspec.json.encode(line.body)))
         except _Wrong as wrong:
             code, message, param = wrong.args
             errors.append(_error(code, message, number, param))
@@ -66,13 +66,13 @@ def _error(code: str, message: str, line: int | None, param: str | None = None) 
     return {"code": code, "message": message, "line": line, "param": param}
 
 
-def _line(text: bytes, endpoint: str, settings: ServeSettings) -> Line:
+def _line(text: bytes, endpoint: str, settings: ServeSettings) -> BatchLine:
     if len(text) > settings.max_body:
         raise _Wrong("line_too_long", f"the line has more than {settings.max_body} bytes", None)
     if excess := json_excess(text, settings.max_json_depth):
         raise _Wrong("invalid_json_line", excess, None)
     try:
-        line = Line.model_validate(msgspec.json.decode(text))
+        line = BatchLine.model_validate(msgspec.json.decode(text))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _Wrong("invalid_json_line", f"this is not valid JSON: {error}", None) from None
     except ValidationError as error:
@@ -86,7 +86,7 @@ def _line(text: bytes, endpoint: str, settings: ServeSettings) -> Line:
     return line
 
 
-class Entry(msgspec.Struct):
+class BatchEntry(msgspec.Struct):
     """The result of a task. output: its line in the output file. usage: tokens of the input, cached ones of these,
     tokens of the output, reasoning ones of these."""
 
@@ -96,14 +96,14 @@ class Entry(msgspec.Struct):
     usage: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-class Journal:
+class BatchJournal:
     """The entries of a batch, one line of JSON each, appended as they complete. Used in threads, by one at a time."""
 
     def __init__(self, path: Path | None):
         """path: None for a journal in memory only."""
         self._path = path
         self._file: int | None = None
-        self._kept: list[Entry] = []
+        self._kept: list[BatchEntry] = []
 
     def open(self) -> None:
         """Opens the journal and truncates it after the last complete entry. Raises OSError."""
@@ -115,7 +115,7 @@ class Journal:
                 whole = sum(map(len, itertools.takewhile(_is_entry, lines)))
             os.ftruncate(self._file, whole)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: BatchEntry) -> None:
         """Appends an entry. Raises OSError."""
         if self._file is None:
             self._kept.append(entry)
@@ -128,11 +128,11 @@ class Journal:
             os.ftruncate(self._file, before)  # so that the next entry starts on a new line
             raise
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[BatchEntry]:
         """All entries. Raises OSError."""
         if self._path is None or self._file is None:
             return list(self._kept)
-        return [msgspec.json.decode(line, type=Entry) for line in self._path.read_bytes().splitlines()]
+        return [msgspec.json.decode(line, type=BatchEntry) for line in self._path.read_bytes().splitlines()]
 
     def close(self, remove: bool = False) -> None:
         if self._file is not None:
@@ -144,25 +144,25 @@ class Journal:
 
 def _is_entry(line: bytes) -> bool:
     try:
-        msgspec.json.decode(line, type=Entry)
+        msgspec.json.decode(line, type=BatchEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     return line.endswith(b"\n")
 
 
-def answered(task: Task, status: int, body: bytes, request_id: str) -> Entry:
+def answered(task: LineTask, status: int, body: bytes, request_id: str) -> BatchEntry:
     """The entry of a task that got a response, successful or not."""
     answer = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body or b"null")}
     output = {"id": request_id, "custom_id": task.custom_id, "response": answer, "error": None}
     ok = status == 200
-    return Entry(task.index, ok, msgspec.Raw(msgspec.json.encode(output)), _usage(body) if ok else (0, 0, 0, 0))
+    return BatchEntry(task.index, ok, msgspec.Raw(msgspec.json.encode(output)), _usage(body) if ok else (0, 0, 0, 0))
 
 
-def left_out(task: Task, code: str, message: str, request_id: str) -> Entry:
+def left_out(task: LineTask, code: str, message: str, request_id: str) -> BatchEntry:
     """The entry of a task that was not run."""
     error = {"code": code, "message": message}
     output = {"id": request_id, "custom_id": task.custom_id, "response": None, "error": error}
-    return Entry(task.index, False, msgspec.Raw(msgspec.json.encode(output)))
+    return BatchEntry(task.index, False, msgspec.Raw(msgspec.json.encode(output)))
 
 
 class _Details(msgspec.Struct):
@@ -193,7 +193,7 @@ def _usage(body: bytes) -> tuple[int, int, int, int]:
     return tokens[0], given.cached_tokens, tokens[1], made.reasoning_tokens
 
 
-def to_jsonl(entries: Iterable[Entry]) -> bytes:
+def to_jsonl(entries: Iterable[BatchEntry]) -> bytes:
     """The output lines in the order of the input."""
     ordered = sorted(entries, key=lambda entry: entry.index)
     return b"".join(bytes(entry.output) + b"\n" for entry in ordered)

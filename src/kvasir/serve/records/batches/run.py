@@ -14,7 +14,7 @@ Batch = dict[str, Any]  # as the API returns it
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
-class Run:
+class BatchRun:
     """end: the final status, once it is known. done: indices of the completed lines. begun: whether it is among the
     running batches of its key."""
 

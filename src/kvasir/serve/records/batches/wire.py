@@ -33,7 +33,7 @@ class BatchRequest(Wire):
     output_expires_after: OutputExpiresAfter | None = None
 
 
-class Line(Wire):
+class BatchLine(Wire):
     """A line of a batch's file."""
 
     IGNORED: ClassVar = ("method",)  # it has only one value

@@ -15,31 +15,39 @@ from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.faults import NotFound
-from kvasir.serve.records.batches.call import Answer, Caller
+from kvasir.serve.records.batches.call import Caller, CallResult
 from kvasir.serve.records.batches.files import FILE, Files
-from kvasir.serve.records.batches.lines import Entry, Journal, Task, answered, left_out, read_tasks, to_jsonl
-from kvasir.serve.records.batches.run import Run
+from kvasir.serve.records.batches.lines import (
+    BatchEntry,
+    BatchJournal,
+    LineTask,
+    answered,
+    left_out,
+    read_tasks,
+    to_jsonl,
+)
+from kvasir.serve.records.batches.run import BatchRun
 from kvasir.serve.records.batches.wire import MONTH
 from kvasir.serve.records.store import new_id
 from kvasir.serve.settings import ServeSettings
 
 log = logging.getLogger("kvasir.serve")
 
-PATIENCE = 60.0  # maximum pause before a retry, in seconds
+RETRY_SECONDS = 60.0  # maximum pause before a retry, in seconds
 _LEFT_OUT = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
 }
 
 
-class Work:
+class BatchWorker:
     """Runs batches: `do` for each, concurrently."""
 
     def __init__(
         self,
         caller: Caller,
         files: Files,
-        save: Callable[[Run], Awaitable[None]],
+        save: Callable[[BatchRun], Awaitable[None]],
         settings: ServeSettings,
         key_named: Callable[[str], Key | None],
         quotas: Quotas,
@@ -57,9 +65,9 @@ class Work:
         self._turns = asyncio.Semaphore(settings.batch_width)
         self._reading = asyncio.Lock()  # one file at a time is parsed
 
-    async def do(self, run: Run) -> None:
+    async def do(self, run: BatchRun) -> None:
         """Runs the batch until it or the server ends."""
-        journal = Journal(self._journals and self._journals / f"{run.id}.jsonl")
+        journal = BatchJournal(self._journals and self._journals / f"{run.id}.jsonl")
         while True:
             try:
                 await asyncio.to_thread(journal.open)
@@ -69,12 +77,12 @@ class Work:
                 await self._close(run, journal)
                 raise
             except OSError as error:  # for example, a full disk: completed lines are kept
-                log.error("batch %s: %s; retrying in %g seconds", run.id, error, PATIENCE)
+                log.error("batch %s: %s; retrying in %g seconds", run.id, error, RETRY_SECONDS)
                 await self._close(run, journal)
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(RETRY_SECONDS)
         await self._close(run, journal, remove=True)
 
-    async def _try(self, run: Run, journal: Journal) -> None:
+    async def _try(self, run: BatchRun, journal: BatchJournal) -> None:
         """Runs the batch; errors other than OSError make it fail. Raises OSError."""
         try:
             await self._do(run, journal)
@@ -86,11 +94,11 @@ class Work:
             log.exception("batch %s", run.id)
             await self._fail(run, [_error("server_error", "an internal server error; see the server's log")])
 
-    async def _close(self, run: Run, journal: Journal, remove: bool = False) -> None:
+    async def _close(self, run: BatchRun, journal: BatchJournal, remove: bool = False) -> None:
         async with run.writing:
             await asyncio.to_thread(journal.close, remove)
 
-    async def _do(self, run: Run, journal: Journal) -> None:
+    async def _do(self, run: BatchRun, journal: BatchJournal) -> None:
         batch = run.batch
         try:
             self._key_of(run)
@@ -112,12 +120,12 @@ class Work:
             run.end = "cancelled"
         await self._finalize(run, tasks, journal)
 
-    async def _read(self, run: Run) -> tuple[list[Task], list[dict[str, Any]]]:
+    async def _read(self, run: BatchRun) -> tuple[list[LineTask], list[dict[str, Any]]]:
         async with self._reading:
             data = await self._files.content(run.owner, run.batch["input_file_id"])
             return await asyncio.to_thread(read_tasks, data, run.batch["endpoint"], self._settings)
 
-    async def _run_all(self, run: Run, tasks: list[Task], journal: Journal) -> None:
+    async def _run_all(self, run: BatchRun, tasks: list[LineTask], journal: BatchJournal) -> None:
         """Runs the lines until all are done, the completion window is over, or the batch is cancelled; sets
         `run.end`."""
         run.batch["request_counts"] |= {"completed": 0, "failed": 0}
@@ -137,7 +145,7 @@ class Work:
             run.lines.result()
         run.end = "completed" if ended else "cancelled" if run.batch["status"] == "cancelling" else "expired"
 
-    async def _run_lines(self, run: Run, left: Iterator[Task], journal: Journal) -> None:
+    async def _run_lines(self, run: BatchRun, left: Iterator[LineTask], journal: BatchJournal) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._settings.batch_width):
@@ -145,19 +153,19 @@ class Work:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _run_some(self, run: Run, left: Iterator[Task], journal: Journal) -> None:
+    async def _run_some(self, run: BatchRun, left: Iterator[LineTask], journal: BatchJournal) -> None:
         for task in left:
             id = new_id("req")
             answer = await self._ask(run, task, id)
             await asyncio.shield(self._write(run, task, answer, journal, id))
 
-    async def _write(self, run: Run, task: Task, answer: Answer, journal: Journal, id: str) -> None:
+    async def _write(self, run: BatchRun, task: LineTask, answer: CallResult, journal: BatchJournal, id: str) -> None:
         async with run.writing:
             entry = await asyncio.to_thread(answered, task, answer.status, answer.body, id)
             await asyncio.to_thread(journal.add, entry)
             run.count(entry.index, entry.ok)
 
-    def _key_of(self, run: Run) -> Key | None:
+    def _key_of(self, run: BatchRun) -> Key | None:
         """The current key. Raises _KeyGone."""
         try:
             key = self._key_named(run.owner)
@@ -167,19 +175,19 @@ class Work:
             raise _KeyGone
         return key
 
-    async def _ask(self, run: Run, task: Task, id: str) -> Answer:
+    async def _ask(self, run: BatchRun, task: LineTask, id: str) -> CallResult:
         """The response to a line; retries while the server is too busy. Raises _KeyGone."""
         while True:
             async with self._quotas.line(run.owner), self._turns:
                 answer = await self._caller.post(run.batch["endpoint"], task.body, self._key_of(run), id)
             if answer.status not in (429, 503) or answer.headers.get("x-should-retry") == "false":
                 return answer
-            pause = PATIENCE
+            pause = RETRY_SECONDS
             with suppress(ValueError):
                 pause = float(answer.headers.get("retry-after", "1"))
-            await asyncio.sleep(min(max(pause, 0.05), PATIENCE))
+            await asyncio.sleep(min(max(pause, 0.05), RETRY_SECONDS))
 
-    async def _finalize(self, run: Run, tasks: list[Task], journal: Journal) -> None:
+    async def _finalize(self, run: BatchRun, tasks: list[LineTask], journal: BatchJournal) -> None:
         """Writes the output files. Their ids are saved first, so that they stay the same if this is repeated."""
         batch = run.batch
         async with run.writing:
@@ -203,7 +211,7 @@ class Work:
         run.enter(run.end)
         await self._save(run)
 
-    async def _fail(self, run: Run, errors: list[dict[str, Any]]) -> None:
+    async def _fail(self, run: BatchRun, errors: list[dict[str, Any]]) -> None:
         run.batch["errors"] = {"object": "list", "data": errors}
         run.enter("failed")
         await self._save(run)
@@ -217,7 +225,9 @@ def _error(code: str, message: str) -> dict[str, Any]:
     return {"code": code, "message": message, "line": None, "param": None}
 
 
-def _sorted_out(tasks: list[Task], entries: list[Entry], code: tuple[str, str]) -> tuple[list[Entry], list[Entry]]:
+def _sorted_out(
+    tasks: list[LineTask], entries: list[BatchEntry], code: tuple[str, str]
+) -> tuple[list[BatchEntry], list[BatchEntry]]:
     """The successful and the failed entries; tasks without an entry count as failed."""
     done = {entry.index for entry in entries}
     entries = [*entries, *(left_out(task, *code, new_id("req")) for task in tasks if task.index not in done)]

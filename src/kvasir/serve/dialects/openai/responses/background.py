@@ -16,7 +16,7 @@ from kvasir.serve.http.faults import fault_of
 from kvasir.serve.records.responses import Responses
 
 
-class Run:
+class BackgroundRun:
     """One background response. events: encoded; the index of each is its sequence number. They are kept if
     `streamed`."""
 

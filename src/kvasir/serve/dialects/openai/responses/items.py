@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.messages import Call, Message
+from kvasir.serve.conversation.messages import CallMessage, Message
 from kvasir.serve.http.wire import MAX_PARTS, Name, Wire, refuse_fields
 from kvasir.serve.records.responses import Kept
 
@@ -258,7 +258,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
             turn["content"] = _content(item["content"])
         else:
             function = {"name": item["name"], "arguments": item["arguments"]}
-            call: Call = {"id": item["call_id"], "type": "function", "function": function}
+            call: CallMessage = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
     return messages
 

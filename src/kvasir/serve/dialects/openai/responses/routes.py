@@ -86,10 +86,10 @@ def _error_event(fault: Fault) -> bytes:
     return encoded({"type": "error", **error, "sequence_number": 0})
 
 
-async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> background.Run:
+async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> background.BackgroundRun:
     """Starts the response in the background. It is stored first, so that it can be found however it ends."""
     responses = responses_of(request)
-    run = background.Run(making, bool(wire.stream))
+    run = background.BackgroundRun(making, bool(wire.stream))
     responses.add(run)
     try:
         making.response["status"] = "queued"
