@@ -123,7 +123,7 @@ REFUSED = [
     ({"extra_body": {"structured_outputs": {}}}, "0 kinds"),
     ({"extra_body": {"structured_outputs": {"choice": []}}}, "empty choice"),
     ({"extra_body": {"structured_outputs": {"grammar": "root ::= ("}}}, "neither Lark nor GBNF"),
-    ({"extra_body": {"structured_outputs": {"json": "{"}}}, "no JSON"),
+    ({"extra_body": {"structured_outputs": {"json": "{"}}}, "not valid JSON"),
     ({"response_format": FORMAT, "extra_body": {"min_tokens": 3}}, "min_tokens"),
     ({"response_format": FORMAT, "extra_body": {"ignore_eos": True}}, "ignore_eos"),
     ({"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}}, "cannot be combined"),

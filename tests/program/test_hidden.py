@@ -103,7 +103,7 @@ def test_a_forward_that_names_no_layers_cannot_be_traced_for_them(tmp_path):
 
     model.forward = forward
     trace(model, ["last"])
-    with pytest.raises(CannotTrace, match=r"names no layers\.0"):
+    with pytest.raises(CannotTrace, match=r"layers\.0"):
         trace(model, ["layers.0"])
 
 

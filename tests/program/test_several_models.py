@@ -183,9 +183,9 @@ def test_heads_of_several_sizes_in_one_table(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "program", "eager"),
     [
-        (Latent(16, 8), "kernel for latent", "op for latent"),
-        (Cross(2, 16, length=5), "kernel for cross-", "op for cross-"),
-        (Chunked(2, 16, chunk=8), "kernel for chunked", "op for chunked"),
+        (Latent(16, 8), "kernel for latent", "latent"),
+        (Cross(2, 16, length=5), "kernel for cross-", "cross-"),
+        (Chunked(2, 16, chunk=8), "kernel for chunked", "chunked"),
         (State((2, 2), 1), "kernel for recurrent", ""),
         (PagedKV(2, 16, 8), "keys of 16 and values of 8", ""),
         (PagedKV(2, 258), "heads of 258", ""),
@@ -207,4 +207,4 @@ def test_executors_refuse_by_name_what_they_cannot_compute(tmp_path, monkeypatch
 
 def test_the_kernels_have_room_for_so_many_tables():
     spec = [Window(1, 16, window=10 * i) for i in range(1, MAX_GROUPS + 2)]
-    assert no_kernel(spec[:-1]) == "" and f"not for {MAX_GROUPS + 1}" in no_kernel(spec)
+    assert no_kernel(spec[:-1]) == "" and f"not {MAX_GROUPS + 1}" in no_kernel(spec)

@@ -54,5 +54,5 @@ def test_the_error_is_half_a_step(ggml_type, error):
 def test_other_types_and_odd_rows_are_refused():
     with pytest.raises(UnsupportedModel, match="Q4_K"):
         quantize(np.zeros((1, 256), np.float32), GGMLType.Q4_K)
-    with pytest.raises(ValueError, match="whole blocks"):
+    with pytest.raises(ValueError, match="blocks"):
         quantize(np.zeros((1, 33), np.float32), GGMLType.Q8_0)

@@ -73,7 +73,7 @@ def test_pending_transfers_and_indivisible_prompts_are_guarded():
     with pytest.raises(AssertionError, match="arrived"):
         run(runner, joined=(join([1, 2]),), work=(Work(0, 0, 2, blocks=((0, (1,)),), pending=(9,)),))
     runner = FakeRunner()
-    with pytest.raises(AssertionError, match="cut"):
+    with pytest.raises(AssertionError, match="indivisible"):
         run(runner, joined=(join([1, 2, 3]),), work=(Work(0, 0, 2, blocks=((0, (1,)),), indivisible=True),))
 
 

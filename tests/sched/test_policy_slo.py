@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from kvasir.config import EngineOptions, slo_targets
 from kvasir.errors import ConfigError
 from kvasir.sched import slo
-from kvasir.sched.fairness import Fairness, present
+from kvasir.sched.fairness import Fairness, charge, present
 from kvasir.sched.slo import PROMOTE_AFTER, ServiceFacts, expired, promote, service_order, victim_key
-from kvasir.serve.conversation.limits import charge
 from kvasir.types import ServiceClass, Target
 from tests.examples import examples
 

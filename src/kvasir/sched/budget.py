@@ -172,6 +172,6 @@ def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, lim
 
 
 def count_starved(before: int, wanted: int, given: int, block: int) -> int:
-    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / STARVED_STEPS of that, or of
-    a block where they wanted more. So prefills get a block in at most STARVED_STEPS**2 steps."""
+    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / STARVED_STEPS of that,
+    or of a block where they wanted more. So prefills get a block in at most STARVED_STEPS**2 steps."""
     return before + 1 if STARVED_STEPS * given < min(wanted, block) else 0

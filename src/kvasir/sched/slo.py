@@ -15,9 +15,9 @@ Sequences with little slack left are not hurried: in an overloaded queue all of 
 after their targets.
 
 Late sequences alone could starve this way, as could lower classes and long prefills. So a sequence that has waited
-PROMOTE_AFTER times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends. A
-sequence beyond its patience with k others farther beyond is thus promoted after at most k of these have ended, whatever
-else arrives; and the promoted sequence is always first.
+PROMOTE_AFTER times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends.
+A sequence beyond its patience with k others farther beyond is thus promoted after at most k of these have ended,
+whatever else arrives; and the promoted sequence is always first.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ENGINE_SECONDS = 2.0  # timeout of a query to the engine
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: HTTPRequest) -> Response:
     """200 when the loop of each engine answers, else 503 and what is known of the first that does not: its model, the
-    status (starting, restarting, ended, engine does not respond), the reason, how many attempts there were to start it
+    status (starting, restarting, ended, engine does not answer), the reason, how many attempts there were to start it
     again, and when the next one will be (seconds since 1970). 503 too as soon as the server is ending."""
     if request.app.state.drain_gate.closed:
         return json_response({"status": "draining"}, 503)
@@ -40,7 +40,7 @@ async def _state(serving: Serving) -> dict[str, Any]:
     """The state of an engine for the response, without empty fields."""
     alive, state = await serving.front.alive(ENGINE_SECONDS), serving.front.engine.state
     if not alive and state.status == "ok":
-        state = replace(state, status="engine does not respond")
+        state = replace(state, status="engine does not answer")
     return {"model": serving.names[0]} | {name: value for name, value in asdict(state).items() if value}
 
 

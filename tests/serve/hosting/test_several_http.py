@@ -140,5 +140,5 @@ async def test_no_room_is_a_503_with_the_time_to_retry(store):
             for path in ("/v1/completions", "/api/generate"):
                 response = await http.post(path, json={"model": "plain", "prompt": "x"})
                 assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
-                assert "plain:latest is not loaded: it takes about" in response.text
+                assert "plain:latest is not loaded: it needs about" in response.text
             assert launcher.loads == 0
