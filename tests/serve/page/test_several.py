@@ -86,7 +86,7 @@ def test_models_come_and_go(browser):
         page.select_option("#models", "third")
         shelf.remove("third")
         ask(page, "hello", wait=False)
-        expect(page.locator(".message .error")).to_contain_text("the model 'third' does not exist here")
+        expect(page.locator(".message .error")).to_contain_text("the model 'third' does not exist")
         expect(page.locator("#model")).to_have_text("first")
 
 
@@ -107,7 +107,7 @@ def test_only_a_key_with_the_management_scope_unloads(browser):
                     assert "needs a key with the scope management" in (unload.get_attribute("title") or "")
                     unload.evaluate("(button) => (button.disabled = false)")
                     unload.click(force=True)  # the server does not rely on the page
-                    words = "this needs a key with the scope 'management' (the file of --keys gives it to a key)"
+                    words = "this needs a key with the scope 'management' (scopes are set in the --keys file)"
                     expect(page.locator("#view-engine > .panel .error")).to_have_text(words)
                     assert launcher.there == ["first"]
                 else:
