@@ -20,12 +20,12 @@ from kvasir.parse.format import CallFormat, Format, FormatTexts, Style
 from kvasir.parse.table import choose
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
+from tests.composition.drafter import KnowingDrafter
 from tests.oracle import free_blocks, poison
 
 if TYPE_CHECKING:
     from kvasir.sched.drafts import Drafter
-    from kvasir.sched.sequence import Sequence
-    from tests.composition.run import Run
+from tests.composition.run import Run
 
 Values = dict[str, Any]
 Ids = tuple[int, ...]
@@ -88,23 +88,6 @@ def restart(run: Run) -> None:
     """Once, when something was answered and something was not: an engine dies, or two in a row."""
     if not run.restarts and run.answered and run.crowded:
         run.restart()
-
-
-class KnowingDrafter:
-    """Drafts of the plain answers, in which some ids are wrong; for requests that have none, of ids that are wrong."""
-
-    def __init__(self, run: Run):
-        self._run = run
-
-    def waits(self, seq: Sequence) -> bool:
-        return self._run.random.random() < 0.5
-
-    def propose(self, seq: Sequence, most: int) -> list[int]:
-        run, begin = self._run, len(seq.tokens) - seq.prompt_len
-        known = [r for r in run.requests if r.id == seq.request.id]
-        coming = run.expected(known[0])[seq.request.id, seq.index].tokens[begin:] if known else list(seq.tokens[:4])
-        right = run.random.choice((0.0, 0.7, 1.0, 1.0))
-        return [t if run.random.random() < right else t ^ 1 for t in coming[:most]]
 
 
 def accepted(run: Run) -> int:
@@ -439,7 +422,7 @@ ASKED = [
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
     grammar("reasoning budget", Rule(reasoning=ReasoningMarks("<think>", " si", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of a choice, or choices that one step completed",
-            lambda run: run.pushed or all_shorter(run, 2) or all_forced(run), ask=lambda p: {}),
+            lambda run: run.pushed or all_forced(run), ask=lambda p: {}),
 ]  # fmt: skip
 
 
