@@ -189,6 +189,7 @@ class Delta:
     an end-of-sequence id is in `token_ids` and left out of the text).
     prompt_logprobs: only in the first delta of choice 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
+    cached_tokens: tokens of the prompt that were not computed for this choice.
     carry: the sampler's state after these tokens, if it has one; needed to resume from here.
     refused: whether the error is caused by the request rather than by the engine.
     at: when the tokens were available, in seconds of the engine's time.monotonic; 0 if not known.

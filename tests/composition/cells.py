@@ -58,10 +58,11 @@ class Cell:
 
     def params(self) -> list[dict[str, Any]]:
         """Sampling parameters of its requests. Each asked feature is left out by one of them, so that those who have
-        it and those who have not are neighbours."""
+        it and those who have not are neighbours; but none is left out by half: its fields are those of all."""
         asked = [f for f in self.features if f.ask]
         return [
-            params_of(i, [f for j, f in enumerate(asked) if i != (j + 1) % NUM_REQUESTS]) for i in range(NUM_REQUESTS)
+            params_of(i, [f for j, f in enumerate(asked) if f.fields or i != (j + 1) % NUM_REQUESTS])
+            for i in range(NUM_REQUESTS)
         ]
 
     def fields(self) -> list[dict[str, Any]]:

@@ -100,12 +100,6 @@ def all_shorter(run: Run, tokens: int) -> bool:
     return all(len(answer.tokens) < tokens for answer in run.answers.values())
 
 
-def all_forced(run: Run) -> bool:
-    """Whether every id after the first of its choice may have been forced, so that one delta has them all."""
-    later = sum(max(0, len(answer.tokens) - 1) for answer in run.answers.values())
-    return run.total("forced_tokens") >= later
-
-
 def poison_free_blocks(run: Run) -> None:
     """Those that have been free since the step before: no one computes with them."""
     run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
@@ -183,6 +177,7 @@ def displace(run: Run) -> None:
     scheduler = run.core.scheduler
     highest = any(not seq.request.slo.rank for seq in (*scheduler.running, *scheduler.waiting))
     if run.displaced < 3 and scheduler.running and not highest:
+        run.displaceable += len(scheduler.running)
         for row in range(run.core.runner.capacity.max_rows):
             run.submit_neighbour(f"above {run.step} {row}", slo=ServiceClass.INTERACTIVE)
 
@@ -230,11 +225,11 @@ COMPUTED = [
             lambda run: run.total("preemptions") + run.waited, small_pool, besides=("neighbours",)),
     Feature("NaN in free blocks", "poison", "blocks filled with NaN", lambda run: run.poisoned, act=poison_free_blocks),
     *map(evictions, EVICTIONS),
-    prefix("all", lambda ids: ids, lambda n, length: n == length - 1),
+    prefix("all", lambda ids: ids, lambda n, length: n >= length - 1),  # the last as well before a forced id
     prefix("a part", lambda ids: (*ids[: len(ids) * 2 // 3], 7, 7, 7), lambda n, length: 0 < n < length - 1),
     prefix("nothing", lambda ids: (9, *ids), lambda n, _: n == 0),
     prefix("nothing of another's", lambda ids: ids, lambda n, _: n == 0, {"cache_salt": "another"}),
-    prefix("all of one's own", lambda ids: ids, lambda n, length: n == length - 1,
+    prefix("all of one's own", lambda ids: ids, lambda n, length: n >= length - 1,
            own=lambda i: {"cache_salt": f"salt {i % 2}"}),
     prefix("not wanted", lambda ids: ids, lambda n, _: n == 0, {"no_cache": False}, lambda i: {"no_cache": True}),
     tier("in host memory", lambda: {"cache_host": 1 << 30}),
@@ -257,8 +252,9 @@ COMPUTED = [
     Feature("service classes", "classes", "classes served",
             lambda run: len({r.slo for r in run.requests}), {"slo_interactive": "50/12"}, besides=("neighbours",),
             fields=lambda i: {"slo": CLASSES[i % 3], "tenant": f"tenant {i % 2}", "priority": -i}),
-    Feature("classes displaced", "classes", "sequences that left their rows to a higher class",
-            lambda run: run.displaced, {"max_num_seqs": 2}, besides=("neighbours",), act=displace,
+    Feature("classes displaced", "classes",
+            "sequences that left their rows to a higher class, or answers of one step each, which leave none",
+            lambda run: run.displaced or (not run.displaceable) * len(run.answers), {"max_num_seqs": 2}, besides=("neighbours",), act=displace,
             fields=lambda i: {"slo": CLASSES[1 + i % 2], "tenant": f"tenant {i % 2}"}),
 ]  # fmt: skip
 
@@ -422,7 +418,7 @@ ASKED = [
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
     grammar("reasoning budget", Rule(reasoning=ReasoningMarks("<think>", " si", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of a choice, or choices that one step completed",
-            lambda run: run.pushed or all_forced(run), ask=lambda p: {}),
+            lambda run: run.pushed or (not run.part_way & set(run.answers)) * len(run.answers), ask=lambda p: {}),
 ]  # fmt: skip
 
 

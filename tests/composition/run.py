@@ -116,9 +116,10 @@ class Run:
         self.cores: list[EngineCore] = []
         self.free_blocks: list[set[int]] = []  # per cache group, those that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
-        self.restarts = self.timeouts = self.displaced = self.pinned = self.saved = 0
+        self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they go on
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
+        self.part_way: set[tuple[str, int]] = set()  # choices of which a step made a part
         self._journal, self._neighbours = Journal(self._clock), set()
         self._build()
 
@@ -276,6 +277,7 @@ class Run:
         self._journal.reached([s.request.id for s in scheduler.waiting], RequestStage.TAKEN)
         self._journal.reached([s.request.id for s in scheduler.running], RequestStage.JOINED)
         self.pinned = max(self.pinned, scheduler.kv.tree.stats().pinned)
+        self.part_way |= {(s.request.id, s.index) for s in scheduler.running if s.counts.known > s.prompt_len}
         for delta in deltas:
             self._take(delta)
         core.check()

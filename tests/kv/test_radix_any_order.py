@@ -172,6 +172,8 @@ class Serving(RuleBasedStateMachine):
         return done
 
     def insert_run(self, run, priority=0):
+        if not run.computed:  # there is nothing to insert, and tables that hold what all positions read are empty still
+            return
         self.plain.insert(run.namespace, run.tokens[: run.computed], [t.ids for t in run.blocks.tables])
         self.world.insert(run, priority)
         if not any(g.kind.forgets or g.kind.fixed for g in self.world.groups):

@@ -57,6 +57,16 @@ def test_a_prompt_sent_again_is_found_but_for_its_last_token():
     assert run(make(), request("a", PROMPT), request("b", PROMPT)) == [0, 49]
 
 
+def test_no_more_than_the_prompt_is_reported_as_cached():
+    """Ids that were streamed before a restart, or are forced, may be found too; usage counts the prompt's."""
+    drive = make()
+    run(drive, request("a", PROMPT, max_tokens=30))
+    drive.scheduler.add(replace(request("b", PROMPT, max_tokens=30), resume_ids=(tuple(drive.tokens["a", 0][:20]),)))
+    deltas = drive.step()
+    assert drive.scheduler.cached_tokens == len(PROMPT) + 20 - 1
+    assert [delta.cached_tokens for delta in deltas] == [len(PROMPT)]
+
+
 def test_a_conversation_finds_its_earlier_turns():
     drive = make()
     first = request("a", PROMPT, ignore_eos=True)

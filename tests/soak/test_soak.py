@@ -131,7 +131,8 @@ async def test_a_harm_without_effect_is_reported():
 def test_one_descriptor_too_many_is_a_leak():
     base = Facts(fds=20, threads=("log", "python"), bytes=100 << 20, children=2)
     assert base.excess(base) == []
-    assert Facts(21, ("log", "python"), 100 << 20, 2).excess(base) == ["fds: 21, not 20"]
+    assert Facts(21, ("log", "python"), 100 << 20, 2).excess(base) == ["fds: 21, at most 20"]
+    assert Facts(19, ("log", "python"), 100 << 20, 2).excess(base) == []
     assert Facts(20, ("log", "log"), 400 << 20, 4).excess(base) == [
         "children: 4, not 2",
         "thread 'log': 2, not 1",

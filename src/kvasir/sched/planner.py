@@ -260,9 +260,10 @@ class Planner:
         if not seq.preemptions:
             # Tokens shared with sequences of the same request are no hit: they were not computed before the request.
             first = seq is self._table.requests[seq.request.id][0]
-            seq.cached = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
+            found = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
+            seq.cached = min(found, seq.prompt_len)  # forced and resumed ids are no part of the prompt
             self.looked_up_tokens += seq.counts.known
-            self.cached_tokens += seq.cached
+            self.cached_tokens += found
             self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
         step.join(seq, copies, loads)
 

@@ -37,7 +37,7 @@ class Sequence:
     """Choice `index` of a request.
 
     tokens: ids known to the scheduler; len(tokens) == known - in_flight - len(guidance.pending_forced)
-    cached: tokens found in the prefix tree when the sequence first joined
+    cached: tokens of its prompt found in the prefix tree when the sequence first joined
     expected: tokens that the prefix tree held of it when it arrived
     arrived: arrival, by the scheduler's clock
     shares_with: while it waits, the sequence that computes a prefix of both

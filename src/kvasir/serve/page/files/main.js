@@ -23,6 +23,7 @@ function showView() {
 }
 
 let asked = null; // the question for a key that is on the page
+let declined = false; // whether the last one was closed without a key
 
 /** Asks for a key; resolves to whether one was given. Those who ask while it is asked for get the same answer. */
 function needKey(error = "The server asks for a key.") {
@@ -44,15 +45,16 @@ function askForKey(error) {
       const value = find("key-value").value.trim();
       const given = dialog.returnValue === "ok" && value !== "";
       if (given) key.set(value, find("key-keep").checked);
+      declined = !given;
       find("key-value").value = "";
       resolve(given);
     }, { once: true });
   });
 }
 
-/** What is served here; asks for a key as long as the server wants one and the user gives one. Resolves to whether it
- *  is known then. */
-async function introduce() {
+/** What is served here; asks for a key as long as the server wants one and the user gives one. unasked: the page does so
+ *  by itself, which it does no more once the user has declined. Resolves to whether it is known then. */
+async function introduce(unasked = false) {
   for (;;) {
     try {
       await models.load();
@@ -61,6 +63,7 @@ async function introduce() {
       if (!(refused instanceof Refused)) throw refused;
       if (refused.status !== 401) return false;
     }
+    if (unasked && declined) return false;
     const why = key.value ? "This key is not known here." : "Each request needs it. It stays in this browser.";
     if (!(await needKey(why))) return false;
   }
@@ -68,7 +71,7 @@ async function introduce() {
 
 const options = new Options();
 const models = new Models();
-const engine = new EngineView(find("view-engine"), models, introduce);
+const engine = new EngineView(find("view-engine"), models, () => introduce(true));
 const chat = new Chat(options, models, introduce);
 
 for (const [i, name] of VIEWS.entries()) {
@@ -110,4 +113,4 @@ document.addEventListener("keydown", (event) => {
 });
 
 showView();
-introduce();
+introduce(true);
