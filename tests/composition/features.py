@@ -254,7 +254,8 @@ COMPUTED = [
             fields=lambda i: {"slo": CLASSES[i % 3], "tenant": f"tenant {i % 2}", "priority": -i}),
     Feature("classes displaced", "classes",
             "sequences that left their rows to a higher class, or answers of one step each, which leave none",
-            lambda run: run.displaced or (not run.displaceable) * len(run.answers), {"max_num_seqs": 2}, besides=("neighbours",), act=displace,
+            lambda run: run.displaced or (not run.displaceable) * len(run.answers), {"max_num_seqs": 2},
+            besides=("neighbours",), act=displace,
             fields=lambda i: {"slo": CLASSES[1 + i % 2], "tenant": f"tenant {i % 2}"}),
 ]  # fmt: skip
 
@@ -418,7 +419,7 @@ ASKED = [
     # The mark is spelt in none of the BAD_WORDS, and holds one of the STOP_STRINGS.
     grammar("reasoning budget", Rule(reasoning=ReasoningMarks("<think>", " si", opened=True), budget=3).text()),
     Feature("streaming", "streaming", "deltas beyond the first of a choice, or choices that one step completed",
-            lambda run: run.pushed or (not run.part_way & set(run.answers)) * len(run.answers), ask=lambda p: {}),
+            lambda run: run.pushed or (not run.part_way) * len(run.answers), ask=lambda p: {}),
 ]  # fmt: skip
 
 

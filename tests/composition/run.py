@@ -119,7 +119,7 @@ class Run:
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they go on
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
-        self.part_way: set[tuple[str, int]] = set()  # choices of which a step made a part
+        self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete
         self._journal, self._neighbours = Journal(self._clock), set()
         self._build()
 
@@ -277,7 +277,6 @@ class Run:
         self._journal.reached([s.request.id for s in scheduler.waiting], RequestStage.TAKEN)
         self._journal.reached([s.request.id for s in scheduler.running], RequestStage.JOINED)
         self.pinned = max(self.pinned, scheduler.kv.tree.stats().pinned)
-        self.part_way |= {(s.request.id, s.index) for s in scheduler.running if s.counts.known > s.prompt_len}
         for delta in deltas:
             self._take(delta)
         core.check()
@@ -304,7 +303,9 @@ class Run:
         if reading.done:  # a step was under way when its text ended it
             return
         reading.take(delta)
-        if reading.done and not delta.finish_reason:
+        if not reading.done:
+            self.part_way.add((delta.id, delta.index))
+        elif not delta.finish_reason:
             self._journal.abandon(delta.id, delta.index)
             self.core.abort(delta.id, delta.index)
 
