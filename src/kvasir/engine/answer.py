@@ -102,8 +102,8 @@ class AnswerText:
         self.done = False
 
     def push(self, delta: Delta) -> TextDelta:
-        """Returns the delta as text. Sets `done` when the choice has ended, also by a stop string, which the core does
-        not know of: the caller must then abort the choice and push nothing more."""
+        """Returns the delta as text. Sets `done` when the choice has ended. If a stop string ended it, the core does
+        not know: the caller must then abort the choice and push nothing more."""
         assert not self.done, "the choice has ended"
         pieces: list[str] = []
         read: list[tuple[Event, int]] = []
@@ -218,7 +218,7 @@ def prompt_offsets(tokenizer: Tokenizer | None, prompt_ids: Sequence[int], skip_
 
 @dataclass(slots=True)
 class Answer:
-    """A choice, complete or so far."""
+    """A choice, complete or partial."""
 
     index: int = 0
     token_ids: list[int] = field(default_factory=list)

@@ -19,7 +19,7 @@ from kvasir.types import ModelInfo, Task
 
 Progress = Callable[[int, int], None]
 
-MAX_DRAFTED = 16  # draft ids of a row in a step; each is a row of logits
+MAX_DRAFTED = 16  # draft ids of a row in a step; each needs a row of logits
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:

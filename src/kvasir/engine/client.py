@@ -1,7 +1,8 @@
 """The engine protocol below every server and API: an engine takes Requests and streams Deltas, ids in and ids out.
 
-Three implementations: `inproc.InProcessEngine` (a thread beside the caller), `subprocess.ProcessEngine` (a supervised
-process connected by a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no torch).
+Three implementations: `inproc.InProcessEngine` (a thread in the caller's process), `subprocess.ProcessEngine` (a
+supervised process connected by a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no
+torch).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Engine(Protocol):
 
     @property
     def state(self) -> EngineState:
-        """What is known of the engine without a query to it."""
+        """The engine's state as far as it is known without querying the engine."""
         ...
 
     async def start(self) -> None:

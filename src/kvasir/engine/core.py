@@ -18,17 +18,17 @@ from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
-CLOSE_BYTES = 64 << 20  # may be queued for writing before closing starts the next step to the tier
+CLOSE_BYTES = 64 << 20  # bytes that may be queued for writing to the tier before closing runs its next step
 LINGER = 0.005  # seconds to wait for a tier if there is nothing else to do
 
 
 class Runner(Protocol):
-    """What the core drives: `execute` starts a forward, `sample` waits for it and returns its result.
+    """The runner as the core sees it: `execute` starts a forward, `sample` waits for it and returns its result.
 
     masks: for each row that may not sample every id, int32 words; bit i & 31 of word i >> 5 allows id i. They are
     computed during the forward.
-    overlaps: `execute` returns while the step is computed elsewhere, which leaves the caller free. follows: whether the
-    next plan may be executed before the step in progress is sampled.
+    overlaps: `execute` returns while the step is computed elsewhere, so the caller can do other work. follows: whether
+    the next plan may be executed before the step in progress is sampled.
     """
 
     capacity: Capacity
@@ -60,9 +60,9 @@ class PendingStep:
 
 
 class EngineCore:
-    """Joins a scheduler and a runner. Not thread-safe: one thread calls it.
+    """Combines a scheduler and a runner. Not thread-safe: one thread calls it.
 
-    Where the runner overlaps, step N + 1 is planned while step N runs, and the results of step N are committed and
+    If the runner overlaps, step N + 1 is planned while step N runs, and the results of step N are committed and
     delivered while step N + 1 runs:
 
         runner    | step N            | step N + 1            |
@@ -95,7 +95,7 @@ class EngineCore:
         self._closed = False
 
     def add(self, request: Request) -> None:
-        """Takes a request. Raises InvalidRequest or QueueFull, and then keeps nothing of it."""
+        """Adds a request. Raises InvalidRequest or QueueFull, and then keeps no trace of it."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:

@@ -14,15 +14,15 @@ class CumulativeStats:
 
     def __init__(self) -> None:
         self._before = EngineStats()
-        self._last = EngineStats()  # of the present process
+        self._last = EngineStats()  # of the current process
 
     def add(self, stats: EngineStats) -> EngineStats:
-        """The stats of the present process, with the totals of all processes."""
+        """The stats of the current process, with the totals of all processes."""
         self._last = stats
         return total(self._before, stats)
 
     def end(self) -> None:
-        """Records that the present process has ended."""
+        """Records that the current process has ended."""
         self._before, self._last = total(self._before, self._last), EngineStats()
 
 

@@ -262,8 +262,8 @@ class Front:
         )
 
     async def in_turn(self, size: int, work: Callable[[], T]) -> T:
-        """Runs `work`, which tokenizes texts of `size` characters in total, in a thread on its key's turn. Raises
-        QueueFull, and what `work` raises."""
+        """Runs `work`, which tokenizes texts of `size` characters in total, in a thread when its key's turn comes.
+        Raises QueueFull, and what `work` raises."""
         return await self._turns.run(size, lambda _: work())
 
     def foreign(self, rendered: Rendered, tools: object = None) -> Spans:
@@ -428,7 +428,7 @@ class Front:
                         continue
                     if delta.prompt_logprobs is None:
                         text = answer.push(delta)
-                    else:  # one token to spell for each prompt token, and its candidates
+                    else:  # spells every prompt token and its candidates: too slow for the event loop
                         text = await asyncio.to_thread(answer.push, delta)
                     watch.saw(text)
                     if answer.done:

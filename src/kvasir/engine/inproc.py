@@ -1,4 +1,5 @@
-"""InProcessEngine: the engine in a thread beside the caller. For `AsyncLLM`, tests and single-process machines."""
+"""InProcessEngine: the engine in a thread of the caller's process. For `AsyncLLM`, tests and single-process
+machines."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ A pure state machine, without sockets. The rules:
 - A request that was only waiting is sent again as often as needed.
 - After a death, the requests that were being computed are sent again with all others, and resume where their streams
   stopped. If nothing was being computed, the requests that the engine had taken count as computed.
-- A request is a suspect if the engine dies twice with it, without a token of it in between. Suspects are tried in
-  groups, with nothing else sent meanwhile: the next group is sent when each request of the present group has given a
-  token. If the engine dies again, its suspects are split in half. A single suspect is tried in an engine of its own.
-- A paused request is not computed: it is no suspect of a death, and is sent again only when it resumes.
+- A request becomes a suspect if two engines die while they compute it, without a token of it in between. Suspects are
+tried in groups while nothing else is sent: the next group is sent once each request of the current group has produced a
+token. If the engine dies again, its suspects are split in half. A single suspect is tried in an engine of its own.
+- A paused request is not being computed: a death does not make it a suspect, and it is sent again only when it resumes.
 - A request fails only if it is a suspect and was the only request in the engine. So p poison requests among n cost
-  about p log n engines, and other requests lose only time.
-- Two requests that kill an engine only together are never alone at a death. Each time one of them must be tried alone,
-  it has to give twice as many tokens before others join it, so that this also ends after few engines.
+about p log n restarts, and other requests lose only time.
+- Two requests that kill an engine only together are never alone when it dies. Each time one of them is tried alone, it
+must produce twice as many tokens before others join it, so this also ends after a few restarts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from enum import IntEnum
 
 from kvasir.types import Delta, FinishReason, Request
 
-SUSPECT_DEATHS = 2  # deaths with a request in hand and no token of it in between
-SUSPECT_LIVES = 4  # engines that died with the request merely waiting there: it may kill before it is computed
+SUSPECT_DEATHS = 2  # deaths while a request was computed, with no token of it in between
+SUSPECT_LIVES = 4  # engines that died while the request merely waited there: it may kill before it is computed
 
 
 class RequestStage(IntEnum):
-    """How far a request got in the present engine: held back here, sent, in its queue, being put there, in a step. A
-    request in one of the last two stages may kill the engine at this moment."""
+    """How far a request got in the current engine: held back here, sent, in the engine's queue, being added to it, in a
+    step. If the engine dies, a request in one of the last two stages may be the cause."""
 
     HELD = 0
     SENT = 1
@@ -41,7 +41,7 @@ class RequestStage(IntEnum):
 
 @dataclass(slots=True)
 class JournalEntry:
-    """arrived: by the journal's clock. returned: an engine died to which it had been sent. deaths: engines whose death
+    """arrived: by the journal's clock. returned: an engine that it was sent to has died. deaths: engines whose death
     it may have caused; lives: engines that died with it; both since its last token. trials: how often it was tried
     alone. owed: tokens to come before its trial ends. paused: its client reads too slowly."""
 
@@ -89,7 +89,7 @@ class Journal:
         self.entries: dict[str, JournalEntry] = {}
         self._groups: list[list[str]] = []  # of suspects, tried one group after another
         self._adding: str | None = None  # the request that the engine is putting into its queue
-        self._trial: set[str] = set()  # requests of the present group that owe tokens
+        self._trial: set[str] = set()  # requests of the current group that owe tokens
 
     @property
     def on_trial(self) -> bool:
@@ -98,7 +98,7 @@ class Journal:
 
     @property
     def in_hand(self) -> bool:
-        """Whether the present engine was sent a request that has not ended."""
+        """Whether the current engine was sent a request that has not ended."""
         return any(e.stage is not RequestStage.HELD for e in self.entries.values())
 
     @property
@@ -121,7 +121,7 @@ class Journal:
             self._trial.discard(request_id)
 
     def abandon(self, request_id: str, index: int) -> None:
-        """Records that a choice is not wanted any more."""
+        """Records that a choice is no longer wanted."""
         if entry := self.entries.get(request_id):
             self._finish(entry, index)
 

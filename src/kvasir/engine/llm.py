@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's natural log-probability by the raw logits; rank 1 is the most probable."""
+    """A token's natural log-probability, from the raw logits; rank 1 is the most probable."""
 
     logprob: float
     rank: int

@@ -1,4 +1,4 @@
-"""How fast a choice is generated, by the engine's clock: its reader may get many tokens at once."""
+"""How fast a choice is generated, by the engine's clock, since its reader may get many tokens at once."""
 
 from __future__ import annotations
 

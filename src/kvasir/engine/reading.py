@@ -55,7 +55,7 @@ class Calling:
 class Reader:
     """Knows the formats of a model's chat templates: as the templates show them, or as the options name them.
 
-    Before a template is rendered (`learn`), or if it cannot be, only its source decides. Thread-safe.
+    Until a template has been rendered (`learn`), or if that fails, only its source decides. Thread-safe.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ def remove_socket(path: Path) -> None:
 
 
 def remove_stale(base: Path) -> None:
-    """Removes this user's socket folders whose makers are dead and on whose sockets nothing listens."""
+    """Removes this user's socket folders if their maker is dead and nothing listens on the socket."""
     with contextlib.suppress(OSError):
         for folder in list(base.iterdir()):
             found = _NAME.fullmatch(folder.name)

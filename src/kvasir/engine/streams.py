@@ -1,7 +1,7 @@
-"""Streams of deltas on the asyncio side of an engine: one bounded queue per request, ended with its last choice.
+"""Streams of deltas on the asyncio side of an engine: one bounded queue per request, which ends with its last choice.
 
-The bound is kept by pausing: if a reader lets its queue fill up, the engine computes no more of the request until most
-of the queue is read. Deltas that are in progress when the engine learns of the pause still arrive.
+The bound is kept by pausing: if a reader lets its queue fill up, the engine stops computing the request until most of
+the queue is read. Deltas that are in progress when the engine learns of the pause still arrive.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Streams:
     async def run(
         self, request: Request, send: Callable[[Request], None], cancel: Callable[[str], None]
     ) -> AsyncIterator[Delta]:
-        """Sends the request and yields its deltas to the last; cancels it if the reader leaves early. Raises
+        """Sends the request and yields all its deltas; cancels it if the reader leaves early. Raises
         InvalidRequest if its id is in use."""
         if request.id in self._queues:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")

@@ -42,7 +42,7 @@ log = logging.getLogger("kvasir.engine")
 FREE_ATTEMPTS = 3  # restarts without a pause
 LONGEST_PAUSE = 30.0  # seconds
 STABLE_SECONDS = 60.0  # of running, after which the count of attempts is reset
-END_SECONDS = 6.0  # until a process that was asked to stop is killed; a core may take some of them to close
+END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a core may take several of them
 HANG_SECONDS = 20.0
 LOAD_FACTOR = 3  # how much longer a process may be idle while it loads: disks may be remote
 
@@ -52,8 +52,8 @@ class Killed(EngineDead):
 
 
 class ProcessEngine:
-    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` follows the loading, in
-    bytes."""
+    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` is called while loading,
+    with bytes."""
 
     def __init__(
         self,
@@ -415,7 +415,8 @@ class ProcessEngine:
                 log.error("attempt %d to restart the engine failed: %s", self._attempts, reason)
 
     async def _pause(self, reason: str) -> None:
-        """Waits for the next attempt; not while deaths narrow down the poison request, which takes few attempts."""
+        """Waits before the next attempt, unless deaths are narrowing down a poison request, which takes few
+        attempts."""
         late = self._attempts - FREE_ATTEMPTS
         pause = 0.0 if late < 0 or self._journal.on_trial else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
         self._state = EngineState("restarting", reason, self._attempts, time.time() + pause)

@@ -19,7 +19,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.types import ModelInfo
 from kvasir.weights.local import ModelFiles
 
-SAMPLES = 16  # pieces of each weight file that enter its identity, beside its size and time
+SAMPLES = 16  # pieces of each weight file that enter its identity, besides its size and time
 SAMPLE_BYTES = 1 << 16
 SCAN_SECONDS = 2.0  # longest time for which the start waits for the folder to be listed
 
@@ -64,7 +64,7 @@ def _path(name: str) -> Path:
 
 
 def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:
-    """A hash of the weights and of all else that the bits of keys and values depend on beside the numerics version.
+    """A hash of the weights and of everything else, except the numerics version, that keys and values depend on.
 
     It includes the block size and the type of keys and values, so that engines that differ in them can share a folder.
     """

@@ -1,4 +1,4 @@
-"""Limits rendering and tokenizing: a few texts at once, keys in turn; work is ended when its client leaves."""
+"""Limits rendering and tokenizing: a few texts at once, in turns between keys; work ends when its client leaves."""
 
 from __future__ import annotations
 

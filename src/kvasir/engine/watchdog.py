@@ -1,8 +1,8 @@
 """Detects a hung engine process from its replies, its use of the machine, and the time of its steps.
 
-A pure state machine. Silence is counted in ticks: if this process or the whole machine stands still, that adds at most
-two ticks. A process that computes or reads gets far more time than an idle process, since a first step, a large prompt
-or a slow disk may legitimately take long.
+A pure state machine. Silence is counted in ticks: a standstill of this process or of the whole machine adds at most two
+ticks. A process that computes or reads gets far more time than an idle process, since a first step, a large prompt or a
+slow disk may legitimately take long.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_event = msgspec.msgpack.Decoder(Event).decode
 
-# What each class keeps beside its message and hint; an error of any other class travels as its nearest base class.
+# The fields of each class besides message and hint; an error of any other class is sent as its nearest base class.
 _KINDS: dict[type[KvasirError], tuple[str, ...]] = {
     KvasirError: (),
     InvalidRequest: ("param",),

@@ -1,6 +1,6 @@
 """The engine process: `python -m kvasir.engine.worker SOCKET`, started and supervised by ProcessEngine.
 
-Its options come as one line of JSON on standard input, which stays open: when it ends, the parent is gone and this
+Its options come as one line of JSON on standard input, which stays open: when it is closed, the parent is gone and this
 process exits. Commands and events pass over one zmq PAIR socket (`wire`). Standard output reports the requests in hand,
 one line of JSON each: a string for a request that is being put into the queue, null when it is there, a list for
 requests that join the next step.
@@ -123,7 +123,7 @@ class EngineWorker:
 def _announce(ids: str | list[str] | None) -> None:
     """Reports requests before the engine starts on them: if they kill the process, they are the suspects.
 
-    A plain write to a pipe is out when it returns; a message queued in zmq would be lost with this process.
+    A plain write to a pipe is complete when it returns; a message queued in zmq would be lost with this process.
     """
     os.write(sys.stdout.fileno(), msgspec.json.encode(ids) + b"\n")
 

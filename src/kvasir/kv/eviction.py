@@ -101,7 +101,8 @@ class Evictor:
         self._leaves = Queue(policy)  # all leaves except `_held`; used only if there is a full group
         self._held: list[PrefixNode] = []  # leaves whose last block was held at the time of `_held_at`
         self._held_at = (-1, -1)  # (group, its pool's `idled` count)
-        # Per group that forgets: nodes with blocks that only a branch before their end would need, and all with blocks.
+        # Per group that forgets: nodes with blocks that only a branch before their end would need; all nodes with
+        # blocks.
         self._middles = {g: Queue(policy) for g in forgetting}
         self._ends = {g: Queue(policy) for g in forgetting}
 

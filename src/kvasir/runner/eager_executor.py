@@ -43,7 +43,8 @@ class Results:
 
 
 class EagerExecutor:
-    """model: of models/. max_tokens: most token rows of a step. hidden: names of the outputs that work may want.
+    """model: a model of kvasir.models. max_tokens: most token rows of a step. hidden: names of the outputs that work
+    may want.
     copies: transfers blocks while the device computes."""
 
     computes = frozenset(("drafted",))

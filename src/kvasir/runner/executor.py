@@ -100,8 +100,9 @@ class Executor(Protocol):
     sampled ids. The host reads the ids from the handle and passes none back.
 
     computes: optional features that it implements: names of inputs.FEATURES, "encodes" of a plan, "drafted" and
-    "pending" of a work. The runner refuses the others by name. columns: whether it takes `ExecutorStep.decodes` at
-    present. hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may see it.
+    "pending" of a work. The runner refuses the others by name. columns: whether it currently takes
+    `ExecutorStep.decodes`. hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may
+    see it.
     """
 
     @property

@@ -15,8 +15,8 @@ from kvasir.plan import Adapted
 class FakeContent:
     """The numbers that inputs and adapters make of the ids of a sequence of at most `length` tokens.
 
-    scope: a hash of the inputs and adapters that apply to the whole sequence. ahead: how much greater positions after
-    the prompt are than the index.
+    scope: a hash of the inputs and adapters that apply to the whole sequence. ahead: by how much positions after the
+    prompt exceed their index.
     """
 
     def __init__(self, inputs: Inputs, adapters: Sequence[Adapted], length: int):
@@ -48,7 +48,7 @@ class FakeContent:
         return [*found, self._inputs.encoded] if self._inputs.encoded and not start else found
 
     def inside(self, place: int) -> int:
-        """How many spans that attend in both directions a step that begins or ends at `place` would cut."""
+        """How many bidirectional spans a step that begins or ends at `place` would cut."""
         return sum(span.start < place < span.end for span in self._wholes)
 
 

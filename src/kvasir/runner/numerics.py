@@ -1,8 +1,8 @@
 """The numerics version: a digest of everything that can change the bits of results. It guards all stored blocks.
 
-It is computed, never set by hand. It covers too much rather than too little: changing a comment changes it, which costs
-no more than the stored blocks. Instruction sets are part of it only for the libraries of the eager executor: the bits
-of the native kernels do not depend on them.
+It is computed, never set by hand. It errs on the side of covering too much: even an edited comment changes it, which
+costs no more than the stored blocks. Instruction sets are part of it only for the libraries of the eager executor: the
+bits of the native kernels do not depend on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: 
     executor depends on.
 
     A program depends on nothing else. Eager depends on torch and its libraries: on the processor or GPU named `device`
-    (kind: "cpu" or "cuda") and the settings by which they choose kernels, on the bits that these compute here, and on
+    (kind: "cpu" or "cuda"), on the settings by which they choose kernels, on the bits that they compute here, and on
     the implementation of each op, one line of `op_table` each.
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"

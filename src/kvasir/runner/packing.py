@@ -160,7 +160,7 @@ def _is_exact(leaf: Any) -> bool:
 
 
 def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.ndarray]:
-    """The format and the rows' bytes, uint8 [rows, bytes per row]; a view of the file where no bytes have to move."""
+    """The format and the rows' bytes, uint8 [rows, bytes per row]; a view of the file if no bytes have to move."""
     kind = source.info(stored).dtype
     if kind in (*FLOATS, "F64"):
         tensor = source.tensor(stored, torch.float32 if kind == "F64" else None)

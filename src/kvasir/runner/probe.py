@@ -1,7 +1,7 @@
 """Probe: a digest of the bits that the eager executor's libraries compute here, in a few small products and functions.
 
 Libraries choose kernels by the processor, its flags and their own settings, and do not report the choice. Sums that
-cancel reveal it: only rounding errors remain, so that another order of additions gives other bits.
+cancel reveal it: only rounding errors remain, so a different order of additions gives different bits.
 """
 
 from __future__ import annotations

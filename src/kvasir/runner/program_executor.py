@@ -1,8 +1,8 @@
 """The program executor: runs a traced program, one native call per step, while the caller can plan.
 
 From joining to leaving, a row's ids and block tables stay where the kernels read them; a few integers per sequence
-describe a step. Rows with a grammar's mask are sampled by a second native call, from the logits of the first, so that
-masks are made during the forward.
+describe a step. Rows with a grammar's mask are sampled by a second native call, from the logits of the first, so masks
+can be computed during the forward.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Row:
     [max_model_len + 1], the first `known` are valid. counts: `known` of all rows. tables: block ids per cache group,
     int32. adapter: id of the first adapter, 0 for none.
 
-    fault: why the row is not computed any more: the sequence needs a feature that the runner lacks, or a step of it
+    fault: why the row is no longer computed: the sequence needs a feature that the runner lacks, or a step of it
     failed, so that works planned meanwhile have nothing to build on. Empty while the row is sound.
     """
 
@@ -96,7 +96,7 @@ class Rows:
         return self._rows[place] is row
 
     def break_(self, row: Row) -> None:
-        """Marks a row: one of its steps failed."""
+        """Marks a row as broken after one of its steps failed."""
         row.fault = row.fault or BROKEN
         if self.has(row.number, row):
             self._broken.add(row.number)

@@ -34,7 +34,7 @@ class Pending:
 
 
 class Runner:
-    """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know of it."""
+    """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know about it."""
 
     def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo):
         self.executor = executor
@@ -85,7 +85,7 @@ class Runner:
         return pending
 
     def _takes(self, decodes: Decodes) -> bool:
-        """Whether the executor computes the decodes as columns: it can, and no earlier step of their rows failed."""
+        """Whether the executor computes the decodes as columns: if it can, and no earlier step of their rows failed."""
         return self.executor.columns and self.rows.sound(np.frombuffer(decodes.rows, np.int32))
 
     def follows(self) -> bool:
@@ -126,7 +126,7 @@ class Runner:
         return StepResult(step.plan.step, *self._rows(pending, results))
 
     def _taken(self, step: ExecutorStep, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
-        """Sampled ids by place in the step. Works sampled with the forward that got a mask after all are sampled
+        """Sampled ids by place in the step. Works that were sampled with the forward, but then got a mask, are sampled
         again."""
         taken = dict(zip(step.now, handle.taken(), strict=True))
         late = [*step.later, *(at for at in step.now if masks and step.works[at].row in masks)]

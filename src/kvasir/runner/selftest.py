@@ -1,8 +1,8 @@
 """Self-test: whether this machine computes batch-invariant bits. Compares a few rows through the model's own layers,
 alone and in a batch, bit by bit.
 
-The eager executor relies on the libraries under torch: a matmul of a given shape must add in one order, wherever a row
-lies in it and however many threads there are. They were measured to do so, but other builds and processors may differ.
+The eager executor relies on the libraries under torch: a matmul of a given shape must add in the same order for every
+row position and number of threads. Measurements confirm that they do, but other builds and processors may differ.
 """
 
 from __future__ import annotations

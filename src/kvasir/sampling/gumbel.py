@@ -54,8 +54,7 @@ def log_exponential(words: Tensor) -> Tensor:
 
 
 def lower_bound(words: Tensor) -> Tensor:
-    """A float64 lower bound of log(e) for each word, at a tenth of the cost; where e is small it is at most a tenth too
-    low.
+    """A float64 lower bound of log(e) for each word, at a tenth of the cost; for small e it is at most a tenth too low.
 
     e > u, and log2(u) lies above the piecewise linear function given by the bits of u (Mitchell, 1962).
     """

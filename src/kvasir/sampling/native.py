@@ -120,7 +120,7 @@ SAME_NAMES = (*(row.name for row in NATIVE), "min_tokens", "logprobs")
 
 
 def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: int) -> list[np.ndarray]:
-    """Writes a spec to the structure that the kernels read; returns the arrays that must stay alive as long as it.
+    """Writes a spec to the structure that the kernels read; returns the arrays that must outlive the structure.
 
     max_ids: the maximum number of ids that the row will have. Does not set position, ids, num_ids and carry, which
     change at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
@@ -267,7 +267,7 @@ def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
 
 
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
-    """Writes a row to the structure that the kernel reads; returns the arrays that must stay alive as long as it."""
+    """Writes a row to the structure that the kernel reads; returns the arrays that must outlive the structure."""
     ids = np.ascontiguousarray(row.ids, np.int32)
     kept = fill_spec(target, row.spec, row.prompt_len, len(ids))
     fill_carry(target, row.spec, row.carry)

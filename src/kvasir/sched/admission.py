@@ -1,4 +1,4 @@
-"""Admission: refuses a request that can never run, and makes one sequence for each choice of any other."""
+"""Admission: refuses requests that can never run, and makes one sequence for each choice of the others."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def make_sequence(
 ) -> Sequence:
     """The sequence of choice `index` of a request. Ids that an earlier engine already streamed become known tokens.
     private: the sequence shares cached prefixes only with the other sequences of its request. model: identity of the
-    weights. adapters: names of the runner's adapters. numbers: stand for marks in prefix keys."""
+    weights. adapters: names of the runner's adapters. numbers: the numbers that replace marks in prefix keys."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)

@@ -22,8 +22,8 @@ ODD = 8.0  # a measured time is clamped to within this factor of the predicted t
 PACE = 0.9  # fraction of the time-per-token target that a step may take: predictions are never exact
 STRETCH = 2.0  # a step may always take this many times what its decodes take alone, whatever their target
 READING = 1.4  # a step that reads log-probabilities of positions may take this many times what its decodes take alone
-LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read: at least and at most with decodes; alone
-STARVED_STEPS = 4  # the last of so many consecutive steps with almost no prefill tokens gives prefills a block
+LEAST_READ, BESIDE, MOST_READ = 4, 16, 128  # positions that a step may read: least and most with decodes, most without
+STARVED_STEPS = 4  # of this many consecutive steps with almost no prefill tokens, the last gives prefills a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def chunk_context(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
-# In the order of the solver: where the measured steps cannot separate two costs, the first takes all of it. So a
-# prefill does not seem free while prefills of only one length have been measured.
+# In the solver's order: if the measured steps cannot separate two costs, the first one takes the total. So prefills do
+# not look free while only one length has been measured.
 _Vector = tuple[float, float, float, float]
 
 
@@ -123,7 +123,7 @@ def step_budget(facts: BudgetFacts) -> int:
 
     Without decodes, all that the step can hold. Otherwise as many tokens of `prefills` as keep the step within PACE of
     the target, or within STRETCH times what its decodes take alone: a target that the machine cannot meet must not
-    stop all prefills. `prefill_share` is the minimum, whatever the model predicts: it may be wrong.
+    stop all prefills. `prefill_share` is the minimum, whatever the model predicts, since it may be wrong.
     """
     f = facts
     if not f.decode_rows:
@@ -145,8 +145,8 @@ def read_budget(model: StepTime, decode_rows: int, decode_context: int) -> int:
 
     Each position costs as much as the logits of a sampled token, and a prompt has thousands. With decodes, as many
     positions as make the step READING times as long as its decodes alone, by the model; at least LEAST_READ, and at
-    most BESIDE, because decode rows share the reading of the weights, so that the model may underestimate the cost of
-    a prompt position. Without decodes, MOST_READ.
+    most BESIDE, because decode rows share one read of the weights, so the model may underestimate the cost of a prompt
+    position. Without decodes, MOST_READ.
     """
     if not decode_rows:
         return MOST_READ
@@ -172,6 +172,7 @@ def _piece(f: BudgetFacts, before: int, context: int, start: int, most: int, lim
 
 
 def count_starved(before: int, wanted: int, given: int, block: int) -> int:
-    """Consecutive steps in which prefills that wanted `wanted` tokens were given less than 1 / STARVED_STEPS of that,
-    or of a block where they wanted more. So prefills get a block in at most STARVED_STEPS**2 steps."""
+    """The number of consecutive steps, `before` of them before this one, that starved prefills: these wanted `wanted`
+    tokens and got less than 1 / STARVED_STEPS of that, or of a block if they wanted more. So prefills get a block in at
+    most STARVED_STEPS**2 steps."""
     return before + 1 if STARVED_STEPS * given < min(wanted, block) else 0

@@ -1,8 +1,8 @@
 """What a sequence is computed from: its key for the prefix tree, its encoder sources, and where a step may end.
 
-The tree compares ids. Where something begins that ids do not show (a mark of kvasir.inputs), the key holds a negative
+The tree compares ids. Where content begins that ids do not show (a mark of kvasir.inputs), the key holds a negative
 number in place of the id. The number stands for the pair of mark and id and is never given to another pair. So equal
-tree keys mean equal keys and values in the cache, and different numbers separate everything after them.
+tree keys mean equal keys and values in the cache, and sequences with different numbers share nothing after them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvasir.kv.node import ID_BYTES
 from kvasir.plan import Adapted
 from kvasir.types import Request
 
-FIRST = -2  # -1 names blocks of fixed size in a tier
+FIRST = -2  # -1 is reserved: it names blocks of fixed size in a tier
 LAST = -(2**31)
 
 

@@ -4,7 +4,7 @@ Each drafted id is compared with the id that the sampler draws from the logits b
 mismatch ends the draft. So a draft changes how many ids a step returns, never which.
 
     known     ... t                   all values are known: no pending step samples for the sequence
-    work            t  d1  d2  d3     computed tokens; each is sampled after as long as all drafted ids up to it match
+    work            t  d1  d2  d3     computed tokens; each is followed by a sampled id while all drafts up to it match
     returns            s1  s2  s3     d1 == s1, d2 == s2, d3 != s3: two accepted, three tokens
 
 The sequence's length is unknown until the step is committed, so no other step includes the sequence meanwhile.
@@ -22,7 +22,7 @@ from kvasir.sched.sequence import Sequence
 
 class Drafter(Protocol):
     def waits(self, seq: Sequence) -> bool:
-        """Whether the sequence should wait for the value of its last token, to be drafted for then, instead of being
+        """Whether the sequence should wait until its last token is known, and get a draft then, instead of being
         planned while the step that samples that token is pending."""
         ...
 

@@ -38,7 +38,7 @@ class Emission:
         self.unemitted = count
 
     def reread(self, num_tokens: int) -> None:
-        """Marks as unread the ids that steps which did not run were to read."""
+        """Marks as unread the ids that a failed or retracted step should have read."""
         emitted_before = num_tokens - self.unemitted
         missing = (i for i, entry in enumerate(self.prompt_logprobs or ()) if i and entry is None)
         self.unread = next(missing, emitted_before + len(self.owed))

@@ -1,4 +1,4 @@
-"""Encoder outputs: which ones the runner holds, which ones a step makes, and which ones it drops.
+"""Encoder outputs: which the runner holds, which a step makes, and which it drops.
 
     absent --make--> needed --pass--> kept --evict--> absent       bytes of needed and kept <= max_bytes
                         ^--- join ------'
@@ -39,16 +39,16 @@ class Outputs:
         return self._bytes(needed.values()) <= self.limits.max_bytes
 
     def join(self, seq: Sequence) -> None:
-        """The sequence runs: reserves the outputs that it still has to read."""
+        """Reserves the outputs that a sequence still has to read when it gets a row."""
         for _, source in seq.content.needs(seq.counts.computed):
             self._readers.setdefault(source.content, {})[seq] = source
 
     def move(self, seq: Sequence) -> None:
-        """More tokens of the sequence are computed: releases the outputs that it has read."""
+        """Releases the outputs that the sequence has read, once more of its tokens are computed."""
         self._keep(seq, {source.content for _, source in seq.content.needs(seq.counts.computed)})
 
     def leave(self, seq: Sequence) -> None:
-        """The sequence leaves its row: releases all its outputs."""
+        """Releases all outputs of a sequence that leaves its row."""
         if seq.content.sources:
             self._keep(seq, set())
 
@@ -69,7 +69,7 @@ class Outputs:
         return end
 
     def make(self, seq: Sequence, start: int, end: int) -> list[EncoderWork]:
-        """Encoder jobs of a step that computes positions [start, end) of the sequence; evicts what must go for them."""
+        """Encoder jobs of a step that computes positions [start, end) of the sequence. Evicts outputs to make room."""
         jobs = [EncoderWork(source.content, source.length, source.data) for _, source in self._absent(seq, start, end)]
         for job in jobs:
             source = seq.content.sources[job.content]
@@ -111,8 +111,8 @@ class Outputs:
         return gone
 
     def forget(self, plan: StepPlan) -> None:
-        """The step failed or does not run: outputs that it was to make may be missing, and those that it was to drop
-        may still be there. All of them are dropped by the next step."""
+        """Call it if the step failed or will not run: outputs that it should have made may be missing, and those that
+        it should have dropped may still be held. The next step drops all of them."""
         self._gone += plan.dropped
         for job in plan.encodes:
             if self._held.pop(job.content, None):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 PROMPT_COST = 1.0
 GENERATED_COST = 2.0  # relative to a prompt token: it takes its own row in a step, and cannot be computed in bulk
-COARSE = 1024.0  # weighted tokens: smaller differences are no reason to preempt
+COARSE = 1024.0  # weighted tokens; a smaller difference does not justify a preemption
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ def order(state: Fairness, tenants: Iterable[str]) -> list[str]:
 
 
 def tags(state: Fairness, work: Iterable[tuple[str, float]]) -> list[float]:
-    """The counter of its tenant at which each item of work (tenant, prompt tokens) begins. The items of one tenant
-    must be in the order in which it is to be served. Sorted by tag, the items of all tenants are in fair order."""
+    """The counter of its tenant at which each item of work (tenant, prompt tokens) begins. The items of one tenant must
+    be in their order of service. Sorted by tag, the items of all tenants are in fair order."""
     counters = dict(state.counters)
     found = []
     for tenant, tokens in work:

@@ -1,12 +1,12 @@
 """Sequences that follow a grammar: when they get their guides, their masks, and their forced ids.
 
 Forced ids become known at once instead of one step at a time; the next step computes their keys and values. Sampling
-them one by one would give the same ids, since their masks allow nothing else. Where other state matters, they are
-sampled: where the sampler has a carry, or banned words.
+them one by one would give the same ids, since their masks allow nothing else. They are sampled only if other state
+depends on it: if the sampler has a carry or banned words.
 
     tokens          ... t               known to the scheduler
     pending_forced         f2 f3 f4     forced after the id that a pending step samples (f1); they wait for its value
-    unplanned_ids                       ids of both that no plan has carried to the runner yet
+    unplanned_ids                       ids of both kinds that no plan has carried to the runner yet
 
 If log-probabilities are wanted, those of forced ids are read at the positions before them when these are computed.
 Until then no delta emits the ids, and the last id of a forced run is sampled, so that all entries exist when the
@@ -50,7 +50,7 @@ def enter(seq: Sequence, guides: Guides) -> int:
     at.guide = guides.take(compiled, seq.tokens[seq.prompt_len :])
     forced = _forced(seq)
     at.guide.advance(forced)
-    if forced and at.guide.done:  # everything is forced; the last id is sampled, as always
+    if forced and at.guide.done:  # the whole completion is forced; its last id is sampled like any other
         forced.pop()
         at.guide = guides.take(compiled, [*seq.tokens[seq.prompt_len :], *forced])
     seq.tokens.extend(forced)
@@ -118,7 +118,7 @@ def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:
 
 
 def _forced(seq: Sequence) -> list[int]:
-    """The ids forced after the last known id, up to an id that may end the sequence: that one is sampled."""
+    """The ids forced after the last known id, up to but excluding one that may end the sequence, which is sampled."""
     guide = seq.guidance.guide
     assert guide is not None
     room = seq.max_known - 1 - seq.counts.known

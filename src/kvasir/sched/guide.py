@@ -33,10 +33,10 @@ class Guide(Protocol):
 class Guidance:
     """The grammar state of a sequence; see the module `guidance`.
 
-    compiling: the future of the compiled grammar, None once there is a guide. astray: the error with which the guide
-    failed to give a mask. pending_forced: ids that are forced after the id that a pending step samples. unplanned_ids:
-    known ids that no plan has carried to the runner yet, and the pending forced ids. jumps: whether forced ids are
-    taken unsampled.
+    compiling: the future of the compiled grammar, None once there is a guide. astray: the error that the guide raised
+    instead of returning a mask. pending_forced: ids that are forced after the id that a pending step samples.
+    unplanned_ids: known ids that no plan has carried to the runner yet, and the pending forced ids. jumps: whether
+    forced ids are taken unsampled.
     """
 
     guide: Guide | None = None

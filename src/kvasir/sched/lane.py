@@ -2,9 +2,9 @@
 
     Counts of a Sequence  --enter-->  columns of the lane  --leave-->  Counts
 
-A sequence's counts are in one place at a time. In the lane, its `counts` are a read-only view of its row; it has to
-leave the lane before one of them changes. All sequences of the lane compute a token in the same steps. A sequence
-leaves for anything that concerns it alone (its last token, a stop id, an error, a preemption).
+A sequence's counts are kept in one place at a time. In the lane, its `counts` are a read-only view of its row; it has
+to leave the lane before one of them changes. All sequences of the lane compute a token in the same steps. A sequence
+leaves the lane when something concerns it alone (its last token, a stop id, an error, a preemption).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import ServiceClass
 
 COUNTS = ("known", "computed", "stored", "in_flight", "turn", "since")
-LEAST = 8  # sequences: columns for fewer cost more than an object for each
+LEAST = 8  # sequences; for fewer, columns cost more than one object each
 _WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "max_known")
 
 
@@ -31,7 +31,7 @@ _WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "m
 class Members:
     """The sequences of the lane until the next one enters or leaves, in the order of entry. rows: [S] int32. appends:
     their `tokens.append`. ids: of their requests. shares: number of sequences per class and tenant. stop_ids: the union
-    of theirs, sorted, int64."""
+    of their stop ids, sorted, int64."""
 
     sequences: tuple[Sequence, ...]
     rows: np.ndarray
@@ -79,8 +79,8 @@ RowCounts.drafted = property(lambda counts: 0)  # type: ignore[assignment]  # dr
 
 
 class Lane:
-    """Owns the counts of its sequences. max_rows: rows of the runner. least: the least number of decoding sequences
-    with which the lane is used."""
+    """Owns the counts of its sequences. max_rows: rows of the runner. least: the smallest number of decoding sequences
+    for which the lane is used."""
 
     def __init__(self, max_rows: int):
         self._columns = {name: np.zeros(max_rows, np.int32) for name in _WHOLE} | {"since": np.zeros(max_rows)}
@@ -210,7 +210,7 @@ def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
 
 
 def decodes_only(seq: Sequence) -> bool:
-    """Whether a running sequence only decodes from here on, with nothing besides the plain sampled id to handle."""
+    """Whether a running sequence only decodes from now on, and its steps have nothing to handle but the sampled id."""
     spec, guided = seq.spec, seq.guidance
     return (
         seq.status is Status.RUNNING

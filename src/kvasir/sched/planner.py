@@ -1,8 +1,8 @@
 """Planner: which sequences the next step computes, which waiting sequences join, and which running ones are preempted.
 
-Decodes are planned first. The rest of the step goes to prefills in the order of service, of running sequences and of
-waiting ones that can join: see policy for the gates, service for order and allowance. If the budget is smaller than the
-number of decodes, these take turns, and every few steps prefills come before them (`Service.share`).
+Decodes are planned first. The rest of the step goes to prefills, in the order of service: those of running sequences
+and of waiting ones that can join. See policy for the gates, service for the order and the allowance. If the budget is
+smaller than the number of decodes, they take turns, and every few steps prefills come before them (`Service.share`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Planner:
         drafter: Drafter | None = None,
     ):
         """max_chunk: most tokens of one sequence in a step. indivisible: whether a prompt is computed in a single step.
-        outputs: of encoders. drafter: proposes drafts."""
+        outputs: those of the encoders. drafter: proposes drafts."""
         self._capacity = capacity
         self._table, self._kv, self._prefixes, self._tiering = table, kv, prefixes, tiering
         self._service = service
@@ -74,12 +74,13 @@ class Planner:
             self._decodes(step, kept)
             self._prefills(step)
             if kept:
-                self._decodes(step)  # the part of their share that prefills left
+                self._decodes(step)  # with what prefills left of their share
             self._missed = step.missed
         return step
 
     def suspect(self, sequences: list[Sequence]) -> None:
-        """From here on each of them is computed alone, until it has passed the position at which a step failed."""
+        """Marks sequences as suspects: each is computed alone until it has passed the position at which a step
+        failed."""
         self._suspects += sequences
         for seq in sequences:
             seq.suspect = max(seq.suspect, seq.counts.computed, 1)
@@ -107,7 +108,7 @@ class Planner:
         return joins or any(s.pending > 1 for s in self._table.outside())
 
     def _decodes(self, step: Step, kept: int = 0) -> None:
-        """Plans one token for each decoding sequence. kept: tokens of the budget to leave."""
+        """Plans one token for each decoding sequence. kept: tokens of the budget to leave for prefills."""
         decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
         if drafter := self._drafter:
@@ -205,7 +206,7 @@ class Planner:
         if self._tiering.begin(seq, hit, step.now):
             return True
         facts = self._facts(seq, hit, found, step)
-        if not facts.blocks_fit and not self._table.running:  # alone it fits, if nothing is held on to
+        if not facts.blocks_fit and not self._table.running:  # alone it fits once all pins have ended
             self._kv.tree.expire(inf)
             hit, loaded, facts = None, 0, self._facts(seq, None, 0, step)
         if not all(gate(facts) for gate in policy.SHARED_GATES):
@@ -238,7 +239,7 @@ class Planner:
             self.preempt(other)
         joined = seq.status is Status.WAITING
         if joined:
-            self._kv.tree.expire(inf)  # alone it fits, if nothing is held on to
+            self._kv.tree.expire(inf)  # alone it fits once all pins have ended
             self._join(seq, None, 0, step)
         count = step.chunk(seq, seq.counts.computed)
         if self._make_room(seq, seq.counts.computed + count, step):
@@ -258,10 +259,10 @@ class Planner:
         self._tiering.end(seq)
         self._outputs.join(seq)
         if not seq.preemptions:
-            # Tokens shared with sequences of the same request are no hit: they were not computed before the request.
+            # Tokens shared with sequences of the same request do not count as a hit: no earlier request computed them.
             first = seq is self._table.requests[seq.request.id][0]
             found = seq.counts.computed if first else min(seq.counts.computed, seq.expected)
-            seq.cached = min(found, seq.prompt_len)  # forced and resumed ids are no part of the prompt
+            seq.cached = min(found, seq.prompt_len)  # forced and resumed ids are not part of the prompt
             self.looked_up_tokens += seq.counts.known
             self.cached_tokens += found
             self.queue_seconds[seq.request.slo].add(step.now - seq.arrived)
@@ -274,7 +275,8 @@ class Planner:
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
         """Preempts sequences until `seq` can grow to `num_tokens`. False if `seq` itself is preempted, or has to wait
-        for a pending step to release its blocks outside the window. Sequences in the step already are not preempted."""
+        for a pending step to release its blocks outside the window. Sequences that are already in the step are not
+        preempted."""
         while not self._kv.grows(seq.blocks, num_tokens):
             others = [s for s in self._table.outside() if id(s) not in step.planned]
             last = max(others, key=self._service.victim_key)
@@ -282,7 +284,7 @@ class Planner:
                 last = seq
             if last is seq and seq.under_way:
                 return False
-            if len(self._table.running) == 1 and self._kv.tree.expire(inf):  # alone it fits, if nothing is held on to
+            if len(self._table.running) == 1 and self._kv.tree.expire(inf):  # alone it fits once all pins have ended
                 continue
             self.preempt(last)
             if last is seq:

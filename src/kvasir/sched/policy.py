@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OwnFacts:
-    """Inputs of a gate that postpones one waiting sequence and no other."""
+    """Inputs of a gate that postpones a single waiting sequence."""
 
     values_known: bool  # no pending step samples for it
     compiling: bool = False  # its grammar is not compiled yet
-    loading: bool = False  # blocks of it are being fetched from a tier
+    loading: bool = False  # its blocks are being fetched from a tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class AdmitFacts:
     first_chunk: int  # tokens that the sequence would compute in this step
     indivisible: bool
     blocks_fit: bool  # all known tokens and one more fit the pools
-    outputs_fit: bool = True  # the encoder outputs it reads fit besides the others', and a step can make them
+    outputs_fit: bool = True  # the encoder outputs it reads fit along with those of others, and a step can make them
 
 
 def has_row(f: AdmitFacts) -> bool:

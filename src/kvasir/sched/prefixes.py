@@ -14,7 +14,7 @@ from kvasir.types import Request
 class Prefixes:
     """shared: whether requests share prefixes; the sequences of one request always do.
 
-    numbers: stand in keys for marks, which ids do not show."""
+    numbers: the numbers that replace marks in keys; see content."""
 
     def __init__(self, tree: PrefixTree, block_size: int, shared: bool):
         self._tree = tree
@@ -43,11 +43,11 @@ class Prefixes:
         return seq.content.namespace + seq.content.prompt[: self._least * ID_BYTES]
 
     def begin(self, seq: Sequence) -> None:
-        """The sequence runs and computes its prompt from here on."""
+        """Records that a running sequence computes its prompt."""
         self._computing.setdefault(self._key(seq), []).append(seq)
 
     def stop(self, seq: Sequence) -> None:
-        """The prompt of the sequence is computed, or the sequence left its row."""
+        """Records that the sequence's prompt is computed, or that the sequence left its row."""
         key = self._key(seq)
         neighbours = self._computing.get(key, [])
         if seq in neighbours:
@@ -106,7 +106,7 @@ class Prefixes:
             self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
     def drop(self, seq: Sequence) -> None:
-        """The last sequence of its request has ended: drops the request's private namespace."""
+        """Drops the private namespace of a request whose last sequence has ended."""
         if self.private(seq.request):
             self._tree.drop(seq.content.namespace)
 

@@ -1,9 +1,9 @@
 """Ranking: the order of service of waiting sequences, kept from step to step.
 
 The rank of a waiting sequence changes by itself only when its target can no longer be met. So a sequence is ranked
-again only if it has just come, if pending steps or grammars still change it, if sequences with its prefix came or left,
-or if its target may just have been missed. That time is known in advance, as long as the costs of a step stay near
-those of the ranking:
+again only if it has just arrived, if pending steps or grammars still change it, if sequences with its prefix came or
+left, or if its target may just have been missed. That time is known in advance, as long as the costs of a step stay
+near those of the ranking:
 
     target - prefill - margin      certainly in time before; from then on checked in every step
     target - prefill + margin      certainly late afterwards
@@ -47,7 +47,7 @@ class Ranking:
         self._facts, self._seconds = facts, seconds
         self._longest = 0  # tokens of the longest sequence ranked so far
         self._margin = MARGIN
-        self._model = StepTime()  # whose costs the margin is based on
+        self._model = StepTime()  # the margin is based on its costs
         self._places: dict[Sequence, RankedPlace] = {}
         self._streams: dict[Stream, list[RankedPlace]] = {}
         self._groups: dict[Hashable, dict[Sequence, None]] = {}  # sequences by prefix key
@@ -56,14 +56,14 @@ class Ranking:
         self._unsettled: dict[Sequence, tuple[int, float]] = {}  # still changed by pending steps or grammars
         self._marks: dict[Sequence, tuple[float, float]] = {}  # (since, due) of its valid entries in the two heaps
         self._count = itertools.count()  # makes heap entries distinct
-        self._due: list[tuple[float, int, Sequence]] = []  # heap: when a target comes in doubt; may hold stale entries
+        self._due: list[tuple[float, int, Sequence]] = []  # heap: when a target becomes doubtful; some entries stale
         self._doubtful: dict[Sequence, float] = {}  # sequences whose target is in doubt, and until when
         self._oldest: dict[ServiceClass, list[tuple[float, int, int, Sequence]]] = {c: [] for c in ServiceClass}
 
     # -- what changed ------------------------------------------------------------------------------------------
 
     def update(self, moved: set[Sequence], running: Iterable[ServiceFacts], model: StepTime, now: float) -> None:
-        """Brings the ranking up to date. moved: sequences that began or ceased to wait since the last update. running:
+        """Brings the ranking up to date. moved: sequences that began or stopped waiting since the last update. running:
         the running sequences that are ranked together with the waiting ones."""
         if self._strays(model, moved):
             moved = moved | set(self._places)
@@ -173,7 +173,7 @@ class Ranking:
                 self._enter(seq, now)
 
     def again(self, seq: Sequence, now: float) -> None:
-        """Ranks a sequence again: it was promoted."""
+        """Ranks a sequence again after its promotion."""
         if seq in self._places:
             self._remove(seq)
             self._enter(seq, now)

@@ -11,7 +11,7 @@ from kvasir.types import Request, ServiceClass
 
 class RequestTable:
     """Owns the status of all sequences, and the rows. waits, runs: number of waiting and running sequences per class.
-    weights: by class, of the tenants that have such sequences. Paused sequences do not count: they want nothing."""
+    weights: by class, of the tenants that have such sequences. Paused sequences do not count."""
 
     def __init__(self, max_rows: int):
         self.max_rows = max_rows
@@ -19,7 +19,7 @@ class RequestTable:
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.requests: dict[str, list[Sequence]] = {}
-        self.moved: set[Sequence] = set()  # began or ceased to wait since it was last cleared
+        self.moved: set[Sequence] = set()  # began or stopped waiting since it was last cleared
         self.lane = Lane(max_rows)
         self.free_rows = list(range(max_rows - 1, -1, -1))
         self.left: list[int] = []  # freed rows not yet reported to the runner

@@ -3,13 +3,13 @@
 The life of a request: `add` makes a waiting sequence for each of its `n` choices. `plan` gives running sequences some
 of their pending tokens under one budget and lets waiting ones join. `commit` takes the step's result: values become
 known, sequences end, deltas are returned. `abort` ends sequences at any time. A preempted sequence gives up its row and
-blocks and joins again later; its sampled ids are kept. `pause` keeps the sequences of a request from joining, as
-preempted ones, until `resume`.
+blocks and joins again later; its sampled ids are kept. `pause` preempts the sequences of a request and keeps them from
+joining until `resume`.
 
 A sequence that leaves its row, or has computed a chunk of its prompt, adds its blocks to the prefix tree; a sequence
-that joins takes the blocks of its prefix from there. So the sequences of a request share its prompt, and resuming is a
-hit like any other. If there is a tier, evicted blocks are saved to it and loaded back where that is faster than
-computing them.
+that joins takes the blocks of its prefix from there. So the sequences of a request share its prompt, and resuming is an
+ordinary hit. If there is a tier, evicted blocks are saved to it and loaded back where that is faster than computing
+them.
 
 Prefill, chunk, decode, resume and prefill-only requests are one case: `known` and `computed` counts that differ.
 Counts advance when a step is planned and values arrive when it is committed, so step N + 1 can be planned while
@@ -188,7 +188,7 @@ class Scheduler:
                 self.pauses += 1
 
     def resume(self, request_id: str) -> None:
-        """Lets the paused sequences of the request wait to join again, as if their last token had just come."""
+        """Lets the paused sequences of the request wait to join again, as if their last token had just arrived."""
         now = self.clock()
         for seq in self.table.requests.get(request_id, ()):
             if seq.status is Status.PAUSED:
@@ -280,7 +280,7 @@ class Scheduler:
     # -- results -----------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
-        """Takes the result of a planned step; returns what it adds to each sequence, once: in a Delta or in Tokens."""
+        """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
         sequences, members = self._under_way.pop(plan.step)
         self.tiering.saved(plan.step, result.saved)
         served: list[Served] = []
@@ -370,7 +370,8 @@ class Scheduler:
         return delta
 
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
-        """The step raised. A single sequence ends with an error; several are computed alone from here on."""
+        """Handles a step that raised: its only sequence ends with an error; several are computed one by one from now
+        on."""
         pairs = self._under_way.pop(plan.step).pairs(plan)
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)

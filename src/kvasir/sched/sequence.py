@@ -38,7 +38,7 @@ class Sequence:
 
     tokens: ids known to the scheduler; len(tokens) == known - in_flight - len(guidance.pending_forced)
     cached: tokens of its prompt found in the prefix tree when the sequence first joined
-    expected: tokens that the prefix tree held of it when it arrived
+    expected: how many of its tokens the prefix tree held when it arrived
     arrived: arrival, by the scheduler's clock
     shares_with: while it waits, the sequence that computes a prefix of both
     fetch: while it waits, its fetch from a tier; None if none was started
@@ -87,7 +87,7 @@ class Sequence:
 
     @property
     def under_way(self) -> bool:
-        """Whether planned steps that compute some of it are not yet committed."""
+        """Whether steps that compute tokens of it are planned and not yet committed."""
         return self.counts.computed > self.counts.stored
 
     @property

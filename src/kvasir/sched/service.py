@@ -36,7 +36,7 @@ TARGETS = {
     ServiceClass.BATCH: Target(30.0, 0.5),
     ServiceClass.BACKGROUND: Target(600.0, 5.0),
 }
-MEASURE_EVERY = 8  # a step that only decodes is measured if its number is a multiple of this: they are much alike
+MEASURE_EVERY = 8  # decode-only steps are measured only if their number is a multiple of this: they are all alike
 
 
 class Drawn:

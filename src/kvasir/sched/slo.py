@@ -15,9 +15,9 @@ Sequences with little slack left are not hurried: in an overloaded queue all of 
 after their targets.
 
 Late sequences alone could starve this way, as could lower classes and long prefills. So a sequence that has waited
-PROMOTE_AFTER times its target may be promoted above all others: the one farthest beyond, one at a time, until it ends.
-A sequence beyond its patience with k others farther beyond is thus promoted after at most k of these have ended,
-whatever else arrives; and the promoted sequence is always first.
+PROMOTE_AFTER times its target may be promoted above all others: the one furthest past it, one at a time, until it ends.
+If k others are further past that time, a sequence is promoted after at most k of them have ended, whatever else
+arrives. The promoted sequence is always served first.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
     for i in by_key:
         work.setdefault(candidates[i].slo, []).append(i)
     if all(len(shares[c].weights) < 2 for c in work):
-        return by_key  # one tenant's turns come in its own order
+        return by_key  # a single tenant needs no turns
     turns = [0.0] * len(candidates)
     for service_class, members in work.items():
         tags = fairness.tags(shares[service_class], [(candidates[i].tenant, candidates[i].prefill) for i in members])
@@ -87,8 +87,8 @@ def service_order(candidates: Sequence[ServiceFacts], shares: Mapping[ServiceCla
 
 
 def promote(candidates: Sequence[ServiceFacts], taken: bool) -> int | None:
-    """Index of the candidate to promote: the one farthest beyond its patience, None if none is. taken: a promoted
-    sequence exists, so none is promoted until it ends."""
+    """Index of the candidate to promote: the one that has exceeded PROMOTE_AFTER times its target the most; None if
+    none has. taken: a promoted sequence exists, so none is promoted until it ends."""
     if taken:
         return None
     beyond = [

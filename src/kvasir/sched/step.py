@@ -33,7 +33,7 @@ class Step:
         self.encodes: list[EncoderWork] = []
         self.encodable = outputs.limits.per_step if outputs.limits else 0  # embeddings that may still be made
         self.budget = budget
-        self.prefill = budget  # tokens of it left for prefills, of more than one token
+        self.prefill = budget  # tokens of the budget left for prefills, which compute more than one token
         self.reads = MOST_READ  # prompt positions whose log-probabilities may still be read
         self.max_chunk = max_chunk
         self.indivisible = indivisible
@@ -58,7 +58,7 @@ class Step:
         self.budget -= len(decodes)
 
     def decoding(self, lane: Lane) -> Decoding:
-        """The decodes of the step, to be called before prefills are added."""
+        """The decodes of the step; call it before prefills are added."""
         context, found = sum(s.counts.known for s in self.sequences), {s.request.slo for s in self.sequences}
         if self.members is None:
             return Decoding(len(self.sequences), context, frozenset(found))
@@ -99,7 +99,7 @@ class Step:
         )
 
     def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
-        """Plans `count` more tokens of the sequence, and the draft. blocks: not yet known to the runner."""
+        """Plans `count` more tokens of the sequence, and the draft. blocks: those that the runner does not know yet."""
         start, seq.counts.drafted = seq.counts.computed, len(draft)
         unplanned = seq.guidance.take_unplanned() if seq.guidance.unplanned_ids else ()
         appended = pack_ids([*unplanned, *draft])

@@ -85,8 +85,8 @@ class Tiering:
         return self.store.arrived(seq.fetch, hit.tokens // self._block_size if hit else 0)
 
     def coming(self, seq: Sequence, found: int) -> bool:
-        """Whether a sequence that has its first `found` tokens, and no fetch, should wait for another one's fetch that
-        brings enough blocks of its own prefix."""
+        """Whether a sequence that has no fetch, but its first `found` tokens, should wait for another sequence's fetch
+        because it brings enough blocks of the same prefix."""
         if seq.fetch is not None or seq.suspect:
             return False
         for other in self._open:

@@ -121,7 +121,7 @@ class DiskTier:
         self._index = Index()
         self._meter = TransferMeter()
         self._write_budget = WriteBudget(share)
-        self._pace = 0.0  # the last known one
+        self._pace = 0.0  # the last known pace, bytes per second
         self._ending = False
         self._queued: set[Name] = set()
         self._unscanned = 0  # bytes written since the last listing

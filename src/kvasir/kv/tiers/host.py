@@ -20,7 +20,7 @@ from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.transfers import TransferMeter
 from kvasir.statistics import TierStats
 
-FALL_BYTES = 64 << 20  # that may wait in the queue of the tier below while the engine ends
+FALL_BYTES = 64 << 20  # bytes that may wait in the queue of the tier below while the engine ends
 FALL_WAIT = 0.005  # seconds between two checks of it
 
 

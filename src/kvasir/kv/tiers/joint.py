@@ -15,7 +15,7 @@ from kvasir.statistics import TierStats
 class JointTier:
     """A KVConnector over `tiers` with equal facts, which it owns. A part is saved to the first tier and loaded from the
     first tier that has it. Tiers are closed in this order. server: offers one of the tiers to other engines; it is
-    closed before them."""
+    closed before the tiers."""
 
     name = "joint"
 

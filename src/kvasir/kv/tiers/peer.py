@@ -42,7 +42,7 @@ MAX_CONNECTIONS = 32
 MAX_PATH = 100  # bytes; every system accepts socket names of this length
 
 KNOWN_SECONDS = 10.0  # lifetime of a peer's answer that it has a part
-UNKNOWN_SECONDS = 2.0  # lifetime of an answer that it has not
+UNKNOWN_SECONDS = 2.0  # lifetime of its answer that it does not have a part
 MAX_ANSWERS = 1 << 16
 
 
@@ -106,7 +106,7 @@ class Link:
             link.shut()
 
     def close(self) -> None:
-        """Closes the connection. No thread may use the link any more."""
+        """Closes the connection. No thread may use the link afterwards."""
         self._closed = True
         self._drop()
 
@@ -146,7 +146,7 @@ class PeerTier:
             return self._asked.isdisjoint(old)
 
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
-        """Counts an expired answer until the next one arrives: a load in vain costs little."""
+        """Counts an expired answer until the next one arrives: a failed load costs little."""
         for i, key in enumerate(keys):
             there, _ = self._answers.get((key, group), (False, 0.0))
             if not there:

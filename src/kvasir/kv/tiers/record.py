@@ -4,8 +4,8 @@
     header   msgpack of everything that must match: namespace, parent, ids, group, the store's facts
     payload  the group's bytes
 
-A reader knows the expected header and payload length. So it compares what a record says about itself instead of
-trusting it, and never allocates more than the expected size because of a record.
+A reader knows the expected header and payload length. So it compares a record's header instead of trusting it, and no
+record can make it allocate more than the expected size.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class BlockSocket:
             self.sock.sendall(part)
 
     def fill(self, buffer: memoryview) -> None:
-        """Receives exactly as many bytes as `buffer` holds. Raises WireError if the connection ends before."""
+        """Receives exactly as many bytes as `buffer` holds. Raises WireError if the connection ends early."""
         while buffer:
             self._limit()
             n = self.sock.recv_into(buffer)

@@ -9,7 +9,7 @@ MOST = 1.0  # greatest balance in seconds
 OWED = 0.1  # greatest debt in seconds, so that one slow write on a busy machine does not block the writer for long
 HALF = 32  # depth of the block that needs half of MOST to be written
 FACTOR = 1.5  # cost beyond the writer's time: a part is also copied out of the pool, on the step's critical path
-GUESS = 2e8  # bytes per second, until the first part is written
+GUESS = 2e8  # bytes per second, assumed until the first part is written
 DECAY = 0.9  # per part: averages about the last ten
 
 
