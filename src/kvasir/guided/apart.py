@@ -1,4 +1,4 @@
-"""Whether two schemas have a value in common. If that is not known, they count as having one."""
+"""Whether two schemas have a value in common. If this cannot be decided, they count as having one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Flat:
 
 
 def flat(schema: Any, scope: Scope, depth: int = 0) -> list[Flat]:
-    """The cases of a schema: each of its values meets at least one. Keywords that are not analyzed are ignored."""
+    """The cases of a schema; every valid value meets at least one of them. Keywords that are not analyzed are
+    ignored."""
     scope.spend()
     if schema is False:
         return []
@@ -76,7 +77,7 @@ def _and(a: Flat, b: Flat) -> Flat:
 
 
 def _own(schema: Mapping[str, Any]) -> Flat:
-    """The schema's own conditions, without those of schemas inside it that apply to the same value."""
+    """The schema's own conditions, without those of subschemas that apply to the same value."""
     case = Flat(kinds_of(schema["type"])) if isinstance(schema.get("type"), str | list) else Flat()
     if "const" in schema:
         case = replace(case, values=(schema["const"],))
@@ -105,7 +106,7 @@ def _number(constraint: Any, otherwise: Any) -> Any:
 
 
 def apart(a: Any, b: Any, scope: Scope, depth: int = 0) -> bool:
-    """Whether certainly no value is valid for both schemas."""
+    """Whether it is certain that no value is valid for both schemas."""
     return not shared(a, b, scope, depth)
 
 
@@ -238,7 +239,7 @@ def _none(kind: str, a: Flat, b: Flat, both: Flat, scope: Scope, depth: int) -> 
 
 
 def _unlike_texts(patterns: Sequence[str]) -> bool:
-    """Whether certainly no text matches all of these patterns."""
+    """Whether it is certain that no text matches all of these patterns."""
     for i, one in enumerate(patterns):
         texts = spelt_out(one)
         for other in patterns[i + 1 :]:

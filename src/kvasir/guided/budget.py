@@ -1,4 +1,4 @@
-"""A budget of reasoning: after so many tokens of reasoning, the mark that ends it is forced, id by id."""
+"""A reasoning budget: after this many reasoning tokens, the mark that ends the reasoning is forced, id by id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvasir.guided.vocabulary import Vocabulary
 
 
 class BudgetGuide:
-    """The guide of one sequence; outside the forced mark it follows `guide`, if there is one. Like every guide, it is a
+    """The guide of one sequence; apart from the forced mark it follows `guide`, if given. Like every guide, it is a
     function of the ids alone.
 
     Reasoning is counted over all its parts in a sequence. A call that begins inside the reasoning ends it.

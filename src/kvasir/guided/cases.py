@@ -1,4 +1,4 @@
-"""Rewrites a schema without the keywords that llguidance does not know. The result is exactly equivalent: it uses
+"""Rewrites a schema without the keywords that llguidance does not support. The result is exactly equivalent: it uses
 alternatives, absent keys, the remaining kinds and texts. A keyword that cannot be rewritten is refused by name.
 """
 
@@ -166,7 +166,7 @@ def _one_of(node: dict[str, Any], scope: Scope) -> None:
 
 
 def _alone(one: Any, others: list[Any], scope: Scope) -> Any:
-    """A schema without the values of the others."""
+    """The schema, restricted to values that are invalid for all others."""
     values = constants(one, scope)
     if values is not None and not any(isinstance(value, list | dict) for value in values):
         kept = [v for v in values if holds(one, v, scope) and not any(holds(other, v, scope) for other in others)]

@@ -1,4 +1,4 @@
-"""Whether a grammar can be enforced: compiled once in a separate process, whose hangs and crashes harm nothing else.
+"""Checks whether a grammar can be enforced: compiles it once in a separate process, whose hangs and crashes do no harm.
 
 One process is kept; while it works on a slow grammar, another process starts for the next.
 """
@@ -17,7 +17,7 @@ from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
 SCRIPT = Path(__file__).with_name("check_worker.py")
 MAX_CHARS = 256 << 10
 SECONDS = 5.0
-MEMORY = 4 << 30  # bytes of address space; the largest vocabularies use some hundred MB of it
+MEMORY = 4 << 30  # bytes of address space; the largest vocabularies use several hundred MB of it
 MAX_WORKERS = 2
 REMEMBERED = 256
 
@@ -30,7 +30,7 @@ class GrammarCheck:
 
         def hello() -> dict[str, object]:
             found = vocabulary()
-            assert found.spell  # which the guides will need
+            assert found.spell  # the guides will need it
             tokens = [data.decode("latin-1") for data in found.tokens]
             return {"tokens": tokens, "special_ids": [*found.hidden.values()], "eos_ids": list(found.eos_ids)}
 

@@ -1,4 +1,4 @@
-"""Rewrites of conditions: `if`, and many of them in `allOf` (see cases)."""
+"""Rewrites conditions: `if`, and several of them in `allOf` (see cases)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def all_of(node: dict[str, Any], scope: Scope) -> None:
 
 
 def _by_value(chain: list[Any], node: Mapping[str, Any], scope: Scope) -> list[Any] | None:
-    """The cases of conditions that test one key for values of their own; None if they do not. If the key is absent, the
-    conditions that do not require it hold; for a value that is not an object, all hold."""
+    """The cases of conditions that all test one key, each for different values; None if they do not. If the key is
+    absent, the conditions that do not require it hold; for a value that is not an object, all hold."""
     asked = [one for one in (_by_key(one["if"]) for one in chain) if one]
     key = asked[0].key if asked else ""
     values = [value for one in asked for value in one.values]

@@ -1,4 +1,4 @@
-"""Rewrites of keywords that count: for few items or few keys, all ways are listed (see cases)."""
+"""Rewrites keywords that count: for few items or few keys, lists all combinations (see cases)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _TWICE = "duplicate keys would be counted twice"
 
 
 def properties(node: dict[str, Any], scope: Scope) -> None:
-    """Rewrites the counts that llguidance does not know: those beside optional keys."""
+    """Rewrites minProperties and maxProperties, which llguidance does not support next to optional keys."""
     named = {name: one for name, one in node.get("properties", {}).items() if one is not False}
     required = list(dict.fromkeys(node.get("required", ())))
     optional = [name for name in named if name not in required]
@@ -161,7 +161,7 @@ def properties(node: dict[str, Any], scope: Scope) -> None:
 def _choice(names: Sequence[str], count: int, way: Any) -> Any:
     if comb(len(names), count) > MAX_CASES:
         raise Unknown("too many cases")
-    # `combinations` allocates `count` items even where there are fewer names.
+    # `combinations` allocates `count` items even if there are fewer names.
     count = min(count, len(names) + 1)
     ways = [way(some) for some in combinations(names, count)]
     return {"anyOf": ways} if ways else {"type": types_of(KINDS - {"object"})}

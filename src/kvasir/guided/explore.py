@@ -1,6 +1,5 @@
-"""Tries a grammar before it is accepted: follows some tokens deep in several directions, and on short paths to its end.
-
-Guides follow it as in real sequences, under the same limits, so that a failure there refuses the grammar.
+"""Tries out a grammar before it is accepted: follows it many tokens deep in several directions, and on short paths to
+its end. The guides and limits are those of real sequences, so a failure here refuses the grammar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The formats of JSON Schema as patterns, by their RFCs. A format that JSON Schema does not define is an annotation,
+"""The formats of JSON Schema as patterns, from their RFCs. A format that JSON Schema does not define is an annotation,
 and constrains nothing."""
 
 from __future__ import annotations

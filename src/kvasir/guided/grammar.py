@@ -1,10 +1,10 @@
 """Grammar: a text of rules, and guides, which are the states of sequences in it.
 
 The library's copies of a matcher share its lexer: a cache of automaton states, filled as sequences advance, with limits
-on its size and on the work of a step. A lexer that has passed a limit is wrong for all matchers that share it, in some
-places silently. So a matcher's result counts only if its lexer is sound afterwards. If it is not, the guide is rebuilt
-from its ids, as a last resort on a lexer of its own with wider limits. If that fails, it fails for these ids,
-independently of other sequences.
+on its size and on the work of a step. A lexer that has exceeded a limit gives wrong results to all matchers that share
+it, sometimes silently. So a matcher's result counts only if its lexer is still sound afterwards. If it is not, the
+guide is rebuilt from its ids, as a last resort on a lexer of its own with wider limits. If that fails, it fails for
+these ids, independently of other sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_ALLOWED = "doesn't satisfy the grammar"  # the library's message for an id 
 
 
 class GuideError(KvasirError):
-    """A grammar that cannot be followed, or not any further."""
+    """A grammar that cannot be followed, or cannot be followed any further."""
 
 
 class GrammarError(GuideError, InvalidRequest):
@@ -67,7 +67,7 @@ class Lexer:
         return self._matcher.deep_copy()
 
     def failure(self) -> str:
-        """The limit that it has passed, as a message; "" if none: then an id that may come first can be consumed."""
+        """The limit that it has exceeded, as a message; "" if none: then an id that may come first can be consumed."""
         probe = self.begin()
         return "" if self.first is None or probe.consume_token(self.first) else _reason(probe)
 
@@ -168,7 +168,7 @@ class GrammarGuide:
     def advance(self, ids: Iterable[int]) -> None:
         """Raises GuideError for an id that is not allowed."""
         ids = list(ids)
-        slowly = itertools.chain([False], itertools.repeat(True))  # after the attempt at once has failed
+        slowly = itertools.chain([False], itertools.repeat(True))  # one by one after the attempt at once has failed
         self._ask(lambda matcher: _consume(matcher, ids, next(slowly)))
         self._ids += ids
         if self._run:
@@ -205,8 +205,8 @@ class GrammarGuide:
 
 def _consume(matcher: LLMatcher, ids: list[int], slowly: bool = False) -> bool:
     """Consumes ids until one is not allowed; returns whether all were. slowly: with a mask before each id, as in a real
-    sequence. The library limits a lexer's work between two masks, so many ids at once may pass a limit that they keep
-    one by one. Consuming them at once creates fewer states."""
+    sequence. The library limits a lexer's work between two masks, so many ids at once may exceed a limit that they do
+    not exceed one by one. Consuming them at once creates fewer states."""
     for token in ids:
         if slowly:
             matcher.compute_bitmask()

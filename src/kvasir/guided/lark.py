@@ -1,4 +1,4 @@
-"""Builds a grammar of llguidance: rules in its Lark dialect, for a vocabulary in which some tokens are not text."""
+"""Builds a grammar for llguidance: rules in its Lark dialect, for a vocabulary in which some tokens are not text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvasir.guided.sources import literals
 from kvasir.parse.format import Format, Style
 
 TURN = "<|start|>assistant"  # in formats with channels, each message begins with it; the prompt begins the first
-MAX_BLANK = 4  # characters after reasoning: some models would write blanks without end
+MAX_BLANK = 4  # characters after reasoning: some models would write endless blanks
 NUMBER = "\0"  # placeholder for the number of a call in a text
 
 
@@ -39,13 +39,13 @@ class Lark:
         return re.split("|".join(map(re.escape, self.ends)), text)[0] if self.ends else text
 
     def free(self, text: str, marks: Collection[str] = ()) -> str:
-        """Alternatives: `text`, and the special tokens with which no mark begins."""
+        """Alternatives: `text`, and the special tokens that no mark begins with."""
         ids = sorted(i for token, i in self.specials.items() if not any(mark.startswith(token) for mark in marks))
         return " | ".join([text, *([f"<[{','.join(map(str, ids))}]>"] if ids else [])])
 
     def until(self, name: str, end: str) -> None:
-        """Adds the rule for any text up to and including the end mark; a mark that is text ends it where it first
-        occurs."""
+        """Adds the rule for any text up to and including the end mark; a mark that is text ends it at its first
+        occurrence."""
         head, *rest = literals(end, self.specials)
         if head.startswith("<["):
             others = self.free(r"/(.|\n)+/", [end])

@@ -44,8 +44,8 @@ class Scope(Protocol):
 
 
 def also(node: dict[str, Any], *schemas: Any) -> None:
-    """Adds schemas that must hold, too, to a schema. Raises Unknown if the choices, of which llguidance lists all
-    combinations, are too many."""
+    """Adds schemas that must also hold to a schema. Raises Unknown if there are too many choices, since llguidance
+    lists all their combinations."""
     node["allOf"] = [*node.get("allOf", ()), *schemas]
     choices = [len(one["anyOf"]) for one in (node, *node["allOf"]) if isinstance(one, dict) and one.get("anyOf")]
     if prod(choices) > 2 * MAX_CASES:
@@ -99,7 +99,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def negated(schema: Any, scope: Scope, depth: int = 0, among: frozenset[str] | None = None) -> Any:
-    """A schema of all values that are invalid for this schema. among: the only keys possible. Raises Unknown."""
+    """A schema of all values that are invalid for this schema. among: the only possible keys. Raises Unknown."""
     scope.spend()
     if isinstance(schema, bool):
         return not schema

@@ -1,8 +1,8 @@
 """Ends numbers in JSON where a double or a 64-bit integer cannot hold more digits.
 
-The library's numbers are unbounded, and small models may write digits without end. Of the tokens that a grammar allows,
-those with which a number would have more digits, or a larger exponent, than fit are removed. If nothing else may
-follow, as where a schema requires more digits, all tokens stay.
+The library's numbers are unbounded, and small models may write endless digits. Of the tokens that a grammar allows,
+those that would give a number more digits, or a larger exponent, than fit are removed. If nothing else may follow,
+because a schema requires more digits, all tokens stay.
 """
 
 from __future__ import annotations

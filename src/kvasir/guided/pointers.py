@@ -17,7 +17,7 @@ _DATA = frozenset(("const", "enum", "default", "examples"))
 _FLAT = _DATA | {"type", "required"}  # keywords without schemas in their values
 _NESTED = (dict, list)
 _OWN = frozenset(("$id", "id", "$schema"))  # of a part with an identity or a draft of its own
-_BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # all other keywords beside $ref are ignored
+_BESIDE_REFERENCES = ("$schema", "$id", "id", "$defs", "definitions")  # all other keywords next to $ref are ignored
 _SINCE = {  # keywords by the draft that introduced them; earlier drafts ignore them
     6: ("const", "contains", "propertyNames"),
     7: ("if", "then", "else"),

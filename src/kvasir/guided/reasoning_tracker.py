@@ -13,7 +13,7 @@ class ReasoningTracker:
     """A function of the tokens' bytes. Reasoning begins at the start of a sequence, or where the prompt has opened it,
     as `parse.parser` reads it; several parts may follow each other.
 
-    inside: the present state. over: no reasoning can begin any more. tokens: the number of reasoning tokens, without
+    inside: the current state. over: no more reasoning can begin. tokens: the number of reasoning tokens, without
     marks. rest: the text after the last mark if the last token completed a mark; else None.
     """
 
@@ -59,7 +59,7 @@ class ReasoningTracker:
         self.tokens += was and self.inside
 
     def leave(self) -> None:
-        """Ends the reasoning for another reason than its mark."""
+        """Ends the reasoning for a reason other than its mark."""
         self.inside, self.over, self.tail = False, not self._anywhere, b""
 
 

@@ -37,8 +37,8 @@ _HAS_WORK = _HAS_INSIDE | _HAS_COUNTS | _HAS_NOTHING | _HAS_WRONG | {"format", "
 
 
 def prepared(schema: Any, lenient: bool = False, summary: Summary | None = None) -> Any:
-    """Prepares a schema. lenient: what cannot be enforced is dropped instead of refused. summary: of
-    the prepared schemas, is filled in. Raises InvalidRequest that names the keyword."""
+    """Prepares a schema. lenient: what cannot be enforced is dropped instead of refused. summary: filled in with the
+    prepared schemas. Raises InvalidRequest that names the keyword."""
     try:
         return _prepared(dict(schema) if isinstance(schema, Mapping) else schema, lenient, summary or Summary())
     except RecursionError as error:

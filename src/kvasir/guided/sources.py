@@ -1,7 +1,7 @@
 """Translates what clients ask for into a grammar of llguidance: its JSON form or its Lark dialect.
 
 Only translates; `check` finds out whether a grammar is sound and can be enforced. JSON is written as by `json.dumps`,
-`{"a": 1, "b": [2, 3]}`: one spelling, which models have seen most, so that long runs of it are forced.
+`{"a": 1, "b": [2, 3]}`: the one spelling that models have seen most, so long runs of it are forced.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def by_id(grammar: str, specials: Mapping[str, int]) -> str:
 
 
 def schema_json(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
-    """A schema in the form that llguidance reads: prepared, and with options of how its JSON is written. Raises
+    """A schema in the form that llguidance reads: prepared, and with options for how its JSON is written. Raises
     InvalidRequest that names what cannot be enforced."""
     summary = Summary()
     found = enforceable(prepared(schema, lenient, summary), lenient, summary)

@@ -26,5 +26,5 @@ class Summary:
         return frozenset(chain.from_iterable(self.shapes))
 
     def alone(self, key: str, others: Collection[str]) -> bool:
-        """Whether a keyword never stands beside keywords other than `others`."""
+        """Whether a keyword never occurs with keywords other than `others`."""
         return all(key not in shape or set(shape) <= {key, *others} for shape in self.shapes)

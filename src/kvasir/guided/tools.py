@@ -161,7 +161,7 @@ class _Grammar(Lark):
         self.rule("start", f"section {more} | {called} | PLAIN ({rest})?")
 
     def _calls_of_a_type(self) -> str:
-        """Calls without a mark that state their type first, as models do that have seen many APIs."""
+        """Calls without a mark that state their type first, as models that have seen many APIs do."""
         parts = [replace(p, begin=p.begin.replace("{", '{"type": "function", ', 1)) for p in self.parts]
         whole = zip(parts, self.arguments, strict=True)
         return f"({' | '.join(f'{self.words(p.begin)} {name} {self.words(p.end)}' for p, name in whole)})"

@@ -1,4 +1,4 @@
-"""The facts that grammars need of a vocabulary."""
+"""The facts that grammars need about a vocabulary."""
 
 from __future__ import annotations
 
