@@ -80,7 +80,7 @@ class CacheKind:
 
     @property
     def forgets(self) -> bool:
-        """Whether blocks are not needed any more once the sequence is far beyond them."""
+        """Whether blocks are no longer needed once the sequence is far beyond them."""
         return self.reach > 0
 
     @property
@@ -106,7 +106,7 @@ class CacheKind:
 
     def added(self, first: int, end: int, size: int) -> range:
         """The table entries needed to continue from block `end`, without those that a sequence with its first `first`
-        blocks has already."""
+        blocks already has."""
         if self.fixed:
             return range(0 if first else self.blocks(0, size))
         return range(max(first, self.first(end * size, size)), end)
@@ -321,7 +321,7 @@ class Cross(PagedKV):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Replaces a kind for a layer without memory of its own: it reads that of `layer`, in its own model or in the
+    """Replaces a kind for a layer without memory of its own: it reads the memory of `layer`, in its own model or in the
     `model` that it shares a cache layout with."""
 
     layer: int
@@ -330,7 +330,7 @@ class Shared:
     owns = False
 
     def source(self, model: str, layer: int) -> tuple[str, int]:
-        """See Kind.source."""
+        """See CacheKind.source."""
         return model if self.model is None else self.model, self.layer
 
 

@@ -81,13 +81,13 @@ class EngineOptions:
     )
     executor: str = option("auto", "auto (program if it can run), program or eager.")
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
-    host_share: float = 1.0  # of the host memory that an engine takes by default, if several share a machine
+    host_share: float = 1.0  # fraction of the host memory that an engine takes by default, if several share a machine
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of a loaded model for `resolve`. groups: its cache groups. footprint: memory of steps of so many
-    tokens."""
+    """The facts of a loaded model for `resolve`. groups: its cache groups. footprint(tokens): the memory that steps of
+    this many tokens need."""
 
     max_positions: int
     dtype: str
@@ -106,8 +106,8 @@ class ModelFacts:
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """The facts of the machine for `resolve`. memory_available: bytes, within the cgroup's limit, that are free once
-    the weights are loaded. threads: how many compute. processors: those that this process may run on. host_available:
-    free bytes of host memory, if the device has memory of its own."""
+    the weights are loaded. threads: number of computing threads. processors: number of processors that this process may
+    run on. host_available: free bytes of host memory, if the device has memory of its own."""
 
     kind: str
     memory_available: int
@@ -146,8 +146,8 @@ class EngineConfig:
     cache_write_share: float
     cache_offer: str | None
     cache_peer: str | None
-    load_bytes: int  # that may be in flight from a tier, if there is one
-    save_bytes: int  # that may wait to be written to it
+    load_bytes: int  # bytes that may be in flight from a tier, if there is one
+    save_bytes: int  # bytes that may wait to be written to it
     footprint: Footprint
     memory_left: int  # bytes of the device's memory that stay free
     targets: dict[ServiceClass, Target]
@@ -280,7 +280,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
 
 
 def _refuse_parts(options: EngineOptions, length: int) -> None:
-    """A bidirectional model computes no text in parts. Raises ConfigError for an option that would need that."""
+    """Raises ConfigError for an option that would split texts, which a bidirectional model must compute whole."""
     if options.max_chunk or (options.max_num_batched_tokens or length) < length:
         raise ConfigError(
             f"this model computes whole texts in one step, up to {length} tokens",
@@ -319,8 +319,8 @@ def _kv_dtype(wish: str, dtype: str) -> str:
 
 
 def _queues(options: EngineOptions, device: DeviceFacts, left: int, kv_bytes: int, block_bytes: int) -> tuple[int, int]:
-    """Bytes that may be in flight from a tier and to a tier; at least one block. left: bytes of the device beside keys
-    and values."""
+    """Bytes that may be in flight from a tier and to a tier; at least one block. left: bytes of the device that keys
+    and values leave."""
     spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 4
     room = max(spare // 2, block_bytes)
     return min(max(QUEUE_BYTES, kv_bytes // 4), room), min(QUEUE_BYTES, room)
@@ -357,7 +357,7 @@ def _size_pools(
                 "lower max_model_len, or raise kv_memory or memory_fraction",
             )
         notes.append(f"the context is cut from {length} to {fits} tokens: the KV cache holds no more")
-        length = fits  # whose rotary angles take less memory
+        length = fits  # its rotary angles take less memory
         blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
     if share < 1:
         notes.append(f"the KV cache holds {share:.1%} of {options.max_num_seqs} full contexts")
@@ -376,8 +376,8 @@ def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget
 
 
 def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, length: int) -> int:
-    """Bytes for keys and values; by default a share of the memory left, where some stays free in any case, more if
-    tiers have queues in the same memory."""
+    """Bytes for keys and values; by default a share of the memory left. Some memory always stays free, more if tiers
+    have queues in it."""
     if options.kv_memory:
         return options.kv_memory
     spare = device.memory_available - footprint.to_come(length)
@@ -405,7 +405,7 @@ def _reachable(
 
 
 def _refuse_too_much(device: DeviceFacts, footprint: Footprint, length: int, kv_bytes: int) -> None:
-    """Raises ConfigError if the requested KV memory does not fit beside the weights."""
+    """Raises ConfigError if the requested KV memory does not fit next to the weights."""
     if footprint.to_come(length) + kv_bytes > device.memory_available:
         raise ConfigError(
             f"a KV cache of {_mib(kv_bytes)} does not fit: of {_mib(device.memory_available)} that are free after "
@@ -426,7 +426,7 @@ def env(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
-# Set before torch is imported: its idle threads sleep instead of spinning beside the next step, and MKL's sums do not
+# Set before torch is imported: its idle threads sleep instead of spinning during the next step, and MKL's sums do not
 # depend on the instruction set's fast paths or on the position of a row (exactness.md).
 _COMPUTING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "MKL_CBWR": "AUTO,STRICT"}
 
@@ -447,15 +447,15 @@ def library_settings() -> dict[str, str]:
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: this process's, in which this very package is found, set for exact
-    computing."""
+    """The environment for an engine process: that of this process, with settings for exact computing, and with this
+    package on the import path."""
     home = str(Path(__file__).resolve().parents[1])
     paths = [home, *(p for p in env("PYTHONPATH").split(os.pathsep) if p and p != home)]
     return {**_COMPUTING, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
 def prepare_torch() -> None:
-    """Sets what an engine needs of the libraries under torch; call it before torch is imported."""
+    """Configures the libraries under torch for an engine; call it before torch is imported."""
     for name, value in _COMPUTING.items():
         os.environ.setdefault(name, value)
 

@@ -51,16 +51,16 @@ class Sampler(NamedTuple):
 
 
 class FieldRow(NamedTuple):
-    """What the table says of a field.
+    """One row of the table.
 
     doc: its line in the docs. low, high: its range, both included unless open_low. optional: None is allowed.
-    choices: value -> meaning. most, chars: how many entries it may have, of how many characters. alone: one may
-    stand without a list.
+    choices: value -> meaning. most, chars: the most entries, and the most characters of each. alone: a single entry may
+    be given without a list.
     names: dialect -> its name there, "" if it is the same. own: dialects that declare and convert it themselves, since
     its type or meaning differs there.
     where: what computes with it. native: its C type in the sampler's structure, "" if it is not copied there.
     sampler, off: llama.cpp's sampler that it belongs to, and the value that disables it.
-    carries: unless it has that value, the sampler has a carry: state that no function of the ids gives.
+    carries: with any other value, the sampler has a carry: state that is not a function of the ids.
     recommended: a model's generation_config.json may set it.
     flag: the help of its flag of `kvasir run` and `kvasir chat`.
     """
@@ -129,7 +129,7 @@ ADAPTIVE_P = Sampler("adaptive_p", "a", anywhere=True)
 
 @dataclass(frozen=True, slots=True)
 class SamplerFields:
-    """The fields that the sampler computes with as they are, in the order in which they act."""
+    """The fields that the sampler uses unchanged, in the order in which they act."""
 
     repetition_penalty: float = number(
         1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
@@ -214,7 +214,7 @@ class SamplerFields:
 
 @dataclass(frozen=True, slots=True)
 class RequestFields(SamplerFields):
-    """All fields of a request for tokens, except the structure of its answer."""
+    """All fields of a request to generate, except the structure of its output."""
 
     n: int = integer(
         1,
@@ -282,7 +282,7 @@ def _rows(table: type) -> tuple[FieldRow, ...]:
     return tuple(f.metadata["row"]._replace(name=f.name) for f in dataclasses.fields(table))
 
 
-SAMPLER: tuple[FieldRow, ...] = _rows(SamplerFields)  # what the sampler computes with as it is
+SAMPLER: tuple[FieldRow, ...] = _rows(SamplerFields)  # those that the sampler uses unchanged
 FIELDS: tuple[FieldRow, ...] = _rows(RequestFields)  # all of them
 LISTS = tuple(row.name for row in FIELDS if row.kind in (FieldKind.TEXTS, FieldKind.IDS))
 CARRYING = tuple((row.name, row.off) for row in SAMPLER if row.carries)
@@ -290,7 +290,7 @@ CARRYING = tuple((row.name, row.off) for row in SAMPLER if row.carries)
 # The structure's members: the larger types first, so that there are no gaps between them.
 _TYPES = ("double", "int64_t", "float", "int32_t")
 NATIVE: tuple[FieldRow, ...] = tuple(row for kind in _TYPES for row in SAMPLER if row.native == kind)
-# Differs where a library was built for other members; 31 bits.
+# Differs if a library was built for other members; 31 bits.
 LAYOUT = zlib.crc32(" ".join(f"{row.native} {row.name};" for row in NATIVE).encode()) >> 1
 
 

@@ -54,7 +54,7 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class Chart:
     """Lines in a panel of the dashboard. row, title: of the panel. legend: before the labels' values. by: the labels
-    that get a line each; None: those of the statistic but for the model's name. per: the counter (without prefix and
+    that get a line each; None: those of the statistic except the model's name. per: the counter (without prefix and
     suffix) by whose rate the statistic's rate is divided. unit: Grafana's; "": derived from the statistic."""
 
     row: str
@@ -67,7 +67,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A number in a tile of the page. text: where it is a detail, with {} for the number; "" for the tile's value.
+    """A number in a tile of the page. text: of a detail, with {} for the number; "" for the tile's main value.
     of: a field, see Form. optional: the tile is hidden while all such numbers are 0."""
 
     title: str
@@ -82,8 +82,8 @@ class Statistic:
     """A number, a histogram, or a dict of numbers by the values of labels.
 
     name: without prefix and suffix; "" if it is not exported, for the reason in `help`. labels: what the keys of a dict
-    are; a key is a tuple where there are several. above: values of the outer labels, where no dict of holders gives
-    them. share_of: the field by which the value is divided for export.
+    are; a key is a tuple if there are several. above: values of the outer labels, if no dict of holders gives them.
+    share_of: the field by which the value is divided for export.
     """
 
     kind: Kind
@@ -153,7 +153,7 @@ class StatisticRow:
 
 
 def rows(holder: type, labels: tuple[str, ...] = ()) -> Iterator[StatisticRow]:
-    """All statistics of a dataclass, those of the holders in it in their place."""
+    """All statistics of a dataclass in order, including those of nested holders."""
     for of in fields(holder):
         match of.metadata[STATISTIC]:
             case Each(label, inner):

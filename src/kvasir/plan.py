@@ -41,12 +41,12 @@ class SamplingSpec(SamplerFields):
     """The sampler's part of SamplingParams, in ids. seed: the choice's own, hash(request seed, choice index).
 
     stop_ids: ids that end the sequence; they are forbidden while fewer than `min_tokens` are sampled.
-    bad_words: sequences of ids; the last id of one is forbidden where the sampled ids end with its other ids.
+    bad_words: sequences of ids; the last id of one is forbidden if the sampled ids end with its other ids.
     dry_breakers: bit set of ids that no repetition extends across, bit i & 31 of int32 word i >> 5.
     dry_breaker_sequences: sequences of ids with the same effect.
     guided: any step that samples may come with a mask.
     logprobs, prompt_logprobs: -1 for none, else the number of top entries besides the token itself.
-    carries: the sampler may have state that no function of the ids gives.
+    carries: the sampler may have state that is not a function of the ids.
     """
 
     temperature: float = 0.0
@@ -97,7 +97,7 @@ class Work:
     draft: an id is sampled at the position before the draft and at each of its positions, and the draft is dropped from
     the first mismatch on.
     sample: sample from the logits of the last computed token. Otherwise the step only fills the cache.
-    masked: a mask will probably come, and the sampler has to wait for it; only a hint.
+    masked: a mask will probably arrive, and the sampler must wait for it; only a hint.
     read: positions [first, end) among the computed ones; log-probabilities of the known ids after them are returned.
     want_hidden: names of outputs to return for all computed tokens: hidden states or attention weights.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.

@@ -192,7 +192,7 @@ class ClassStats:
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """Statistics of one tier, which keeps evicted blocks in parts, one for each cache group: counts since the start, by
-    outcome, and the present state.
+    outcome, and the current state.
 
     loads: "loaded", or why not: the reasons of kv.tiers.record.Unusable. saves: "saved", or why a part was not saved:
     "known" (the tier has it already), "full" (the queue), "large" (larger than the tier), "slow" (computing it is

@@ -98,7 +98,7 @@ class SamplingParams(RequestFields):
 
     Names and defaults are vLLM's, or llama.cpp's for parameters that vLLM lacks. seed: if None, the front draws one and
     returns it.
-    logprobs: None for none, 0 for the sampled token's only, k for the k best besides; of the raw float32 logits.
+    logprobs: None for none, 0 for the sampled token's only, k for the k best as well; from the raw float32 logits.
     stop: strings, matched in the front; the core sees only ids.
     """
 
@@ -127,7 +127,7 @@ class Request:
     continues after them with the same tokens as without the crash. If not empty, the request was accepted before, and
     the queue's bound does not apply to it. resume_carries: for each choice, the carry of its last delta.
     done: indexes of choices that are not to be computed (again).
-    tenant: whose request this is (the name of a key); tenants share a class by their weights.
+    tenant: the name of the key that sent the request; tenants share a class by their weights.
     deadline: seconds from arrival; a choice that is not complete by then ends with TIMEOUT.
     waited: seconds from the request's arrival until the engine got it.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
@@ -154,7 +154,7 @@ class Request:
     resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] | None = None
-    grammar: str | None = None  # that the choices follow, in the form that guided.guide reads
+    grammar: str | None = None  # the rule that the choices follow, in the form that guided.guide reads
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     dry_breakers: bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
@@ -185,8 +185,8 @@ class Usage:
 class Delta:
     """What one step adds to choice `index` of request `id`. The last delta carries a finish reason.
 
-    stop_token: the id that ended the choice, if one did (it is not in token_ids unless it belongs to the output:
-    an end-of-sequence id is in `token_ids` and left out of the text).
+    stop_token: the id that ended the choice, if one did. It is the last of `token_ids`, and the front leaves it out of
+    the text.
     prompt_logprobs: only in the first delta of choice 0: one entry per prompt token, the first None.
     embedding: for Task.EMBED, float32 values.
     cached_tokens: tokens of the prompt that were not computed for this choice.
@@ -233,7 +233,7 @@ def each_delta(parts: Iterable[Delta | Tokens]) -> list[Delta]:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the front and the edges need to know of an engine's model."""
+    """What the front and the edges need to know about an engine's model."""
 
     name: str
     architecture: str

@@ -68,8 +68,8 @@ _CHECKED = tuple((row.name, row.default, row, _CHECKS[row.kind]) for row in FIEL
 
 
 def check_sampling(p: RequestFields, structured: object | None = None) -> None:
-    """Raises InvalidRequest, with `param` set, for the first field that is out of range. structured: the structure that
-    is asked for."""
+    """Raises InvalidRequest, with `param` set, for the first field that is out of range. structured: the requested
+    structure."""
     for name, default, row, check in _CHECKED:
         if (value := getattr(p, name)) is not default:
             check(row, value)

@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """fault: why calls cannot be parsed, for people to read; "" if they can, or if the template does not support
+    """fault: why calls cannot be parsed, as a message for users; "" if they can, or if the template does not support
     tools."""
 
     format: Format
@@ -82,7 +82,7 @@ def _loaded(name: str, arguments: str) -> tuple[str, Any]:
 
 
 def _is_clean(events: Sequence[Event], thinking: ThinkingFormat | None, turn_end: str) -> bool:
-    """Whether there is no other text than marks of reasoning and, after the last call, the end of the turn."""
+    """Whether there is no text besides reasoning marks and, after the last call, the end of the turn."""
     last = max(i for i, event in enumerate(events) if isinstance(event, CallEnd))
     turn = "".join(event.text for event in events[:last] if isinstance(event, Content | Reasoning))
     for mark in (thinking.start, thinking.end, *thinking.answer) if thinking else ():

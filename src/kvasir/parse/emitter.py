@@ -15,7 +15,7 @@ Steps = Generator[None, None, None]
 
 
 class Emitter:
-    """The state of parsing one output; `events` are those that are not returned yet."""
+    """The state of parsing one output; `events` are those not yet returned."""
 
     def __init__(self, calls: CallFormat, tools: Mapping[str, Schema] | None):
         self.calls = calls
@@ -24,7 +24,7 @@ class Emitter:
         self.events: list[Event] = []
         self.count = 0  # number of calls that have ended
         self.known = False  # only calls of known functions count
-        self._fresh = False  # a call ended, and only blanks came since
+        self._fresh = False  # a call has ended, and only blanks have followed
 
     def content(self, text: str) -> None:
         if not text or (self._fresh and self.tape.ended and text.isspace()):
@@ -36,7 +36,7 @@ class Emitter:
         self.events.append(Reasoning(text))
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call is certain: the text held for it is not content."""
+        """Starts a call that is now certain: the text held for it is not content."""
         self.tape.release()
         self.events.append(CallStart(self.count, name, id))
 

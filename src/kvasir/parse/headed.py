@@ -47,7 +47,7 @@ def headed(emitter: Emitter, bare: bool) -> Steps:
 
 def _parameters(emitter: Emitter, name: str) -> Generator[None, None, bool]:
     """Parameters between marks, up to and including the mark that closes the call; False if they break off, with the
-    text read of an incomplete parameter still held."""
+    text of an incomplete parameter still held."""
     tape, parameters = emitter.tape, emitter.calls.parameters
     assert parameters is not None
     schema = emitter.tools.get(name) if emitter.tools else None
@@ -62,7 +62,7 @@ def _parameters(emitter: Emitter, name: str) -> Generator[None, None, bool]:
         key_start = tape.num_held
         if not (yield from tape.before(marks(parameters.key_end, before=""), MAX_KEY)):
             tape.rewind(0)
-            if tape.cut(emitter.calls.ends[0]):  # whose beginning may match that of a key
+            if tape.cut(emitter.calls.ends[0]):  # its beginning may match that of a key
                 tape.release()
             else:
                 tape.rewind(key_start)

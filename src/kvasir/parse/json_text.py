@@ -38,7 +38,7 @@ def quoted(text: str) -> str:
 def string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     """Consume a string with its quotes; False if the text ends first.
 
-    Two errors of models are corrected: control characters, and backslashes before characters that need none.
+    Corrects two common mistakes of models: control characters, and backslashes before characters that need none.
     """
     emit('"')
     tape.pos += 1
@@ -69,8 +69,8 @@ def value(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
     """Consume a value of any kind and emit its text as it arrives; False if something other than JSON follows, or the
     text ends. The emitted text is then the beginning of a value.
 
-    Two errors of models are corrected: a comma before a closing bracket is dropped, and Python's True, False and None
-    become JSON.
+    Corrects two common mistakes of models: a comma before a closing bracket is dropped, and Python's True, False and
+    None become JSON.
     """
     closing: list[str] = []  # the brackets still open
     want = _Want.VALUE

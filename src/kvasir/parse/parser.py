@@ -60,7 +60,7 @@ class Parser:
         self._steps = messages(self._emitter, calls, format.thinking is not None) if channels else self._answer()
 
     def push(self, text: str) -> list[Event]:
-        """The events that are certain with this text. Never raises, whatever the text."""
+        """The events that this text makes certain. Never raises, whatever the text."""
         self._tape.push(text)
         return self._advance()
 

@@ -45,8 +45,8 @@ def python_calls(emitter: Emitter, bare: bool) -> Steps:
 
 
 def _keywords(emitter: Emitter) -> Generator[None, None, bool]:
-    """key=value, ... and the closing parenthesis; False if they break off, with the text read of an incomplete key
-    still held."""
+    """key=value, ... and the closing parenthesis; False if they break off, with the text of an incomplete key still
+    held."""
     tape = emitter.tape
     emitter.arguments("{")
     separator = ""

@@ -1,4 +1,4 @@
-"""Rows of the table of formats: calls whose arguments stand between marks.
+"""Rows of the table of formats: calls whose arguments are enclosed in marks.
 
 Sources: the models' own chat templates and model cards.
 """

@@ -22,10 +22,10 @@ SPACE = rf"{BLANK}{{0,{MAX_SPACE}}}"
 
 
 class Marks:
-    """Texts to search for, each with what may stand `before` it (a regular expression)."""
+    """Texts to search for; `before` is a regular expression for what may precede each of them."""
 
     def __init__(self, marks: tuple[str, ...], before: str = SPACE):
-        """No mark may contain another one: which of them is meant would be known too late."""
+        """No mark may contain another: it would be clear too late which of them is meant."""
         whole = "|".join(map(re.escape, marks))
         partial = "|".join(map(_beginnings, marks))
         self.whole = re.compile(f"{before}({whole})" if marks else _NEVER)
@@ -56,7 +56,7 @@ class Tape:
         self._held: int | None = None
 
     def push(self, text: str) -> None:
-        """Invalidates positions in `text`."""
+        """Appends text; invalidates positions in `text`."""
         start = self.pos if self._held is None else self._held
         self.text = self.text[start:] + text
         self.pos -= start

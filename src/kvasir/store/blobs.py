@@ -14,7 +14,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.store.files import make_folder
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
-_SPARE_BYTES = 256 << 20  # that must stay free on the disk
+_SPARE_BYTES = 256 << 20  # bytes that must stay free on the disk
 _FORGOTTEN_SECONDS = 24 * 3600.0
 
 

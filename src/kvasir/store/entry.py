@@ -1,4 +1,4 @@
-"""The store's facts about a model: the place and kind of its weights, and how to run it."""
+"""The store's facts about a model: where its weights are, their format, and how to run it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ModelEntry:
     @cached_property
     def digest(self) -> str:
         """SHA-256 in hexadecimal over everything that identifies the model; a copy has the same digest. The hashed data
-        may have megabytes."""
+        may be megabytes long."""
         own = (self.template, self.system, self.parameters, self.messages, self.license, self.quantize)
         encoded = msgspec.json.encode([self.weights.digest, *own], order="sorted")
         return hashlib.sha256(encoded).hexdigest()

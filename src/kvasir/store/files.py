@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.05  # between attempts to take a lock that another process hol
 
 
 class Stopped(KvasirError):
-    """A change of the store was stopped from outside. Data pulled so far is kept for the next attempt."""
+    """A change of the store was stopped by its caller. Data pulled so far is kept for the next attempt."""
 
     def __init__(self) -> None:
         super().__init__("stopped", "run it again: it resumes where it stopped")
@@ -52,7 +52,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, stop: Event | None = None) -> Iterator[None]:
-    """Waits for a lock among processes and threads, and holds it. Raises Stopped."""
+    """Waits for a lock that excludes other processes and threads, and holds it. Raises Stopped."""
     while (lock := try_lock(path)) is None:
         check(stop)
         time.sleep(_LOOK_SECONDS)

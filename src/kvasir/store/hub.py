@@ -23,7 +23,7 @@ from kvasir.weights.hub import choose_files, find_on_hub
 from kvasir.weights.local import ModelFiles, find_local
 
 _MAX_FILES = 10_000
-_SPARE_BYTES = 256 << 20  # that must stay free on the disk
+_SPARE_BYTES = 256 << 20  # bytes that must stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
 _UNLIMITED = (-1, -2)  # for num_predict: until the model stops, until the context is full
 _MOST_STOPS = 64
 _LARGEST = 2**53
-WINDOW = 64  # default number of tokens that penalties look back on
+WINDOW = 64  # default number of tokens that penalties look back at
 
 
 def parse_parameter(name: str, text: str) -> Value:

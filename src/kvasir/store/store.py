@@ -1,6 +1,6 @@
 """Store: the models of this user, each under a name. Owns its folder:
 
-    manifests/NAME.json    the facts about a model; written after everything else of it
+    manifests/NAME.json    the facts about a model; written after all its other files
     models/FOLDER/         the store's own weights, pulled or uploaded, with their other files
     blobs/sha256-HEX       files uploaded for a future model
     templates/HEX.jinja    templates of models that have their own
