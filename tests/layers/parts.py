@@ -13,6 +13,7 @@ from kvasir.layers.batch import Batch, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.module import Module
 from kvasir.layers.rows import RowArrays
+from kvasir.layers.tensors import TensorPlace
 from kvasir.parallel.local import LocalRanks
 from kvasir.plan import Work
 
@@ -55,7 +56,7 @@ def fill(layer: Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]
         for i, (name, shape) in enumerate(leaf.expects().items()):
             tensor = randn(*shape, seed=len(tensors) + i) * shape[-1] ** -0.5
             tensors[f"{path}.{name}".lstrip(".")] = tensor
-            leaf.put(name, tensor, dtype, CPU)
+            leaf.put(name, tensor, TensorPlace(dtype))
     return tensors
 
 

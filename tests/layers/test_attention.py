@@ -9,6 +9,7 @@ from kvasir.layers.attention import Attention, GatedAttention
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.norm import OffsetRMSNorm
 from kvasir.layers.rope import Rope
+from kvasir.layers.tensors import TensorPlace
 from tests.layers.parts import Part, batch_of, fill, on_ranks, randn
 
 WIDTH, HEADS, KV_HEADS, DIM, LENGTH = 64, 8, 4, 8, 40
@@ -114,7 +115,7 @@ def test_a_gate_of_zero_halves_each_head():
             tensor = tensors[f"{path}.{name}"]
             if name == "q.weight":  # each head's rows are followed by its gate's
                 tensor = torch.cat([tensor.view(HEADS, DIM, WIDTH), torch.zeros(HEADS, DIM, WIDTH)], 1).view(-1, WIDTH)
-            leaf.put(name, tensor, torch.float32, torch.device("cpu"))
+            leaf.put(name, tensor, TensorPlace(torch.float32))
     close(run(gated), run(plain) / 2)
 
 

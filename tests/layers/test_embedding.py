@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.layers.embedding import PANEL, Embedding, VocabularyEmbedding, vocabulary_cut
+from kvasir.layers.tensors import TensorPlace
 from kvasir.parallel.local import LocalRanks
-from tests.layers.parts import CPU, fill, on_ranks, randn
+from tests.layers.parts import fill, on_ranks, randn
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_those_of_the_table_in_float32(dtype):
     table, weight, ids = Embedding(40, 24), randn(40, 24), torch.tensor([3, 39, 0, 3])
-    table.put("weight", weight, dtype, CPU)
+    table.put("weight", weight, TensorPlace(dtype))
     found = table(ids)
     assert found.dtype == torch.float32 and torch.equal(found, weight.to(dtype).float()[ids])
     assert torch.equal(table.row(39), found[1])

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from kvasir.caches import State
 from kvasir.layers.gated_delta import Convolution, GatedDelta
 from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.tensors import TensorPlace
 from kvasir.ops.gated_delta import Heads
-from tests.layers.parts import CPU, Part, batch_of, fill, on_ranks, randn
+from tests.layers.parts import Part, batch_of, fill, on_ranks, randn
 
 WIDTH, TAPS, LENGTH, EPS = 32, 4, 40, 1e-6
 HEADS = Heads(qk=4, v=8, dim=4, v_dim=6)
@@ -81,7 +82,7 @@ def test_a_convolution_keeps_the_channels_of_its_runs():
     conv, weight = Convolution(10, 3), randn(10, 1, 3)
     assert conv.expects() == {"weight": (10, 1, 3)}
     conv.runs = (1, 3), (6, 10)
-    assert torch.equal(conv.put("weight", weight, torch.bfloat16, CPU), weight[[1, 2, 6, 7, 8, 9], 0])
+    assert torch.equal(conv.put("weight", weight, TensorPlace(torch.bfloat16)), weight[[1, 2, 6, 7, 8, 9], 0])
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

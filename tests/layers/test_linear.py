@@ -4,6 +4,7 @@ import torch
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.linear import QKV, Down, GateUp, Head, Out, Plain
 from kvasir.layers.module import Module
+from kvasir.layers.tensors import TensorPlace
 
 CPU = torch.device("cpu")
 X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
@@ -22,7 +23,7 @@ def fill(linear, dtype=torch.float32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in linear.expects().items()}
     for name, tensor in tensors.items():
-        linear.put(name, tensor, dtype, CPU)
+        linear.put(name, tensor, TensorPlace(dtype))
     return tensors
 
 
@@ -51,9 +52,9 @@ def test_roles_of_several_parts(bias):
 def test_a_weight_of_the_right_type_stays_where_it_lies():
     """No copy of a mapped file for roles without segments."""
     weight = torch.randn(40, 64)
-    assert Plain(64, 40).put("weight", weight, torch.float32, CPU).data_ptr() == weight.data_ptr()
+    assert Plain(64, 40).put("weight", weight, TensorPlace(torch.float32)).data_ptr() == weight.data_ptr()
     table = Embedding(40, 64)
-    assert table.put("weight", weight, torch.float32, CPU).data_ptr() == weight.data_ptr()
+    assert table.put("weight", weight, TensorPlace(torch.float32)).data_ptr() == weight.data_ptr()
     head = Head(64, 40, tied=table)
     assert head.expects() == {}
     assert head.weight.data_ptr() == weight.data_ptr()
@@ -62,7 +63,7 @@ def test_a_weight_of_the_right_type_stays_where_it_lies():
 
 def plain_of(weight: torch.Tensor) -> Plain:
     plain = Plain(weight.shape[1], weight.shape[0])
-    plain.put("weight", weight, torch.float32, CPU)
+    plain.put("weight", weight, TensorPlace(torch.float32))
     return plain
 
 

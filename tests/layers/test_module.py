@@ -10,8 +10,9 @@ from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import MLP
 from kvasir.layers.module import Module, Shard, Take
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.tensors import TensorPlace
 from kvasir.parallel import SOLO
-from tests.layers.parts import CPU, randn
+from tests.layers.parts import randn
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.data())
@@ -60,7 +61,7 @@ def test_children_are_modules_and_lists_of_them():
 def test_a_module_without_tensors_takes_none():
     assert MLP(8, 16).expects() == {}
     with pytest.raises(NotImplementedError, match="MLP"):
-        MLP(8, 16).put("weight", torch.ones(1), torch.float32, CPU)
+        MLP(8, 16).put("weight", torch.ones(1), TensorPlace(torch.float32))
 
 
 def test_split_reaches_each_child_with_the_same_mesh():

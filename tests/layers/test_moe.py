@@ -2,6 +2,7 @@ import torch
 import torch.nn.functional as F
 
 from kvasir.layers.moe import MoE
+from kvasir.layers.tensors import TensorPlace
 
 CPU = torch.device("cpu")
 WIDTH, INNER, EXPERTS = 64, 32, 4
@@ -14,7 +15,7 @@ def filled(dtype: torch.dtype = torch.float32, **settings) -> tuple[MoE, dict[st
     for path, leaf in layer.walk():
         for name, shape in leaf.expects().items():
             tensors[f"{path}.{name}"] = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-            leaf.put(name, tensors[f"{path}.{name}"], dtype, CPU)
+            leaf.put(name, tensors[f"{path}.{name}"], TensorPlace(dtype))
     return layer, tensors
 
 

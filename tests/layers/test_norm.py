@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kvasir.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from tests.layers.parts import CPU, fill, randn
+from kvasir.layers.tensors import TensorPlace
+from tests.layers.parts import fill, randn
 
 EPS = 1e-5
 
@@ -30,8 +31,8 @@ def test_layer_norm_matches_torch(shape):
 def test_an_offset_norm_is_a_norm_of_the_weight_plus_one(stored):
     offset, plain, x = OffsetRMSNorm(48, EPS), RMSNorm(48, EPS), randn(7, 48)
     weight = randn(48, seed=3).to(stored)
-    offset.put("weight", weight, stored, CPU)
-    plain.put("weight", weight.float() + 1.0, stored, CPU)
+    offset.put("weight", weight, TensorPlace(stored))
+    plain.put("weight", weight.float() + 1.0, TensorPlace(stored))
     assert torch.equal(offset(x), plain(x))
 
 
@@ -39,7 +40,7 @@ def test_an_offset_norm_is_a_norm_of_the_weight_plus_one(stored):
 def test_weights_of_norms_are_float32_whatever_the_dtype(kind):
     norm = kind(48, EPS)
     for name, shape in norm.expects().items():
-        kept = norm.put(name, torch.ones(shape, dtype=torch.bfloat16), torch.bfloat16, CPU)
+        kept = norm.put(name, torch.ones(shape, dtype=torch.bfloat16), TensorPlace(torch.bfloat16))
         assert kept.dtype == torch.float32 and kept.shape == shape
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.registry import model_class_for
 from kvasir.runner.load import open_checkpoint
 from kvasir.weights.load import fill
@@ -21,7 +22,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     config |= changes
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    fill(model, source, dtype)
+    fill(model, source, TensorPlace(dtype))
     return model
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.registry import model_class_for
 from kvasir.weights.load import _spellings, fill
 from kvasir.weights.mapped import TensorInfo
@@ -77,7 +78,7 @@ def ours(config: Mapping[str, Any], state: Mapping[str, Tensor], dtype: torch.dt
     """Our model for a transformers config (`to_dict`) and `state_of` its model."""
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    fill(model, DictSource(state), dtype)
+    fill(model, DictSource(state), TensorPlace(dtype))
     return model
 
 
@@ -94,7 +95,7 @@ def dummy(config: Mapping[str, Any], dtype: torch.dtype = torch.float32, seed: i
     """Our model of a config with random weights, without transformers."""
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
-    fill(model, dummy_source(model, seed), dtype)
+    fill(model, dummy_source(model, seed), TensorPlace(dtype))
     return model
 
 

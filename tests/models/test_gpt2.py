@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.gpt2 import GPT2, GPT2Config
 from kvasir.weights.load import fill
 from kvasir.weights.source import DummySource
@@ -142,7 +143,7 @@ def random_model(request):
             "mlp.c_fc": (48, 80), "mlp.c_proj": (80, 48)}.items()}  # fmt: skip
     biases = {f"{name}.bias": shape[-1:] for name, shape in shapes.items() if name not in ("wte", "wpe")}
     source = DummySource({f"{name}.weight": shape for name, shape in shapes.items()} | biases)
-    fill(model, source, request.param)
+    fill(model, source, TensorPlace(request.param))
     return model
 
 

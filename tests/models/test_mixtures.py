@@ -6,6 +6,7 @@ import torch
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import MoE
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.registry import model_class_for
 from kvasir.weights.load import fill
 from tests.models.driver import logits_of
@@ -27,7 +28,7 @@ def tensors_of(name: str) -> dict[str, torch.Tensor]:
 def filled(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32):
     kind = model_class_for(config_of(name))
     model = kind(kind.Config.from_hf(config_of(name)))
-    fill(model, DictSource(tensors), dtype)
+    fill(model, DictSource(tensors), TensorPlace(dtype))
     return model
 
 

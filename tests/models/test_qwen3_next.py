@@ -11,6 +11,7 @@ from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import SharedMoE
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.registry import model_class_for
 from kvasir.ops.gated_delta import Heads
 from kvasir.runner import selftest
@@ -100,9 +101,9 @@ def test_the_head_that_drafts_is_left_out():
     config = kind.Config.from_hf(config_of("qwen3-next"))
     source = dummy_source(kind(config))
     tensors = {name: source.tensor(name) for name in source.names()}
-    fill(kind(config), DictSource({**tensors, "mtp.layers.0.mlp.gate.weight": torch.ones(2, 2)}), torch.float32)
+    fill(kind(config), DictSource({**tensors, "mtp.layers.0.mlp.gate.weight": torch.ones(2, 2)}), TensorPlace())
     with pytest.raises(ModelFileError, match=r"mtp2"):
-        fill(kind(config), DictSource({**tensors, "mtp2.weight": torch.ones(2, 2)}), torch.float32)
+        fill(kind(config), DictSource({**tensors, "mtp2.weight": torch.ones(2, 2)}), TensorPlace())
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -153,7 +154,7 @@ def test_the_memory_reaches_back_over_many_blocks():
     source = dummy_source(model)
     tensors = {name: source.tensor(name) for name in source.names()}
     tensors |= {name: tensor - 4.0 for name, tensor in tensors.items() if name.endswith("A_log")}  # slow decay
-    fill(model, DictSource(tensors), torch.float32)
+    fill(model, DictSource(tensors), TensorPlace())
     ids = random_ids(100, 96)
     other = [(ids[0] + 1) % 96, *ids[1:]]
     moved = (logits_of(model, ids, block_size=8)[-1] - logits_of(model, other, block_size=8)[-1]).abs().max()

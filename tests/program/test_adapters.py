@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvasir.layers.adapters import set_adapter, slots  # noqa: E402
-from kvasir.layers.linear import _segment  # noqa: E402
+from kvasir.layers.tensors import TensorPlace  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.plan import Adapted, Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
 from kvasir.program import native  # noqa: E402
@@ -46,7 +46,7 @@ def merge(model, pairs: dict) -> None:
         if slot in pairs:
             a, b, scale = pairs[slot]
             weight = linear.weights[part].transpose(0, 1).reshape(linear.outputs[part], linear.inputs)
-            linear.weights[part] = _segment(weight + scale * torch.from_numpy(b @ a), linear.segments)
+            linear.weights[part] = TensorPlace().segmented(weight + scale * torch.from_numpy(b @ a), linear.segments)
 
 
 def eager_hidden(model, sequences, adapters) -> list[np.ndarray]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kvasir.layers.module import Module, Segments, Shard
+from kvasir.layers.places import Place
 from kvasir.ops.collective import pick_rows
 from kvasir.ops.embedding import embedding, row
 from kvasir.parallel import SOLO, Cut, Mesh, cut
@@ -22,6 +22,7 @@ class Embedding(Module):
         self.size, self.width = size, width
         self.weight: Tensor
         self.rows = (0, size)  # held by this rank
+        self.place: Place | None = None  # of the weight, unless it is packed
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         return embedding(ids_T, self.weight)
@@ -37,8 +38,8 @@ class Embedding(Module):
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.size, self.width)}
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self.weight = self.shard(name).of(tensor).to(device, dtype)
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        self.place, self.weight = place, place.matrix(self.shard(name).of(array))
         return self.weight
 
     def shard(self, name: str) -> Shard:

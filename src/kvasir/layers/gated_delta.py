@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, silu
 from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta
 from kvasir.parallel import Mesh
@@ -33,9 +35,9 @@ class Convolution(Module):
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.channels, 1, self.taps)}
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        here = torch.cat([tensor[first:last, 0] for first, last in self.runs])
-        self.kernel = here.to(device, torch.float32).contiguous()
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        kernel = place.exact(array[:, 0])
+        self.kernel = place.exact(kernel[[i for run in self.runs for i in range(*run)]])
         return self.kernel
 
 
@@ -101,7 +103,7 @@ class GatedDelta(Module):
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"A_log": (self.num_rates,), "dt_bias": (self.num_rates,)}
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        kept = tensor[slice(*self.rates)].to(device, torch.float32).contiguous()
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        kept = place.exact(array[slice(*self.rates)])
         setattr(self, {"A_log": "log_rate", "dt_bias": "bias"}[name], kept)
         return kept

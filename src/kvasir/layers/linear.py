@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.layers.embedding import Embedding, vocabulary_cut
 from kvasir.layers.module import Module, Segments, Shard
+from kvasir.layers.places import Place
 from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.linear import linear
 from kvasir.ops.linear.low_rank import LowRank, add_low_rank
@@ -33,16 +32,6 @@ from kvasir.parallel import SOLO, Mesh, cut
 
 if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
-
-_GROUP = 32  # elements of a 16-bit row that a product may read at once
-
-
-def _segment(weight_NK: Tensor, segments: int) -> Tensor:
-    """[N, K] -> [S, N, k]. A 16-bit type is zero-padded after each segment to a multiple of 32, because products of
-    other depths may read into the next row. A view if nothing has to move."""
-    weight = weight_NK.unflatten(1, (segments, -1)).transpose(0, 1)
-    missing = -weight.shape[-1] % _GROUP if weight.dtype != torch.float32 else 0
-    return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
 class Linear(Module):
@@ -108,14 +97,14 @@ class Linear(Module):
         """Takes a weight as a packed matrix (kvasir.ops.linear.packed) instead of a tensor."""
         self.weights[name.rpartition(".")[0] or next(iter(self.outputs))] = matrix
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def put(self, name: str, array: Any, place: Place) -> Any:
         prefix, _, kind = name.rpartition(".")
         part = prefix or next(iter(self.outputs))
         shard = self.shard(name)
         if kind == "bias":
-            kept = self.biases[part] = tensor[slice(*shard.rows)].to(device, torch.float32)
+            kept = self.biases[part] = place.exact(array[slice(*shard.rows)])
         else:
-            kept = self.weights[part] = _segment(shard.of(tensor).to(device, dtype), self.segments // shard.parts)
+            kept = self.weights[part] = place.segmented(shard.of(array), self.segments // shard.parts)
         return kept
 
 
@@ -190,8 +179,8 @@ class Head(Plain):
     def weight(self) -> Tensor:
         """[1, N, k]"""
         if self.tied is not None and not self.weights:
-            table = self.tied.weight
-            self.weights["weight"] = _segment(table, 1) if isinstance(table, Tensor) else table
+            table, place = self.tied.weight, self.tied.place
+            self.weights["weight"] = place.segmented(table, 1) if place else table
         return self.weights["weight"]
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from kvasir.layers.places import Place
 from kvasir.parallel import Mesh
 
 # for a linear layer whose sum ranks may split: the number of segments of the sum in its weight format
@@ -98,9 +98,7 @@ class Module:
         """The tensors of this module itself: name ("weight", "q.bias") -> shape in the checkpoint."""
         return {}
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Takes a tensor of the expected shape and returns the stored tensor, which may share its memory.
-
-        dtype: of weight matrices; norms and biases are stored as float32.
-        """
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        """Takes an array of the expected shape and returns what is kept: matrices as the place keeps them, norms and
+        biases in float32."""
         raise NotImplementedError(f"{type(self).__name__} has no parameters")

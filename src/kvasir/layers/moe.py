@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module, Segments
+from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, sigmoid
 from kvasir.ops.moe import experts, route
 from kvasir.parallel import ExpertShare, Mesh, cut
@@ -21,8 +21,8 @@ class Router(Plain):
 
     keeps_float32 = True
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return super().put(name, tensor, torch.float32, device)
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        return super().put(name, array, place.in_float32())
 
 
 class MoE(Module):

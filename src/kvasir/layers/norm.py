@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from kvasir.layers.module import Module
+from kvasir.layers.places import Place
 from kvasir.ops.norm import layer_norm, rms_norm
 
 
@@ -22,8 +24,8 @@ class RMSNorm(Module):
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.width,)}
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        kept = tensor.to(device, torch.float32).contiguous()
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        kept = place.exact(array)
         setattr(self, name, kept)
         return kept
 
@@ -31,8 +33,8 @@ class RMSNorm(Module):
 class OffsetRMSNorm(RMSNorm):
     """An RMSNorm whose checkpoint stores weight - 1; the 1 is added in float32."""
 
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return super().put(name, tensor.to(torch.float32) + 1.0, dtype, device)
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        return super().put(name, place.exact(array) + 1.0, place)
 
 
 class LayerNorm(RMSNorm):

@@ -14,6 +14,7 @@ from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
 from kvasir.layers.kv_cache import no_op
+from kvasir.layers.tensors import TensorPlace
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -145,7 +146,7 @@ def _load(
     if options.mesh.size > 1:
         split(model, options.mesh, source, weights_dtype, hold)
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
-    filled = fill(model, source, weights_dtype, device, progress, hold)
+    filled = fill(model, source, TensorPlace(weights_dtype, device), progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
@@ -163,7 +164,7 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, pack
             cuts[id(leaf)] = packer.segments(leaf, source.info(stored).dtype)
         return True
 
-    fill(model, source, dtype, hold=note)  # reads no weights
+    fill(model, source, None, hold=note)  # reads no weights
     model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
 
 
@@ -186,7 +187,7 @@ def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: P
         total += math.prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
         return True
 
-    fill(model, source, dtype, hold=count)
+    fill(model, source, None, hold=count)
     return total
 
 

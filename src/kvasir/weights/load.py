@@ -31,7 +31,7 @@ class Leaf(Protocol):
     """The methods of a module that the loader uses (kvasir.layers.module.Module)."""
 
     def expects(self) -> dict[str, tuple[int, ...]]: ...
-    def put(self, name: str, tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor: ...
+    def put(self, name: str, array: Any, place: Any) -> Any: ...
 
 
 class Fillable(Protocol):
@@ -85,12 +85,12 @@ def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> torch
 def fill(
     model: Fillable,
     source: WeightSource,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
+    place: Any,
     progress: Progress | None = None,
     hold: Hold | None = None,
 ) -> Filled:
-    """Gives every module of the model its tensors.
+    """Gives every module of the model its tensors. place: where modules keep them (kvasir.layers.places), unused if
+    `hold` takes all.
 
     hold: called first for each tensor; it returns True if it has stored the tensor in the module in another format.
     Raises ModelFileError that names a missing, misshapen or unused tensor.
@@ -106,10 +106,9 @@ def fill(
             if progress:
                 progress(done, total)
             continue
-        exact = len(item.shape) == 1 or getattr(item.leaf, "keeps_float32", False)
-        tensor = source.tensor(item.stored, torch.float32 if exact else dtype)
+        tensor = source.tensor(item.stored)
         taken = item.take.of(tensor) if item.take else tensor
-        kept = item.leaf.put(item.name, taken, dtype, torch.device(device))
+        kept = item.leaf.put(item.name, taken, place)
         held += kept.nbytes
         if _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
             mapped += kept.nbytes
