@@ -234,6 +234,7 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """The text so far."""
         if len(self._pieces) != 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
@@ -244,6 +245,7 @@ class Answer:
         return Message.of(self._events)
 
     def add(self, delta: TextDelta) -> None:
+        """Appends the next delta of this choice."""
         if delta.text:
             self._pieces.append(delta.text)
         self._events += delta.events

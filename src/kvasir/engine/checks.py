@@ -9,6 +9,7 @@ from kvasir.types import ModelInfo, SamplingParams, Task
 
 
 def check_task(info: ModelInfo, task: Task) -> None:
+    """Checks that the model supports the task."""
     if task not in info.tasks:
         can = ", ".join(t.value for t in info.tasks)
         raise InvalidRequest(f"this model does not {task.value}", f"it can: {can}", param="model")

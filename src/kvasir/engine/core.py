@@ -99,6 +99,7 @@ class EngineCore:
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
+        """Ends one or all choices of a request, without a delta. Unknown ids are ignored."""
         self.scheduler.abort(request_id, index)
 
     def pause(self, request_id: str, whether: bool) -> None:
@@ -238,6 +239,7 @@ class EngineCore:
         return max((step.seconds for step in self._past), default=0.0)
 
     def stats(self) -> EngineStats:
+        """The current counters and gauges."""
         self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins also expire while nothing is planned
         s, cache = self.scheduler, self.scheduler.kv.tree.stats()
         tier = s.store.tier.stats() if s.store else None

@@ -84,6 +84,7 @@ class Front:
 
     @property
     def info(self) -> ModelInfo:
+        """The served model."""
         return self.engine.info
 
     async def start(self) -> None:

@@ -57,6 +57,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' log-probabilities; None if they were not requested."""
         if self.logprobs is None:
             return None
         return sum(entry[token].logprob for entry, token in zip(self.logprobs, self.token_ids, strict=True))
@@ -77,6 +78,8 @@ class RequestOutput:
 
 @dataclass
 class EmbeddingOutput:
+    """The embedding of a prompt: float32 values."""
+
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -101,6 +104,7 @@ class AsyncLLM:
 
     @property
     def info(self) -> ModelInfo:
+        """The loaded model."""
         return self.front.info
 
     @property
@@ -109,11 +113,13 @@ class AsyncLLM:
         return self.front.engine.summary
 
     async def start(self) -> AsyncLLM:
+        """Loads the model; returns this object. Raises KvasirError."""
         prepare_torch()
         await self.front.start()
         return self
 
     async def stop(self) -> None:
+        """Ends running requests and frees the model; idempotent."""
         await self.front.stop()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -149,6 +155,7 @@ class AsyncLLM:
         return await self._finish(None, await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH))
 
     async def embed(self, prompt: Prompt) -> EmbeddingOutput:
+        """The embedding of a prompt. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         request = self.front.resolve_embedding(ids)
         return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
@@ -203,6 +210,7 @@ class LLM:
 
     @property
     def info(self) -> ModelInfo:
+        """The loaded model."""
         return self._llm.info
 
     @property
@@ -211,6 +219,7 @@ class LLM:
         return self._llm.summary
 
     def get_tokenizer(self):
+        """The model's tokenizer; None if it has none."""
         return self._llm.front.tokenizer
 
     def generate(
@@ -241,12 +250,15 @@ class LLM:
         return self._all([partial(ask, m) for m in several], params.n if params else 1)  # type: ignore[arg-type]
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
+        """The embeddings of all prompts, in order. Raises KvasirError."""
         return self._all([partial(self._llm.embed, p) for p in _prompt_list(prompts)])
 
     def stats(self):
+        """The engine's current statistics."""
         return self._wait(self._llm.front.stats())
 
     def close(self) -> None:
+        """Ends the engine and frees its memory; idempotent."""
         with self._closing:
             if not self._thread.is_alive():
                 return

@@ -18,11 +18,13 @@ MOST_STEPS = 256
 
 
 def record(plan: StepPlan, seconds: float) -> StepRecord:
+    """The record of a completed step."""
     decodes = len(plan.decodes) + sum(work.count == 1 for work in plan.work)
     return StepRecord(plan.step, seconds, decodes, plan.num_tokens - decodes)
 
 
 def look(scheduler: Scheduler, stats: EngineStats, steps: Iterable[StepRecord]) -> Snapshot:
+    """A snapshot of at most MOST_ANSWERS sequences, with maps of at most MOST_CELLS cells."""
     now = scheduler.clock()
     living = islice(chain(scheduler.running, scheduler.waiting, scheduler.table.paused), MOST_ANSWERS)
     answers = tuple(_state(seq, now) for seq in living)

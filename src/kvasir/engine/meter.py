@@ -47,6 +47,7 @@ class RequestWatch:
         return self
 
     def saw(self, delta: TextDelta) -> None:
+        """Counts a delta of the request."""
         meter = self._meter
         if not self._paces:
             meter.prompt_tokens += self.prompt_tokens

@@ -26,6 +26,7 @@ class Pace:
         self._at_first = 0  # tokens of the first delta
 
     def saw(self, delta: TextDelta) -> None:
+        """Records the time and the tokens of a delta."""
         if not delta.token_ids:
             return
         self.last = moment(delta.at, self.begun)

@@ -39,6 +39,7 @@ class Reading:
         return bool(self.tools) and self.format.calls.style is not Style.NONE
 
     def parser(self) -> Parser:
+        """A new parser for one choice."""
         return Parser(self.format, self.tools, calls=bool(self.tools), opened=self.opened)
 
 

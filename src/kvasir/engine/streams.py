@@ -85,6 +85,7 @@ class Streams:
             queue.put(error, 1)
 
     def fail_all(self, error: BaseException) -> None:
+        """Makes the iterators of all requests raise `error`."""
         for request_id in list(self._queues):
             self.fail(request_id, error)
 

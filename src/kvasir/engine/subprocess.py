@@ -107,6 +107,7 @@ class ProcessEngine:
 
     @property
     def pid(self) -> int | None:
+        """The id of the engine's process; None before the first start."""
         return self._process.pid if self._process else None
 
     # -- the protocol ------------------------------------------------------------------------------------------

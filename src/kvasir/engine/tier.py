@@ -87,6 +87,7 @@ def _file_digest(path: Path) -> str:
 
 
 def group_facts(config: EngineConfig, cache: KVCache | NativeCache) -> tuple[GroupFacts, ...]:
+    """The layout and block size in bytes of each cache group, as stores compare them."""
     return tuple(_group_facts(config.kv_dtype, cache, group) for group in range(len(cache.groups)))
 
 

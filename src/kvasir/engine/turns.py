@@ -104,6 +104,7 @@ class Turns:
             raise
 
     def close(self) -> None:
+        """Cancels waiting work; the threads end after their current work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _join(self, waiter: _Waiter) -> None:

@@ -41,10 +41,14 @@ class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Add(_Message, frozen=True):
+    """Submits a request."""
+
     request: Request
 
 
 class Abort(_Message, frozen=True):
+    """Ends choice `index` of a request, or all its choices (None)."""
+
     id: str
     index: int | None
 
@@ -64,10 +68,14 @@ class Query(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
+    """Asks the engine to stop."""
+
     pass
 
 
 class Ready(_Message, frozen=True):
+    """The engine takes requests."""
+
     info: ModelInfo
     summary: tuple[str, ...]
 
@@ -93,6 +101,7 @@ class Deltas(_Message, frozen=True):
 
     @classmethod
     def of(cls, added: Iterable[Delta | Tokens]) -> Deltas:
+        """The message for the results of a step."""
         deltas: list[Delta] = []
         tokens: list[Tokens] = []
         for part in added:
@@ -100,10 +109,13 @@ class Deltas(_Message, frozen=True):
         return cls(deltas, tokens)
 
     def each(self) -> list[Delta]:
+        """The results as one Delta for each choice."""
         return [*each_delta(self.tokens), *self.deltas]
 
 
 class Reply(_Message, frozen=True):
+    """The reply to the query of this number."""
+
     number: int
     stats: EngineStats | None = None
     error: str | None = None
@@ -144,12 +156,14 @@ _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 
 
 def to_fault(request_id: str, error: KvasirError) -> ErrorReport:
+    """The message for an error of a request."""
     cls = next(c for c in type(error).__mro__ if c in _KINDS)
     own = {name: getattr(error, name) for name in _KINDS[cls]}
     return ErrorReport(request_id, cls.__name__, error.message, error.hint, **own)
 
 
 def to_error(fault: ErrorReport) -> KvasirError:
+    """The error that a message describes."""
     cls = _BY_NAME.get(fault.kind, KvasirError)
     own: dict[str, Any] = {name: getattr(fault, name) for name in _KINDS[cls]}
     return cls(fault.message, fault.hint, **own)

@@ -44,6 +44,7 @@ class EngineWorker:
         self._busy_until = time.monotonic()
 
     def send(self, event: wire.Event) -> None:
+        """Sends an event to the parent process."""
         self.socket.send(wire.encode(event))
 
     def _announce_joins(self, plan: StepPlan) -> None:
@@ -129,6 +130,7 @@ def _announce(ids: str | list[str] | None) -> None:
 
 
 def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
+    """Builds the core that the spec describes, and reports its progress on the socket. Raises KvasirError."""
     if spec.fake is not None:
         from kvasir.runner.fake import FakeRunner
         from kvasir.sched.scheduler import Scheduler
@@ -160,6 +162,7 @@ def end_with_parent(address: str) -> None:
 
 
 def main() -> int:
+    """Runs the engine process; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for kind in (signal.SIGINT, signal.SIGTERM):  # terminals and service managers signal all processes at once
         signal.signal(kind, signal.SIG_IGN)  # the parent decides when to stop

@@ -58,6 +58,8 @@ class Vocabulary:
 
 
 class Worker:
+    """Checks grammars over the vocabulary of the first job."""
+
     vocabulary: Vocabulary | None = None
 
     def answer(self, job: dict) -> dict:

@@ -22,6 +22,7 @@ class _Asked(NamedTuple):
 
 
 def when(node: dict[str, Any], scope: Scope) -> None:
+    """Rewrites `if`, `then` and `else` to alternatives. Raises Unknown."""
     condition, then, other = node.pop("if"), node.pop("then", True), node.pop("else", True)
     if then is not True or other is not True:
         also(node, _either(condition, then, other, scope))

@@ -18,6 +18,7 @@ _MAX_ITEMS, _MAX_WAYS = 16, 100
 
 
 def contains(node: dict[str, Any], scope: Scope) -> None:
+    """Rewrites `contains`, `minContains` and `maxContains`. Raises Unknown."""
     wanted = node.pop("contains")
     least, most = node.pop("minContains", 1), node.pop("maxContains", None)
     if most is not None and most < least:
@@ -75,6 +76,7 @@ def _at_most(wanted: Any, most: int, node: Mapping[str, Any], scope: Scope) -> A
 
 
 def unique_items(node: dict[str, Any], scope: Scope) -> None:
+    """Rewrites `uniqueItems`. Raises Unknown."""
     if node.pop("uniqueItems") is not True or node.get("maxItems", 2) < 2:
         return
     kinds = node.get("type", ["array"])
@@ -172,6 +174,7 @@ def _only(names: Sequence[str], some: Sequence[str]) -> dict[str, Any]:
 
 
 def property_names(node: dict[str, Any], scope: Scope) -> None:
+    """Rewrites `propertyNames`. Raises Unknown."""
     schema = node.pop("propertyNames")
     for _ in range(8):
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and not set(schema) - NOTES - {"$ref"}:

@@ -23,9 +23,11 @@ class Lark:
         self.lines = ["%llguidance {}"]
 
     def text(self) -> str:
+        """The grammar so far."""
         return "\n".join(self.lines) + "\n"
 
     def rule(self, name: str, body: str) -> None:
+        """Adds a rule; an empty body matches the empty text."""
         self.lines.append(f"{name}: {body.strip() or chr(34) * 2}")
 
     def words(self, text: str) -> str:

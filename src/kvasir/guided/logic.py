@@ -68,6 +68,7 @@ def types_of(kinds: frozenset[str]) -> list[str]:
 
 
 def kind_of(value: Any) -> str:
+    """The kind of a JSON value; floats without a fraction are integers."""
     match value:
         case None:
             return "null"

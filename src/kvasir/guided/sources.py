@@ -35,6 +35,7 @@ def json_schema(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
 
 
 def json_object() -> str:
+    """The grammar of any JSON object."""
     return json_schema({"type": "object"})
 
 

@@ -18,11 +18,13 @@ class Summary:
     old: bool = False
 
     def add(self, schema: Mapping[str, Any]) -> None:
+        """Adds one schema."""
         self.shapes.add(tuple(schema))
         if isinstance(reference := schema.get("$ref"), str):
             self.references.add(reference)
 
     def keywords(self) -> frozenset[str]:
+        """All keywords of the schemas."""
         return frozenset(chain.from_iterable(self.shapes))
 
     def alone(self, key: str, others: Collection[str]) -> bool:

@@ -146,6 +146,7 @@ class _Uses:
 
     @classmethod
     def of(cls, nodes: list[Node], trace: Trace) -> _Uses:
+        """The uses of all values in a list of nodes."""
         uses = cls()
         for i, node in enumerate(nodes):
             for out in _outs(node):
@@ -262,6 +263,7 @@ class _Arena:
         self.size = 0
 
     def take(self, size: int) -> int:
+        """Reserves `size` bytes, rounded up to ALIGN; returns their offset."""
         size = -(-size // ALIGN) * ALIGN
         offset = 0
         for begin, end in self.taken:
@@ -273,9 +275,11 @@ class _Arena:
         return offset
 
     def give_back(self, offset: int) -> None:
+        """Releases the range at an offset, from the next barrier on."""
         self.waiting.append(offset)
 
     def barrier(self) -> None:
+        """Frees the released ranges: no thread reads them after this point."""
         self.taken = [t for t in self.taken if t[0] not in self.waiting]
         self.waiting = []
 
@@ -293,6 +297,7 @@ class _Placer:
         self.last |= {id(v.base): len(nodes) for v in trace.results}
 
     def run(self) -> Lowered:
+        """Places all nodes in order."""
         chosen_from = None
         for at, node in enumerate(self.nodes):
             if node.op == "choose":

@@ -21,9 +21,11 @@ class LayerPart:
 @dataclass(frozen=True, slots=True)
 class _TracedCache:
     def k(self, layer: int) -> LayerPart:
+        """A reference to the keys of a layer."""
         return LayerPart(layer)
 
     def v(self, layer: int) -> LayerPart:
+        """A reference to the values of a layer."""
         return LayerPart(layer)
 
 

@@ -165,6 +165,8 @@ class EagerExecutor:
 
 @dataclass(slots=True)
 class EagerHandle:
+    """A pending step on the executor's thread."""
+
     executor: EagerExecutor
     step: ExecutorStep
     future: Future[Results]
@@ -212,6 +214,7 @@ def _bytes(rows: Tensor) -> bytes:
 
 
 def taken(found: Sampled) -> Taken:
+    """The result of one sampled row."""
     if found.error:
         return Taken(error=found.error)
     return Taken((found.token,), () if found.logprob is None else (found.logprob,), found.carry)

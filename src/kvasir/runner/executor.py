@@ -50,6 +50,7 @@ class ExecutorStep:
 
     @property
     def decodes(self) -> Decodes:
+        """The plan's decodes."""
         return self.plan.decodes
 
 

@@ -304,6 +304,8 @@ class _AllNames(frozenset):
 
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
+    """A pending step of a FakeExecutor."""
+
     executor: FakeExecutor
     step: ExecutorStep
     blocks: tuple[Any, ...]

@@ -52,6 +52,7 @@ class Row:
         return self.ids[first + 1 : end + 1].tolist(), best
 
     def append(self, token: int) -> None:
+        """Appends one id."""
         self.ids[self.known] = token
         self.known += 1
 
@@ -89,6 +90,7 @@ class Rows:
 
     @property
     def used(self) -> int:
+        """Number of occupied rows."""
         return sum(r is not None for r in self._rows)
 
     def has(self, place: int, row: Row) -> bool:

@@ -81,6 +81,7 @@ def _first(spec: SamplingSpec) -> tuple[float, ...]:
 
 
 def packed(state: Sequence[float]) -> bytes:
+    """The carry that holds this state: little-endian float64."""
     return struct.pack(f"<{len(state)}d", *state)
 
 
@@ -162,6 +163,7 @@ def top_n_sigma(x_V: Tensor, peak_1: Tensor, n: float, temperature: float) -> Le
 
 
 def typical_p(left: Left, p: float) -> Left:
+    """Keeps the tokens whose surprise is nearest to the entropy, until their probability reaches p."""
     log_total, expected = entropy(left.z_N)
     distance_N = (log_total - left.z_N - expected).abs()
     return left.nucleus(distance_N.sort(stable=True).indices, p)
@@ -177,6 +179,7 @@ def xtc_acts(spec: SamplingSpec, position: int) -> bool:
 
 
 def xtc(left: Left, threshold: float) -> Left:
+    """Drops the tokens of at least `threshold` probability except the last in order; none if fewer than two."""
     weight_N = weights(left.z_N)
     least = torch.ceil(weight_N.sum().double() * threshold).long()
     above_N = weight_N >= least
@@ -189,6 +192,7 @@ def xtc(left: Left, threshold: float) -> Left:
 
 
 def dynamic_temperature(left: Left, spec: SamplingSpec) -> Left:
+    """Divides the logits by a temperature that grows with the entropy of the remaining tokens."""
     low = max(0.0, spec.temperature - spec.dynatemp_range)
     high = spec.temperature + spec.dynatemp_range
     num_left = len(left.ids_N)
@@ -217,6 +221,7 @@ def next_mu(left: Left, token: int, spec: SamplingSpec, mu: float) -> float:
 
 
 def probabilities(left: Left) -> Tensor:
+    """The probabilities of the remaining tokens, float64 [N]."""
     weight_N = weights(left.z_N)
     return weight_N.double() / weight_N.sum().double()
 

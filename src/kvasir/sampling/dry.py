@@ -22,6 +22,7 @@ GREATEST = float(np.finfo(np.float32).max)
 
 
 def is_on(spec: SamplingSpec) -> bool:
+    """Whether DRY can penalise a token of the row."""
     return spec.dry_multiplier != 0.0 and spec.dry_penalty_last_n != 0
 
 

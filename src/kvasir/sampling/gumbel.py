@@ -35,6 +35,7 @@ class Noise:
 
     @classmethod
     def of(cls, seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Noise:
+        """The coordinates for one seed and one position per row."""
         columns = [(*split_seed(seed), position) for seed, position in zip(seeds, positions, strict=True)]
         return cls(*torch.tensor(columns, dtype=torch.int64).T.contiguous().to(device))
 

@@ -37,10 +37,14 @@ _INT32 = np.iinfo(np.int32)
 
 
 class IdLists(Structure):
+    """Sequences of ids (csrc/sampler.h)."""
+
     _fields_ = (("ids", c_void_p), ("ends", c_void_p), ("count", c_int64))
 
 
 class Dry(Structure):
+    """The parameters of DRY (csrc/sampler.h)."""
+
     _fields_ = (
         ("multiplier", c_double),
         ("base", c_double),
@@ -59,6 +63,8 @@ _TYPES = {"double": c_double, "float": c_float, "int64_t": c_int64, "int32_t": c
 
 
 class SampleRow(Structure):
+    """A row's sampling parameters and state (csrc/sampler.h)."""
+
     _fields_ = (
         *((row.name, _TYPES[row.native]) for row in NATIVE),
         ("logprobs", c_int32),
@@ -83,6 +89,8 @@ class SampleRow(Structure):
 
 
 class Sampled(Structure):
+    """The result of a row (csrc/sampler.h)."""
+
     _fields_ = (
         ("token", c_int32),
         ("error", c_int32),
@@ -95,6 +103,8 @@ class Sampled(Structure):
 
 
 class SampleArgs(Structure):
+    """The arguments of one kernel call (csrc/sampler.h)."""
+
     _fields_ = (
         ("logits", c_void_p),
         ("stride", c_int64),

@@ -100,6 +100,7 @@ def last_of(ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:
+    """For each id in `ids`, divides its logit by the penalty if it is positive, else multiplies it."""
     index = _index(np.flatnonzero(_counts(ids, x_V.shape[0])), x_V)
     logits = x_V[index]
     # A tensor, because some devices divide by a scalar by multiplying with its rounded inverse.
@@ -108,6 +109,7 @@ def repetition_(x_V: Tensor, ids: np.ndarray, penalty: float) -> None:
 
 
 def occurrence_(x_V: Tensor, ids: np.ndarray, frequency: float, presence: float) -> None:
+    """For each id in `ids`, subtracts frequency times its count, and presence once."""
     counts = _counts(ids, x_V.shape[0])
     present = np.flatnonzero(counts)
     index = _index(present, x_V)

@@ -50,6 +50,7 @@ class RowContext:
 
     @property
     def num_sampled(self) -> int:
+        """Number of known ids after the prompt."""
         return len(self.ids) - self.prompt_len
 
 

@@ -152,6 +152,7 @@ def namespace(request: Request, private: bool, model: str = "") -> bytes:
 
 
 def sampling_spec(request: Request, index: int, stop_ids: frozenset[int]) -> SamplingSpec:
+    """The sampler's parameters for choice `index`: each has its own seed; only the first reads the prompt."""
     p = request.params
     same = {name: getattr(p, name) for name in _SAME}
     same["top_k"] = max(p.top_k, 0)

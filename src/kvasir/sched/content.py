@@ -30,6 +30,7 @@ class MarkIds:
         self._next = FIRST
 
     def of(self, token: int, mark: bytes) -> int:
+        """The number of this pair, the same as before unless the pair was evicted."""
         number = self._numbers.pop((token, mark), None)
         if number is None:
             assert self._next >= LAST, "no numbers for marks are left"  # a new process starts at FIRST again

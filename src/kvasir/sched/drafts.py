@@ -21,6 +21,8 @@ from kvasir.sched.sequence import Sequence
 
 
 class Drafter(Protocol):
+    """Proposes drafts."""
+
     def waits(self, seq: Sequence) -> bool:
         """Whether the sequence should wait until its last token is known, and get a draft then, instead of being
         planned while the step that samples that token is pending."""

@@ -107,6 +107,7 @@ class Outputs:
     # -- reports to the runner ---------------------------------------------------------------------------------
 
     def take_gone(self) -> tuple[bytes, ...]:
+        """Returns and clears the evicted outputs that the runner must still drop."""
         gone, self._gone = tuple(self._gone), []
         return gone
 

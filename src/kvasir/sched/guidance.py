@@ -32,6 +32,7 @@ def jumps(spec: SamplingSpec) -> bool:
 
 
 def ready(seq: Sequence) -> bool:
+    """Whether the sequence's grammar is compiled, or has failed to compile."""
     return seq.guidance.compiling is not None and seq.guidance.compiling.done()
 
 

@@ -43,6 +43,7 @@ class Members:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence]) -> Members:
+        """The members for these sequences."""
         found = tuple(sequences)
         stop_ids = frozenset[int]().union(*{s.stop_ids for s in found})
         return cls(
@@ -56,6 +57,7 @@ class Members:
         )
 
     def without(self, places: list[int]) -> Members:
+        """The members except those at these places."""
         left = set(places)
         return Members.of(seq for place, seq in enumerate(self.sequences) if place not in left)
 
@@ -94,6 +96,7 @@ class Lane:
 
     @property
     def members(self) -> Members:
+        """The sequences that are in the lane now."""
         if self._members is None:
             self._members = Members.of(self._sequences.values())
         return self._members
@@ -127,6 +130,7 @@ class Lane:
             self._members = None
 
     def dissolve(self) -> None:
+        """Takes all sequences out of the lane."""
         for seq in list(self._sequences.values()):
             self.leave(seq)
 
@@ -206,6 +210,7 @@ class Lane:
 
 
 def share_of(seq: Sequence) -> tuple[ServiceClass, str]:
+    """The class and tenant that a sequence is charged to."""
     return seq.request.slo, seq.request.tenant
 
 

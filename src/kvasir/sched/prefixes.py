@@ -24,6 +24,7 @@ class Prefixes:
         self._computing: dict[bytes, list[Sequence]] = {}  # running sequences whose prompt is not stored yet, by _key
 
     def private(self, request: Request) -> bool:
+        """Whether the request shares no prefixes with other requests."""
         return request.no_cache or not self._shared
 
     def find(self, seq: Sequence) -> Hit | None:

@@ -116,6 +116,7 @@ class RequestTable:
         return left
 
     def all(self) -> list[Sequence]:
+        """All unfinished sequences."""
         return self.waiting + self.running + self.paused
 
     def check(self) -> None:

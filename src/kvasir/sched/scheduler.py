@@ -57,6 +57,7 @@ class UnderWay(NamedTuple):
     members: Members | None = None
 
     def pairs(self, plan: StepPlan) -> list[tuple[Sequence, Work]]:
+        """The sequences of the step, each with its work."""
         decoding = self.members.sequences if self.members else ()
         return list(zip((*decoding, *(s for s, _ in self.sequences)), plan.works, strict=True))
 
@@ -243,6 +244,7 @@ class Scheduler:
     # -- planning ----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
+        """Whether a sequence waits or runs, or a row is to be freed."""
         return bool(self.waiting or self.running or self.table.left)
 
     def plan(self) -> StepPlan | None:
@@ -461,6 +463,7 @@ class Scheduler:
         return self.tiering.store
 
     def class_stats(self) -> dict[ServiceClass, ClassStats]:
+        """Statistics of each service class."""
         runs, waits = self.table.runs, self.table.waits
         return {
             c: ClassStats(runs[c], waits[c], self.planner.displaced[c], self.planner.queue_seconds[c].copy())

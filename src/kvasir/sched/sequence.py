@@ -18,6 +18,8 @@ from kvasir.types import FinishReason, Request
 
 
 class Status(Enum):
+    """The states of a sequence."""
+
     WAITING = "waiting"  # no row, no blocks
     RUNNING = "running"  # has a row and blocks
     PAUSED = "paused"  # no row, no blocks, and wants none: its client has not read its deltas

@@ -190,6 +190,7 @@ class Service:
         self._starved_steps = count_starved(self._starved_steps, wanted, given, min(self._block, self._whole))
 
     def charge(self, served: Iterable[Served]) -> None:
+        """Charges tenants for the tokens that a step computed for them."""
         prompt: Counter[tuple[ServiceClass, str]] = Counter()
         generated: Counter[tuple[ServiceClass, str]] = Counter()
         for key, prompt_tokens, generated_tokens in served:
@@ -231,6 +232,7 @@ class Service:
 
 
 def load_of(plan: StepPlan) -> StepLoad:
+    """The load of a plan's step."""
     decode_rows, prefill_tokens = len(plan.decodes), 0
     context = decode_rows + sum(unpack_ids(plan.decodes.starts))
     for w in plan.work:

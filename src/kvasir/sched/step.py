@@ -50,6 +50,7 @@ class Step:
 
     @property
     def computes(self) -> bool:
+        """Whether the step computes any tokens."""
         return bool(self.work or self.members)
 
     def decode(self, members: Members, decodes: Decodes) -> None:

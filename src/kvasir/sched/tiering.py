@@ -33,10 +33,12 @@ class Tiering:
     # -- saving ------------------------------------------------------------------------------------------------
 
     def evicted(self, block: StoredBlock, index: int, ids: tuple[int, ...]) -> None:
+        """Queues an evicted block for saving, unless its namespace is private to this engine."""
         if self.store and block.namespace.startswith(SHARED):
             self.store.note(block, index, ids, self._seconds)
 
     def has_saves(self) -> bool:
+        """Whether saves are queued."""
         return self.store is not None and self.store.has_saves
 
     def saves(self, step: int) -> list[tuple[int, int]]:
