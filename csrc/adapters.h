@@ -1,5 +1,5 @@
-// Low-rank adapters (Hu et al., 2021): b (a x) is added to a matrix's product, for the rows that ask for it. Rows of
-// several adapters, and of none, go through one step side by side.
+// Low-rank adapters (Hu et al., 2021): b (a x) is added to a matrix's product for the rows that select the adapter.
+// Rows of several adapters, and rows without one, share a step.
 #pragma once
 
 #include "kernels.h"
@@ -7,25 +7,25 @@
 namespace kvasir {
 
 // What an adapter adds to one matrix [N, K]: float32 a [rank, K] and b [N, rank], which holds the scale. Both are null
-// where the adapter leaves the matrix alone.
+// if the adapter does not change the matrix.
 struct LowRank {
     const Matrix* a;
     const Matrix* b;
 };
 
-// A program's adapters and the room to run them. A slot is a matrix that adapters may touch.
+// A program's adapters and the buffers to run them. A slot is a matrix that adapters may change.
 struct Adapters {
-    const LowRank* const* tables;  // [count]: of each id [slots], null where there is no such adapter; 0 is none
+    const LowRank* const* tables;  // [count]: of each id [slots], null if there is no such adapter; id 0 is none
     int64_t count;
     int64_t max_tokens;
-    int64_t rank;      // the greatest, filled up to whole cache lines of float32
+    int64_t rank;      // the greatest, rounded up to whole cache lines of float32
     int32_t* of_rows;  // [max_tokens]: the id of each row of the step
     float* inner;      // [matrices of one linear][max_tokens * rank]: a x
-    float* sums;       // [max_tokens, widest]: products that cannot yet lie where their result will
+    float* sums;       // [max_tokens, widest]: products that cannot be written to their result's place yet
 };
 
-// a x of all rows for one slot, kept in the place `part` of `inner`. x: [rows, K]. Each thread of the team takes some
-// of the rows.
+// Computes a x of all rows for one slot, into part `part` of `inner`. x: [rows, K]. Each thread of the team computes
+// some of the rows.
 void adapter_inner(const Adapters& adapters, int64_t slot, int64_t part, const float* x, int64_t rows,
                    const Team& team);
 

@@ -1,6 +1,6 @@
 // Keys and values in the paged cache, and attention over them.
 //
-//     cache of a layer    [blocks][kv head][block size / 16 tiles of 16 tokens]; keys and values apart
+//     cache of a layer    [blocks][kv head][block size / 16 tiles of 16 tokens]; keys and values separately
 //     tile of keys        bf16: [d / 2][16 tokens][2]     (pairs of dimensions, so that q k needs no sum across lanes)
 //     tile of values      bf16: [16 / 2 tokens][d][2]     (pairs of tokens, so that p v needs no transposition)
 #pragma once
@@ -23,7 +23,7 @@ struct CacheLayout {
     int32_t block_size;  // a multiple of 16
 };
 
-// Bytes of one block of one layer's keys, and of its values (the same).
+// Bytes of one block of one layer's keys; its values take as many.
 int64_t cache_block_bytes(const CacheLayout& layout);
 
 struct StoreArgs {
@@ -45,14 +45,14 @@ struct AttentionArgs {
     float* out;      // [rows, heads, d]
     int64_t q_stride, out_stride;
     int32_t heads;   // a multiple of kv heads
-    int32_t window;  // keys a row may see, itself included; 0 for all
+    int32_t window;  // keys that a row attends to, its own included; 0 for all
     float scale;
     float softcap;              // 0 for none: scores become cap * tanh(score / cap)
-    const float* sinks;         // per head one more score without a value, or null
+    const float* sinks;         // an additional score per head, without a value, or null
     const float* alibi_slopes;  // per head: slope * (key position - query position) is added to the score, or null
     const Piece* pieces;
     int64_t num_pieces;
-    int64_t group;      // which of the pieces' tables
+    int64_t group;      // index into the pieces' tables
     uint8_t* scratch;  // `attention_scratch` bytes for each thread, one after the other; free at the next barrier
 };
 

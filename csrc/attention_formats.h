@@ -1,4 +1,5 @@
-// What the formats of the cache differ in: how a row goes into a tile, how keys meet a query and values their weights.
+// The differences between the cache's formats: how a row is stored in a tile, how keys are multiplied by a query, and
+// how values are multiplied by their weights.
 //
 //     DIMS, TOKENS            dimensions in one step over the keys, tokens in one step over the values
 //     KEY_BYTES               of a step over a tile of keys
@@ -20,7 +21,7 @@ struct FloatWeights {
     static KVASIR_INLINE f32x16 mix(f32x16 sum, f32x16 value, float weight) {
         return fma(value, broadcast(weight), sum);
     }
-    // Steps are single tokens: there is no half of one.
+    // Steps are single tokens and have no halves.
     static KVASIR_INLINE f32x16 mix_half(f32x16 sum, f32x16, float, bool) { return sum; }
 };
 
@@ -62,7 +63,7 @@ struct Float32 : FloatQuery, WholeWeights {
     }
 };
 
-// A row as 16-bit numbers, zeros up to a multiple of 16.
+// A row as 16-bit numbers, padded with zeros to a multiple of 16.
 template <typename Store>
 KVASIR_INLINE void round_row(uint16_t* to, const float* row, int64_t dim, Store store16) {
     int64_t i = 0;
@@ -118,7 +119,7 @@ struct Bfloat16 {
         store_bf16_normal(reinterpret_cast<uint16_t*>(to), weights);
     }
     static KVASIR_INLINE f32x16 mix(f32x16 sum, u16x32 value, uint32_t weight) { return dot_bf16(sum, value, weight); }
-    // One token of a pair, where the row does not see the other.
+    // One token of a pair, if the row does not attend to the other.
     static KVASIR_INLINE f32x16 mix_half(f32x16 sum, u16x32 value, uint32_t weight, bool odd) {
         const f32x16 w = bits_to_float(broadcast_i32(static_cast<int32_t>(odd ? weight & 0xffff0000u : weight << 16)));
         return fma(odd ? odd_bf16(value) : even_bf16(value), w, sum);
@@ -144,7 +145,7 @@ struct Bfloat16 {
 struct Int8 : FloatWeights {
     static constexpr int64_t DIMS = 4;
     static constexpr int64_t KEY_BYTES = 64, VALUE_BYTES = 16;
-    static constexpr int32_t BIAS = 128;  // of the keys, which are the unsigned side of the dot
+    static constexpr int32_t BIAS = 128;  // of the keys, the unsigned operand of the dot product
     using Sum = i32x16;
     using Key = u8x64;
     using Value = f32x16;
@@ -155,7 +156,7 @@ struct Int8 : FloatWeights {
         return to_float(load_i8(reinterpret_cast<const int8_t*>(from)));
     }
 
-    // Writes the row up to a multiple of 16 and returns its scale: NaN, over zeros, for a row that is not finite.
+    // Writes the row, padded to a multiple of 16, and returns its scale; for a row that is not finite, zeros and NaN.
     static float quantize(int8_t* to, const float* row, int64_t dim) {
         f32x16 top = broadcast(0.0f);
         bool finite = true;

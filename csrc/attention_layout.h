@@ -1,4 +1,4 @@
-// How a layer's cache lies in memory, and what a thread keeps while it attends.
+// The memory layout of a layer's cache, and a thread's state during attention.
 //
 //     format   keys of a tile                 values of a tile             after both
 //     F32      [d][16 tokens]                 [16 tokens][D]
@@ -15,8 +15,8 @@
 namespace kvasir {
 
 constexpr int64_t MAX_HEAD_DIM = 256;
-constexpr int64_t STEP_TOKENS = 64;     // the softmax is rescaled between aligned runs of so many keys,
-constexpr int64_t CHUNK_TOKENS = 1024;  // and begins anew in aligned runs of so many, merged in ascending order
+constexpr int64_t STEP_TOKENS = 64;     // the softmax is rescaled between aligned runs of this many keys,
+constexpr int64_t CHUNK_TOKENS = 1024;  // and starts anew in aligned runs of this many, merged in ascending order
 constexpr int64_t ATTENTION_ROWS = 16;  // query tokens times heads that walk the cache together
 
 #define KVASIR_LAYOUT static inline __attribute__((always_inline))
@@ -42,24 +42,24 @@ constexpr int64_t QUERY_BYTES = MAX_HEAD_DIM * 4;
 constexpr int64_t WEIGHT_BYTES = STEP_TOKENS * 4;
 
 struct AttentionState {
-    uint8_t query[ATTENTION_ROWS * QUERY_BYTES];    // in the format that meets the keys
-    uint8_t weight[ATTENTION_ROWS * WEIGHT_BYTES];  // of a step's keys, in the format that meets the values
+    uint8_t query[ATTENTION_ROWS * QUERY_BYTES];    // in the format that is multiplied by the keys
+    uint8_t weight[ATTENTION_ROWS * WEIGHT_BYTES];  // of a step's keys, in the format that is multiplied by the values
     float score[ATTENTION_ROWS * STEP_TOKENS];
     float mixed[ATTENTION_ROWS * MAX_HEAD_DIM];  // weighted values of the chunk, relative to `top`
-    float total[ATTENTION_ROWS * MAX_HEAD_DIM];  // of the chunks before
+    float total[ATTENTION_ROWS * MAX_HEAD_DIM];  // of the previous chunks
     float sum[ATTENTION_ROWS * 16];              // weights of the chunk, by key modulo 16
     float top[ATTENTION_ROWS], factor[ATTENTION_ROWS];
     float total_top[ATTENTION_ROWS], total_sum[ATTENTION_ROWS];
     float query_scale[ATTENTION_ROWS];                          // int8 only
     int32_t query_sum[ATTENTION_ROWS];                          // int8 only
-    int64_t first[ATTENTION_ROWS], last[ATTENTION_ROWS];        // the keys that a row sees: [first, last)
+    int64_t first[ATTENTION_ROWS], last[ATTENTION_ROWS];        // the keys that a row attends to: [first, last)
     int64_t kept_end;                                           // of the chunks kept after this, 0 for none
     int64_t reserved[7];
 };
 static_assert(sizeof(AttentionState) % 64 == 0, "threads do not share a line");
 
-// After the state a thread keeps chunks of an item whose first keys another has: their maxima, sums and values. So
-// many chunks of a full item fit: 131,072 keys of 16 rows, and more of fewer rows.
+// After the state, a thread keeps chunks of an item whose first keys another thread has: their maxima, sums and values.
+// This many chunks of a full item fit: 131,072 keys with 16 rows, and more with fewer rows.
 constexpr int64_t KEPT_CHUNKS = 128;
 
 KVASIR_LAYOUT int64_t kept_floats(int64_t rows, int64_t width) { return 2 * ATTENTION_ROWS + rows * width; }

@@ -1,7 +1,7 @@
-// One step of the walk: 64 keys in up to four tiles meet the rows of an item. Scores, weights, weighted values.
+// One step of the walk: the rows of an item attend to 64 keys in up to four tiles. Scores, weights, weighted values.
 //
-// Rows share the loads. What they do not share is masked: a key that a row does not see has the weight 0 by selection,
-// and its value is never multiplied into that row, since what lies there may be NaN.
+// Rows share the loads. Keys that a row does not attend to are masked: their weight becomes 0 by selection, and their
+// values are never multiplied into that row, since they may be NaN.
 #pragma once
 
 #include "attention_formats.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t TILES = STEP_TOKENS / TILE_TOKENS;
 
-// The rows and vectors that a kernel keeps in registers; they change the speed only.
+// The rows and vectors that a kernel keeps in registers; they affect only the speed.
 #if defined(KVASIR_AVX512)
 constexpr int MOST_ROWS = 8, MOST_SUMS = 16;
 #elif defined(KVASIR_AVX2)
@@ -26,7 +26,7 @@ constexpr int vectors_for(int rows) { return MOST_SUMS / rows < 8 ? MOST_SUMS / 
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
 #define KVASIR_UNROLL _Pragma("GCC unroll 16")
 #else
-#define KVASIR_UNROLL  // plain C++ has no registers to keep apart, and would only grow
+#define KVASIR_UNROLL  // plain C++ gains nothing from unrolling, and would only grow
 #endif
 
 KVASIR_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -42,9 +42,9 @@ KVASIR_INLINE T word_at(const uint8_t* from) {
 
 KVASIR_INLINE void prefetch(const uint8_t* from) { __builtin_prefetch(from, 0, 2); }
 
-// e^a for a that is not above 0, to about one unit in the last place; 0 below -87.3, NaN for NaN. As exp() does it, but
-// n comes out of one multiply-add: in a number this large there is no room for a fraction, and its last bits are
-// the exponent of 2^n (none for n = -127, which makes the factor 0).
+// e^a for a <= 0, to about one unit in the last place; 0 below -87.3, NaN for NaN. Like exp(), but n results from one
+// multiply-add: a number this large has no room for a fraction, and its last bits are the exponent of 2^n (none for
+// n = -127, which makes the factor 0).
 KVASIR_INLINE f32x16 exp_down(f32x16 a) {
     const f32x16 large = broadcast(12582912.0f + 127.0f);
     const f32x16 x = max(broadcast(-88.0f), a);
@@ -66,14 +66,14 @@ KVASIR_INLINE f32x16 exp_down(f32x16 a) {
 struct Item {
     const Piece* piece;
     int64_t kv_head, head, heads, query, queries;
-    int64_t low, high;   // the keys that some of its rows see: [low, high)
+    int64_t low, high;   // the keys that some of its rows attend to: [low, high)
     int64_t begin, end;  // those of them that this thread walks
 
     int64_t rows() const { return queries * heads; }
     int64_t position(int64_t row) const { return piece->start + query + row / heads; }
 };
 
-// What one row sees: the keys [first, last).
+// The keys that one row attends to: [first, last).
 KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
     return args.window > 0 ? larger(0, position - args.window + 1) : 0;
 }
@@ -81,8 +81,8 @@ KVASIR_INLINE int64_t last_seen(const Piece& piece, int64_t position) {
     return piece.causal() ? position + 1 : piece.start + piece.count;
 }
 
-// The tiles of a step that some row of the item sees: [first, last) of its four. The others' places hold another's
-// address.
+// The tiles of a step that some row of the item attends to: [first, last) of its four. The other entries repeat the
+// address of one of these.
 struct Step {
     int64_t begin;  // the position of its first key
     int64_t first, last;
@@ -178,7 +178,7 @@ void score(AttentionState& state, const Step& step, const Step& next, int64_t ro
     });
 }
 
-// Turns dot products into scores, -inf where the row does not see the key, and gives their maximum.
+// Turns dot products into scores, -inf for keys that the row does not attend to, and returns their maximum.
 float finish_scores(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step, int64_t row) {
     static const int32_t lanes[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     float* scores = state.score + row * STEP_TOKENS;
@@ -205,8 +205,8 @@ float finish_scores(const AttentionArgs& args, const Item& item, AttentionState&
     return greatest(top);
 }
 
-// The weights e^(score - top), their sum, and the rescaling of what the chunk has so far. Where a row sees nothing, or
-// nothing above -inf, top counts as 0 and the weights are 0.
+// The weights e^(score - top), their sum, and the rescaling of the chunk's results so far. For a row that attends to
+// nothing, or only to scores of -inf, top counts as 0 and the weights are 0.
 template <typename F>
 void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step) {
     const int64_t rows = item.rows(), width = padded_dim(args.layout), scales = tile_numbers(args.layout);
@@ -236,8 +236,8 @@ void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, c
     }
 }
 
-// Adds the weighted values of the steps [from, to) of TOKENS keys to V vectors of R rows, all of which see them all.
-// Meanwhile the next step's values at the same offsets are fetched.
+// Adds the weighted values of the steps [from, to) of TOKENS keys to V vectors of R rows, which all attend to all of
+// them. Meanwhile the next step's values at the same offsets are fetched.
 template <typename F, int R, int V>
 void mix_vectors(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from, int64_t to,
                  int64_t column, int64_t width) {
@@ -317,7 +317,7 @@ void mix_row(AttentionState& state, const Step& step, const Step& next, int64_t 
     if (to % F::TOKENS && from < to) mix_half<F>(state, step, row, to - 1, width);
 }
 
-// The values into all rows: together where all see them, and row by row at the edges.
+// The values into all rows: together where all rows attend to them, and row by row at the edges.
 template <typename F>
 void mix(const AttentionArgs& args, AttentionState& state, const Step& step, const Step& next, int64_t rows) {
     const int64_t width = padded_dim(args.layout);

@@ -1,4 +1,4 @@
-// The kernels in force, and the floating-point mode they compute in.
+// The active kernels, and the floating-point mode in which they compute.
 #pragma once
 
 #include "kernels.h"
@@ -9,9 +9,9 @@
 
 namespace kvasir {
 
-const Kernels& kernels();  // the table in force (dispatch.cpp)
+const Kernels& kernels();  // the active table (dispatch.cpp)
 
-// Flush denormals in and out, round to nearest, mask all exceptions: for the length of one call, or of a thread.
+// Flush denormals in and out, round to nearest, mask all exceptions: for the duration of one call, or of a thread.
 #if defined(KVASIR_X86)
 
 class FloatMode {

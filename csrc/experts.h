@@ -1,15 +1,15 @@
-// Mixtures of experts: the choice, and the experts' MLPs over the rows that chose them.
+// Mixtures of experts: routing, and the experts' MLPs over the rows routed to them.
 #pragma once
 
 #include "kernels.h"
 
 namespace kvasir {
 
-// The experts of one layer and the room to run them. Letters: E experts, k of them for each row.
+// The experts of one layer and the buffers to run them. Letters: E experts, k of them for each row.
 struct Experts {
     int64_t experts, top_k, width, inner;
-    int64_t at_once;      // token rows that are computed at a time; more come in several passes
-    int64_t first, held;  // the experts that are here: `held` of them, from id `first` on; the others are other ranks'
+    int64_t at_once;      // token rows per pass
+    int64_t first, held;  // this rank's experts: `held` of them, from id `first` on
     int32_t function, reserved;
     const Matrix* gate;  // [held]; of one format, as are up and down
     const Matrix* up;
@@ -21,17 +21,18 @@ struct Experts {
     float* gate_out;     // [max rows * k, inner]
     float* up_out;
     float* down_out;     // [max rows * k, width]
-    // Called on thread 0 once the products of a pass are there and before a row is weighted: ranks complete the first
-    // `slots` rows of down_out, of experts that are elsewhere and of those whose sums are cut. Null: all is here.
+    // Called on thread 0 after the products of a pass and before any row is weighted: the ranks complete the first
+    // `slots` rows of down_out, for experts of other ranks and for experts whose sums are split. Null: this rank has
+    // everything.
     void (*meet)(void* context, int64_t slots);
-    // Called on thread 0 in each pass, once begins and sources say which rows the experts were given, and gate_out what
-    // their down is given. first: the token row that sources are counted from. Null: no call.
+    // Called on thread 0 in each pass, once begins and sources hold the rows of the experts, and gate_out the inputs of
+    // their down. first: the token row that sources are relative to. Null: no call.
     void (*inputs)(void* context, int64_t first);
 };
 
 // One row: the top_k ids of `logits` [experts], ascending, and their weights; equal logits go to the lower id. A weight
-// is the expert's share in the softmax over all experts, or, to normalise, over the chosen ones. Both sums go by the
-// halving tree in ascending id. room: [2 * experts + 32].
+// is the expert's probability in the softmax over all experts or, with normalise, over the chosen ones. Both sums use
+// the halving tree in ascending id. room: [2 * experts + 32].
 void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
                float* room);
 

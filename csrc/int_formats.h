@@ -1,9 +1,9 @@
-// How integer formats lie in memory: the blocks of packed weights, and the groups of quantized activations.
+// The memory layout of integer formats: the blocks of packed weights, and the groups of quantized activations.
 //
-// A block holds 16 rows (a panel) by 64 or 256 columns. A row's number of `bits` becomes a level without sign; its
-// lower and its upper bits lie in planes of their own. A vector of a plane of b bits is 64 bytes, four columns of each
-// row: byte 4 r + c is row r, and its field j (b bits, lowest first) is column 4 j + c. So one shift and one mask give
-// what the byte dots want, and no sum goes across rows.
+// A block holds 16 rows (a panel) by 64 or 256 columns. Each number of a row, of `bits` bits, becomes an unsigned
+// level, whose lower and upper bits are in separate planes. A vector of a plane of b bits is 64 bytes, four columns of
+// each row: byte 4 r + c is row r, and its field j (b bits, lowest first) is column 4 j + c. So one shift and one mask
+// give the operand of the byte dot products, and no sum crosses rows.
 //
 //     64 columns (two groups of 32)      planes | scales [2][16] | minima [2][16]        two bytes each
 //     256 columns (a super-block)        planes | scales [256 / sub][16] | minima [4][16][2] | d [16] | dmin [16]
@@ -19,18 +19,18 @@ namespace kvasir {
 
 enum ScaleKind : int32_t {
     SCALE_F16,      // per 32 columns
-    SCALE_BF16,     // per 32 columns: powers of two, which float16 is too narrow for
-    SCALE_U8,       // bytes under a float16 d per super-block
-    SCALE_I8,       // the same with signs
+    SCALE_BF16,     // per 32 columns: powers of two beyond the range of float16
+    SCALE_U8,       // bytes, times a float16 d per super-block
+    SCALE_I8,       // the same, signed
     SCALE_NIBBLES,  // scale and minimum in one byte
     SCALE_ONE,      // d alone
 };
 
 struct IntLayout {
     int32_t cols;                 // of a block: 64 or 256
-    int32_t sub;                  // columns under one scale: 16 or 32
+    int32_t sub;                  // columns per scale: 16 or 32
     int32_t low_bits, high_bits;  // of the two planes
-    int32_t zero;                 // the level that stands for 0
+    int32_t zero;                 // the level that means 0
     ScaleKind scale;
     bool minimum;
     int32_t low, high, scales, minima, d, dmin, bytes;  // offsets in a block, and its size
@@ -50,7 +50,7 @@ static constexpr IntLayout int_layout(int32_t cols, int32_t sub, int32_t low_bit
             (end + 63) / 64 * 64};
 }
 
-// By format, from FORMAT_Q4_0 on. The tables of IQ4_NL, IQ4_XS and MXFP4 are lifted by `zero`.
+// By format, from FORMAT_Q4_0 on. The tables of IQ4_NL, IQ4_XS and MXFP4 have `zero` added.
 static constexpr IntLayout INT_LAYOUTS[] = {
     int_layout(64, 32, 4, 0, 8, SCALE_F16, false),     // Q4_0
     int_layout(64, 32, 4, 0, 0, SCALE_F16, true),      // Q4_1
@@ -71,7 +71,7 @@ static_assert(sizeof INT_LAYOUTS / sizeof *INT_LAYOUTS == FORMAT_COUNT - FORMAT_
 
 static constexpr const IntLayout& int_layout_of(int32_t format) { return INT_LAYOUTS[format - FORMAT_Q4_0]; }
 
-// What the 4-bit codes stand for, lifted by `zero`. MXFP4 counts in halves, and reads its minus zero as zero.
+// The values of the 4-bit codes, plus `zero`. MXFP4's are in units of one half, and its minus zero is read as zero.
 static constexpr uint8_t IQ4_LEVELS[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 static constexpr uint8_t MXFP4_LEVELS[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
@@ -81,8 +81,8 @@ static constexpr const uint8_t* int_table_of(int32_t format) {
                                                                     : nullptr;
 }
 
-// Activations: int8 in [-127, 127] times `scale`, which is NaN where a value of the group was not finite. The sums that
-// zero points and minima want are made once for all matrices.
+// Activations: int8 in [-127, 127] times `scale`, which is NaN if a value of the group was not finite. The sums that
+// zero points and minima need are computed once for all matrices.
 struct Group32 {
     int8_t q[32];
     float scale;

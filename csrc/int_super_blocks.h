@@ -30,7 +30,7 @@ KVASIR_INLINE i32x16 minimum_pair(const uint8_t* block, int pair) {
     return bit_and(shift_right<4>(both), broadcast_i32(0x000f000f));
 }
 
-// -zero times the sum of the columns of scale `sub`, the zero lifted as the levels are.
+// -zero times the sum of the columns of scale `sub`, with the zero scaled like the levels.
 template <int FORMAT>
 KVASIR_INLINE i32x16 sub_start(const Group256& x, int sub) {
     constexpr IntLayout l = int_layout_of(FORMAT);

@@ -8,7 +8,7 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// gcc keeps arrays of vectors in registers only where every loop over them is unrolled.
+// gcc keeps arrays of vectors in registers only if every loop over them is unrolled.
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
 #define KVASIR_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -74,8 +74,8 @@ KVASIR_INLINE Chunk<P> chunk_of(const uint8_t* const (&block)[P], int chunk) {
     return planes;
 }
 
-// dots += columns 4 C to 4 C + 3 of the chunk for all rows, whose quantized values begin at q. Going through the rows
-// inside a column keeps M * P sums on their way, which do not wait for each other.
+// dots += columns 4 C to 4 C + 3 of the chunk for all rows, whose quantized values begin at q. Iterating over the rows
+// within a column keeps M * P independent sums in flight.
 template <int FORMAT, int C, int M, int P>
 KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
     u8x64 w[P];

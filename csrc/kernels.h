@@ -1,7 +1,7 @@
 // The table of kernels, filled once per instruction set (isa.cpp) and chosen at run time (dispatch.cpp).
 //
-// Every kernel computes whole rows, columns or tiles whose bits do not depend on who computes them. Strides are counted
-// in elements. Kernels that take a Team split the work themselves; the others are given their share.
+// Every kernel computes whole rows, columns or tiles whose bits do not depend on the thread that computes them. Strides
+// are counted in elements. Kernels that take a Team split the work themselves; the others are given their share.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ namespace kvasir {
 struct Kernels {
     const char* isa;
 
-    // rows.cpp. All float32. `rows` are [rows, cols], each `stride` from the next; in place where pointers are equal.
+    // rows.cpp. All float32. `rows` are [rows, cols], each `stride` from the next; in place if pointers are equal.
     void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                      int64_t rows, int64_t cols, float eps);
     void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                        const float* bias, int64_t rows, int64_t cols, float eps);
-    // Halves: dimension i turns with i + half. cos, sin: [rows, half] of each row; heads of head_dim lie side by side.
+    // Halves: dimension i turns with i + half. cos, sin: [rows, half] of each row; heads of head_dim are adjacent.
     void (*rope)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* cos, const float* sin,
                  int64_t angle_stride, int64_t rows, int64_t heads, int64_t head_dim, int64_t half);
     void (*activate)(int32_t function, float* out, const float* x, int64_t count);
@@ -32,8 +32,8 @@ struct Kernels {
     void (*scale)(float* out, const float* a, float factor, int64_t count);
     void (*softcap)(float* out, const float* a, float cap, int64_t count);  // cap * tanh(a / cap)
 
-    // linear.cpp. `prepare` turns float32 rows into the activations that a matrix wants: out is [rows] of
-    // activated_bytes. Columns are cut into m.segments and padded as the matrix is.
+    // linear.cpp. `prepare` converts float32 rows to the activations that a matrix needs: out is [rows] of
+    // activated_bytes. Columns are split into m.segments and padded like the matrix's.
     void (*prepare)(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows);
     // out[r][n] = residual[r][n] + (bias[n] + sum over k), for the panels [first, last); bias and residual may be null,
     // residual may be out.

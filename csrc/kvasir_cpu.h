@@ -1,13 +1,13 @@
-// The C ABI of libkvasir_cpu: what Python (ctypes) may call. Here stand the version, the choice of the instruction set
-// and the first row kernel; the other calls stand with their contracts in abi_*.cpp, pool.cpp and program.cpp, their
+// The C ABI of libkvasir_cpu: what Python (ctypes) may call. This header has the version, the choice of the instruction
+// set and the first row kernel; the other calls and their contracts are in abi_*.cpp, pool.cpp and program.cpp, their
 // structures in the headers of their families.
 //
-// Pointers are raw, arrays are dense and row-major, sizes are counted in elements. Nothing throws, and but for pools
-// nothing allocates or keeps a pointer after it returns. Every call rounds to nearest and, but for the sampler, flushes
-// denormals to zero, whatever the calling thread had set, and leaves that setting as it was.
+// Pointers are raw, arrays are dense and row-major, sizes are counted in elements. Nothing throws, and except for pools
+// nothing allocates memory or keeps a pointer after it returns. Every call rounds to nearest and, except for the
+// sampler, flushes denormals to zero, whatever the calling thread's settings, which it restores.
 //
-// The contract of every kernel: the bits of a row depend on that row, its past and the weights alone, not on the
-// instruction set, the thread or the rows beside it (any NaN counts as the same NaN).
+// The contract of every kernel: the bits of a row depend only on that row, its past and the weights, not on the
+// instruction set, the thread or the other rows (any NaN counts as the same NaN).
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ constexpr int32_t KVASIR_ABI_VERSION = 7;
 
 KVASIR_API int32_t kvasir_abi_version();
 
-// SHA-256, in hexadecimal, of the sources and the build description that the library was made from. Where it differs,
-// results may: it guards what is stored.
+// SHA-256, in hexadecimal, of the sources and the build description that the library was made from. If it differs,
+// results may differ too: it guards stored blocks.
 KVASIR_API const char* kvasir_sources_digest();
 
-// What of interest this processor and its operating system offer, as words between spaces ("avx2 fma avx512f").
+// The relevant features of this processor and its operating system, separated by spaces ("avx2 fma avx512f").
 KVASIR_API const char* kvasir_cpu_features();
 
-// The instruction set in force: "portable", "avx2" or "avx512". At first the best this machine can run.
+// The active instruction set: "portable", "avx2" or "avx512". Initially the best that this machine can run.
 KVASIR_API const char* kvasir_isa_name();
 
-// Choose the instruction set by its place in the list above (0 = portable, upwards), -1 for the best. Returns the
-// place now in force, or -1 without any change where this machine cannot run it. Not to be called during a kernel.
+// Selects the instruction set by its index in the list above (0 = portable), -1 for the best. Returns the active index,
+// or -1 and changes nothing if this machine cannot run it. Must not be called while a kernel runs.
 KVASIR_API int32_t kvasir_set_isa(int32_t place);
 
 // RMSNorm of float32 rows (Zhang and Sennrich, 2019): out = x * (1 / sqrt(mean(x^2) + eps)) * weight.

@@ -1,5 +1,5 @@
-// What linear.cpp joins: float formats (linear_float.cpp) and integer formats (prepare_int, linear_int, lookup_int),
-// with the signatures of kernels.h.
+// The parts that linear.cpp combines: float formats (linear_float.cpp) and integer formats (prepare_int, linear_int,
+// lookup_int), with the signatures of kernels.h.
 #pragma once
 
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// Weight matrices as the kernels want them: panels of 16 rows, interleaved so that a vector holds all rows of a panel
-// and no sum ever goes across lanes. The file's values are kept bit for bit; only their order changes.
+// Weight matrices in the kernels' layout: panels of 16 rows, interleaved so that a vector holds all rows of a panel and
+// no sum ever crosses lanes. The file's values are kept bit for bit; only their order changes.
 //
 //     matrix [rows N, cols K]     panel p: rows 16p to 16p + 15 (rows from N on are zeros)
 //     panel                       S segments of the sum, each a run of groups in ascending k
@@ -38,9 +38,9 @@ enum Format : int32_t {
     FORMAT_COUNT = 17,
 };
 
-// What the rows that meet a matrix are turned into first.
+// The format that a matrix's input rows are converted to.
 enum Activation : int32_t {
-    ACT_F32 = 0,     // as they are
+    ACT_F32 = 0,     // unchanged
     ACT_BF16 = 1,    // rounded to bfloat16
     ACT_Q8_32 = 2,   // int8 in [-127, 127] and a float32 scale per 32
     ACT_Q8_256 = 3,  // the same per 256
@@ -76,7 +76,7 @@ static inline int64_t padded_cols(const Matrix& m) { return m.segments * segment
 
 // pack_float.h and pack_int.h, joined in pack.cpp, for all instruction sets.
 int64_t panel_bytes(const Matrix& m);
-// Bytes of one row turned into the matrix's activations: a multiple of 64, so that rows stay aligned.
+// Bytes of one row converted to the matrix's activations: a multiple of 64, so that rows stay aligned.
 int64_t activated_bytes(const Matrix& m);
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// One sequence's part of a step: the one description that the gather, attention and everything else of a step read.
+// One sequence's part of a step: the only description that the gather, attention and the rest of a step read.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 //     rows      the instructions up to `chosen_from`, over all token rows of the step
 //     chosen    the rest, over the rows whose logits are wanted, at most `max_chosen` at a time
 //
-// All threads walk the list together. An instruction that reads what other threads wrote has BARRIER set; row by row
-// instructions split the rows alike, so between them there is none.
+// All threads execute the list together. An instruction that reads what other threads wrote has BARRIER set;
+// instructions that go row by row split the rows in the same way, so there is none between them.
 #pragma once
 
 #include "adapters.h"
@@ -24,7 +24,7 @@ enum Op : int32_t {
     OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride   f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
-    OP_LINEAR = 4,      // p: LinearPart[], x                n: how many
+    OP_LINEAR = 4,      // p: LinearPart[], x                n: count
     OP_ROPE = 5,        // p: out, x, RopeTable              n: heads, head_dim, half, x stride, out stride
     OP_STORE = 6,       // p: StoreArgs                      n: group
     OP_ATTENTION = 7,   // p: AttentionArgs                  n: group
@@ -39,8 +39,8 @@ enum Op : int32_t {
     OP_SAMPLE = 16,     // p: logits                         n: vocabulary
     OP_ROUTE = 17,      // p: ids, weights, logits, room     n: experts, top k, normalise
     OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
-    OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 alone
-    OP_ADAPT_INNER = 20,  // p: x                            n: slot           where ranks add up a x before b meets it
+    OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 only
+    OP_ADAPT_INNER = 20,  // p: x                            n: slot           ranks add up a x before b is applied
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
 };
 
@@ -53,7 +53,7 @@ struct Instr {
     const void* p[6];
 };
 
-// out = residual + (bias + (adapter + product)), in that order whatever of it is there.
+// out = residual + (bias + (adapter + product)), in this order; all but the product are optional.
 struct LinearPart {
     const Matrix* matrix;
     const uint8_t* activated;
@@ -62,7 +62,7 @@ struct LinearPart {
     const float* bias;
     const float* residual;
     int64_t residual_stride;
-    int64_t slot;  // its place in adapters' tables, -1 for none; only matrices of the rows section have one
+    int64_t slot;  // index in the adapters' tables, -1 for none; only matrices of the rows section have one
 };
 
 struct RopeTable {
@@ -70,7 +70,7 @@ struct RopeTable {
     const float* sin;
 };
 
-// What the runner keeps of a sequence: its ids and block tables stay where they are from joining to leaving.
+// The runner's state of a sequence: its ids and block tables stay in place from joining to leaving.
 struct RowState {
     int32_t* ids;
     const int32_t* tables[MAX_GROUPS];
@@ -80,10 +80,10 @@ struct RowState {
     int64_t adapter;  // 0 for none
 };
 
-// What a run was begun with.
+// The arguments of a run.
 struct Started {
     int64_t rows, chosen, pieces;
-    int64_t sampling;  // how many of the chosen rows are sampled, the first ones
+    int64_t sampling;  // how many of the chosen rows, from the first on, are sampled
 };
 
 struct Program {
@@ -92,7 +92,7 @@ struct Program {
     int64_t max_tokens, max_chosen, max_rows;  // token rows of a step, rows of logits at a time, rows of the runner
     int64_t groups, block_size;
     int64_t num_blocks[MAX_GROUPS], windows[MAX_GROUPS];
-    // Buffers of the gather, [max_tokens] each but for pieces and what is sampled, which are [max_rows].
+    // Buffers of the gather, [max_tokens] each, except pieces and the sampler's, which are [max_rows].
     int64_t* tokens;
     int64_t* positions;
     int64_t* slots[MAX_GROUPS];
@@ -104,7 +104,7 @@ struct Program {
     Sampled* results;  // [max_rows], in the order of the pieces that sample
     uint8_t* scratch;  // scratch_bytes for each thread
     int64_t scratch_bytes;
-    uint64_t* nanoseconds;  // [count + 1] added up per instruction and for the whole, or null
+    uint64_t* nanoseconds;  // [count + 1] summed per instruction and in total, or null
     uint64_t kernel_nanoseconds;  // of the last run
     Started started;
     const Adapters* adapters;  // null: there are none
@@ -116,7 +116,7 @@ enum RunError : int32_t {
     RUN_TOO_MANY = 1,   // more token rows or pieces than the buffers hold
     RUN_BAD_WORK = 2,   // tokens that the row does not have
     RUN_BAD_BLOCK = 3,  // a block id out of range
-    RUN_BAD_ADAPTER = 4,  // an adapter that is not there
+    RUN_BAD_ADAPTER = 4,  // an adapter that does not exist
 };
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// What is done to rows one by one: norms, rotary embedding, activation functions, sums, lookups.
+// Operations on single rows: norms, rotary embedding, activation functions, sums, lookups.
 #pragma once
 
 #include <cstdint>

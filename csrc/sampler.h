@@ -1,4 +1,4 @@
-// Rows of logits to tokens, in the bits of the reference sampler (kvasir/sampling).
+// Samples tokens from rows of logits, with the same bits as the reference sampler (kvasir/sampling).
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@ struct IdLists {
 struct Dry {
     double multiplier, base;
     int64_t allowed_length;
-    int64_t last_n;           // ids that are looked at; below 1: all
-    const int32_t* breakers;  // words of the ids that break repetitions alone, as in a mask
+    int64_t last_n;           // number of last ids considered; below 1: all
+    const int32_t* breakers;  // words of the ids that are breakers by themselves, as in a mask
     int64_t breaker_words;
-    const int32_t* heads;  // words of the ids that a sequence of breakers begins with
+    const int32_t* heads;  // words of the first ids of the breaker sequences
     int64_t head_words;
-    IdLists sequences;  // in ascending order, none empty, none twice
-    int32_t* room;      // as many as ids are looked at
+    IdLists sequences;  // ascending, distinct, none empty
+    int32_t* room;      // one number for each considered id
 };
 
-constexpr int CARRIED = 2;  // numbers of the sampler's state that no function of the ids gives: first mirostat's mu
+constexpr int CARRIED = 2;  // numbers of the sampler's state that is not a function of the ids; first mirostat's mu
 
 struct SampleRow {
 #include "sampler_fields.h"
-    int32_t logprobs;  // -1 for none, else how many of the best beside the chosen one, at most MAX_LOGPROBS
-    int32_t given;     // 1 + a token to be described as if it had been chosen; 0: one is chosen
+    int32_t logprobs;  // -1 for none, else how many of the best besides the chosen one, at most MAX_LOGPROBS
+    int32_t given;     // 1 + a token to describe as if it had been chosen; 0: a token is sampled
     double carry[CARRIED];  // at this position
     uint64_t seed;
     int64_t position;
@@ -56,18 +56,18 @@ enum SampleError : int32_t {
     SAMPLE_OK = 0,
     SAMPLE_NAN = 1,              // a logit is NaN
     SAMPLE_ALL_LOW = 2,          // no logit is above -inf
-    SAMPLE_NOTHING_ALLOWED = 3,  // none is after mask, min_tokens, bias and penalties
+    SAMPLE_NOTHING_ALLOWED = 3,  // none is left after mask, min_tokens, bias and penalties
     SAMPLE_BIAS_OUTSIDE = 4,     // a bias names an id outside the vocabulary
 };
 
 struct Sampled {
     int32_t token;  // -1 with an error
     int32_t error;
-    float logprob;  // the rest is written only where logprobs are asked for
+    float logprob;  // this and the rest are written only if logprobs are requested
     int32_t rank;
-    int32_t best_ids[MAX_LOGPROBS];  // as many as asked for, at most the vocabulary
+    int32_t best_ids[MAX_LOGPROBS];  // as many as requested, at most the vocabulary
     float best_logprobs[MAX_LOGPROBS];
-    double carry[CARRIED];  // at the next position; of a row without state as it was
+    double carry[CARRIED];  // at the next position; unchanged for a row without state
 };
 
 struct SampleArgs {
@@ -78,7 +78,7 @@ struct SampleArgs {
     uint8_t* scratch;  // sample_scratch(vocab) bytes for each thread of the team, aligned to 8
 };
 
-constexpr int64_t SAMPLE_BLOCK = 256;  // logits whose maximum is kept
+constexpr int64_t SAMPLE_BLOCK = 256;  // logits per stored maximum
 constexpr int64_t MAX_SAMPLE_VOCAB = int64_t{1} << 22;  // so that the sum of all weights fits an int64
 
 // Numbers for a vocabulary in vectors: lists are read and written 32 tokens at a time.

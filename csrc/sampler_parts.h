@@ -64,7 +64,7 @@ KVASIR_INLINE f32x16 load_within(const float* x, int64_t i, int64_t end) {
 
 // ---- keys ----
 
-// The greater key comes first in the list. No two of a row are equal, and -0 counts as 0.
+// The greater key comes first in the list. No two keys of a row are equal, and -0 counts as 0.
 KVASIR_INLINE uint64_t key_of(float x, int64_t id) {
     const uint32_t bits = bits_as<uint32_t>(x + 0.0f);
     const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -82,17 +82,17 @@ constexpr uint64_t FIRST_KEY = 0xff8000007fffffffu;  // +inf of token 0
 
 struct Candidate {
     uint64_t key;
-    int64_t weight;  // 1 where tokens are counted
+    int64_t weight;  // 1 if tokens are counted
 };
 
-// The key of a head's last token. rest: of the weight that the head must reach, what those before this key lack.
+// The key of a head's last token. rest: the part of the weight to reach that the tokens before this key lack.
 struct Cut {
     uint64_t key;
     int64_t rest;
 };
 
-// The tokens that may still be drawn, by ascending id. z: logarithms of their probabilities but for a constant, the
-// greatest 0. The arrays have room for the whole vocabulary, up to a multiple of 32; weights and list are scratch.
+// The tokens that may still be drawn, by ascending id. z: logarithms of their probabilities up to a constant; the
+// greatest is 0. The arrays have room for the whole vocabulary, up to a multiple of 32; weights and list are scratch.
 struct Left {
     const float* x;  // the row's, by id
     int32_t* ids;
@@ -104,7 +104,7 @@ struct Left {
     float logit(int64_t place) const { return x[ids[place]]; }
 };
 
-// A set of ids, to see each once. Ids without a logit are never in it.
+// A set of ids, to process each once. Ids without a logit are never in it.
 class Ids {
   public:
     Ids(uint64_t* words, int64_t vocab) : words_(words), vocab_(vocab) {
@@ -134,18 +134,18 @@ struct Weighed {
 };
 // The weights of z <= 0. Both arrays have room up to a multiple of 32.
 Weighed weigh(int64_t* weights, const double* z, int64_t count);
-// By a fixed tree: halves of the next power of two are added until one is left. work: [count]; x is left as it is.
+// By a fixed tree: halves of the next power of two are added until one is left. work: [count]; x is not changed.
 double tree_sum(const double* x, int64_t count, double* work);
 int64_t total_weight(const Logits& row, Range blocks, const Scale& scale);
-// Gives each candidate its weight; returns their sum.
+// Computes each candidate's weight; returns their sum.
 int64_t weigh(Candidate* list, int64_t count, const Scale& scale);
 // The weights of all tokens by the first digit of their keys.
 void weigh_by_digit(int64_t (&sums)[DIGITS], const Logits& row, const Scale& scale);
 
 // ---- sampler_filters.cpp: scratch has room for all tokens ----
 
-// The end of the shortest head by descending key whose weights reach `target`, which all together do. Of equal keys
-// those that stand first come first. The list is left in pieces.
+// The end of the shortest head by descending key whose weights reach `target`, as the sum of all does. Equal keys keep
+// their order. Leaves the list only partly ordered.
 Cut head_end(Candidate* list, int64_t count, int64_t target);
 // The share p of a weight, rounded up, at least 1.
 int64_t mass_of(int64_t total, double p);
@@ -174,8 +174,8 @@ KVASIR_INLINE double greatest(const double* z, int64_t count) {
     return found[0];
 }
 
-// Keeps the tokens that stay, at least one; the greatest z is 0 again. `stays(place, low, high)` answers for 16 places
-// in bits, given their z in two halves; bits beyond the end of the list do not matter.
+// Keeps the tokens that stay, at least one, and shifts z so that the greatest is 0. `stays(place, low, high)` returns a
+// bit for each of 16 places, given their z in two halves; bits beyond the end of the list are ignored.
 template <typename Stays>
 void keep(Left& left, Stays stays) {
     int64_t kept = 0;
@@ -200,9 +200,9 @@ void keep(Left& left, Stays stays) {
 
 // ---- sampler_chain.cpp ----
 
-// Whether the row asks for more than top-k, top-p and min-p.
+// Whether the row uses more than top-k, top-p and min-p.
 bool needs_chain(const SampleRow& spec);
-// The token of a row that does. room: where to put what is left. carry: as it is and as it will be.
+// The token of such a row. room: memory for the remaining tokens. carry: input and output.
 int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, double* carry);
 
 // ---- the others ----
@@ -219,9 +219,9 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
 // peak, which is kept whatever the cut.
 int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec, int64_t top);
 
-// The same among what is left: the token whose log(e) - z is the least.
+// The same among the remaining tokens: the token whose log(e) - z is the least.
 int64_t draw_left(const Left& left, const SampleRow& spec);
-// The noise of XTC: whether it acts at this position.
+// The noise of XTC: whether XTC applies at this position.
 uint32_t xtc_word(const SampleRow& spec);
 
 // Log-probability and rank of the result's token, and of the best `count`. total: the weight of the whole row at a

@@ -1,4 +1,4 @@
-// The vectors that the kernels are written in, in three bodies with the same results: AVX-512 with VNNI and BF16
+// The vectors that the kernels use, in three implementations with the same results: AVX-512 with VNNI and BF16
 // (simd_avx512.h), AVX2 with FMA (simd_avx2.h), and plain C++ (simd_portable.h). What they share is here.
 //
 //     f32x16   16 float32               add, sub, mul, div, fma, min, max, sqrt, comparisons that give a mask16
@@ -6,11 +6,11 @@
 //     u8x64    64 bytes                 unpacked weights: 16 rows x 4 columns
 //     u16x32   32 half-width floats     16 rows x 2 columns, as bits in 16 words of 32
 //
-// It holds what the kernels use and no more. Everything lives in the namespace of the instruction set being compiled
-// (KVASIR_ISA), and nothing of the standard library is instantiated here: a template shared between translation
-// units would be kept once by the linker, perhaps in the body that this machine cannot run.
+// It has only what the kernels use. Everything lives in the namespace of the instruction set being compiled
+// (KVASIR_ISA), and nothing of the standard library is instantiated here: a template shared between translation units
+// would be kept once by the linker, perhaps in a version that this machine cannot run.
 //
-// min and max give the second operand where either is NaN. All code runs with denormals flushed (dispatch.cpp, pool).
+// min and max give the second operand if either is NaN. All code runs with denormals flushed (dispatch.cpp, pool).
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ KVASIR_INLINE i32x16 round_to_bf16(f32x16 a) {
     return float_to_bits(select(unordered(a, a), bits_to_float(quiet), bits_to_float(rounded)));
 }
 KVASIR_INLINE void store_bf16(uint16_t* to, f32x16 a) { store_low16(to, round_to_bf16(a)); }
-// The same for lanes that are not denormal, by one instruction where there is one.
+// The same for lanes that are not denormal, by one instruction if available.
 KVASIR_INLINE void store_bf16_normal(uint16_t* to, f32x16 a) {
 #if defined(KVASIR_AVX512)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(a.v));
@@ -76,8 +76,8 @@ KVASIR_INLINE void store_bf16_normal(uint16_t* to, f32x16 a) {
 #endif
 }
 
-// The sum of the lanes by the one tree there is: l with l+8, then with l+4, l+2, l+1. It is short enough to be
-// written once for all three bodies.
+// The sum of the lanes by a fixed tree: l with l+8, then with l+4, l+2, l+1. It is short enough to be written once for
+// all three implementations.
 KVASIR_INLINE float sum(f32x16 a) {
     float lane[LANES];
     store(lane, a);

@@ -1,10 +1,9 @@
-// Vectors of 8 numbers of 64 bits, beside simd.h and in its three bodies, and the bits of a mask.
+// Vectors of 8 numbers of 64 bits, in the same three implementations as simd.h, and the bits of a mask.
 //
 //     f64x8    8 float64                add, sub, mul, min, max
 //     i64x8    8 int64                  add, sub, shifts, bits; multiply_words() takes the low halves
-//
-// There is no fma: what uses these has one rounding for each operation. min and max give the second operand where
-// either is NaN.
+// There is no fma: code that uses these rounds after each operation. min and max give the second operand if either
+// is NaN.
 #pragma once
 
 #include "simd.h"

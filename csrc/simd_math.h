@@ -19,7 +19,7 @@ KVASIR_INLINE f32x16 exp(f32x16 a) {
     p = fma(p, r, broadcast(1.6666665459e-1f));
     p = fma(p, r, broadcast(5.0000001201e-1f));
     p = add(fma(p, mul(r, r), r), broadcast(1.0f));
-    // Two factors, since 2^n alone may not fit where the product does.
+    // Two factors, since 2^n alone may not fit even if the product does.
     const i32x16 k = to_int(n);
     const i32x16 half = shift_right<1>(add(k, broadcast_i32(256)));  // (k + 256) / 2, which is positive
     const i32x16 rest = sub(k, sub(half, broadcast_i32(128)));
@@ -62,7 +62,7 @@ KVASIR_INLINE f32x16 erf(f32x16 a) {
     p = fma(p, square, broadcast(-3.761262596e-1f));
     p = fma(p, square, broadcast(1.283791661e-1f));
     const f32x16 near = fma(p, x, x);
-    const f32x16 t = min(x, broadcast(4.0f));  // where erf is 1 already
+    const f32x16 t = min(x, broadcast(4.0f));  // where erf is already 1
     f32x16 q = broadcast(-1.855740702e-4f);
     q = fma(q, t, broadcast(2.939607948e-3f));
     q = fma(q, t, broadcast(-2.180531994e-2f));

@@ -1,5 +1,5 @@
 // The threads that run a step together. Each calls the same kernels with its own `thread`, and takes its share of the
-// work by a static split; where one kernel reads what another wrote, `barrier` stands between.
+// work by a static split; if one kernel reads what another wrote, `barrier` separates them.
 #pragma once
 
 #include <cstdint>
