@@ -1,4 +1,4 @@
-"""The typer application: names and one-line helps here, the work in one module a command."""
+"""The typer application: the commands' names, options and help texts; each command is implemented in its own module."""
 
 from __future__ import annotations
 

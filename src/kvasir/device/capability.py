@@ -21,7 +21,7 @@ _FEATURES = """
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device on which a model runs. kind: "cpu" or "cuda". Memory in bytes, when the record was made.
+    """The device on which a model runs. kind: "cpu" or "cuda". Memory in bytes, at the time of detection.
 
     threads: physical cores that this process may run on; processors: their hardware threads; both within the CPU quota
     of its control group. features: instruction set extensions of the CPU, or the compute capability ("sm_90") of the

@@ -25,7 +25,7 @@ def synchronize(device: Device) -> None:
 
 
 def available(kind: str) -> int:
-    """Free bytes of the device; memory that torch only holds in reserve is released first."""
+    """Free bytes of the device; memory that torch's allocator only caches is released first."""
     if kind != "cuda":
         return host_memory()[1]
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Copies between GPU memory and host memory that run beside the GPU's computing.
+"""Copies between GPU memory and host memory that overlap with the GPU's computation.
 
 Each copy goes through a slot: a buffer in GPU memory and a pinned buffer in host memory.
 
@@ -9,8 +9,8 @@ write   the caller    bytes -> pinned
         side stream           pinned -> slot
         main stream                   slot -> target, before work queued later can read it
 
-So the computing stream waits for copies within GPU memory, and for the bus only if it needs the incoming data, or if
-there are more copies than slots.
+So the main stream waits for copies within GPU memory, and for the bus only if it needs the incoming data, or if there
+are more copies than slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOST_SLOTS = 32
 
 
 class Copier:
-    """Copies tensors. To be used from one thread, whose current stream computes. max_bytes: of the largest tensor."""
+    """Copies tensors. Use it from one thread, whose current stream is the main stream. max_bytes: of the largest
+    tensor."""
 
     def __init__(self, max_bytes: int):
         self._slots = [_Slot(max_bytes) for _ in range(min(MOST_SLOTS, max(2, SLOT_BYTES // max_bytes)))]
@@ -36,7 +37,7 @@ class Copier:
         self._thread = ThreadPoolExecutor(1, "kvasir-copies")
 
     def read(self, source: Tensor) -> Future[memoryview]:
-        """Starts to copy the contents of the tensor, in the order of its axes; returns the future bytes."""
+        """Starts to copy the contents of the tensor, in the order of its axes; the future returns the bytes."""
         slot = self._free_slot()
         pinned = slot.pinned[: source.nbytes]
         slot.view(source).copy_(source)

@@ -1,4 +1,4 @@
-"""The libraries under torch: their versions, builds and settings, which determine their choice of kernels."""
+"""The libraries that torch uses: their versions, builds and settings, which determine their choice of kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Elementary functions with the same bits on every machine; libm's results may differ in the last bit.
 
-`power` and `log` round the exact value correctly (decimal arithmetic does so on every machine); they are slow, for a
-few settings of a model. `sin_cos` uses only IEEE additions and multiplications, and is fast enough for tables.
+`power` and `log` round the exact value correctly (decimal arithmetic does so on every machine); they are slow, and used
+only for a few settings of a model. `sin_cos` uses only IEEE additions and multiplications, and is fast enough for
+tables.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _module_paths(folder: Path) -> dict[str, str]:
 
 
 def _is_inside(folder: Path, path: str) -> bool:
-    """Whether a path can be one of the folder: in it, and a name that a file can have."""
+    """Whether the path lies inside the folder and is a valid file name."""
     try:
         (folder / path).exists()
         return (folder / path).resolve().is_relative_to(folder.resolve())

@@ -1,8 +1,8 @@
 """Reads the rotary embedding's settings from a config, in the old format and in the new.
 
-Old (`rope_theta` beside `rope_scaling`, with `type` or `rope_type`) and new (transformers 5: one `rope_parameters` that
-also holds theta) give the same pair of theta and `RopeScaling`. This module reads and checks the numbers and fills in
-the published defaults; `kvasir.layers.rope` applies them to the frequencies.
+Old (`rope_theta` next to `rope_scaling`, with `type` or `rope_type`) and new (transformers 5: one `rope_parameters`
+that also holds theta) give the same pair of theta and `RopeScaling`. This module reads and checks the numbers and fills
+in the published defaults; `kvasir.layers.rope` applies them to the frequencies.
 
 Sources: YaRN, arXiv:2309.00071; LongRoPE, arXiv:2402.13753; the Llama 3.1 model card; transformers'
 `modeling_rope_utils` for names and defaults.

@@ -1,7 +1,7 @@
-"""Ranks that share one model: what each rank holds of it, and the one operation that they do together.
+"""Ranks that share one model: the part that each rank holds, and their only collective operation.
 
-A sum over ranks is never left to a library, whose order depends on the message and on the number of ranks. Each rank
-reads the arrays of all ranks (`Mesh.meet`) and joins them itself, in the order that a single rank has:
+No library computes sums over ranks, since its order would depend on the size of the message and on the number of ranks.
+Each rank reads the arrays of all ranks (`Mesh.meet`) and combines them itself, in the order of a single rank:
 
     tree_sum        sums that are split into segments: the kernels' balanced tree continues over the ranks
     side_by_side    columns of a result

@@ -26,9 +26,9 @@ ENGINE_SECONDS = 2.0  # timeout of a query to the engine
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: HTTPRequest) -> Response:
-    """200 when the loop of each engine answers, else 503 and what is known of the first that does not: its model, the
-    status (starting, restarting, ended, engine does not answer), the reason, how many attempts there were to start it
-    again, and when the next one will be (seconds since 1970). 503 too as soon as the server is ending."""
+    """200 if the loop of each engine responds, otherwise 503 with the facts about the first engine that does not: its
+    model, the status (starting, restarting, ended, engine does not answer), the reason, the number of restart attempts,
+    and the time of the next one (seconds since 1970). Also 503 while the server shuts down."""
     if request.app.state.drain_gate.closed:
         return json_response({"status": "draining"}, 503)
     states = await asyncio.gather(*map(_state, catalogue_of(request).loaded()))
@@ -46,7 +46,8 @@ async def _state(serving: Serving) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: HTTPRequest) -> Response:
-    """Prometheus text of all that is loaded. Without an answer from an engine, what this process knows of it."""
+    """The metrics of all loaded models, in Prometheus' text format. For an engine that does not respond, only those
+    that the API process counts."""
     models = await asyncio.gather(*map(_metrics_of, catalogue_of(request).loaded()))
     return Response(exposition(models, request.app.state.http_meter), media_type=CONTENT_TYPE)
 

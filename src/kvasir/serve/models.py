@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/v1/models", tags=["openai"])
 async def models(request: HTTPRequest) -> Response:
-    """With the header anthropic-version a page of Anthropic's, by limit, after_id and before_id."""
+    """With the header anthropic-version, a page in Anthropic's format, selected by limit, after_id and before_id."""
     cards = await catalogue_of(request).cards()
     if speaks(request):
         return json_response(model_page(cards, request))

@@ -77,7 +77,7 @@ async def agents(user: User) -> None:
 
 
 async def no_reuse(user: User) -> None:
-    """Long prompts, each sent once: what the cache costs where it cannot help."""
+    """Long prompts, each sent once, for which the cache has only a cost."""
     for _ in range(TURNS):
         await user.ask(user.own(LONG))
 

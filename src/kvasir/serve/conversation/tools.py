@@ -37,8 +37,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """all: the tools as chat templates read them. parallel: whether one choice may have several calls; None if the
-    client did not say."""
+    """all: the tools, in the form that chat templates read. parallel: whether one choice may have several calls; None
+    if the client did not say."""
 
     all: Sequence[Tool] = ()
     choice: ToolChoice = ToolChoice()

@@ -15,11 +15,9 @@ from kvasir.serve.http.faults import Fault
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """name: of the tag in /openapi.json. speaks: whether a request uses the dialect. error: encodes a fault as JSON,
-    given the id of the request. error_name, error_schema: the JSON schema of that,
-    and its name in /openapi.json. statuses: those of its own instead of ours.
-    limit_headers: under whose names responses
-    state the limits of a key."""
+    """name: the tag in /openapi.json. speaks: whether a request uses the dialect. error: encodes a fault as JSON, given
+    the request id. error_name, error_schema: name and JSON schema of such an error in /openapi.json. statuses: our
+    status codes -> those of the dialect. limit_headers: which names the headers with a key's limits have."""
 
     name: str
     routers: tuple[APIRouter, ...]

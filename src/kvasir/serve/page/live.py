@@ -27,8 +27,8 @@ ID_LENGTH = 8  # characters shown of a choice's id
 
 @router.get("/kvasir/info")
 async def info(request: HTTPRequest) -> Response:
-    """`models` are all that may be named, `manages` whether the asker may unload them, `tiles` the figures of the page;
-    the rest is of the one named as ?model=, else of the first that is loaded."""
+    """`models`: all models that requests may name; `manages`: whether the client may unload them; `tiles`: the figures
+    of the page. The other fields describe the model in ?model=, by default the first loaded model."""
     names = [card.name for card in await catalogue_of(request).cards()]
     facts: dict[str, Any] = {"name": "kvasir", "version": __version__, "models": names}
     facts |= {"manages": may_manage(request), "tiles": tiles()}
@@ -45,8 +45,8 @@ async def info(request: HTTPRequest) -> Response:
 
 @router.get("/kvasir/live")
 async def live(request: HTTPRequest) -> Response:
-    """The engine's counters, its answers in hand (ids of the asker's own ones alone), its blocks and last steps; of the
-    model named as ?model=, else of the first that is loaded."""
+    """The engine's counters, its unfinished choices (with ids only for the client's own), its blocks and last steps, of
+    the model in ?model=, by default of the first loaded model."""
     serving = await _shown(request)
     if serving is None:
         raise EngineDead("no model is loaded", "send a request to a model first")

@@ -118,7 +118,7 @@ async def cancel_message_batch(message_batch_id: str, request: HTTPRequest) -> R
 
 @router.delete("/v1/messages/batches/{message_batch_id}")
 async def delete_message_batch(message_batch_id: str, request: HTTPRequest) -> Response:
-    """With what came out, and the requests if they were given here."""
+    """Deletes the batch with its results, and with its requests if this API created it."""
     batches, owner = batches_of(request), owner_of(request)
     batch = await _batch(batches, owner, message_batch_id)
     if batch["status"] not in _ENDED:
@@ -133,7 +133,7 @@ async def delete_message_batch(message_batch_id: str, request: HTTPRequest) -> R
 
 @router.get("/v1/messages/batches/{message_batch_id}/results", responses=_JSONL)
 async def message_batch_results(message_batch_id: str, request: HTTPRequest) -> Response:
-    """First those that succeeded, then the others, each in the order of the requests."""
+    """The successful results, then the others, each in the order of the requests."""
     batches, owner = batches_of(request), owner_of(request)
     await request.scope["state"]["leases"].enter_async_context(batches.files.turn(owner))  # until they are sent
     batch = await _batch(batches, owner, message_batch_id)

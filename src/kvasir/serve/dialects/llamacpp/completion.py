@@ -43,7 +43,7 @@ NO_PING = 1e9  # seconds
 
 @router.post("/completion", responses=STREAMED)
 async def completion(wire: CompletionRequest, request: HTTPRequest) -> Response:
-    """Several prompts, or several answers to one, are returned as a list."""
+    """Returns a list for several prompts, or for several choices of one."""
     serving = await serving_of(request, wire.model)
     given = one_by_one(wire.prompt)
     if len(given) > serving.settings.max_prompts:
@@ -60,8 +60,8 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
 
 @router.post("/infill", responses=STREAMED)
 async def infill(wire: InfillRequest, request: HTTPRequest) -> Response:
-    """What stands between input_prefix and input_suffix, for a model that has tokens for that. The sampler `infill` may
-    be named, and does nothing."""
+    """Generates the text between input_prefix and input_suffix, for models with fill-in-the-middle tokens. The sampler
+    `infill` is accepted and has no effect."""
     serving = await serving_of(request, wire.model)
     files = [(file.filename, file.text) for file in wire.input_extra or ()]
     before = wire.input_prefix + (wire.prompt or "")
@@ -72,7 +72,7 @@ async def infill(wire: InfillRequest, request: HTTPRequest) -> Response:
 async def _answer(
     wire: Options, prompts: Sequence[tuple[Sequence[int], Sequence[int]]], serving: Serving, request: HTTPRequest
 ) -> Response:
-    """prompts: of each, its ids and the ids that end a choice."""
+    """prompts: per prompt, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
     charge(serving, requests, request, whole=not wire.stream)
     job = LlamaCppJob(wire, serving, requests)

@@ -40,7 +40,7 @@ INT16 = 32760.0  # llama.cpp scales the greatest value to this
 
 @router.get("/props")
 async def props(request: HTTPRequest, model: str | None = None) -> Response:
-    """Of the model named as ?model=, else of the first that is loaded."""
+    """The properties of the model in ?model=, by default of the first loaded model."""
     serving = await loaded_of(request, model)
     front = serving.front
     snapshot = await serving.lookout.look()
@@ -65,8 +65,8 @@ async def props(request: HTTPRequest, model: str | None = None) -> Response:
 
 @router.get("/slots")
 async def slots(request: HTTPRequest, model: str | None = None, fail_on_no_slot: str | None = None) -> Response:
-    """The rows of the engine: how far each answer is, and nothing of what it says. 503 with ?fail_on_no_slot=1 where
-    none is free."""
+    """The rows of the engine, with the progress of each choice but none of its text. 503 with ?fail_on_no_slot=1 if no
+    row is free."""
     serving = await loaded_of(request, model)
     snapshot = await serving.lookout.look()
     rows = {answer.row: answer for answer in snapshot.answers if answer.row >= 0}
@@ -77,7 +77,7 @@ async def slots(request: HTTPRequest, model: str | None = None, fail_on_no_slot:
 
 @router.post("/props")
 async def change_props(properties: dict[str, Any]) -> Response:
-    """There is none that could be changed."""
+    """Refused: there are no properties that can be changed."""
     for name in properties:
         message = f"the property {name[:80]!r} cannot be changed"
         raise InvalidRequest(message, "set it when the server starts", param=name[:80])
@@ -86,20 +86,20 @@ async def change_props(properties: dict[str, Any]) -> Response:
 
 @router.post("/slots/{id_slot}")
 async def change_slot(id_slot: int, action: Literal["save", "restore", "erase"]) -> Response:
-    """Refused: all prompts share one prefix cache, and no row of the engine has one of its own."""
+    """Refused: all prompts share one prefix cache, and rows of the engine have no caches of their own."""
     message = f"slot {id_slot} has no cache of its own to {action}: all prompts share one"
     raise InvalidRequest(message, 'send "cache_prompt": false to leave nothing in it', param="action")
 
 
 @router.get("/lora-adapters")
 async def adapters() -> Response:
-    """None."""
+    """An empty list: there are no adapters."""
     return json_response([])
 
 
 @router.post("/lora-adapters")
 async def scale_adapters(adapters: list[Adapter]) -> Response:
-    """The scales of those that there are."""
+    """Sets the scales of adapters. There are none, so the list must be empty."""
     if adapters:
         raise InvalidRequest(f"there is no adapter {adapters[0].id}", "none are loaded here", param="id")
     return json_response({"success": True})

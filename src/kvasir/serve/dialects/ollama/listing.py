@@ -37,7 +37,7 @@ async def version() -> Response:
 @router.head("/api/tags", tags=["ollama"])
 @router.get("/api/tags", tags=["ollama"])
 async def tags(request: HTTPRequest) -> Response:
-    """The models that may be named."""
+    """The models that requests may name."""
     catalogue = catalogue_of(request)
     loaded = {name: serving for serving in catalogue.loaded() for name in serving.names}
     told = [

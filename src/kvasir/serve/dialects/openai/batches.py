@@ -44,7 +44,7 @@ async def retrieve_batch(batch_id: str, request: HTTPRequest) -> Response:
 
 @router.delete("/v1/batches/{batch_id}", tags=["openai"])
 async def delete_batch(batch_id: str, request: HTTPRequest) -> Response:
-    """One that has ended; its files are deleted by themselves."""
+    """Deletes a batch that has ended. Its files stay and can be deleted separately."""
     await batches_of(request).delete(owner_of(request), batch_id)
     return json_response({"id": batch_id, "object": "batch", "deleted": True})
 

@@ -17,7 +17,7 @@ def speaks_tgi(scope: Scope) -> bool:
 
 
 def tgi_error(fault: Fault, request_id: str | None = None) -> bytes:
-    """The `error_type` is what Hugging Face's clients choose their exception by."""
+    """Hugging Face's clients choose their exception by `error_type`."""
     message = with_field(fault)
     if long := fault.too_long:
         given = f"Given: {token_count(long)} `inputs` tokens"

@@ -59,7 +59,7 @@ async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
 
 @router.post("/generate_stream", responses=STREAMED)
 async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Response:
-    """One event per token; the last one has the whole text and, with `details`, why it ended."""
+    """One event per token; the last one has the whole text and, with `details`, the finish reason."""
     serving = await serving_of(request, wire.model)
     given = wire.parameters or Parameters()
     for name, value in (("best_of", (given.best_of or 1) > 1), ("decoder_input_details", given.decoder_input_details)):
@@ -77,7 +77,7 @@ async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Respon
 
 @router.post("/", responses=STREAMED)
 async def generate_either(wire: CompatGenerateRequest, request: HTTPRequest) -> Response:
-    """As /generate_stream with `stream`, otherwise as /generate, in a list."""
+    """As /generate_stream if `stream` is set, otherwise as /generate, but in a list."""
     if wire.stream:
         return await generate_stream(wire, request)
     response = await generate(wire, request)
@@ -86,7 +86,7 @@ async def generate_either(wire: CompatGenerateRequest, request: HTTPRequest) -> 
 
 @router.get("/info")
 async def info(request: HTTPRequest, model: str | None = None) -> Response:
-    """Of the model named as ?model=, else of the first that is loaded."""
+    """Facts about the model in ?model=, by default about the first loaded model."""
     serving = await loaded_of(request, model)
     settings, model_info = serving.settings, serving.front.info
     return json_response(

@@ -12,8 +12,8 @@ from kvasir.types import FinishReason, Request
 
 
 def generated(answers: Sequence[Answer], core: Request, prefix: str, details: bool, special: Collection[int]) -> dict:
-    """The response: the first answer, and the others as `best_of_sequences`. prefix: of the text. special: the ids of
-    special tokens."""
+    """The response: the first choice, and the others as `best_of_sequences`. prefix: text to put before each. special:
+    the ids of special tokens."""
     for answer in answers:
         check_finish(answer, core.id)
     best, *others = answers
@@ -83,7 +83,7 @@ class TokenStream:
         self._last = infos[-1]
 
     def _ends(self, infos: Sequence[TokenInfo]) -> Iterable[int]:
-        """Where the text of each token ends: where the next one begins; that of the last one with the delta."""
+        """The position where the text of each token ends: where the next one begins, or the end of the delta."""
         begins = [min(info.offset, len(self._text)) for info in infos[1:]]
         plain = [i for i, info in enumerate(infos) if info.token not in self._special]
         last = plain[-1] if plain else -1

@@ -20,8 +20,8 @@ class Grammar(Wire):
 
 class Parameters(Wire):
     """do_sample: without it, sampling is on if temperature, top_k, top_p or typical_p is given, and greedy otherwise.
-    truncate: the prompt keeps only its last tokens, so many. best_of: so many choices are generated, and the most
-    probable one is returned. top_n_tokens: candidates per token in `details`."""
+    truncate: number of tokens to keep from the end of the prompt. best_of: number of choices to generate; the most
+    probable one is returned first. top_n_tokens: candidates per token in `details`."""
 
     REFUSED: ClassVar[Refused] = {
         "adapter_id": ((), "no adapters are loaded here"),

@@ -87,8 +87,8 @@ def _line(text: bytes, endpoint: str, settings: ServeSettings) -> BatchLine:
 
 
 class BatchEntry(msgspec.Struct):
-    """The result of a task. output: its line in the output file. usage: tokens of the input, cached ones of these,
-    tokens of the output, reasoning ones of these."""
+    """The result of a task. output: its line in the output file. usage: the numbers of input tokens, cached input
+    tokens, output tokens and reasoning tokens."""
 
     index: int
     ok: bool
