@@ -170,7 +170,7 @@ class Head(Plain):
         self.vocabulary = cut(outputs, 1)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
-        """Splits the vocabulary as `Vocabulary` does, because the weight may be tied."""
+        """Splits the vocabulary as `VocabularyEmbedding` does, because the weight may be tied."""
         super().split(mesh, segments)
         self.mesh, self.vocabulary = mesh, vocabulary_cut(self.outputs["weight"], mesh)
         self.rows["weight"] = self.vocabulary.range(mesh.part(self.vocabulary.parts))

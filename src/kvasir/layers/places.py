@@ -9,15 +9,15 @@ class Place(Protocol):
     """Takes arrays of any float type, NumPy's or torch's, and returns what modules keep; it may share their memory."""
 
     def exact(self, array: Any) -> Any:
-        """In float32, contiguous."""
+        """The array in float32, contiguous."""
         ...
 
     def matrix(self, array_NK: Any) -> Any:
-        """[N, K] in the dtype of the weights."""
+        """The array, [N, K], in the dtype of the weights."""
         ...
 
     def segmented(self, array_NK: Any, segments: int) -> Any:
-        """[S, N, k] in the dtype of the weights, for `ops.linear`: S segments of the columns."""
+        """The array as [S, N, k] in the dtype of the weights, for `ops.linear`: S segments of the columns."""
         ...
 
     def in_float32(self) -> Place:
