@@ -67,7 +67,7 @@ def test_a_spec_knows_whether_it_carries(row):
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())
 def test_a_library_of_other_members_is_refused(monkeypatch):
-    native.load(native._PATH)
+    native.load(native.PATH)
     monkeypatch.setattr(native, "LAYOUT", native.LAYOUT ^ 1)
     with pytest.raises(ConfigError, match="other sampling fields"):
-        native.load(native._PATH)
+        native.load(native.PATH)

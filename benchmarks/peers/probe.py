@@ -31,7 +31,7 @@ class Rates:
 
 def rates(threads: int) -> Rates:
     """Takes about a second; nothing else should run."""
-    program = _program()
+    program = _program(SOURCE)
     if program is None:
         from kvasir.cli.bench.probe import probe
 
@@ -42,10 +42,10 @@ def rates(threads: int) -> Rates:
 
 
 @cache
-def _program() -> Path | None:
+def _program(source: Path) -> Path | None:
     """probe.c, compiled; None where there is no compiler, or where what it made does not run."""
     program = Path(tempfile.mkdtemp(prefix="kvasir-probe-")) / "probe"
-    command = ["gcc", "-O3", "-march=native", "-pthread", SOURCE, "-o", program]
+    command = ["gcc", "-O3", "-march=native", "-pthread", source, "-o", program]
     try:
         subprocess.run(command, capture_output=True, check=True)
         subprocess.run([program, "1", "1"], capture_output=True, check=True)
@@ -60,18 +60,18 @@ class Foreign:
 
     def __init__(self, pids: Iterable[int]):
         self._pids = tuple(pids)
-        self._total, self._busy = _machine()
-        self._own = _cpu_seconds(self._pids)
+        self._total, self._busy = machine_seconds()
+        self._own = cpu_seconds(self._pids)
 
     def share(self) -> float:
         """0 for a quiet machine, 1 where others had all of it."""
-        total, busy = _machine()
-        own = _cpu_seconds(self._pids) - self._own
+        total, busy = machine_seconds()
+        own = cpu_seconds(self._pids) - self._own
         spent = total - self._total
         return min(1.0, max(0.0, (busy - self._busy - own) / spent)) if spent > 0 else 0.0
 
 
-def _machine() -> tuple[float, float]:
+def machine_seconds() -> tuple[float, float]:
     """(all processors' time, their busy time), in seconds."""
     # Guest time is part of user time on Linux.
     times = {k: v for k, v in psutil.cpu_times()._asdict().items() if not k.startswith("guest")}
@@ -79,7 +79,8 @@ def _machine() -> tuple[float, float]:
     return total, total - times["idle"] - times.get("iowait", 0.0)
 
 
-def _cpu_seconds(pids: Iterable[int]) -> float:
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time of these processes and of all that they started; 0 for a process that is gone."""
     total = 0.0
     for pid in pids:
         try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvasir.cli.app import app
-from kvasir.cli.bench.prefix import _rounds, _turns, check_equal, ratio_to
+from kvasir.cli.bench.prefix import check_equal, measure_rounds, ratio_to, rotated
 from kvasir.cli.bench.workloads import BRANCHES, LEVELS, LONG, TURNS, WORKLOADS, Exchange, Load, blocks_needed, play
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
@@ -151,8 +151,8 @@ async def test_answers_that_differ_are_no_measurement():
         await front.start()
     try:
         with pytest.raises(KvasirError, match=r"few-shot.*round 0.*cache on.*answer 0"):
-            await _rounds("few-shot", Load(1, 8, 4), 1, fronts, 1)
-        told = await _rounds("few-shot", Load(1, 8, 4), 1, {"off": fronts["on"], "on": fronts["on"]}, 1)
+            await measure_rounds("few-shot", Load(1, 8, 4), 1, fronts, 1)
+        told = await measure_rounds("few-shot", Load(1, 8, 4), 1, {"off": fronts["on"], "on": fronts["on"]}, 1)
         assert told["requests"] == TURNS
     finally:
         for front in fronts.values():
@@ -175,7 +175,7 @@ def test_every_bit_of_an_answer_is_compared():
 
 def test_engines_take_the_first_place_equally_often():
     for variants in (["off", "on"], ["off", "on", "disk"]):
-        orders = [_turns(variants, number) for number in range(len(variants))]
+        orders = [rotated(variants, number) for number in range(len(variants))]
         assert [{*column} for column in zip(*orders, strict=True)] == [{*variants}] * len(variants)
 
 

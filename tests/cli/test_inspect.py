@@ -97,14 +97,10 @@ def test_the_memory_is_that_of_a_load(parts, dtype):
 
 
 def test_without_kernels_the_memory_is_that_of_the_eager_executor(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "_PATH", tmp_path / "absent.so")
-    native._outcome.cache_clear()
-    try:
-        path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
-        memory = inspect_json(path)["memory"]
-        shown = inspect(path)
-    finally:
-        native._outcome.cache_clear()
+    monkeypatch.setattr(native, "PATH", tmp_path / "absent.so")
+    path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
+    memory = inspect_json(path)["memory"]
+    shown = inspect(path)
     assert memory["executor"] == "eager" and "not built" in memory["reason"]
     assert memory["by_dtype"]["float32"]["weights"] == 4 * 656_000
     assert "on the eager executor" in shown and "not the program executor: " in shown

@@ -14,7 +14,7 @@ import kvasir.engine.llm
 from kvasir.cli.app import app
 from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.session import Session, Settings
-from kvasir.cli.run import _stream
+from kvasir.cli.run import print_answer
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
 from kvasir.engine.llm import AsyncLLM
@@ -31,7 +31,7 @@ async def test_an_answer_is_printed_with_its_figures(capsys):
     front = make_front()
     await front.start()
     try:
-        await _stream(front, front.resolve(await front.encode("abc"), SamplingParams(max_tokens=4, seed=1)), False)
+        await print_answer(front, front.resolve(await front.encode("abc"), SamplingParams(max_tokens=4, seed=1)), False)
     finally:
         await front.stop()
     out, err = capsys.readouterr()
@@ -44,7 +44,7 @@ async def test_an_engine_that_fails_is_an_error(capsys):
     try:
         request = front.resolve(list(POISON.encode()), SamplingParams(max_tokens=4, seed=1))
         with pytest.raises(KvasirError, match="engine"):
-            await _stream(front, request, False)
+            await print_answer(front, request, False)
     finally:
         await front.stop()
     assert "tokens at" not in capsys.readouterr().err
@@ -175,9 +175,9 @@ async def test_a_rate_is_the_engines_however_late_its_tokens_are_read(capsys):
     await front.start()
     try:
         request = front.resolve(await front.encode("abc"), SamplingParams(max_tokens=8, seed=1, ignore_eos=True))
-        await _stream(Late(front), request, False)
+        await print_answer(Late(front), request, False)
         request = front.resolve(await front.encode("abc"), SamplingParams(max_tokens=1, seed=1))
-        await _stream(Late(front), request, False)
+        await print_answer(Late(front), request, False)
     finally:
         await front.stop()
     several, one = capsys.readouterr().err.splitlines()

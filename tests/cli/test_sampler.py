@@ -37,7 +37,7 @@ def test_files_that_cannot_be_followed_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])
-def test_help_names_them(command):
+def test_help_names_every_sampler_option(command):
     told = CliRunner().invoke(app, [command, "--help"]).output
     assert all(f"--{f.name.replace('_', '-')}"[:16] in told for f in fields(SamplerOptions))
 

@@ -43,7 +43,7 @@ def test_numbers_have_three_digits(value, text):
     assert number_text(value) == text
 
 
-def test_json_is_strict():
+def test_json_has_strings_for_numbers_that_json_lacks():
     value = {"a": [1.5, float("nan"), float("inf")], 2: ("x", None)}
     assert json.loads(json_text(value)) == {"a": [1.5, "nan", "inf"], "2": ["x", None]}
 

@@ -40,7 +40,7 @@ def test_a_limit_of_version_1(tmp_path, meminfo):
 
 
 @pytest.mark.parametrize("text", ("max", str(2**63 - 4096), "nonsense", ""))
-def test_no_limit(tmp_path, meminfo, text):
+def test_a_control_group_without_a_limit_has_the_memory_of_the_machine(tmp_path, meminfo, text):
     root = tmp_path / "cgroup"
     group(root, memory_max=text, memory_current=999 << 10)
     assert host_memory(meminfo, root) == (1000 << 10, 600 << 10)
@@ -74,7 +74,7 @@ def test_absent_devices_are_refused():
             detect("cuda")
 
 
-def test_threads():
+def test_the_number_of_threads_is_set_and_checked():
     before = torch.get_num_threads()
     try:
         set_threads(3)
@@ -97,8 +97,8 @@ def test_cores_are_counted_once_for_all_their_hardware_threads(tmp_path):
         folder = tmp_path / f"devices/system/cpu/cpu{processor}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text("0-1\n")
-    assert capability._cores(tmp_path) == (1, allowed)
-    assert capability._cores(tmp_path / "nowhere") == (allowed, allowed)
+    assert capability.core_counts(tmp_path) == (1, allowed)
+    assert capability.core_counts(tmp_path / "nowhere") == (allowed, allowed)
     (tmp_path / "fs/cgroup").mkdir(parents=True)
     (tmp_path / "fs/cgroup/cpu.max").write_text("100000 100000\n")
-    assert capability._cores(tmp_path) == (1, 1)
+    assert capability.core_counts(tmp_path) == (1, 1)

@@ -104,7 +104,7 @@ def test_a_power_is_the_rounded_root(base, i):
 
 
 @given(st.floats(1e-6, 1e12))
-def test_log(x):
+def test_log_agrees_with_the_math_library(x):
     assert log(x) == pytest.approx(math.log(x), rel=3e-16, abs=0.0)
 
 

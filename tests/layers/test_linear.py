@@ -14,7 +14,7 @@ X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
     ("width", "segments"),
     [(4096, 8), (1024, 8), (896, 4), (384, 4), (256, 8), (128, 4), (64, 2), (172, 4), (100, 4), (48, 2), (31, 1)],
 )
-def test_segments(width, segments):
+def test_the_number_of_segments_of_a_reducing_linear(width, segments):
     """A power of two that divides the width, into whole groups of 32 where that can be."""
     assert Down(width, 1).segments == segments
 

@@ -57,7 +57,7 @@ def test_dynamic_is_the_plain_one_up_to_the_trained_length():
     np.testing.assert_array_equal(frequencies(64, 500000.0, RopeScaling("dynamic", 4.0)), plain)
 
 
-def test_factors_divide():
+def test_rope_factors_divide_the_frequencies():
     factors = tuple(np.linspace(1, 8, 32))
     found = frequencies(64, 500000.0, RopeScaling("factors", factors=factors))
     np.testing.assert_allclose(found * factors, PLAIN)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvasir.layers.tensors import TensorPlace
 from kvasir.models.registry import model_class_for
-from kvasir.weights.load import _spellings, fill
+from kvasir.weights.load import fill, spellings
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import DummySource
 
@@ -104,7 +104,7 @@ def dummy_source(model: Any, seed: int = 0) -> DummySource:
     shapes = {}
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
-            take, names = _spellings(model.names(), f"{path}.{name}")
+            take, names = spellings(model.names(), f"{path}.{name}")
             assert take is None or not take.transposed, "write the checkpoint's own shape for a transposed tensor"
             if take is not None and take.rows is not None:
                 shape = (max(take.rows[1], shapes.get(names[0], (0,))[0]), *shape[1:])

@@ -19,7 +19,7 @@ def test_against_torch(name):
 
 
 @pytest.mark.parametrize("cap", (1.0, 30.0))
-def test_softcap(cap):
+def test_softcap_is_a_scaled_tanh(cap):
     x = X * cap
     torch.testing.assert_close(softcap(x, cap), (x.double() / cap).tanh().float() * cap, rtol=2e-6, atol=2e-6)
     assert softcap(x, cap).abs().max() <= cap

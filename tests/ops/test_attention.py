@@ -113,13 +113,13 @@ def test_against_float64(n, heads, kv_heads, dim):
 
 @pytest.mark.parametrize("window", (1, 2, 16, 63, 64, 65, 400))
 @pytest.mark.parametrize("block_size", (16, 64, 128))
-def test_windows(window, block_size):
+def test_attention_within_windows(window, block_size):
     case = make(150, 4, 2, 16, window=window)
     for cuts in ([150], [100, 1, 49]):
         torch.testing.assert_close(attend([case], [cuts], block_size)[0], case.expected(), **CLOSE)
 
 
-def test_both_directions():
+def test_bidirectional_attention():
     case = make(100, 4, 2, 16, causal=False)
     torch.testing.assert_close(attend([case], [[100]])[0], case.expected(), **CLOSE)
 

@@ -124,7 +124,7 @@ def test_against_the_torch_body_with_equal_bits_on_every_isa(shape, format):
 @pytest.mark.parametrize(
     "options", [{"window": 1}, {"window": 33}, {"softcap": 5.0}, {"causal": False}, {"sinks": True}]
 )
-def test_options(options: dict[str, Any], format: str):
+def test_attention_options_agree_with_torch(options: dict[str, Any], format: str):
     if "sinks" in options:
         options = {"sinks": torch.tensor([-3.0, 0.0, 1.0, 5.0])}
     case = make(150, 4, 2, 16, **options)

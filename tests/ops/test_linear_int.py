@@ -150,7 +150,7 @@ def parts_of(name: str, raw: np.ndarray) -> tuple[np.ndarray, ...]:
         return levels(blocks_basic.q4_1, blocks_basic.Q4_1, 32), field(blocks["d"]), field(blocks["m"])
     if name == "Q6_K":
         return levels(blocks_k.q6_k, blocks_k.Q6_K, 256), field(blocks["d"]), field(blocks["scales"])
-    scales, minima = blocks_k._six_bit_scales(blocks["scales"])
+    scales, minima = blocks_k.six_bit_scales(blocks["scales"])
     q4_k = levels(blocks_k.q4_k, blocks_k.Q4_K, 256)
     return q4_k, field(blocks["d"]), field(scales), field(blocks["dmin"]), field(minima)
 
@@ -222,7 +222,7 @@ def test_against_float64(name, segments):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("groups", [1, 3])
-def test_rows_come_back(name, isa, groups):
+def test_rows_of_a_packed_matrix_have_the_values_of_the_file(name, isa, groups):
     """The files' values: those that float32 flushes to 0 aside (MXFP4 alone could hold such)."""
     door.force_isa(isa)
     packed, raw = pack(name, 21, groups * GGMLType[name].block_size, seed=groups)

@@ -46,7 +46,7 @@ def test_equal_logits_go_to_the_lower_id():
     assert route(many, 4, False)[0].tolist() == [[0, 1, 2, 200]] * 32
 
 
-def test_route_far_out():
+def test_routing_of_extreme_and_nan_logits():
     """Extreme logits share nothing with the others, and what is no number stays in its row."""
     ids, weights = route(torch.tensor([[1e30, -1e30, 0.0], [torch.nan, 1.0, 2.0], [0.0, 1.0, 2.0]]), 2, True)
     assert (ids[0].tolist(), weights[0].tolist()) == ([0, 2], [1.0, 0.0])

@@ -230,14 +230,14 @@ def test_a_broken_library_is_refused(tmp_path):
 def test_a_library_of_another_abi_is_refused(monkeypatch):
     monkeypatch.setattr(native, "ABI_VERSION", native.ABI_VERSION + 1)
     with pytest.raises(ConfigError, match="have ABI"):
-        native.load(native._PATH)
+        native.load(native.PATH)
 
 
 def test_without_a_library_the_module_imports_and_says_why():
     code = (
         "import pathlib; from kvasir.ops import native\n"
         "assert 'torch' not in sys.modules\n"
-        "native._PATH = pathlib.Path('/nowhere/lib.so')\n"
+        "native.PATH = pathlib.Path('/nowhere/lib.so')\n"
         "assert not native.available()\n"
         "print(native.reason())\n"
         "try: native.isa()\n"

@@ -109,7 +109,7 @@ def test_quantized_to_floats_goes_by_float32():
 @pytest.mark.parametrize("name", ["F32", "Q8_0"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_stacked_parts_and_threads_change_nothing(name, threads, monkeypatch):
-    monkeypatch.setattr("kvasir.ops.linear.packed._CHUNK", 64 * 64)
+    monkeypatch.setattr("kvasir.ops.linear.packed.CHUNK", 64 * 64)
     kind = GGMLType[name]
     raw = raw_rows(kind, 1000, 64)
     whole = pack_rows(name, raw, 1000, 64, 2)

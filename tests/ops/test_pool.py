@@ -67,7 +67,7 @@ def test_more_threads_than_processors_are_not_slow(pool):
     assert time.process_time() - start < 10
 
 
-def test_work_after_sleep(pool):
+def test_all_threads_wake_up_after_pauses(pool):
     """Waking up from pauses, from yields and from sleep: nobody is forgotten."""
     *_, selftest = calls()
     address = pool(3)
@@ -134,7 +134,7 @@ def test_where_the_system_gives_no_more_threads_there_is_no_pool():
 
 def run_python(code: str) -> None:
     source = Path(native.__file__).parents[2]
-    environment = {"PYTHONPATH": str(source), "KVASIR_LIBRARY": str(native._PATH)}
+    environment = {"PYTHONPATH": str(source), "KVASIR_LIBRARY": str(native.PATH)}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code], env=environment, capture_output=True, text=True, timeout=60
     )

@@ -134,7 +134,7 @@ def test_rope_has_the_bits_of_its_body(head_dim, half):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_activations(name):
+def test_native_activations_agree_with_torch(name):
     x, up = np.linspace(-12, 12, 4099).astype(np.float32), sample(4099)
     found = on_all_isas(lambda: run_activate(name, x))
     body = BODIES[name](torch.from_numpy(x))
@@ -144,7 +144,7 @@ def test_activations(name):
 
 
 @pytest.mark.parametrize("cap", (1.0, 30.0, 50.0))
-def test_softcap(cap):
+def test_native_softcap_agrees_with_torch(cap):
     x = np.linspace(-20 * cap, 20 * cap, 4099).astype(np.float32)
     found = on_all_isas(lambda: run_softcap(x, cap))
     torch.testing.assert_close(torch.from_numpy(found), softcap.body(torch.from_numpy(x), cap), **CLOSE)

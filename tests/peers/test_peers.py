@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import tarfile
 import time
@@ -22,7 +23,7 @@ from benchmarks.peers import measure, probe
 from benchmarks.peers.crew import Crew, sizes
 from benchmarks.peers.engines import Setup, Worker
 from benchmarks.peers.environments import unpack
-from benchmarks.peers.http_load import _close, load
+from benchmarks.peers.http_load import load
 from benchmarks.peers.limits import limit
 from benchmarks.peers.places import ROOT, AnswersTooShort, PeerError
 from benchmarks.peers.probe import Foreign, Rates, rates
@@ -122,9 +123,11 @@ def test_a_worker_answers_refuses_and_ends(tmp_path):
 
 
 def test_a_worker_leaves_no_process_and_no_file(tmp_path):
-    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '100']).pid, flush=True); sys.stdin.read()"
-    worker = Worker("one", [sys.executable, "-c", code], {}, tmp_path / "log")
-    left = psutil.Process(int(worker._pipes()[1].readline()))
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '100']).pid, file=sys.stderr); sys.stdin.read()"
+    worker = Worker("one", [sys.executable, "-uc", code], {}, tmp_path / "log")
+    while not (tmp_path / "log").read_text().endswith("\n"):
+        time.sleep(0.01)
+    left = psutil.Process(int((tmp_path / "log").read_text()))
     worker.close()
     assert left.wait(10) is None or not left.is_running()
 
@@ -156,7 +159,7 @@ def test_our_worker_on_the_bundled_model(tmp_path):
 # -- the table and its figures -----------------------------------------------------------------------------
 
 
-def test_rows_are_sound():
+def test_rows_have_distinct_names_and_consistent_aims():
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in (*ROWS, HTTP_ROW):
         assert row.met(row.aim, row.bar) and not row.met(row.bar, row.aim), row.name
@@ -171,7 +174,7 @@ def test_prompts_differ_by_round_unless_kept():
     assert all(0 <= token < 7 for ids in prompts_of(ROW, 3, 7) for token in ids)
 
 
-def test_values():
+def test_the_value_of_a_row_by_its_figure():
     told = {"first_s": 2.0, "decode_tokens": 30, "decode_s": 3.0, "total_s": 6.0, "step_seconds": 4.0}
     assert value_of(ROW, told, 6) == 10
     assert value_of(replace(ROW, figure="prefill"), told, 6) == 2 * 8 / 2.0
@@ -206,8 +209,9 @@ def test_the_machine_report_has_its_rates():
     assert all(math.isfinite(rate) and rate >= 0 for rate in (gave.int8_macs_per_s, gave.bf16_macs_per_s))
 
 
-def test_without_a_compiler_the_project_probes(monkeypatch):
-    monkeypatch.setattr(probe, "_program", lambda: None)
+def test_without_a_compiler_the_project_probes(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "SOURCE", Path(shutil.copy(probe.SOURCE, tmp_path)))  # not the one compiled before
+    monkeypatch.setenv("PATH", str(tmp_path))
     gave = rates(1)
     assert gave.method == "kvasir.cli.bench.probe" and gave.bytes_per_s > 1e8 and gave.int8_macs_per_s == 0
 
@@ -215,17 +219,17 @@ def test_without_a_compiler_the_project_probes(monkeypatch):
 def test_foreign_load_leaves_out_what_is_measured(monkeypatch):
     busy = iter([(100.0, 50.0), (110.0, 58.0)])  # 10 s of processors pass, 8 of them busy
     own = iter([5.0, 11.0])  # 6 of them ours
-    monkeypatch.setattr(probe, "_machine", lambda: next(busy))
-    monkeypatch.setattr(probe, "_cpu_seconds", lambda pids: next(own))
+    monkeypatch.setattr(probe, "machine_seconds", lambda: next(busy))
+    monkeypatch.setattr(probe, "cpu_seconds", lambda pids: next(own))
     assert Foreign([1]).share() == pytest.approx(0.2)
 
 
 def test_own_time_is_counted():
-    before, end = probe._cpu_seconds([os.getpid()]), time.process_time() + 0.2
+    before, end = probe.cpu_seconds([os.getpid()]), time.process_time() + 0.2
     while time.process_time() < end:
         pass
-    assert probe._cpu_seconds([os.getpid()]) - before >= 0.15
-    assert probe._cpu_seconds([2**22 + 1]) == 0
+    assert probe.cpu_seconds([os.getpid()]) - before >= 0.15
+    assert probe.cpu_seconds([2**22 + 1]) == 0
 
 
 # -- whole rows --------------------------------------------------------------------------------------------
@@ -360,7 +364,9 @@ async def serve_streams(reply: bytes, chunked: bool):
                 await writer.drain()
                 await asyncio.sleep(0.001)
             writer.write(b"0\r\n\r\n" if chunked else b"")
-        await _close(writer)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]

@@ -64,7 +64,7 @@ def test_integers_become_the_nearest_floats(ggml_type):
     assert dequantize(data, ggml_type, (300,)).tolist() == expected
 
 
-def test_f64():
+def test_f64_is_rounded_to_float32():
     values = np.array([0.1, -1e300, 5e-324, np.inf])
     with np.errstate(over="ignore"):
         expected = values.astype(np.float32)

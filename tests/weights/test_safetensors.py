@@ -40,8 +40,16 @@ def shards(tmp_path):
     return tmp_path, tensors
 
 
+def package_writes(dtype: torch.dtype) -> bool:
+    try:
+        return bool(safetensors.torch.save({"x": torch.empty(1, dtype=dtype)}))
+    except KeyError:
+        return False
+
+
 def test_every_dtype_that_the_package_writes(tmp_path):
-    known = set(safetensors.torch._TYPES) & set(TORCH_DTYPES)
+    known = {name for name in TORCH_DTYPES if package_writes(TORCH_DTYPES[name])}
+    assert known >= {"F32", "F16", "BF16", "I64", "U8", "BOOL"}
     tensors = {name: random_tensor(TORCH_DTYPES[name], (2, 3)) for name in known}
     tensors["scalar"], tensors["none"] = torch.tensor(2.5), torch.empty(0, 4)
     safetensors.torch.save_file(tensors, tmp_path / "m.safetensors", {"note": "x"})

@@ -9,6 +9,7 @@ from kvasir.quant.gguf_types import GGMLType
 from kvasir.weights import source as module
 from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource, WeightSource
 from tests._shared import need
+from tests.weights import _files as write
 
 PAIRS = {  # names in the GGUF file and in the Hugging Face folder of the same model
     "token_embd.weight": "model.embed_tokens.weight",
@@ -52,7 +53,7 @@ def packed(tmp_path):
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_quantized_weights_are_decoded_then_rounded_once(packed, dtype, monkeypatch):
-    monkeypatch.setattr(module, "_CHUNK", 256)  # several chunks, the last not full
+    monkeypatch.setattr(module, "CHUNK", 256)  # several chunks, the last not full
     source, _ = packed
     data = source.raw("q")
     assert data.shape == (50, 54) and source.info("q").dtype == "Q4_0"
@@ -91,11 +92,14 @@ def test_plain_weights_are_views_of_the_file(packed):
     assert tensor.numpy().tobytes() == values.astype(np.float16).tobytes()
 
 
-def test_every_plain_type_of_the_table_has_a_torch_dtype():
-    plain = {kind for kind in GGMLType if kind.is_plain}
-    assert {kind: dtype.itemsize for kind, dtype in module._PLAIN_GGML.items()} == {
-        kind: kind.type_size for kind in plain
-    }
+@pytest.mark.parametrize("kind", [kind for kind in GGMLType if kind.is_plain], ids=lambda kind: kind.name)
+def test_every_plain_type_of_the_table_has_a_torch_dtype(kind, tmp_path):
+    data = bytes(range(3, 3 + 5 * kind.type_size))
+    (tmp_path / "m.gguf").write_bytes(write.gguf_bytes((), [write.entry("a", [5], kind, 0)], data))
+    tensor = GGUFSource(tmp_path / "m.gguf").tensor("a")
+    letters = kind.name.rstrip("0123456789")
+    assert str(tensor.dtype) == f"torch.{ {'F': 'float', 'BF': 'bfloat', 'I': 'int'}[letters] }{8 * kind.type_size}"
+    assert tensor.shape == (5,) and tensor.view(torch.uint8).numpy().tobytes() == data
 
 
 def test_unknown_names(packed, tmp_path):

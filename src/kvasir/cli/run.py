@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from kvasir.engine.front import Front
+    from kvasir.types import Request
+
 
 def run(
     engine: EngineOptions,
@@ -76,11 +79,12 @@ async def _run(
         await front.learn(params)
         thinks = params.structured_outputs is None or await may_think(front, messages)
         request = await front.resolve_chat(ids, params, thinks) if chat else front.resolve(ids, params)
-        await _stream(front, request, quiet)
+        await print_answer(front, request, quiet)
 
 
-async def _stream(front, request, quiet: bool) -> None:
-    """Raises KvasirError if the engine fails; the text before that is printed."""
+async def print_answer(front: Front, request: Request, quiet: bool) -> None:
+    """Prints the text as it arrives and, unless `quiet`, its figures to standard error. Raises KvasirError if the
+    engine fails; the text before that is printed."""
     pace, reason, error = Pace(), None, ""
     async for delta in front.stream(request):
         pace.saw(delta)

@@ -64,17 +64,17 @@ def detect(kind: str = "auto") -> Device:
 def _cpu() -> Device:
     total, available = host_memory()
     name, flags = _cpuinfo()
-    return Device("cpu", name, total, available, *_cores(), tuple(f for f in _FEATURES if f in flags))
+    return Device("cpu", name, total, available, *core_counts(), tuple(f for f in _FEATURES if f in flags))
 
 
 def _gpu() -> Device:
     free, total = torch.cuda.mem_get_info()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = f"sm_{properties.major}{properties.minor}"
-    return Device("cuda", properties.name, total, free, *_cores(), (capability,))
+    return Device("cuda", properties.name, total, free, *core_counts(), (capability,))
 
 
-def _cores(root: Path = Path("/sys")) -> tuple[int, int]:
+def core_counts(root: Path = Path("/sys")) -> tuple[int, int]:
     """Physical cores and processors in this process's affinity mask, within its control group's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = os.sched_getaffinity(0)

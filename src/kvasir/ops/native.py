@@ -20,8 +20,8 @@ ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
 _SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-# KVASIR_LIBRARY: another build of the library, for kernel development.
-_PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
+# Where the library is. KVASIR_LIBRARY: another build of it, for kernel development.
+PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "kvasir_abi_version": (_INT32, []),
@@ -57,21 +57,21 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 @cache
-def _outcome() -> ctypes.CDLL | ConfigError:
+def _outcome(path: Path) -> ctypes.CDLL | ConfigError:
     try:
-        return load(_PATH)
+        return load(path)
     except ConfigError as error:
         return error
 
 
 def available() -> bool:
     """Whether the native kernels can be called in this process."""
-    return isinstance(_outcome(), ctypes.CDLL)
+    return isinstance(_outcome(PATH), ctypes.CDLL)
 
 
 def reason() -> str:
     """Why the native kernels are unavailable and what to do about it; "" if they are available."""
-    outcome = _outcome()
+    outcome = _outcome(PATH)
     return str(outcome) if isinstance(outcome, ConfigError) else ""
 
 
@@ -84,7 +84,7 @@ def declare(name: str, result: Any, *arguments: Any) -> Any:
 
 def lib() -> ctypes.CDLL:
     """The library with its calls declared. Raises ConfigError with the reason if it is unavailable."""
-    outcome = _outcome()
+    outcome = _outcome(PATH)
     if isinstance(outcome, ConfigError):
         raise outcome
     return outcome

@@ -32,14 +32,14 @@ def q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 def q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
     out.reshape(-1, 4, 2, 32)[:] = fields(blocks["qs"], 32, 4)
-    _scale_and_shift(blocks, out, *_six_bit_scales(blocks["scales"]))
+    _scale_and_shift(blocks, out, *six_bit_scales(blocks["scales"]))
 
 
 def q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
     low = fields(blocks["qs"], 32, 4).reshape(-1, 256)
     high = fields(blocks["qh"], 32, 1).reshape(-1, 256)
     np.bitwise_or(low, high << 4, out=out, casting="unsafe")
-    _scale_and_shift(blocks, out, *_six_bit_scales(blocks["scales"]))
+    _scale_and_shift(blocks, out, *six_bit_scales(blocks["scales"]))
 
 
 def q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -61,7 +61,7 @@ def _scale_and_shift(blocks: np.ndarray, out: np.ndarray, scales: np.ndarray, mi
     sub_blocks -= column(column(blocks["dmin"]) * minima)
 
 
-def _six_bit_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def six_bit_scales(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 8 scales and 8 minima of Q4_K and Q5_K: uint8 [n, 12] -> two of uint8 [n, 8].
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their lower 6 bits. Bytes 8-11 hold the lower nibbles of

@@ -126,14 +126,14 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
     table = model.names()
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
-            take, asked = _spellings(table, f"{path}.{name}")
+            take, asked = spellings(table, f"{path}.{name}")
             found = _find(asked, stored, model.prefix)
             _check_type(found, source.info(found).dtype)
             _check_shape(found, tuple(source.info(found).shape), shape, take)
             yield _Wanted(leaf, name, shape, found, take)
 
 
-def _spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
+def spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
     """The table's entry for "layers.3.attn.out.weight": a Take, or None for a whole tensor, and the tensor's possible
     names.
 

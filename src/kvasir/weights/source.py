@@ -14,7 +14,7 @@ from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.safetensors import SafetensorsFolder
 
 # Weights per decoded chunk if the result is not float32: bounds the memory used besides the result.
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 
 _PLAIN_GGML = {
     GGMLType.F32: torch.float32,
@@ -159,9 +159,9 @@ def _decode(out: torch.Tensor, data: np.ndarray, ggml_type: GGMLType) -> None:
     if out.dtype == torch.float32:
         dequantize_into(out.numpy(), data, ggml_type)
         return
-    buffer = np.empty(min(_CHUNK, out.numel()), np.float32)
-    for start in range(0, out.numel(), _CHUNK):
-        target = out[start : start + _CHUNK]
+    buffer = np.empty(min(CHUNK, out.numel()), np.float32)
+    for start in range(0, out.numel(), CHUNK):
+        target = out[start : start + CHUNK]
         chunk = buffer[: target.numel()]
         first, size = ggml_type.row_bytes(start), ggml_type.row_bytes(target.numel())
         dequantize_into(chunk, data[first : first + size], ggml_type)

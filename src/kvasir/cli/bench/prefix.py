@@ -90,7 +90,7 @@ async def _measure(engine: EngineOptions, load: Load, repeats: int, names: Seque
             if not facts:
                 print("\n".join(llms[ON].summary), file=sys.stderr)
             facts = {"model": asdict(llms[ON].info), "threads": engine.threads or machine["cores"]}
-            found[name] = await _rounds(
+            found[name] = await measure_rounds(
                 name, load, repeats, {v: llm.front for v, llm in llms.items()}, facts["threads"]
             )
             found[name]["engines"] = {v: list(llm.summary) for v, llm in llms.items()}
@@ -128,13 +128,16 @@ def _folder(inside: str | None) -> tempfile.TemporaryDirectory[str]:
         raise ConfigError(f"no folder can be made in {inside}: {error.strerror}", "give another --cache-dir") from error
 
 
-async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Front], threads: int) -> dict[str, Any]:
+async def measure_rounds(
+    name: str, load: Load, repeats: int, fronts: Mapping[str, Front], threads: int
+) -> dict[str, Any]:
+    """The record of a workload. fronts: by variant. Raises KvasirError if the variants' answers differ."""
     runs: dict[str, list[BenchRun]] = {variant: [] for variant in fronts}
     info = fronts[OFF].info
     with progress_bar(name, (1 + repeats) * len(fronts)) as progress:
         for number in range(1 + repeats):
             gave, exchanges = probe(info.device, info.dtype, threads), {}
-            for i, variant in enumerate(_turns(list(fronts), number)):
+            for i, variant in enumerate(rotated(list(fronts), number)):
                 others = ForeignLoad()
                 exchanges[variant], figures = await _play(name, load, number, fronts[variant], number == 0)
                 if number:
@@ -149,7 +152,7 @@ async def _rounds(name: str, load: Load, repeats: int, fronts: Mapping[str, Fron
     }
 
 
-def _turns(variants: list[str], number: int) -> list[str]:
+def rotated(variants: list[str], number: int) -> list[str]:
     """The variants in an order that changes from round to round."""
     shift = number % len(variants)
     return variants[shift:] + variants[:shift]

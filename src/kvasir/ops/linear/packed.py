@@ -29,7 +29,7 @@ from kvasir.quant.gguf_types import GGMLType, dequantize
 
 MAX_SEGMENTS = 8
 _HUGE_PAGE = 2 << 20
-_CHUNK = 1 << 20  # weights per packing task
+CHUNK = 1 << 20  # weights per packing task
 _FLOATS = {"F32": 1, "F16": 1, "BF16": 2}  # with their group sizes
 
 
@@ -236,8 +236,8 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
 
 
 def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows, in whole panels, of about _CHUNK weights each."""
-    step = max(1, _CHUNK // (cols * PANEL)) * PANEL
+    """Ranges of rows, in whole panels, of about CHUNK weights each."""
+    step = max(1, CHUNK // (cols * PANEL)) * PANEL
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
