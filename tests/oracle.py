@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from kvasir.engine.core import EngineCore
@@ -118,12 +118,12 @@ def same(expected: Answers, got: Answers, leave_out: tuple[str, ...] = ()) -> No
         assert (a.text, a.stop) == (b.text, b.stop), f"{key}: texts differ"
 
 
-def free_blocks(core: EngineCore) -> list[set[int]]:
-    """Per cache group, the blocks that nobody holds."""
-    return [set(pool._free) for pool in core.scheduler.kv.pools]
+def free_blocks(core: EngineCore) -> list[frozenset[int]]:
+    """Per cache group, the blocks without a holder."""
+    return [pool.free_ids for pool in core.scheduler.kv.pools]
 
 
-def poison(core: EngineCore, blocks: list[set[int]]) -> int:
+def poison(core: EngineCore, blocks: Sequence[Set[int]]) -> int:
     """Fills blocks of each cache group with NaN; how many. No step under way may read them."""
     cache = core.runner.cache  # type: ignore[attr-defined]
     for tensor, ids in zip(cache.tensors, blocks, strict=True):

@@ -114,7 +114,7 @@ class Run:
         self.answers: Answers = {}
         self.plans: list[StepPlan] = []
         self.cores: list[EngineCore] = []
-        self.free_blocks: list[set[int]] = []  # per cache group, those that were free a step ago
+        self.free_blocks: list[frozenset[int]] = []  # per cache group, those that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they go on

@@ -11,7 +11,7 @@ import pytest
 
 from kvasir.sched.sequence import Sequence
 from tests.engine.cores import core_of, random_model
-from tests.oracle import Answer, Answers, embed_requests, mixed_requests, plain, same, together
+from tests.oracle import Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
 
 torch = pytest.importorskip("torch")
 
@@ -125,9 +125,8 @@ def test_nan_in_foreign_blocks_stays_there(case):
     cache.fill_(float("nan"))
 
     def poison(core) -> None:
-        for group, pool in enumerate(core.scheduler.kv.pools):
-            free = torch.tensor([b for b in range(1, pool.num_blocks) if pool._count[b] == 0], dtype=torch.long)
-            cache.tensors[group][:, :, free] = float("nan")
+        for tensor, free in zip(cache.tensors, free_blocks(core), strict=True):
+            tensor[:, :, sorted(free)] = float("nan")
 
     same(expected, together(core, requests, seed=5, each_step=poison))
 

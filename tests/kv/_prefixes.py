@@ -2,6 +2,7 @@
 
 from kvasir.caches import CacheKind, PagedKV, Window
 from kvasir.kv.blocks import BlockTable, SequenceBlocks
+from kvasir.kv.node import PrefixNode
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.radix import Hit, PrefixTree
@@ -147,10 +148,13 @@ class World:
                             "overwritten"
                         )
 
+    def roots(self) -> list[PrefixNode]:
+        return [node for node in self.tree.nodes() if node.parent is None]
+
     def entries(self) -> dict[tuple, tuple[int, ...]]:
         """(namespace, all ids up to the end of a block, or of a partly filled one) -> its block in each group."""
         found = {}
-        for root in self.tree._roots.values():
+        for root in self.roots():
             stack = [(root, ())]
             while stack:
                 node, before = stack.pop()

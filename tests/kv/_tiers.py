@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from kvasir.kv.tiers.block import GroupFacts, StoredBlock, StoreFacts, chain
 from kvasir.kv.tiers.connector import Failed, KVConnector
+from kvasir.kv.tiers.transfers import TransferMeter
 from kvasir.plan import pack_ids
 
 BLOCK_SIZE = 4
@@ -34,6 +37,11 @@ def load(tier: KVConnector, block: StoredBlock, group: int = 0) -> bytes | str:
     result = tier.poll(tier.start_load(block, group), timeout=30.0)
     assert result is not None, "the load hangs"
     return result.reason if isinstance(result, Failed) else bytes(result)
+
+
+def read_at(patch: pytest.MonkeyPatch, rate: float) -> None:
+    """Tiers that are read have measured `rate` bytes per second."""
+    patch.setattr(TransferMeter, "read_rate", lambda meter: rate)
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,5 +44,5 @@ def server(path, disk) -> Iterator[PeerServer]:
     server = PeerServer(path, disk)
     yield server
     server.close()
-    until(lambda: not server._connections and not server._threads)
+    until(lambda: not any(thread.name.startswith("kv-peer-") for thread in threading.enumerate()))
     assert disk.stats().open_loads == 0

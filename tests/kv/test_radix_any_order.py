@@ -51,7 +51,7 @@ class Plain:
 
     def expected(self, namespace: bytes, tokens: list[int]) -> set[int]:
         """The lengths that a match of `tokens` may claim: one, except where several blocks begin equally well."""
-        root = self.world.tree._roots.get(namespace)
+        root = next((root for root in self.world.roots() if root.namespace == namespace), None)
         if self.fixed and not (root and self.fixed <= root.fixed.keys()):
             return {0}
         whole = 0
@@ -210,8 +210,7 @@ class Serving(RuleBasedStateMachine):
             for g, pool in enumerate(self.tree.pools)
         ]
         for g in self.plain.fixed:
-            roots = self.tree._roots.values()
-            idle[g] = {b for r in roots for b in r.fixed.get(g, ()) if self.tree.pools[g].is_idle(b)}
+            idle[g] = {b for r in self.world.roots() for b in r.fixed.get(g, ()) if self.tree.pools[g].is_idle(b)}
         available = [pool.available for pool in self.tree.pools]
         held = [{b for r in self.world.runs for b in r.blocks.tables[g].ids if b} for g in range(len(idle))]
         self.evicted = []
@@ -260,9 +259,9 @@ class Serving(RuleBasedStateMachine):
     @rule(seconds=st.integers(1, 4))
     def wait(self, seconds):
         self.now += seconds
-        self.tree.expire(self.now)
-        self.pins = {key: until for key, until in self.pins.items() if until > self.now}
-        assert len(self.tree._pins) == len(self.pins)
+        left = {key: until for key, until in self.pins.items() if until > self.now}
+        assert self.tree.expire(self.now) == len(self.pins) - len(left)
+        self.pins = left
 
     @precondition(lambda self: len(self.texts) % 4 == 0)
     @rule(namespace=NAMESPACES, everything=st.sampled_from([False] * 5 + [True]))
@@ -296,7 +295,7 @@ class Serving(RuleBasedStateMachine):
             self.tree.evict(g, pool.total)
             assert pool.free == pool.total
         self.world.check()
-        assert self.tree.stats().nodes == 0 and not self.tree._roots
+        assert self.tree.stats().nodes == 0 and not self.world.roots()
 
 
 TestServing = Serving.TestCase

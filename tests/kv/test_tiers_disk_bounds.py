@@ -113,7 +113,8 @@ def test_a_full_disk_is_counted_and_left_alone_for_a_while(folder, monkeypatch, 
         assert tier.stats().saves == {"error": 1, "paused": 1}
         assert not list(folder.glob("tmp-*")) and not parts(folder) and tier.has([blocks[0].key]) == 0
         monkeypatch.setattr(disk.os, "write", real)
-        tier._resume_at = 0.0
+        now = time.monotonic
+        monkeypatch.setattr(disk.time, "monotonic", lambda: now() + disk.PAUSE_SECONDS)
         save(tier, blocks[0])
         until(lambda: saved(tier))
         assert load(tier, blocks[0]) == payload_of(blocks[0])

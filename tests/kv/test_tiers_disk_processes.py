@@ -18,13 +18,13 @@ from pathlib import Path
 from kvasir.kv.tiers import disk
 from tests.kv._tiers import blocks_of, facts_of, payload_of
 
-def drain(fd, buffer):
-    while buffer:
-        n = disk.os.write(fd, buffer[:4096])
-        buffer = buffer[n:]
-        time.sleep(0.0005)
+write = disk.os.write
 
-disk._drain = drain  # so slow that a death is nearly always in the middle of a write
+def write_some(fd, data):
+    time.sleep(0.0005)
+    return write(fd, data[:4096])
+
+disk.os.write = write_some  # so slow that a death is nearly always in the middle of a write
 facts = facts_of(64_000)
 tier = disk.DiskTier(Path(sys.argv[1]), facts, 1 << 30)
 tier.wait_scanned(30)

@@ -13,7 +13,7 @@ from kvasir.kv.tiers.connector import Failed
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
-from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
+from tests.kv._tiers import FACTS, blocks_of, load, payload_of, read_at, until
 
 SIZES = [group.num_bytes for group in FACTS.groups]
 BLOCKS = blocks_of(12)
@@ -108,27 +108,27 @@ def test_evicted_parts_are_found_in_the_tier_below(disk):
     assert both.stats().loads == {"loaded": 12} and both.stats().num_bytes == sum(s.num_bytes for s in each.values())
 
 
-def test_only_what_lies_on_disk_takes_time_to_read(disk):
+def test_only_what_lies_on_disk_takes_time_to_read(disk, monkeypatch):
     host = HostTier(FACTS, 1000, disk)
     both = JointTier([host, disk])
     disk.save(BLOCKS[0], 0, payload_of(BLOCKS[0]))
     save(host, BLOCKS[1])
     until(lambda: disk.stats().queued_bytes == 0)
-    disk._meter._rate_bytes, disk._meter._rate_seconds = 96.0, 2.0
+    read_at(monkeypatch, 48.0)
     assert both.read_seconds([(BLOCKS[1].key, 0)]) == 0.0
     assert both.read_seconds([(b.key, 0) for b in BLOCKS[:2]]) == pytest.approx(2.0)
 
 
-def test_parts_that_are_computed_faster_are_not_written_below(disk):
+def test_parts_that_are_computed_faster_are_not_written_below(disk, monkeypatch):
     host = HostTier(FACTS, 96, disk)
-    disk._meter.read(96, 1.0)
+    read_at(monkeypatch, 96.0)
     for pace, block in zip((1.0, 1.0, 1000.0, 1000.0), BLOCKS, strict=False):
         assert host.wants(block.key, 0, pace), "the host's memory is read at once"
         save(host, block)
     assert disk.stats().saves.get("slow") == 2
 
 
-def test_ending_moves_all_parts_below_and_later_ones_directly(disk):
+def test_ending_moves_all_parts_below_and_later_ones_directly(disk, tmp_path):
     host = HostTier(FACTS, 96 * 6, disk)
     both = JointTier([host, disk])
     for block in BLOCKS[:6]:
@@ -139,7 +139,7 @@ def test_ending_moves_all_parts_below_and_later_ones_directly(disk):
     assert host.stats().num_parts == 6
     both.close(30.0)
     assert disk.stats().saves == {"saved": 12} and host.stats().num_bytes == 0
-    again = DiskTier(disk._folder, FACTS, 1 << 20)
+    again = DiskTier(tmp_path / "kv", FACTS, 1 << 20)
     assert again.wait_scanned(30)
     assert [load(again, b) for b in BLOCKS] == [payload_of(b) for b in BLOCKS]
     again.close()

@@ -16,6 +16,7 @@ import pytest
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import peer, wire
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from tests.kv._disk import path_of
 from tests.kv._peer import BLOCK, asking, hostile, keep
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
 
@@ -39,17 +40,20 @@ def test_blocks_of_a_peer_are_unchanged(server, disk, path):
         assert not tier.save(blocks[5], 0, payload_of(blocks[5]))
 
 
-def test_a_query_is_sent_once_and_waited_for_within_its_timeout(path):
+def test_a_query_is_sent_once_and_waited_for_within_its_timeout(path, monkeypatch):
     """A peer that takes a connection and says nothing is a miss in the end."""
-    keys = [b.key for b in blocks_of(100)]
+    keys, (other,) = [b.key for b in blocks_of(100)], blocks_of(1, b"other")
+    sent, pack = [], wire.pack_has
+    monkeypatch.setattr(wire, "pack_has", lambda keys, group: sent.append(list(keys)) or pack(keys, group))
     ended = threading.Event()
     with hostile(path, lambda link: ended.wait(10) and None), asking(path) as tier:
         for _ in range(200):
             assert not tier.ask(keys) and tier.has(keys) == 0
         assert not tier.ask(keys, 0, 0.01)
-        assert tier._asker.cost <= len(keys)
         ended.set()
         assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 0
+        assert tier.ask([other.key], 0, 10.0)
+        assert sent == [keys, [other.key]]
 
 
 def test_parts_after_a_gap_are_known_too(server, disk, path):
@@ -70,7 +74,7 @@ def test_of_a_long_chain_the_beginning_is_asked(server, disk, path, monkeypatch)
         assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 8
 
 
-def test_answers_are_forgotten(server, disk, path, monkeypatch):
+def test_answers_are_forgotten(server, disk, path, tmp_path, monkeypatch):
     monkeypatch.setattr(peer, "KNOWN_SECONDS", 0.05)
     monkeypatch.setattr(peer, "UNKNOWN_SECONDS", 0.05)
     monkeypatch.setattr(peer, "MAX_ANSWERS", 5)
@@ -81,11 +85,12 @@ def test_answers_are_forgotten(server, disk, path, monkeypatch):
         keep(disk, blocks)
         until(lambda: tier.ask(keys, 0, 1.0) and tier.has(keys) == 5)
         for block in blocks[2:]:
-            disk._remove((block.key, 0))
+            path_of(tmp_path / "tier", block).unlink()
+            assert load(disk, block) == "missing"
         until(lambda: tier.ask(keys, 0, 1.0) and tier.has(keys) == 2)
         for i in range(20):
             tier.ask([b.key for b in blocks_of(1, b"%d" % i)], 0, 10.0)
-        assert len(tier._answers) <= 5 and not tier._asked
+        assert tier.has(keys) == 0, "answers about more than 5 parts are kept"
 
 
 @pytest.mark.parametrize("facts", [replace(FACTS, numerics="n0"), replace(FACTS, model="tiny@2")])

@@ -31,12 +31,13 @@ class Gate:
     """A `run` that waits until it is opened."""
 
     def __init__(self):
-        self.open = threading.Event()
+        self.begun, self.open = threading.Event(), threading.Event()
         self.done: list[int] = []
 
     def run(self, job: int | None) -> None:
         if job is None:
             return
+        self.begun.set()
         assert self.open.wait(30)
         if job < 0:
             raise RuntimeError("a job that fails")
@@ -70,7 +71,7 @@ def test_closing_drops_what_does_not_get_done():
     worker = TransferWorker("w", gate.run, max_cost=100)
     for job in (1, 2, 3):
         worker.put(job, 1)
-    until(lambda: len(worker._queue) == 2)
+    assert gate.begun.wait(30)
     threading.Timer(0.3, gate.open.set).start()
     assert worker.close(0.05) == [2, 3]
     assert gate.done == [1]
@@ -88,13 +89,14 @@ class Shelf:
     """A `read` of Loads that waits until it is opened, and fails for some blocks."""
 
     def __init__(self, max_bytes: int = 100):
-        self.open = threading.Event()
+        self.begun, self.open = threading.Event(), threading.Event()
         self.read_keys: list[bytes] = []
         self.bad: dict[bytes, Exception] = {}
         self.meter = TransferMeter()
         self.loads = Loads("l", self.read, max_bytes, self.meter)
 
     def read(self, block, group):
+        self.begun.set()
         assert self.open.wait(30)
         self.read_keys.append(block.key)
         if block.key in self.bad:
@@ -124,7 +126,7 @@ def test_a_load_is_polled_to_its_end_without_waiting(shelf):
 def test_a_cancelled_load_is_not_read_and_leaves_nothing(shelf):
     first, second, third = blocks_of(3)
     tickets = [shelf.loads.start(b, 0, 10) for b in (first, second, third)]
-    until(lambda: not shelf.loads._worker._queue or len(shelf.loads._worker._queue) == 2)
+    assert shelf.begun.wait(30)
     for ticket in tickets[:2]:
         shelf.loads.cancel(ticket)
     shelf.open.set()
@@ -158,7 +160,7 @@ def test_closing_fails_open_loads():
     shelf = Shelf()
     blocks = blocks_of(3)
     tickets = [shelf.loads.start(b, 0, 1) for b in blocks]
-    until(lambda: len(shelf.loads._worker._queue) == 2)
+    assert shelf.begun.wait(30)
     threading.Timer(0.1, shelf.open.set).start()
     shelf.loads.close()
     assert shelf.loads.poll(tickets[0], 30.0) == blocks[0].key

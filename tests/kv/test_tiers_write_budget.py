@@ -17,7 +17,7 @@ from kvasir.kv.tiers import disk, transfers
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.write_budget import FACTOR, FIRST, MOST, WriteBudget
-from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
+from tests.kv._tiers import blocks_of, facts_of, load, payload_of, read_at, until
 
 FACTS = facts_of(1000)
 SECONDS = st.floats(0.0, 0.06)
@@ -148,11 +148,11 @@ def test_writing_at_the_end_of_an_engine_is_not_limited(tmp_path, writes_take_2_
 
 
 @pytest.mark.parametrize("ending", [False, True])
-def test_parts_that_are_computed_faster_than_read_are_not_written(tmp_path, ending):
+def test_parts_that_are_computed_faster_than_read_are_not_written(tmp_path, ending, monkeypatch):
+    read_at(monkeypatch, 1000.0)
     with opened(tmp_path, None) as tier:
         if ending:
             tier.ending()
-        tier._meter.read(1000, 1.0)
         block = blocks_of(1)[0]
         assert not tier.wants(block.key, 0, pace=1001.0) and tier.stats().saves == {"slow": 1}
         assert tier.wants(block.key, 0, pace=999.0)

@@ -46,6 +46,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def free_ids(self) -> frozenset[int]:
+        """The ids of the blocks without a holder. Takes time proportional to their number."""
+        return frozenset(self._free)
+
+    @property
     def idle(self) -> int:
         """Blocks that only the prefix tree holds."""
         return self._idle
