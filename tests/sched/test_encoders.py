@@ -15,7 +15,7 @@ from kvasir.engine.core import EngineCore
 from kvasir.errors import InvalidRequest
 from kvasir.inputs import Inputs, Source, Span
 from kvasir.plan import Encoders, EncoderWork, StepPlan
-from kvasir.runner.fake import FakeRunner
+from kvasir.runner.fake import FakeExecutor, FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import FinishReason, Request, SamplingParams, Task
 from tests.examples import examples
@@ -175,10 +175,17 @@ def test_impossible_encoder_jobs_are_refused():
         Scheduler(without.capacity).add(one)
 
 
+class ExecutorWithoutEncoder(FakeExecutor):
+    computes = FakeExecutor.computes - {"encodes"}
+
+
+class RunnerWithoutEncoder(FakeRunner):
+    samples = ExecutorWithoutEncoder
+
+
 def test_an_executor_without_encoders_refuses_jobs_by_name():
     """It costs only the sequence that wanted them."""
-    fake = FakeRunner(num_blocks=100, block_size=8)
-    fake.rows._computes = fake.rows._computes - {"encodes"}
+    fake = RunnerWithoutEncoder(num_blocks=100, block_size=8)
     core = EngineCore(fake, Scheduler(fake.capacity))
     core.add(asking("bad", (5, 1)))
     core.add(good := Request("good", PROMPT, SamplingParams(max_tokens=4, seed=0)))

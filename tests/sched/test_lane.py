@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.caches import CacheKind, Cross, PagedKV, State, Window
+from kvasir.kv.blocks import SequenceBlocks
 from kvasir.plan import StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.budget import StepTime, predict
@@ -247,30 +249,27 @@ def forgotten(run: Run) -> None:
     table.wait = waiting
 
 
-def roomy(run: Run) -> None:
-    """Tables have room for one token more than they have."""
+def enter_with(run: Run, name: str, wrong: Callable[[SequenceBlocks, int], int]) -> None:
+    """Sequences enter with a wrong fact about their blocks."""
     lane = run.scheduler.table.lane
     offer = lane.offer
 
     def entering(seq: Sequence) -> None:
-        offer(seq)
-        if seq in lane:
-            lane._columns["room"][seq.row] += 1
+        with patch.object(SequenceBlocks, name, wrong):
+            offer(seq)
 
     lane.offer = entering
+
+
+def roomy(run: Run) -> None:
+    """Tables have room for one token more than they have."""
+    room = SequenceBlocks.room
+    enter_with(run, "room", lambda blocks, computed: room(blocks, computed) + 1)
 
 
 def grasping(run: Run) -> None:
     """Blocks that a window has passed are kept."""
-    lane = run.scheduler.table.lane
-    offer = lane.offer
-
-    def entering(seq: Sequence) -> None:
-        offer(seq)
-        if seq in lane:
-            lane._columns["trim"][seq.row] = LENGTH
-
-    lane.offer = entering
+    enter_with(run, "next_trim", lambda blocks, stored: LENGTH)
 
 
 def endless(run: Run) -> None:

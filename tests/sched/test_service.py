@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,19 @@ def test_classes_go_first_in_their_order():
     assert world.times["a"][-1] < world.times["b"][0] < world.times["b"][-1] < world.times["c"][0]
 
 
+class Fake(SimpleNamespace):
+    __hash__ = object.__hash__  # as that of a Sequence
+
+
+def waiting_since(since: float, service_class: ServiceClass, status: Status) -> Any:
+    """What Service reads of a sequence whose prompt has three tokens."""
+    return Fake(
+        order=0, status=status, promoted=False, expected=0, prompt_len=3,
+        request=Fake(slo=service_class, tenant="", priority=0), counts=Fake(known=3, computed=0, since=since),
+        content=Fake(prefix_key=None),
+    )  # fmt: skip
+
+
 @given(
     st.lists(st.sampled_from(ServiceClass), min_size=1),
     st.lists(st.sampled_from(ServiceClass), min_size=1),
@@ -82,14 +96,14 @@ def test_classes_go_first_in_their_order():
 )
 def test_higher_classes_are_known_from_counts(waiting, running, promoted):
     sequences = [
-        [SimpleNamespace(request=SimpleNamespace(slo=c), status=status, promoted=False) for c in classes]
+        [waiting_since(0.0, c, status) for c in classes]
         for classes, status in ((waiting, Status.WAITING), (running, Status.RUNNING))
     ]
     service = Service(TARGETS, 256, 16, 256)
     if promoted:
         group = sequences[promoted[0]]
-        service._promoted = group[promoted[1] % len(group)]
-        service._promoted.promoted = True
+        (first,) = service.order([group[promoted[1] % len(group)]], None, now=1e9)
+        assert first.promoted
     first, last = ([(not s.promoted, s.request.slo.rank) for s in group] for group in sequences)
     assert service.stands_higher(Counter(waiting), Counter(running)) == (min(first) < max(last))
 

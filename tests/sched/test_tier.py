@@ -12,7 +12,8 @@ import pytest
 
 from kvasir.engine.core import EngineCore
 from kvasir.inputs import Adapter
-from kvasir.kv.tiers.block import GroupFacts, StoreFacts, chain
+from kvasir.kv.tiers import record
+from kvasir.kv.tiers.block import GroupFacts, StoredBlock, StoreFacts, chain
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.plan import pack_ids
 from kvasir.runner.fake import FakeRunner
@@ -21,7 +22,8 @@ from kvasir.sched.budget import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.service import Service
 from kvasir.types import FinishReason, Request, SamplingParams
-from tests.kv._tiers import until
+from tests.kv._disk import path_of
+from tests.kv._tiers import read_at, until
 from tests.sched.drive import by_hand, request
 
 SIZE = 8
@@ -132,7 +134,7 @@ def test_a_part_of_the_prefix_is_in_the_tree(tmp_path):
 def test_a_harmed_file_is_computed_anew(tmp_path, harm):
     """Blocks before it are used, none behind."""
     core = restarted(tmp_path / "kv")
-    path = tier_of(core)._path((keys_of(core, PROMPT)[4], 0))
+    path = path_of(tmp_path / "kv", stored_blocks(core, PROMPT)[4])
     data = bytearray(path.read_bytes())
     if harm == "flip":
         data[-3] ^= 1
@@ -148,9 +150,9 @@ def test_a_harmed_file_is_computed_anew(tmp_path, harm):
     run(core, request("c", PROMPT))
 
 
-def keys_of(core: EngineCore, ids: list[int]) -> list[bytes]:
+def stored_blocks(core: EngineCore, ids: list[int]) -> list[StoredBlock]:
     space = namespace(request("x", ids), False, tier_of(core).facts.model)
-    return [b.key for b in chain(space, pack_ids(ids), SIZE)]
+    return chain(space, pack_ids(ids), SIZE)
 
 
 def test_blocks_of_other_model_facts_are_not_used(tmp_path):
@@ -182,22 +184,23 @@ def test_private_requests_leave_nothing_and_take_nothing(tmp_path):
     assert core.stats().tier_loads == {}
 
 
-def reads_wait(core: EngineCore) -> threading.Event:
-    """The disk answers nothing until the event is set."""
-    gate, loads = threading.Event(), tier_of(core)._loads
-    read = loads._read
+@pytest.fixture
+def gate(monkeypatch) -> threading.Event:
+    """While it is cleared, no read of a disk ends."""
+    gate, unseal = threading.Event(), record.unseal
+    gate.set()
 
-    def late(block, group):
+    def late(*args):
         assert gate.wait(60.0)
-        return read(block, group)
+        return unseal(*args)
 
-    loads._read = late
+    monkeypatch.setattr(record, "unseal", late)
     return gate
 
 
-def test_an_abort_while_loading_leaves_no_ticket(tmp_path):
+def test_an_abort_while_loading_leaves_no_ticket(tmp_path, gate):
     core = restarted(tmp_path / "kv")
-    gate = reads_wait(core)
+    gate.clear()
     core.add(request("b", PROMPT))
     core.step()
     assert tier_of(core).stats().open_loads == 9
@@ -216,9 +219,9 @@ def test_an_abort_while_loading_leaves_no_ticket(tmp_path):
     assert core.stats().tier_loaded_tokens == 72
 
 
-def test_a_load_that_takes_too_long_is_computed_instead(tmp_path, compute_seconds):
+def test_a_load_that_takes_too_long_is_computed_instead(tmp_path, compute_seconds, gate):
     core = restarted(tmp_path / "kv")
-    gate = reads_wait(core)
+    gate.clear()
     compute_seconds[0] = 0.03
     run(core, request("b", PROMPT))
     assert core.stats().tier_loads == {"late": 9}
@@ -226,20 +229,22 @@ def test_a_load_that_takes_too_long_is_computed_instead(tmp_path, compute_second
     gate.set()
 
 
-def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path):
+def test_a_disk_that_is_slower_than_computing_is_not_read(tmp_path, monkeypatch):
     core = restarted(tmp_path / "kv")
-    tier_of(core)._meter.loaded(100, 50.0)  # two bytes a second
+    read_at(monkeypatch, 2.0)
     run(core, request("b", PROMPT))
-    assert core.stats().tier_loads == {"loaded": 1, "slow": 9}
+    assert core.stats().tier_loads == {"slow": 9}
     assert core.stats().tier_loaded_tokens == 0
 
 
 @pytest.mark.parametrize("prompt_seconds", [1e-6, 20.0])
-def test_blocks_that_are_computed_faster_than_read_are_not_written(tmp_path, compute_seconds, prompt_seconds):
+def test_blocks_that_are_computed_faster_than_read_are_not_written(
+    tmp_path, monkeypatch, compute_seconds, prompt_seconds
+):
     """Neither when it is evicted nor at the end."""
     compute_seconds[0] = prompt_seconds
     core = make(tmp_path / "kv", num_blocks=14)
-    tier_of(core)._meter.read(10**6, 1.0)
+    read_at(monkeypatch, 1e6)
     for i in range(4):
         run(core, request(f"o{i}", [100 + i] * 80))
     written(core)
@@ -259,7 +264,7 @@ def test_the_measured_rates_of_both_decide(tmp_path, monkeypatch, token_seconds,
     core = restarted(tmp_path / "kv")
     monkeypatch.undo()  # as in life
     core.scheduler.service.step_time = StepTime(costs=(token_seconds, 0.0, 0.0, 0.0))
-    tier_of(core)._meter.loaded(1000, 1000 / bytes_a_second)
+    read_at(monkeypatch, bytes_a_second)
     core.add(request("b", PROMPT))
     core.scheduler.plan()
     (seq,) = core.scheduler.waiting + core.scheduler.running

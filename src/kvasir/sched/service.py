@@ -79,36 +79,36 @@ class Service:
         self.targets = targets
         self.step_time = StepTime()
         self._whole, self._block, self._chunk = whole, block, chunk
-        self._shares = {c: Fairness() for c in ServiceClass}
+        self.shares = {c: Fairness() for c in ServiceClass}  # what the tenants of each class were served
         self._leads: dict[tuple[ServiceClass, str], int] = {}  # cache of `fairness.lead`
         self._promoted: Sequence | None = None  # the last promoted sequence
         self._starved_steps = 0
-        self._ranking = Ranking(self._facts, lambda model, tokens: prefill_seconds(model, 0, tokens, chunk))
+        self._ranking = Ranking(self.facts, lambda model, tokens: prefill_seconds(model, 0, tokens, chunk))
 
     def present(self, weights: Mapping[ServiceClass, Mapping[str, float]]) -> None:
         """Sets the tenants that have requests, per class, with their weights. Call it before tenants are ordered or
         charged."""
         for service_class, found in weights.items():
-            self._shares[service_class] = fairness.present(self._shares[service_class], found)
+            self.shares[service_class] = fairness.present(self.shares[service_class], found)
         self._leads.clear()
 
     def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> Iterable[Sequence]:
         """The sequences that want prefill, in the order of service: `running`, and with a `table` all waiting ones.
         Valid until the next call with a table."""
-        facts = [self._facts(seq, now) for seq in running]
+        facts = [self.facts(seq, now) for seq in running]
         if table:
             self._ranking.update(table.moved, facts, self.step_time, now)
             table.moved.clear()
         candidates = [*running, *(self._ranking.oldest() if table else ())]
         self._promote(candidates, now)
-        facts = [self._facts(seq, now) for seq in running]
+        facts = [self.facts(seq, now) for seq in running]
         if table:
-            return self._ranking.order(list(zip(facts, running, strict=True)), self._shares)
-        return [running[i] for i in slo.service_order(facts, self._shares)]
+            return self._ranking.order(list(zip(facts, running, strict=True)), self.shares)
+        return [running[i] for i in slo.service_order(facts, self.shares)]
 
     def _promote(self, candidates: list[Sequence], now: float) -> None:
         taken = self._promoted is not None and self._promoted.status is not Status.FINISHED
-        chosen = slo.promote([self._facts(seq, now) for seq in candidates], taken)
+        chosen = slo.promote([self.facts(seq, now) for seq in candidates], taken)
         if chosen is not None:
             self._promoted = candidates[chosen]
             self._promoted.promoted = True
@@ -120,7 +120,8 @@ class Service:
         if self._promoted is seq:
             self._promoted = None
 
-    def _facts(self, seq: Sequence, now: float) -> slo.ServiceFacts:
+    def facts(self, seq: Sequence, now: float) -> slo.ServiceFacts:
+        """The inputs of the policies at the time `now`."""
         request, start = seq.request, seq.counts.computed or seq.expected
         prefill = seq.counts.known - start
         return slo.ServiceFacts(
@@ -197,11 +198,11 @@ class Service:
             prompt[key] += prompt_tokens
             generated[key] += generated_tokens
         for service_class in {c for c, _ in prompt}:
-            share = self._shares[service_class]
+            share = self.shares[service_class]
             tokens = {
                 t: (n, generated[c, t]) for (c, t), n in prompt.items() if c is service_class and t in share.weights
             }
-            self._shares[service_class] = fairness.charge(share, tokens)
+            self.shares[service_class] = fairness.charge(share, tokens)
         self._leads.clear()
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
@@ -226,7 +227,7 @@ class Service:
         key = request.slo, request.tenant
         lead = self._leads.get(key)
         if lead is None:
-            share = self._shares[request.slo]
+            share = self.shares[request.slo]
             lead = self._leads[key] = fairness.lead(share, request.tenant) if request.tenant in share.weights else 0
         return slo.victim_key(seq.promoted, request.slo, lead, seq.order)
 
