@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import UnsupportedModel
 from kvasir.guided import sources
-from kvasir.guided.guide import GrammarGuides, GuideError, make_tokenizer
+from kvasir.guided.guide import CACHED_GRAMMARS, GrammarGuides, GuideError, make_tokenizer
 from tests.examples import examples
 from tests.guided.walk import BROKEN, SPECIALS, TOKENIZER, VOCABULARY, allowed_ids, assert_equal, make_guides, walk
 
@@ -142,9 +142,10 @@ def test_a_grammar_that_does_not_compile_is_an_error_each_time():
 
 def test_the_cache_is_bounded_and_answers_do_not_share_a_state():
     guides = make_guides()
-    for i in range(80):
-        guides.begin(sources.choice([str(i)]))
-    assert len(guides._compiled) == 64
+    rules = [sources.choice([str(i)]) for i in range(CACHED_GRAMMARS + 1)]
+    begun = [guides.begin(rule) for rule in rules]
+    assert all(guides.begin(rule) is compiled for rule, compiled in list(zip(rules, begun, strict=True))[1:])
+    assert guides.begin(rules[0]) is not begun[0], "more grammars are cached"
     a, b = (guides.take(guides.begin(GRAMMARS["choice"])) for _ in range(2))
     before = b.allowed()
     a.advance(TOKENIZER.encode("n", add_special_tokens=False))

@@ -36,7 +36,7 @@ def test_an_answer_that_passes_a_limit_ends_alone(trap):
         guides.limits = (TIGHT, TIGHT)
     before, bad = (guides.take(guides.begin(trap)) for _ in range(2))
     follow(before, ids_of("some"))
-    with pytest.raises(GrammarError, match=r"limits.*too many"):
+    with pytest.raises(GrammarError, match="limits"):
         follow(bad, ids_of("Xaybzaaybz"))
         bad.forced()
     with pytest.raises(GrammarError):

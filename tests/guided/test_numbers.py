@@ -128,12 +128,13 @@ def test_digits_in_a_text_of_a_call_have_no_bound(name, before):
     said = {"required": True, "parallel": True, "opened": False, "content": None}
     rule = tool_grammar(format, [Function("f", schema)], SPECIALS, ends=frozenset(), thinks=False, **said)
     call = written(format, [("f", {"a": text, "b": int("3" * 40)})])
-    guide, rest = GUIDES.take(GUIDES.begin(rule)), call
+    guide, rest, ids = GUIDES.take(GUIDES.begin(rule)), call, list[int]()
     while not rest.startswith("3" * 20):
         fitting = [i for i in allowed_ids(guide) if rest.startswith(TOKENIZER.token_text(i) or "?")]
         assert fitting, f"cut before {rest}"
-        guide.advance([max(fitting, key=lambda i: len(TOKENIZER.token_text(i)))])
-        rest = call[len(TOKENIZER.decode(guide._ids, skip_special_tokens=False)) :]
+        ids.append(max(fitting, key=lambda i: len(TOKENIZER.token_text(i))))
+        guide.advance(ids[-1:])
+        rest = call[len(TOKENIZER.decode(ids, skip_special_tokens=False)) :]
         if rest[:1] == "3" and call[: -len(rest)].endswith(": "):
             break
     digits = 0

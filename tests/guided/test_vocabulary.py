@@ -75,7 +75,7 @@ PIECES = [
 def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
     tokenizer = local_folder(need("tokenizers", "hf", name))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
-    found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer._encoder.library.to_str(), n_vocab=vocabulary.size)
+    found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer.encoder.library.to_str(), n_vocab=vocabulary.size)
 
     def check(text: str) -> None:
         ids = found.tokenize_str(text)
@@ -105,12 +105,14 @@ def test_texts_of_repeated_masks_are_spelt_once(monkeypatch):
     assert begin() == first and not asked
 
 
-def test_a_long_text_is_not_remembered():
+def test_a_long_text_is_not_remembered(monkeypatch):
+    asked, spell = [], Speller.__call__
+    monkeypatch.setattr(Speller, "__call__", lambda self, text: asked.append(text) or spell(self, text))
     text = "kind " * REMEMBERED_CHARS
     vocabulary = Vocabulary(TOKENIZER, TOKENIZER.vocab_size, TOKENIZER.eos_ids)
     ids = vocabulary.spelt_as(text)
     ids.append(0)
     assert vocabulary.spelt_as(text) == ids[:-1]
-    assert not vocabulary._remembered.cache_info().currsize  # type: ignore[attr-defined]
     vocabulary.spelt_as("kind").append(0)
     assert vocabulary.spelt_as("kind") == TOKENIZER.encode("kind", add_special_tokens=False)
+    assert [given for given in asked if given] == [text, text, "kind"]

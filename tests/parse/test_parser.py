@@ -196,7 +196,7 @@ def test_held_back_text_is_bounded(case):
     parser, held, told = Parser(format_of("hermes")), 0, []
     for i in range(0, len(HOSTILE[case]), 50):
         told += parser.push(HOSTILE[case][i : i + 50])
-        held = max(held, len(parser._tape.text) - parser._tape.pos, len(parser._tape.text))
+        held = max(held, parser.held)
     told += parser.finish()
     assert held <= MAX_HELD + 100
     message = Message.of(told)

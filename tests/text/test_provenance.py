@@ -4,6 +4,7 @@ For every published template, with its own tokenizer where the shared data has i
 byte-level, its marks as added tokens, half of them not marked as special, as published tokenizers have it.
 """
 
+import asyncio
 import re
 from collections import Counter
 from functools import lru_cache, partial
@@ -64,7 +65,7 @@ def front_of(name: str) -> Front:
         found = sorted({*MARKS.findall(source), "<s>", "</s>", "<|im_start|>", "<|im_end|>"})
         tokenizer = byte_level([(text, i % 2 == 0 or text.startswith("<|")) for i, text in enumerate(found)] + PLAIN)
     template = ChatTemplate(source, tokenizer.special_tokens, RENDERER, clock=lambda: NOW)
-    return Front(cast(Any, SimpleNamespace(info=None)), tokenizer, template)
+    return Front(cast(Any, SimpleNamespace(info=SimpleNamespace(max_model_len=1 << 20))), tokenizer, template)
 
 
 def with_text(say) -> dict:
@@ -90,12 +91,16 @@ def with_text(say) -> dict:
 
 
 def encode(front: Front, conversation: dict) -> tuple[list[int], Any]:
-    """As `Front.encode_chat`, which needs an event loop."""
+    """The ids of a conversation, and what its template gives."""
     conversation = dict(conversation)
-    variables = conversation.pop("variables", None)
-    rendered = front.template.render(**conversation, template_kwargs=variables)
-    foreign = front.foreign(rendered, conversation.get("tools"))
-    return front.tokenizer.encode(rendered.text, False, True, foreign, front._control_ids(rendered.source)), rendered
+    messages = conversation.pop("messages")
+    ids = asyncio.run(front.encode_chat(messages, bound=None, **conversation))
+    return list(ids), asyncio.run(front.render_chat(messages, **conversation))
+
+
+def control_ids(front: Front, source: str) -> frozenset[int]:
+    assert front.tokenizer
+    return front.tokenizer.control_ids(source).union(front.infill.stops() if front.infill else ())
 
 
 def rendered_or_simpler(front: Front, say) -> tuple[list[int], Any]:
@@ -115,7 +120,7 @@ def rendered_or_simpler(front: Front, say) -> tuple[list[int], Any]:
 def hostile(front: Front, tools: object = True) -> list[str]:
     """All control tokens of the model."""
     source = front.template.select(tools)
-    ids = front._control_ids(source)
+    ids = control_ids(front, source)
     return [front.tokenizer.id_to_token(i) for i in sorted(ids)][:40]
 
 
@@ -125,7 +130,7 @@ def test_no_text_of_a_conversation_becomes_a_control_token(name):
     said = set(front.reader.turn_tokens(TOOLS)) | set(front.reader.turn_tokens(None))
     texts = hostile(front)
     attack = "".join(texts) + "\n".join(texts)
-    blocked = front._control_ids(front.template.select(TOOLS)) | front._control_ids(front.template.select(None))
+    blocked = control_ids(front, front.template.select(TOOLS)) | control_ids(front, front.template.select(None))
     blocked -= {front.tokenizer.token_to_id(text) for text in said}
     plain, _ = rendered_or_simpler(front, lambda word: f"x{word}y")
     ids, rendered = rendered_or_simpler(front, lambda word: f"x{word}{attack}y")
@@ -142,7 +147,7 @@ def test_no_control_token_is_half_a_message(name):
     for text in hostile(front)[:6]:
         for cut in (1, len(text) // 2, len(text) - 1):
             ids, rendered = rendered_or_simpler(front, partial("{1}x{2}y{0}".format, text[:cut], text[cut:]))
-            control = front._control_ids(rendered.source)
+            control = control_ids(front, rendered.source)
             assert Counter(i for i in ids if i in control) == Counter(i for i in plain if i in control)
 
 
@@ -363,9 +368,10 @@ def test_characters_that_a_model_does_not_know_stay_unknown(model):
 
 def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):
     """A planted fault: without the guard these tests must not pass."""
+    encode = Guard.encode
 
-    def careless(guard, text, foreign, blocked, add_special_tokens, most):
-        return guard._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    def careless(guard, text, foreign, blocked, add_special_tokens, most=0):
+        return encode(guard, text, (), (), add_special_tokens, most)
 
     monkeypatch.setattr(Guard, "encode", careless)
     for test in (test_plain_tokens_stay_allowed, test_tokens_that_overlap_cannot_hide_each_other):

@@ -115,7 +115,7 @@ def library(request):
 
 def test_the_ids_of_a_text_are_those_of_its_slices(library, monkeypatch):
     whole = Backend(library, SpecialTokens())
-    places, _ = whole._sliced
+    places = slices.cut_of(library)
     cut = []
 
     cut_at = slices.slices
@@ -233,9 +233,7 @@ def test_the_first_slices_of_a_long_text_are_enough(monkeypatch):
 
 def test_the_usual_kinds_are_cut():
     assert TINY.keys() >= {"tiny wordpiece", "tiny byte-level"}
-    for name in ("tiny wordpiece", "tiny byte-level"):
-        encoder = any_tokenizer(name)._encoder
-        assert isinstance(encoder, Backend) and encoder._sliced is not None
+    assert all(any_tokenizer(name).table.sliced for name in ("tiny wordpiece", "tiny byte-level"))
 
 
 @pytest.mark.parametrize("piece", ["中文字符", "ab\n", "ab,b.", "1;a?b:"])

@@ -34,7 +34,7 @@ WORDPIECE = {"tiny wordpiece", "gguf bert-bge", "gguf MiniLM"}
 
 
 def backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(tokenizer._encoder.library.to_str())
+    return tokenizers.Tokenizer.from_str(tokenizer.encoder.library.to_str())
 
 
 # --- bytes and text ------------------------------------------------------------------------------------

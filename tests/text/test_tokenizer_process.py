@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -45,8 +46,18 @@ def until(fact: Callable[[], bool]) -> None:
 
 
 def pool_of(tokenizer: Tokenizer) -> TokenizerPool:
-    assert isinstance(tokenizer._encoder, TokenizerPool)
-    return tokenizer._encoder
+    assert isinstance(tokenizer.encoder, TokenizerPool)
+    return tokenizer.encoder
+
+
+def processes() -> set[int]:
+    """The processes of tokenizers that this process has."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if str(tokenizer_process.SCRIPT) in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+    return found
 
 
 def in_processes(name: str) -> Tokenizer:
@@ -58,14 +69,19 @@ def in_processes(name: str) -> Tokenizer:
 
 
 @pytest.fixture
-def honest(tmp_path):
+def others() -> set[int]:
+    return processes()
+
+
+@pytest.fixture
+def honest(others, tmp_path):
     tokenizer = Tokenizer.from_folder(hostile.plain(tmp_path))
     yield tokenizer
     tokenizer.close()
 
 
 @pytest.fixture
-def endless(tmp_path, monkeypatch):
+def endless(others, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_process, "SECONDS", 2.0)
     tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
     yield tokenizer
@@ -113,7 +129,7 @@ def test_the_bound_is_known_for_the_usual_kinds_and_not_where_text_may_vanish():
 
 @pytest.mark.slow
 def test_normalization_shortens_no_character_beyond_what_the_bounds_say():
-    for form, most in bounds._SHORTEN.items():
+    for form, most in bounds.SHORTEN.items():
         if form.startswith("NF"):
             for code in (c for c in range(0x110000) if not 0xD800 <= c < 0xE000):
                 character = chr(code)
@@ -126,10 +142,10 @@ def test_normalization_shortens_no_character_beyond_what_the_bounds_say():
 # --- hostile files -------------------------------------------------------------------------------------
 
 
-def test_a_text_on_which_the_library_never_ends_fails_alone(endless):
+def test_a_text_on_which_the_library_never_ends_fails_alone(endless, others):
     with ThreadPoolExecutor() as threads:
         stuck = threads.submit(endless.encode, hostile.HANGS)
-        until(lambda: pool_of(endless)._places._value < tokenizer_process.MAX_WORKERS)
+        until(lambda: len(processes() - others) == 2)
         served = 0
         while not stuck.done():
             assert endless.encode("h", add_special_tokens=False) == [1]
@@ -155,9 +171,9 @@ def test_a_file_that_takes_too_long_to_load_is_refused(tmp_path, monkeypatch):
         Tokenizer.from_folder(hostile.plain(tmp_path))
 
 
-def test_memory_beyond_the_limit_ends_the_job_alone(honest, monkeypatch):
+def test_memory_beyond_the_limit_ends_the_job_alone(honest, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_process, "MEMORY", 320 << 20)
-    small = Tokenizer(honest.table, TokenizerPool(tokenizer_wire.LoadFolder(60.0, str(_folder(honest)))))
+    small = Tokenizer(honest.table, TokenizerPool(tokenizer_wire.LoadFolder(60.0, str(tmp_path))))
     try:
         with pytest.raises(KvasirError):
             small.encode("he " * (4 << 20))
@@ -166,50 +182,50 @@ def test_memory_beyond_the_limit_ends_the_job_alone(honest, monkeypatch):
         small.close()
 
 
-def _folder(tokenizer: Tokenizer) -> str:
-    job = tokenizer_wire.decode_job(pool_of(tokenizer)._load[4:])
-    assert isinstance(job, tokenizer_wire.LoadFolder)
-    return job.folder
-
-
 # --- processes that end --------------------------------------------------------------------------------
 
 
-def test_copies_and_the_first_process_are_replaced(honest):
-    pool = pool_of(honest)
+def test_copies_and_the_first_process_are_replaced(honest, others):
+    pool, (first,) = pool_of(honest), processes() - others
     assert honest.encode("he") == [256]
     os.kill(pool.idle[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     until(lambda: pool.idle[0].process.poll() is not None)
     assert honest.encode("he") == [256]
-    first = pool._first
-    first._worker.process.kill()
-    first._worker.process.wait()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: first not in processes())
     pool.idle.pop().kill()
-    assert honest.encode("he") == [256] and pool._first is not first
+    assert honest.encode("he") == [256] and processes() - others
 
 
-def test_a_folder_that_has_changed_is_not_taken_for_the_one_that_was_loaded(honest):
-    pool, folder = pool_of(honest), _folder(honest)
+def test_a_folder_that_has_changed_is_not_taken_for_the_one_that_was_loaded(honest, tmp_path):
     honest.close()
-    hostile.endless(Path(folder))
+    hostile.endless(tmp_path)
     with pytest.raises(KvasirError, match="changed"):
         honest.encode("he")
-    assert not pool.idle
+    assert not pool_of(honest).idle
 
 
-def test_no_process_outlives_its_tokenizer(honest):
-    pool = pool_of(honest)
+def test_no_process_outlives_its_tokenizer(honest, others):
     honest.encode("he")
-    pids = [pool._first._worker.process.pid, pool.idle[0].process.pid]  # type: ignore[attr-defined]
+    assert len(processes() - others) == 2
     honest.close()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    until(lambda: processes() <= others)
 
 
 def test_a_held_job_is_ended_from_another_thread_and_its_process_with_it(endless):
-    hold = Hold()
+    begun = threading.Event()
+
+    class Noted(Hold):
+        @contextmanager
+        def on(self, worker):
+            with super().on(worker):
+                begun.set()
+                yield
+
+    hold = Noted()
     with ThreadPoolExecutor() as threads:
         job = threads.submit(endless.encode_many, [hostile.HANGS], hold=hold)
-        until(lambda: hold._worker is not None)
+        assert begun.wait(30)
         hold.end()
         with pytest.raises(InvalidRequest, match="process"):
             job.result()
@@ -235,9 +251,22 @@ def test_a_table_that_contradicts_itself_is_refused(wrong):
         replace(table, **{wrong: more[wrong]}).check()
 
 
-def test_many_texts_go_in_several_frames():
-    texts = ["x" * 1000] * 3000
-    slices = list(tokenizer_process._slices(texts))
-    assert [i for a, b in slices for i in range(a, b)] == list(range(3000)) and len(slices) > 3
-    assert list(tokenizer_process._slices(["x" * (5 << 20)] * 2)) == [(0, 1), (1, 2)]
-    assert list(tokenizer_process._slices([])) == []
+@pytest.mark.parametrize(
+    ("texts", "sizes"),
+    [
+        (["he"] * 10, [4, 4, 2]),
+        (["x" * 40] * 5, [2, 2, 1]),
+        (["x" * 500] * 2, [1, 1]),
+        (["x", "y" * 99], [2]),
+        ([], []),
+    ],
+)
+def test_many_texts_go_in_several_frames(honest, monkeypatch, texts, sizes):
+    expected, frames, run = [honest.encode(text) for text in texts], [], TokenizerPool.run_bytes
+    monkeypatch.setattr(tokenizer_process, "SLICE_TEXTS", 4)
+    monkeypatch.setattr(tokenizer_process, "SLICE_BYTES", 100)
+    monkeypatch.setattr(
+        TokenizerPool, "run_bytes", lambda pool, frame, *a: frames.append(frame) or run(pool, frame, *a)
+    )
+    assert honest.encode_many(texts) == expected
+    assert [len(tokenizer_wire.decode_job(frame[4:]).what.texts) for frame in frames] == sizes

@@ -70,6 +70,12 @@ class Parser:
         self._tape.ended = True
         return self._advance()
 
+    @property
+    def held(self) -> int:
+        """How many characters are kept after a `push`, since they may still become a mark or a call: about MAX_HELD at
+        most."""
+        return len(self._tape.text)
+
     def _advance(self) -> list[Event]:
         next(self._steps, None)
         events, self._emitter.events = self._emitter.events, []

@@ -18,7 +18,7 @@ from kvasir.text.parts import Step, normalized, prepends, steps_of
 
 # Upper bounds for (bytes of a text) / (bytes of its normalized form). Composition shortens by a factor of at most 3
 # ("K" for the Kelvin sign, a Hangul syllable for its letters), compatibility by at most 4; larger values are valid too.
-_SHORTEN = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "ByteLevel": 1}
+SHORTEN = {"NFC": 4, "NFD": 4, "NFKC": 8, "NFKD": 8, "Lowercase": 4, "ByteLevel": 1}
 _KEEP_ALL = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _MAX_CHARACTER = 4  # bytes
@@ -97,7 +97,7 @@ def _normalizer(steps: Sequence[Step]) -> int:
     product = 1
     for step in steps:
         if not prepends(step):
-            product *= _replace(step) if step["type"] == "Replace" else _SHORTEN.get(step["type"], 0)
+            product *= _replace(step) if step["type"] == "Replace" else SHORTEN.get(step["type"], 0)
     return product
 
 

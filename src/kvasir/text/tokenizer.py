@@ -32,7 +32,7 @@ class Tokenizer:
 
     def __init__(self, table: Table, encoder: Encoder):
         self.table = table
-        self._encoder = encoder
+        self.encoder = encoder  # turns texts into ids
         self._special = table.special
         self.strips_leading_space = table.strips_leading_space
         self._added = {token.id: token.content for token in table.added}
@@ -110,7 +110,7 @@ class Tokenizer:
         for text in texts:
             _check_unicode(text)
         job = Texts(texts, add_special_tokens, parse_special, foreign, sorted(blocked), most)
-        return self._encoder.encode(job, hold)
+        return self.encoder.encode(job, hold)
 
     def control_ids(self, source: str) -> frozenset[int]:
         """All special tokens, and the added tokens that a chat template writes, whatever their flag."""
@@ -192,11 +192,11 @@ class Tokenizer:
         if self.table.form == "library":
             problem = "its tokens have no bytes of their own"
             raise UnsupportedModel(f"this model's tokenizer does not support grammars: {problem}")
-        return Speller(self._encoder, hidden)
+        return Speller(self.encoder, hidden)
 
     def close(self) -> None:
         """End the processes; a later encoding starts new ones."""
-        self._encoder.close()
+        self.encoder.close()
 
     def _token_to_bytes(self, token_id: int, token: str) -> bytes:
         if self.table.form == "byte_level":
