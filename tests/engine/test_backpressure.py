@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,11 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine import streams
+from kvasir.engine.core import EngineCore
 from kvasir.engine.fake import FakeEngine
+from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.journal import Journal, RequestStage
 from kvasir.engine.streams import Streams, entries
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.engine.wire import AHEAD
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Delta, FinishReason, TokenLogprob
 from tests.sched.drive import by_hand, request
 
@@ -59,6 +65,11 @@ def long(id: str, n: int = 1, **params):
     return request(id, [1, 2, 3], **{"max_tokens": 900, "n": n, "seed": 5, "ignore_eos": True} | params)
 
 
+def unread(stats, got: dict[int, list[int]]) -> int:
+    """Entries that wait for the reader, two for each token."""
+    return 2 * (stats.generated_tokens - sum(map(len, got.values())))
+
+
 async def test_the_queue_of_a_slow_reader_is_bounded_and_others_continue(engine):
     asked = long("slow", n=2)
     async with aclosing(engine.submit(asked)) as stream:
@@ -66,8 +77,9 @@ async def test_the_queue_of_a_slow_reader_is_bounded_and_others_continue(engine)
         first = await anext(stream)
         got[first.index] += first.token_ids
         await paused(engine, 2)
-        steps = (await engine.stats()).steps
-        assert FULL <= engine._streams.unread["slow"] <= FULL + MOST
+        stats = await engine.stats()
+        steps = stats.steps
+        assert FULL <= unread(stats, got) <= FULL + MOST
         quick = [d async for d in engine.submit(request("quick", [7, 8], max_tokens=30, seed=0))]
         expected = by_hand(request("", [7, 8], max_tokens=30), 256, 512)
         assert [[token for d in quick for token in d.token_ids]] == expected
@@ -75,7 +87,8 @@ async def test_the_queue_of_a_slow_reader_is_bounded_and_others_continue(engine)
         most = 0
         async for delta in stream:
             got[delta.index] += delta.token_ids
-            most = max(most, engine._streams.unread["slow"])
+            if len(got[0]) % 20 == 0:
+                most = max(most, unread(await engine.stats(), got) - 2 * len(quick))
     assert list(got.values()) == by_hand(asked, 256, LENGTH)
     assert most <= FULL + MOST and (await engine.stats()).pauses >= 2
     await engine.check()
@@ -95,23 +108,15 @@ async def test_a_client_that_disconnects_while_paused_leaks_nothing(engine):
     await engine.check()
 
 
-async def test_a_deadline_ends_what_is_paused_though_nothing_else_happens(engine):
+async def test_a_deadline_ends_what_is_paused_though_nothing_else_happens(engine, monkeypatch):
+    monkeypatch.setattr(streams, "LOW", -1)  # reading does not resume it: the engine must wake up by itself
     asked = replace(long("slow"), deadline=2.0)
     async with aclosing(engine.submit(asked)) as stream:
         await anext(stream)
         await paused(engine, 1)
-
-        async def ended() -> bool:
-            return (await engine.stats()).paused == 0
-
-        # Without a question to the engine: it must wake up by itself.
-        size = engine._streams.unread["slow"]
         async with asyncio.timeout(60):
-            while engine._streams.unread["slow"] == size:
-                await asyncio.sleep(0.05)
-        await until(ended)
-        last = [d async for d in stream][-1]
-    assert last.finish_reason is FinishReason.TIMEOUT
+            last = [d async for d in stream][-1]
+    assert last.finish_reason is FinishReason.TIMEOUT and (await engine.stats()).paused == 0
 
 
 async def test_a_paused_answer_keeps_its_tokens_when_the_engine_dies():
@@ -122,7 +127,7 @@ async def test_a_paused_answer_keeps_its_tokens_when_the_engine_dies():
         async with aclosing(engine.submit(asked)) as stream:
             got = list((await anext(stream)).token_ids)
             await paused(engine, 1)
-            engine._process.kill()
+            os.kill(engine.pid, signal.SIGKILL)
 
             async def again() -> bool:
                 return engine.restarts == 1
@@ -140,7 +145,14 @@ async def test_a_paused_answer_keeps_its_tokens_when_the_engine_dies():
 
 
 async def test_an_engine_with_only_paused_requests_has_no_work():
-    engine = FakeEngine(**OPTIONS)
+    cores: list[EngineCore] = []
+
+    def build() -> EngineCore:
+        fake = FakeRunner(**OPTIONS)
+        cores.append(EngineCore(fake, Scheduler(fake.capacity)))
+        return cores[0]
+
+    engine = InProcessEngine(build)
     await engine.start()
     try:
         async with aclosing(engine.submit(long("slow"))) as stream:
@@ -148,7 +160,7 @@ async def test_an_engine_with_only_paused_requests_has_no_work():
             await paused(engine, 1)
 
             async def rests() -> bool:  # once the step in progress has ended
-                return not await engine._ask(lambda core: core.has_work())
+                return not cores[0].has_work()
 
             await until(rests)
             assert await engine.alive()

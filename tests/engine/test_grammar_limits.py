@@ -47,4 +47,4 @@ def test_a_grammar_beyond_its_limits_ends_only_its_own_request(overlap):
     assert failed and failed.refused
     assert "grammar" in failed.error and "limits" in failed.error
     same(expected, dict(answers))
-    assert core.scheduler.guides._compiled[TRAP].result().grammar.renewed
+    assert core.scheduler.guides.renewed

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from kvasir.engine import grammars as module
+from kvasir.engine import wire
 from kvasir.engine.front import Front
 from kvasir.engine.grammars import Grammars
 from kvasir.engine.reading import Calling, Reading
 from kvasir.engine.worker import EngineWorker
 from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.guided.check import SCRIPT
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.parse.table import choose
 from kvasir.types import SamplingParams, StructuredOutputs, Task
@@ -33,30 +38,46 @@ async def started(**engine) -> Front:
     return front
 
 
-async def test_a_server_is_ready_for_grammars_before_one_comes():
+def processes() -> set[int]:
+    """The processes of this one that check grammars."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if str(SCRIPT) in child.cmdline():
+                found.add(child.pid)
+    return found
+
+
+def warming() -> bool:
+    return any("grammar-warm" in thread.name for thread in threading.enumerate())
+
+
+@pytest.fixture
+def others() -> set[int]:
+    return processes()
+
+
+async def test_a_server_is_ready_for_grammars_before_one_comes(others):
     front = await started()
-    idle = front.grammars._checker.sandbox.idle
-    await until(lambda: bool(idle))
-    (worker,) = idle
+    await until(lambda: not warming())
+    ready = processes() - others
+    assert len(ready) == 1
     assert await front.grammars.later(front.grammars.of, StructuredOutputs(choice=("a", "b")))
-    assert idle == [worker], "nobody had to start another"
+    assert processes() - others == ready, "the first grammar started another"
     await front.stop()
-    await until(lambda: worker.process.poll() is not None)
+    await until(lambda: processes() <= others)
 
 
-async def test_a_model_that_is_unloaded_at_once_keeps_no_process():
+async def test_a_model_that_is_unloaded_at_once_keeps_no_process(others):
     front = await started()
-    sandbox, made = front.grammars._checker.sandbox, []
-    new = sandbox._new_worker
-    sandbox._new_worker = lambda: made.append(new()) or made[-1]
     await front.stop()
-    await until(lambda: not front.grammars._checker._warming.locked())
-    assert not sandbox.idle and all(worker.process.poll() is not None for worker in made)
+    await until(lambda: not warming())
+    assert processes() <= others
 
 
-async def test_a_model_that_answers_no_text_starts_no_grammar_process():
+async def test_a_model_that_answers_no_text_starts_no_grammar_process(others):
     front = await started(tasks=(Task.EMBED,))
-    assert not front.grammars._checker._warming.locked() and not front.grammars._checker.sandbox.idle
+    assert not warming() and processes() <= others
     await front.stop()
 
 
@@ -100,30 +121,46 @@ async def test_the_number_of_grammars_checked_at_once_is_bounded(monkeypatch):
 
 
 class Socket:
-    """Of an engine to which nothing is sent: how long it is waited for, in milliseconds."""
+    """Of an engine that is asked for its pulse twice and then to stop. waits: how long it waits for each command, in
+    milliseconds."""
 
     def __init__(self):
         self.waits: list[int | None] = []
+        self.commands = [wire.Query(1, "pulse"), wire.Query(2, "pulse"), wire.Stop()]
 
     def poll(self, timeout: int | None = None) -> int:
         self.waits.append(timeout)
         return timeout is None
 
+    def recv(self) -> bytes:
+        return wire.encode(self.commands.pop(0))
+
+    def send(self, data: bytes) -> None:
+        """Its replies."""
+
 
 class Core:
-    warmed = 0
+    warmed, longest_step = 0, 0.0
 
     def warm(self) -> None:
         self.warmed += 1
 
+    def has_work(self) -> bool:
+        return False
+
     def expires(self) -> None:
         """No request has a deadline."""
+
+    def rest(self) -> None:
+        """Nothing leaked."""
+
+    def close(self) -> None:
+        """Nothing is left."""
 
 
 def test_an_engine_gets_ready_once_when_it_has_been_quiet():
     socket, core = Socket(), Core()
     worker = EngineWorker(socket, core)  # type: ignore[arg-type]
-    worker._rest()
-    worker._rest()
-    assert core.warmed == 1 and socket.waits[1:] == [None, None]
+    worker.run()
+    assert core.warmed == 1 and socket.waits[1:] == [None, None, None]
     assert socket.waits[0] and socket.waits[0] > 0, "first it waits for some work"

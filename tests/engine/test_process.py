@@ -21,8 +21,9 @@ from tests.sched.inputs import random_inputs, sources_of
 FAKE = {"vocab_size": 256, "num_blocks": 200, "max_rows": 16, "max_model_len": 512, "step_seconds": 0.004}
 
 
-async def collect(engine, req) -> dict[int, list[int]]:
-    answers: dict[int, list[int]] = {}
+async def collect(engine, req, answers: dict[int, list[int]] | None = None) -> dict[int, list[int]]:
+    """answers: grows with what arrives."""
+    answers = {} if answers is None else answers
     async for delta in engine.submit(req):
         answers.setdefault(delta.index, []).extend(delta.token_ids)
         assert delta.finish_reason is not FinishReason.ERROR, delta
@@ -104,13 +105,13 @@ async def test_a_killed_engine_resumes_every_stream():
 
 async def recovered(engine, asked, new):
     """The answers to `asked`, whose engine is killed under them, and the answer to `new`, which comes right after."""
-    tasks = [asyncio.create_task(collect(engine, r)) for r in asked]
-    await until(lambda: all(e.streamed for e in engine._journal.entries.values()) and engine._journal.entries)
-    await until(lambda: len(engine._journal.entries) == len(asked))
+    begun: list[dict] = [{} for _ in asked]
+    tasks = [asyncio.create_task(collect(engine, r, got)) for r, got in zip(asked, begun, strict=True)]
+    await until(lambda: all(begun))
     os.kill(engine.pid, signal.SIGKILL)
-    begun = asyncio.get_running_loop().time()
+    killed = asyncio.get_running_loop().time()
     answer = await asyncio.wait_for(collect(engine, new), 120)
-    print(f"a new request was answered {asyncio.get_running_loop().time() - begun:.2f} s after the death")
+    print(f"a new request was answered {asyncio.get_running_loop().time() - killed:.2f} s after the death")
     assert not any(task.done() for task in tasks), "it waited for nobody's end"
     return await asyncio.wait_for(asyncio.gather(*tasks), 120), answer
 
@@ -144,8 +145,8 @@ async def test_a_signal_to_end_is_left_to_the_parent(end):
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
     asked = request("r", [1], max_tokens=100)
-    task = asyncio.create_task(collect(engine, asked))
-    await until(lambda: "r" in engine._journal.entries and engine._journal.entries["r"].streamed)
+    task = asyncio.create_task(collect(engine, asked, got := {}))
+    await until(lambda: got)
     os.kill(engine.pid, end)
     assert await asyncio.wait_for(task, 30) == expected(asked)
     assert engine.restarts == 0
@@ -180,10 +181,10 @@ async def test_a_request_sent_to_an_engine_that_was_dead_already_loses_no_life()
     await engine.start()
     os.kill(engine.pid, signal.SIGSTOP)
     asked = request("r", [1], max_tokens=40)
-    task = asyncio.create_task(collect(engine, asked))
-    await until(lambda: "r" in engine._journal.entries)
+    task = asyncio.create_task(collect(engine, asked, got := {}))
+    await asyncio.sleep(0.05)
     os.kill(engine.pid, signal.SIGKILL)
-    await until(lambda: engine._journal.entries["r"].streamed)
+    await until(lambda: got)
     os.kill(engine.pid, signal.SIGKILL)
     assert await asyncio.wait_for(task, 30) == expected(asked)
     assert engine.restarts == 2
@@ -195,25 +196,14 @@ async def test_a_deadline_holds_without_an_engine(monkeypatch):
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
     os.kill(engine.pid, signal.SIGKILL)
-    await until(lambda: not engine._ready)
+    await until(lambda: engine.state.status == "restarting")
     late = replace(request("late", [1], n=2), deadline=0.05)
     reasons = [d.finish_reason async for d in engine.submit(late)]
-    assert reasons == [FinishReason.TIMEOUT] * 2 and not engine._ready, "nobody waited for the next engine"
-    assert not engine._journal.entries
-    await engine.stop()
-
-
-async def test_the_engine_process_ends_with_its_parent():
-    engine = ProcessEngine(fake=FAKE)
-    await engine.start()
-    pid = engine.pid
-    engine._tasks[0].cancel()
-    engine._process.stdin.close()
-    for _ in range(100):
-        if engine._process.poll() is not None:
-            break
-        await asyncio.sleep(0.02)
-    assert engine._process.poll() == 0, pid
+    assert reasons == [FinishReason.TIMEOUT] * 2
+    assert engine.state.status == "restarting", "it does not wait for the next engine"
+    await until(lambda: engine.state.status == "ok")
+    stats = await engine.stats()
+    assert stats.running == stats.waiting == stats.finished == 0, "the next engine got it"
     await engine.stop()
 
 
@@ -223,10 +213,7 @@ async def test_a_stop_while_the_engine_starts_again_leaves_nothing():
     task = asyncio.create_task(collect(engine, request("r", [1], max_tokens=300)))
     await asyncio.sleep(0.05)
     os.kill(engine.pid, signal.SIGKILL)
-    for _ in range(200):
-        if not engine._ready:
-            break
-        await asyncio.sleep(0.005)
+    await until(lambda: engine.state.status != "ok")
     await engine.stop()
     with pytest.raises(EngineDead):
         await task

@@ -70,11 +70,13 @@ async def test_a_frozen_engine_is_killed_and_replaced(busy, caplog):
     await engine.start()
     asked = request("r", [1], max_tokens=60)
     if busy:
-        task = asyncio.create_task(collect(engine, asked))
-        await until(lambda: "r" in engine._journal.entries and engine._journal.entries["r"].streamed)
+        task = asyncio.create_task(collect(engine, asked, got := {}))
+        await until(lambda: got)
     os.kill(engine.pid, signal.SIGSTOP)
-    await until(lambda: engine._watchdog.is_frozen)
-    assert not await engine.alive(0.01)
+    async with asyncio.timeout(60):
+        while await engine.alive(0.01):
+            await asyncio.sleep(0.01)
+    assert engine.state.status == "ok", "it is known to be frozen before it is killed"
     await until(lambda: engine.restarts == 1)
     if not busy:
         task = asyncio.create_task(collect(engine, asked))
@@ -108,8 +110,8 @@ async def test_an_engine_that_is_killed_while_it_starts_is_started_again_and_aga
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
     await engine.start()
     asked = request("r", [1], max_tokens=90)
-    task = asyncio.create_task(collect(engine, asked))
-    await until(lambda: "r" in engine._journal.entries and engine._journal.entries["r"].streamed)
+    task = asyncio.create_task(collect(engine, asked, got := {}))
+    await until(lambda: got)
     with caplog.at_level(logging.INFO):
         await kill_starting(engine, 8)
         state = engine.state
@@ -128,7 +130,7 @@ async def test_an_engine_that_is_stopped_while_it_starts_again_is_replaced(monke
     os.kill(pid, signal.SIGKILL)
     await until(lambda: engine.pid != pid)
     os.kill(engine.pid, signal.SIGSTOP)
-    await until(lambda: engine._ready)
+    await until(lambda: engine.state.status == "ok")
     assert await engine.alive(30)
     await engine.stop()
 

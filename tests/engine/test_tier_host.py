@@ -4,6 +4,8 @@ On the CPU no engine makes one of itself, since the pool is host memory already:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvasir.caches import PagedKV
@@ -33,7 +35,7 @@ LARGE = 64 << 20
 def host_bytes(monkeypatch):
     """What the next engine takes of the host's memory. Computing is believed to take long."""
     size = [LARGE]
-    monkeypatch.setattr("kvasir.config._cache_host", lambda options, device: size[0])
+    monkeypatch.setattr("kvasir.engine.build.resolve", lambda *facts: replace(resolve(*facts), cache_host=size[0]))
     monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
     return size
 
@@ -46,7 +48,8 @@ def forget(core: EngineCore) -> None:
     """Nothing is in the pool any more: all that was has fallen into the tier."""
     scheduler = core.scheduler
     for plan in scheduler.last_plans():
-        core._settle(*core._wait(core._launch(plan)))
+        result = core.runner.sample(core.runner.execute(plan), scheduler.masks(plan))
+        scheduler.commit(plan, result)
     assert scheduler.store
     until(lambda: scheduler.store.tier.stats().queued_bytes == 0)
     scheduler.kv.tree.clear()

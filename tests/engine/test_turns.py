@@ -9,14 +9,13 @@ import pytest
 
 from kvasir.config import EngineOptions
 from kvasir.engine import turns
-from kvasir.engine.front import RENDER_PLACES, Front
+from kvasir.engine.front import Front
 from kvasir.engine.turns import ASKER, LONG_BYTES, Asker, Turns
 from kvasir.errors import InvalidRequest, QueueFull, TextTooLong
 from kvasir.text import slices, tokenizer_process
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateLimits, TemplateRenderer
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.text.tokenizer_process import TokenizerPool
 from kvasir.types import SamplingParams
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.text import hostile
@@ -56,6 +55,33 @@ async def all_free(queue: Turns, places: int) -> None:
     assert "last" not in gate.order, "there are no more places"
     gate.open.set()
     await asyncio.gather(*asked)
+
+
+def under_way(monkeypatch, owner: type, name: str) -> list[str]:
+    """An entry for each call of the method that has begun and not ended."""
+    calls, real = [], getattr(owner, name)
+
+    def noted(*args, **kwargs):
+        calls.append(name)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            calls.remove(name)
+
+    monkeypatch.setattr(owner, name, noted)
+    return calls
+
+
+def sizes_of_turns(monkeypatch) -> list[int]:
+    """The sizes of the texts for which turns are taken from now on."""
+    sizes, run = [], Turns.run
+
+    async def noted(self, size, work):
+        sizes.append(size)
+        return await run(self, size, work)
+
+    monkeypatch.setattr(Turns, "run", noted)
+    return sizes
 
 
 async def until(fact) -> None:
@@ -144,6 +170,7 @@ def test_cancelling_gives_the_place_back_when_waiting_and_when_running():
 def test_a_disconnect_ends_the_tokenizing_of_its_long_text(tmp_path, monkeypatch):
     tokenizer = Tokenizer.from_folder(hostile.endless(tmp_path))
     text, gone, beats = hostile.HANGS * LONG_BYTES, asyncio.Event(), 0
+    calls = under_way(monkeypatch, Tokenizer, "encode_many")
 
     async def while_here(work):
         task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
@@ -157,7 +184,7 @@ def test_a_disconnect_ends_the_tokenizing_of_its_long_text(tmp_path, monkeypatch
         await front.start()
         ASKER.set(Asker("a", while_here))
         job = asyncio.ensure_future(front.encode(text, bound=None))
-        await until(lambda: job.done() or front._turns._free < turns.MAX_WORKERS)
+        await until(lambda: job.done() or calls)
         for _ in range(20):
             beats += 1
             await asyncio.sleep(0.005)
@@ -165,14 +192,14 @@ def test_a_disconnect_ends_the_tokenizing_of_its_long_text(tmp_path, monkeypatch
         gone.set()
         with pytest.raises(asyncio.CancelledError):
             await job
-        await until(lambda: front._turns._free == turns.MAX_WORKERS)
+        await until(lambda: not calls)
         await front.stop()
 
     monkeypatch.setattr(tokenizer_process, "SECONDS", 300.0)
     monkeypatch.setattr(tokenizer_process, "MOST_SECONDS", 300.0)
     try:
         asyncio.run(main())
-        assert beats == 20 and isinstance(tokenizer._encoder, TokenizerPool)
+        assert beats == 20
     finally:
         tokenizer.close()
 
@@ -184,8 +211,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
         per, used = byte_tokenizer().table.bytes_per_token, []
         monkeypatch.setattr(Tokenizer, "encode_many", lambda *_, **__: used.append(1) or [[1]])
         size = per * 64 + 1
-        expected = f"the text has {size} bytes; the context of 64 tokens can hold at most {size - 1}"
-        with pytest.raises(TextTooLong, match=expected):
+        with pytest.raises(TextTooLong, match=f"{size} bytes.*64 tokens.*{size - 1}"):
             await front.encode("x" * size)
         with pytest.raises(InvalidRequest):
             await front.encode("é" * size)
@@ -226,17 +252,11 @@ def test_a_long_text_is_refused_once_its_first_slices_are_too_long(monkeypatch):
 
 def test_texts_are_tokenized_together_as_each_alone(monkeypatch):
     async def main():
-        front, turns_taken = Front(EchoEngine(), byte_tokenizer(), template()), []
+        front = Front(EchoEngine(), byte_tokenizer(), template())
         await front.start()
-        run = front._turns.run
-
-        async def noted(size, work):
-            turns_taken.append(size)
-            return await run(size, work)
-
         short, long = ["", "a", "bé", "c" * 50] * 100, "d" * (LONG_BYTES + 1)
         alone = {text: await front.encode(text, bound=None) for text in {*short, long}}
-        monkeypatch.setattr(front._turns, "run", noted)
+        turns_taken = sizes_of_turns(monkeypatch)
         for texts in (short, [long, long], [*short, long, *short], []):
             assert await front.encode_all(texts, bound=None) == [alone[text] for text in texts]
         assert len(turns_taken) == 1 + 2 + 3
@@ -249,15 +269,8 @@ def test_texts_are_tokenized_together_as_each_alone(monkeypatch):
 
 def test_bad_words_breakers_and_biases_wait_for_their_turn(monkeypatch):
     async def main():
-        front, sizes = Front(EchoEngine(), byte_tokenizer(), template()), []
+        front, sizes = Front(EchoEngine(), byte_tokenizer(), template()), sizes_of_turns(monkeypatch)
         await front.start()
-        run = front._turns.run
-
-        async def noted(size, work):
-            sizes.append(size)
-            return await run(size, work)
-
-        monkeypatch.setattr(front._turns, "run", noted)
         await front.learn(SamplingParams(bad_words=("abc", "d"), dry_sequence_breakers=()))
         await front.learn(SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=("\n", "ab")))
         assert await front.in_turn(5, lambda: "found") == "found"
@@ -277,18 +290,18 @@ def slowly(seconds: float) -> Front:
     return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(SLOW, renderer=renderer))
 
 
-def chat(front: Front, key: str, content: str, **more) -> asyncio.Task:
+def chat(front: Front, asker: str | Asker, content: str, **more) -> asyncio.Task:
     async def one():
-        ASKER.set(Asker(key, more.pop("while_here", turns._stays)))
+        ASKER.set(asker if isinstance(asker, Asker) else Asker(asker))
         return await front.render_chat([{"role": "user", "content": content}], **more)
 
     return asyncio.ensure_future(one())
 
 
 @pytest.mark.parametrize("how", ["long", "template"])
-def test_conversations_that_render_slowly_leave_a_place_to_those_of_other_keys(how):
+def test_conversations_that_render_slowly_leave_a_place_to_those_of_other_keys(how, monkeypatch):
     async def main():
-        front = slowly(0.5)
+        front, rendering = slowly(0.5), under_way(monkeypatch, ChatTemplate, "render")
         more = {"chat_template": SLOW} if how == "template" else {}
         content = "slow" * (1 if more else LONG_BYTES)
         await chat(front, "b", "quick")
@@ -299,14 +312,15 @@ def test_conversations_that_render_slowly_leave_a_place_to_those_of_other_keys(h
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
-        await until(lambda: front._rendering._free == RENDER_PLACES)
+        await until(lambda: not rendering)
 
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_ends_the_rendering_of_its_conversation():
+def test_a_client_that_leaves_ends_the_rendering_of_its_conversation(monkeypatch):
     async def main():
         front, gone = slowly(300.0), asyncio.Event()
+        rendering = under_way(monkeypatch, ChatTemplate, "render")
 
         async def while_here(work):
             task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
@@ -314,14 +328,14 @@ def test_a_client_that_leaves_ends_the_rendering_of_its_conversation():
             task.cancel()
             return await task
 
-        task = chat(front, "a", "slow" * LONG_BYTES, while_here=while_here)
-        await until(lambda: front._rendering._free < RENDER_PLACES)
+        task = chat(front, Asker("a", while_here), "slow" * LONG_BYTES)
+        await until(lambda: rendering)
         await asyncio.sleep(0.05)
         assert not task.done()
         gone.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: front._rendering._free == RENDER_PLACES)
+        await until(lambda: not rendering)
 
     asyncio.run(main())
 
