@@ -308,10 +308,10 @@ def test_arguments_are_checked():
     sampler = Sampler(5)
     assert sampler.sample(torch.zeros(0, 5), []) == []
     for logits in (torch.zeros(2, 5), torch.zeros(1, 6), torch.zeros(5)):
-        with pytest.raises(ValueError, match="1 contexts of 5"):
+        with pytest.raises(ValueError, match="contexts"):
             sampler.sample(logits, [context(SamplingSpec())])
     for spec in (SamplingSpec(logprobs=129), SamplingSpec(prompt_logprobs=129)):
-        with pytest.raises(ValueError, match="128 log-probabilities at most"):
+        with pytest.raises(ValueError, match="128"):
             sampler.sample(torch.zeros(1, 5), [context(spec)])
     with pytest.raises(ValueError, match="on meta"):
         sampler.sample(torch.zeros(1, 5, device="meta"), [context(SamplingSpec())])
