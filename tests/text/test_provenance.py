@@ -23,7 +23,7 @@ from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.provenance import Guard
 from kvasir.text.special_tokens import SpecialTokens
-from kvasir.text.template_process import TemplateRenderer
+from kvasir.text.template_process import TemplateLimits, TemplateRenderer
 from kvasir.text.tokenizer import Tokenizer
 from tests._shared import need
 from tests.examples import examples
@@ -35,7 +35,7 @@ OWN = {"Qwen-Qwen3-0.6B.jinja": "qwen3", "Qwen-Qwen2.5-7B-Instruct.jinja": "qwen
        "meta-llama-Llama-3.1-8B-Instruct.jinja": "llama-3.2"}  # fmt: skip
 MARKS = re.compile(r"<\|[^<>|{}'\"\s]+\|>|<[｜|][^<>{}'\"\s]+[｜|]>|<\|\w+>|<\w+\|>|\[/?[A-Z_]{3,}\]|</?[a-z_:]+>")
 PLAIN = [("    ", False), ("\n\n", False), ("<h1>", False)]
-RENDERER = TemplateRenderer()
+RENDERER = TemplateRenderer(TemplateLimits(seconds=120.0))  # a limit would choose a simpler conversation
 
 
 def byte_level(marks, normalizer=None, options=None) -> Tokenizer:
