@@ -163,7 +163,7 @@ class Server(uvicorn.Server):
             return await super().startup(sockets)
         self._listeners = sockets or []
         context = None
-        while context is not self.config.ssl:  # which may be renewed meanwhile
+        while context is not self.config.ssl:  # the context may be renewed in between
             context = self.config.ssl
             await self._listen(context)
         self.started = True

@@ -74,7 +74,8 @@ def to_conversation(wire: MessagesBody, serving: Serving) -> tuple[Conversation,
 
 
 def _refuse(wire: MessagesBody) -> None:
-    """Refuses a thread last: a client that then sends the whole conversation without it must be served."""
+    """Raises InvalidRequest for unsupported fields, or ThreadUnsupported for `thread`, which is checked last: a client
+    may then resend the whole conversation without it."""
     try:
         refuse_fields(wire)
     except InvalidRequest as error:
