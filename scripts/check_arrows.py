@@ -22,7 +22,7 @@ from pathlib import Path
 PACKAGE = "kvasir"
 GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot"),
-    *("statistics", "fields"),
+    *("statistics", "fields", "json_file"),
 )
 THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (

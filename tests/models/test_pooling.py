@@ -34,6 +34,11 @@ def test_the_bits_do_not_depend_on_threads():
     assert torch.equal(*results)
 
 
+def test_a_model_without_pooling_has_no_embedding():
+    with pytest.raises(UnsupportedModel, match="not meant for embeddings"):
+        Pooling("none")(torch.zeros(3, 4))
+
+
 def test_zeros_stay_zeros():
     assert torch.equal(Pooling("mean")(torch.zeros(3, 4)), torch.zeros(4))
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError, KvasirError
+from kvasir.json_file import read_json_object
 from kvasir.weights.find import find_model
 from kvasir.weights.gguf_split import open_gguf
-from kvasir.weights.json_file import read_json
 from kvasir.weights.local import ModelFiles, gguf_chat_templates
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.safetensors import SafetensorsFolder
@@ -97,7 +97,7 @@ def read_stored(model: str, revision: str | None = None) -> Stored:
 
 def _stored_folder(files: ModelFiles) -> Stored:
     assert files.config is not None, "a safetensors folder needs a config.json"
-    config = read_json(files.config)
+    config = read_json_object(files.config)
     with SafetensorsFolder(files.root) as folder:
         tensors = tuple(folder.info(name) for name in folder.names())
     names = config.get("architectures")
@@ -109,7 +109,7 @@ def _stored_folder(files: ModelFiles) -> Stored:
 
 def _folder_tokenizer(files: ModelFiles) -> tuple[str | None, int | None]:
     if files.tokenizer_json is not None:
-        value = read_json(files.tokenizer_json)
+        value = read_json_object(files.tokenizer_json)
         model = value.get("model")
         model = model if isinstance(model, dict) else {}
         vocabulary = model.get("vocab")

@@ -14,10 +14,9 @@ Format: https://huggingface.co/docs/transformers/main_classes/configuration
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import Repr
@@ -25,9 +24,9 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.fields import FIELDS, FieldKind
+from kvasir.json_file import read_json_object
 
-MAX_JSON_BYTES = 4 << 20
-MAX_JSON_DEPTH = 32
+MAX_CONFIG_BYTES = 4 << 20
 
 # Upper limits of a config's values: above any published model, and low enough that a typo cannot exhaust memory.
 MAX_WIDTH = 1 << 18
@@ -167,48 +166,10 @@ def _short(value: Any) -> str:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH) -> Any:
-    """Parses a JSON file within bounds. Raises ModelFileError if it is absent, too large, too deep, or not JSON."""
-    if not path.is_file():
-        raise ModelFileError(f"{path} is not a file", "expected the folder of a Hugging Face model")
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ModelFileError(f"{path} is larger than {max_bytes} bytes", "expected a small JSON file")
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:  # ValueError: syntax, encoding, numbers with too many digits
-        raise ModelFileError(f"{path} is not valid JSON: {error}") from error
-    if _deeper_than(value, max_depth):
-        raise ModelFileError(f"{path} nests deeper than {max_depth} levels")
-    return value
-
-
-def _deeper_than(value: Any, levels: int) -> bool:
-    """Whether the value nests deeper than `levels`. Goes level by level, so that hostile input causes no deep
-    recursion."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [inner for outer in layer if isinstance(outer, dict | list) for inner in _children(outer)]
-    return any(isinstance(value, dict | list) for value in layer)
-
-
-def _children(value: dict | list) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """As `read_json`, for a file that must hold an object. Raises ModelFileError otherwise."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path} holds {type(value).__name__}, not an object")
-    return value
-
-
 def read_hf_config(path: str | Path) -> dict[str, Any]:
     """The `config.json` in a model folder (or the file at `path`): an object of bounded size and depth."""
     path = Path(path)
-    return read_json_object(path / "config.json" if path.is_dir() else path)
+    return read_json_object(path / "config.json" if path.is_dir() else path, MAX_CONFIG_BYTES)
 
 
 # --- generation -------------------------------------------------------------------------------------
@@ -229,7 +190,7 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     its sampling values. Raises ModelFileError for values out of range.
     """
     path = Path(path) / "generation_config.json"
-    values = read_json_object(path) if path.exists() else {}
+    values = read_json_object(path, MAX_CONFIG_BYTES) if path.exists() else {}
     f = Fields(values, path.name)
     eos_ids = read_eos_ids(f) or read_eos_ids(Fields(config or {}))
     if not f.flag("do_sample", True):

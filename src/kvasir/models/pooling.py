@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
-from kvasir.models.config import MAX_POSITIONS, Fields, read_json, read_json_object
+from kvasir.json_file import read_json, read_json_object
+from kvasir.models.config import MAX_CONFIG_BYTES, MAX_POSITIONS, Fields
 
 KINDS = ("mean", "cls", "last", "none")
 _MODES = {
@@ -40,7 +41,10 @@ class Pooling:
     max_length: int = 0
 
     def __call__(self, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, D], the rows of one text, to float32 [D]. The bits depend only on these rows."""
+        """float32 [n, D], the rows of one text, to float32 [D]. The bits depend only on these rows. Raises
+        UnsupportedModel for the kind "none"."""
+        if self.kind == "none":
+            raise UnsupportedModel("the model is not meant for embeddings: its pooling is none", "use another model")
         if self.kind == "mean":
             pooled_D = _tree_sum(hidden_nD) / hidden_nD.shape[0]
         else:
@@ -99,14 +103,14 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
     pooling = {"kind": _read_kind(folder / kinds["Pooling"]), "normalize": "Normalize" in kinds}
     lengths = folder / kinds["Transformer"] / "sentence_bert_config.json"
     if lengths.is_file():
-        f = Fields(read_json_object(lengths), lengths.name)
+        f = Fields(read_json_object(lengths, MAX_CONFIG_BYTES), lengths.name)
         pooling["max_length"] = f.integer("max_seq_length", 1, MAX_POSITIONS, 0)
     return {"pooling": pooling}
 
 
 def _module_paths(folder: Path) -> dict[str, str]:
     """Module kind -> its folder, in order. Raises ModelFileError for a path outside the model's folder."""
-    modules = read_json(folder / "modules.json")
+    modules = read_json(folder / "modules.json", MAX_CONFIG_BYTES)
     if not isinstance(modules, list) or not 0 < len(modules) <= _MAX_MODULES:
         raise ModelFileError(f"{folder / 'modules.json'} is not a short list of modules")
     paths: dict[str, str] = {}
@@ -131,7 +135,7 @@ def _is_inside(folder: Path, path: str) -> bool:
 
 def _read_kind(folder: Path) -> str:
     path = folder / "config.json"
-    f = Fields(read_json_object(path), str(path))
+    f = Fields(read_json_object(path, MAX_CONFIG_BYTES), str(path))
     named = f.get("pooling_mode")  # newer files name the mode instead of setting a flag
     if named is not None:
         return f.choice("pooling_mode", ("mean", "cls", "lasttoken")).removesuffix("token")

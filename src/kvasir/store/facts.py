@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.json_file import read_json_object
 from kvasir.store.entry import Details
 from kvasir.weights.gguf_split import open_gguf
-from kvasir.weights.json_file import read_json
 from kvasir.weights.local import ModelFiles, gguf_chat_templates
 from kvasir.weights.safetensors import SafetensorsFolder
 
@@ -48,7 +48,7 @@ def read_model_info(files: ModelFiles, verbose: bool = False) -> dict[str, Any]:
         "general.parameter_count": details.parameters,
         f"{family}.context_length": details.context_length,
         f"{family}.embedding_length": details.embedding_length,
-        **{f"config.{key}": _shown(value, verbose) for key, value in read_json(_config(files)).items()},
+        **{f"config.{key}": _shown(value, verbose) for key, value in read_json_object(_config(files)).items()},
     }
 
 
@@ -84,7 +84,7 @@ def _of_gguf(files: ModelFiles) -> Details:
 
 
 def _of_folder(files: ModelFiles) -> Details:
-    config = read_json(_config(files))
+    config = read_json_object(_config(files))
     text = config.get("text_config")
     text = {**config, **text} if isinstance(text, dict) else config
     with SafetensorsFolder(files.root) as folder:

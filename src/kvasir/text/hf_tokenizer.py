@@ -8,13 +8,13 @@ begin and end a text:
     generation_config.json, else config.json         eos_token_id: one id or several
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from kvasir.errors import ModelFileError, quoted
+from kvasir.json_file import read_json_object
 from kvasir.text import gguf_tokenizer
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.library import library_errors
@@ -22,7 +22,6 @@ from kvasir.text.sentencepiece_model import read_sentencepiece
 from kvasir.text.special_tokens import SpecialTokens
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_CONFIG_BYTES = 64 << 20
 
 
 def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
@@ -75,17 +74,7 @@ def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: Spec
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, or {} if the file is absent. Raises `ModelFileError` for any other content."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ModelFileError(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_CONFIG_BYTES}")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path.name} holds {type(value).__name__}, expected an object")
-    return value
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> SpecialTokens:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvasir.errors import ModelFileError
+from kvasir.json_file import read_json_object, read_text
 from kvasir.weights.gguf_split import split_names, split_paths
-from kvasir.weights.json_file import read_json, read_text
 from kvasir.weights.safetensors import weight_files
 
 DEFAULT_TEMPLATE = "default"
@@ -106,7 +106,7 @@ def _chat_templates(folder: Path, tokenizer_config: Path | None) -> dict[str, st
     templates: dict[str, str] = {}
     for path in (tokenizer_config, folder / "chat_template.json"):
         if path is not None and path.is_file():
-            templates |= _templates_in(read_json(path).get("chat_template"), path)
+            templates |= _templates_in(read_json_object(path).get("chat_template"), path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = read_text(path)
     if (folder / "chat_template.jinja").is_file():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvasir.errors import MAX_QUOTED, ModelFileError, UnsupportedModel, bounded, quoted
-from kvasir.weights.json_file import parse_object, read_json
+from kvasir.json_file import parse_object, read_json_object
 from kvasir.weights.mapped import MappedFile, TensorInfo
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
     Raises `ModelFileError` if the index is malformed or points outside the folder, or if shards are missing.
     """
-    index = read_json(folder / INDEX).get("weight_map")
+    index = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise ModelFileError(f"{folder / INDEX}: there is no 'weight_map', expected tensor names to file names")
     missing = []
