@@ -5,7 +5,9 @@ import torch
 
 from kvasir.errors import ConfigError
 from kvasir.ops import native
-from kvasir.runner.load import LoadOptions, load_model, no_attention, open_checkpoint, weight_bytes
+from kvasir.parallel import SOLO
+from kvasir.parallel.local import LocalRanks
+from kvasir.runner.load import LoadOptions, load_model, no_attention, open_checkpoint, split, weight_bytes
 from kvasir.weights.find import find_model
 from tests.runner.made import files_of
 
@@ -76,6 +78,20 @@ def test_weights_are_refused_if_they_do_not_fit_and_counted_before_they_are_read
     assert not seen
     free = loaded.held
     assert load_model(files, dtype, options=LoadOptions(executor)).held == free
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("family", ["llama", "qwen3-next"])
+def test_what_is_counted_is_held_padding_and_shards_included(tmp_path, family, rank):
+    """112 inputs of an MLP are 8 segments of 14, which bfloat16 pads to 32 each."""
+    files = files_of(tmp_path, family, intermediate_size=112)
+    options = LoadOptions(mesh=SOLO if rank is None else LocalRanks(2).meshes[rank])
+    loaded = load_model(files, "bfloat16", options=options)
+    _, source = open_checkpoint(files)
+    model = type(loaded.model)(loaded.model.config)
+    if rank is not None:
+        split(model, options.mesh, source, loaded.dtype, None)
+    assert weight_bytes(model, source, loaded.dtype) == loaded.held
 
 
 def test_attention_without_a_kernel_has_a_reason(files):

@@ -130,7 +130,8 @@ _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LA
 
 
 class TensorSource(Protocol):
-    """The methods of `kvasir.weights.source.WeightSource` that this module uses."""
+    """The methods of `kvasir.weights.source.GGUFSource` that this module uses: those of a `WeightSource`, and `tensor`
+    with the index of a matrix in a stack."""
 
     def names(self) -> Iterable[str]:
         """The names of all tensors."""

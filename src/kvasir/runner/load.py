@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -169,14 +168,13 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, pack
 
 
 def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: Packer | None = None) -> int:
-    """Bytes that the weights will take, found by a load that reads no weights. Norms, biases and weights that a layer
-    keeps so are float32. Raises UnsupportedModel, or ModelFileError as `fill` does."""
-    total = 0
+    """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get tensors without
+    memory, which a later `fill` replaces, for what is not packed. Raises UnsupportedModel, or ModelFileError as `fill`
+    does."""
+    total, nowhere = 0, TensorPlace(dtype, "meta")
 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
         nonlocal total
-        shape = leaf.expects()[name]
-        is_wide = len(shape) == 1 or getattr(leaf, "keeps_float32", False)
         try:
             size = packer.nbytes(leaf, name, source.info(stored).dtype) if packer else None
         except ValueError as error:
@@ -184,7 +182,9 @@ def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: P
                 f"tensor {quoted(stored)} is stored as {source.info(stored).dtype}, which cannot be packed",
                 "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
             ) from error
-        total += math.prod(shape) * (4 if is_wide else dtype.itemsize) if size is None else size
+        if size is None:
+            size = leaf.put(name, torch.empty(leaf.expects()[name], device="meta"), nowhere).nbytes
+        total += size
         return True
 
     fill(model, source, None, hold=count)
