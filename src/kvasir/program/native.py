@@ -161,14 +161,18 @@ class Pool:
     """A pool of threads that compute steps: the caller and `threads` - 1 others or, with `apart`, `threads` others
     while the caller is free. It is closed, after the run in progress, when it is garbage-collected at the latest."""
 
+    address: int | None = None
+
     def __init__(self, threads: int, pin: bool = False, apart: bool = False):
         self.threads, self.apart = threads, apart
+        # Kept here because the interpreter may clear this module before it drops the last pool.
+        self._destroy = native.declare("kvasir_pool_destroy", None, c_void_p)
         self.address = native.declare("kvasir_pool_create", c_void_p, c_int32, c_int32, c_int32)(threads, pin, apart)
 
     def close(self) -> None:
         """Waits for a run in progress and ends the threads."""
         if self.address:
-            native.declare("kvasir_pool_destroy", None, c_void_p)(self.address)
+            self._destroy(self.address)
             self.address = None
 
     def __del__(self) -> None:
