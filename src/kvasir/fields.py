@@ -42,8 +42,8 @@ class FieldKind(Enum):
     BIAS = "token ids to numbers"
 
 
-class Sampler(NamedTuple):
-    """A sampler in llama.cpp's `samplers`: its name, its letter, and whether it may stand anywhere in the list."""
+class ChainSampler(NamedTuple):
+    """A sampler in llama.cpp's chain, `samplers`: its name, its letter, and whether it may be anywhere in it."""
 
     name: str
     letter: str
@@ -80,7 +80,7 @@ class FieldRow(NamedTuple):
     own: tuple[str, ...] = ()
     where: str = "sampler"
     native: str = ""
-    sampler: Sampler | None = None
+    sampler: ChainSampler | None = None
     off: Any = None
     carries: bool = False
     recommended: bool = False
@@ -120,11 +120,15 @@ MODELFILE = EVERY | {"modelfile": ""}
 REPEAT = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_penalty")
 LAST_N = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_last_n")
 
-PENALTIES, DRY = Sampler("penalties", "e"), Sampler("dry", "d")
-TEMPERATURE = Sampler("temperature", "t", anywhere=True)
-TOP_N_SIGMA, TOP_K, TYPICAL_P = Sampler("top_n_sigma", "s"), Sampler("top_k", "k"), Sampler("typ_p", "y")
-TOP_P, MIN_P, XTC = Sampler("top_p", "p"), Sampler("min_p", "m"), Sampler("xtc", "x")
-ADAPTIVE_P = Sampler("adaptive_p", "a", anywhere=True)
+PENALTIES, DRY = ChainSampler("penalties", "e"), ChainSampler("dry", "d")
+TEMPERATURE = ChainSampler("temperature", "t", anywhere=True)
+TOP_N_SIGMA, TOP_K, TYPICAL_P = (
+    ChainSampler("top_n_sigma", "s"),
+    ChainSampler("top_k", "k"),
+    ChainSampler("typ_p", "y"),
+)
+TOP_P, MIN_P, XTC = ChainSampler("top_p", "p"), ChainSampler("min_p", "m"), ChainSampler("xtc", "x")
+ADAPTIVE_P = ChainSampler("adaptive_p", "a", anywhere=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def unmasked(core: Any) -> None:
 
 @fault("the last key of a window is skipped", ("mistral", "neighbours"), ("gemma3", "KV int8"))
 def short_window(core: Any) -> None:
-    for held in core.runner.executor.program.layout.kept:
+    for held in core.runner.executor.program.memory.kept:
         if isinstance(held, AttentionArgs) and held.window:
             held.window -= 1
 

@@ -14,7 +14,7 @@ from kvasir.guided.guide import GuideError
 from kvasir.guided.reasoning_tracker import ReasoningTracker
 from kvasir.guided.rule import Free, ReasoningMarks, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
-from kvasir.parse.events import Message
+from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format, Style, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
@@ -46,9 +46,9 @@ def is_allowed(guide, token: int) -> bool:
     return mask is None or bool(np.frombuffer(mask, np.int32)[token >> 5] >> (token & 31) & 1)
 
 
-def read(text: str, format: Format, opened: bool = False) -> Message:
+def read(text: str, format: Format, opened: bool = False) -> ParsedMessage:
     parser = Parser(format, TOOLS, calls=True, opened=opened)
-    return Message.of([*parser.push(text), *parser.finish()])
+    return ParsedMessage.of([*parser.push(text), *parser.finish()])
 
 
 @given(st.builds(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
 from kvasir.guided.tools import Function, tool_grammar
-from kvasir.parse.events import Message
+from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
@@ -55,7 +55,7 @@ def test_drawn_values_follow_the_schema(seed):
         return
     parser = Parser(FORMAT, {"f": SCHEMA})
     text = TOKENIZER.decode(ids, skip_special_tokens=False)
-    (call,) = Message.of([*parser.push(text), *parser.finish()]).calls
+    (call,) = ParsedMessage.of([*parser.push(text), *parser.finish()]).calls
     assert is_tree(json.loads(call.arguments)["root"])
 
 
@@ -68,7 +68,7 @@ def test_unconstrained_values_are_any_json(value, seed):
     if ids is not None:
         parser = Parser(FORMAT, {"f": schema})
         text = TOKENIZER.decode(ids, skip_special_tokens=False)
-        (call,) = Message.of([*parser.push(text), *parser.finish()]).calls
+        (call,) = ParsedMessage.of([*parser.push(text), *parser.finish()]).calls
         assert "x" in json.loads(call.arguments), text
 
 

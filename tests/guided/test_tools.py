@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvasir.errors import InvalidRequest
 from kvasir.guided.lark import Lark
 from kvasir.guided.tools import Function, tool_grammar
-from kvasir.parse.events import Message
+from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
@@ -35,9 +35,9 @@ TOOLS = {f.name: f.parameters for f in FUNCTIONS}
 FORMATS = {calls.name: calls for calls in CALLS if calls.enforced and calls.style is not Style.NONE}
 
 
-def read(text: str, format: Format, opened: bool = False) -> Message:
+def read(text: str, format: Format, opened: bool = False) -> ParsedMessage:
     parser = Parser(format, TOOLS, calls=True, opened=opened)
-    return Message.of([*parser.push(text), *parser.finish()])
+    return ParsedMessage.of([*parser.push(text), *parser.finish()])
 
 
 def drawn(format: Format, seed: int, first: str = "", **wanted) -> str | None:
@@ -47,7 +47,7 @@ def drawn(format: Format, seed: int, first: str = "", **wanted) -> str | None:
     return None if ids is None else TOKENIZER.decode(ids, skip_special_tokens=False)
 
 
-def check(message: Message) -> None:
+def check(message: ParsedMessage) -> None:
     for call in message.calls:
         arguments = json.loads(call.arguments)
         assert call.name in TOOLS

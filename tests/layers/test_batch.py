@@ -69,7 +69,7 @@ def test_walks_are_planned_once_for_layers_of_a_kind():
     cache = KVCache((state, SPEC[0], state), [10, 10], 16, torch.float32)
     batch = make_batch([part([7, 8], 15, [3, 4], [5, 6])], cache)
     assert batch.states(0) is batch.states(2)
-    assert [stage.blocks.tolist() for stage in batch.states(0).parts[0].stages] == [[3], [4]]
+    assert [stage.blocks.tolist() for stage in batch.states(0).groups[0].stages] == [[3], [4]]
 
 
 def test_invalid_works_fail_an_assertion(cache):

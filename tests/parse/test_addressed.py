@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvasir.parse.events import Message
+from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format
 from kvasir.parse.parser import Parser
 from tests.parse.writing import format_of, parsed
@@ -34,21 +34,21 @@ TOOLS = {"look_up": {}, "fetch": {}}
 )
 def test_messages_go_to_their_recipients(text, content, calls):
     for sizes in ([], [1] * len(text)):
-        message = Message.of(parsed(FORMAT, text, sizes, tools=TOOLS))
+        message = ParsedMessage.of(parsed(FORMAT, text, sizes, tools=TOOLS))
         assert (message.content, [(call.name, call.arguments) for call in message.calls]) == (content, calls)
 
 
 def test_without_tools_the_recipient_is_no_content_either():
-    assert Message.of(parsed(FORMAT, 'all\nHello>>>look_up\n{"a": 1}', calls=False)) == Message(
+    assert ParsedMessage.of(parsed(FORMAT, 'all\nHello>>>look_up\n{"a": 1}', calls=False)) == ParsedMessage(
         'Hello>>>look_up\n{"a": 1}'
     )
 
 
 def test_content_is_not_held_back():
     parser = Parser(FORMAT, TOOLS)
-    assert Message.of(parser.push("all\nA first line without an end")).content == "A first line without an end"
+    assert ParsedMessage.of(parser.push("all\nA first line without an end")).content == "A first line without an end"
     parser = Parser(FORMAT, TOOLS)
-    assert Message.of(parser.push("No recipient at all, ")).content == "No recipient at all,"
+    assert ParsedMessage.of(parser.push("No recipient at all, ")).content == "No recipient at all,"
 
 
 PYTHON = {"python": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}}
@@ -60,7 +60,7 @@ def test_code_without_json_is_no_call_and_stays_whole():
     for code in ("print(1)", "x = {'a': 1}\nx", "if a >>> b:\n    pass\n", "[1, 2]", '"a"'):
         for text in (f"python\n{code}", f"all\nSo:\n>>>python\n{code}"):
             for sizes in ([], [1] * len(text)):
-                message = Message.of(parsed(FORMAT, text, sizes, tools=PYTHON))
+                message = ParsedMessage.of(parsed(FORMAT, text, sizes, tools=PYTHON))
                 assert (message.content, message.calls) == (text.removeprefix("all\n"), [])
-    message = Message.of(parsed(FORMAT, 'python\n{"code": "print(1)"}', tools=PYTHON))
+    message = ParsedMessage.of(parsed(FORMAT, 'python\n{"code": "print(1)"}', tools=PYTHON))
     assert not message.content and message.calls[0].arguments == '{"code": "print(1)"}'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message
+from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, ParsedMessage
 from kvasir.parse.format import Format, grammar_parts
 from tests.examples import examples
 from tests.parse.writing import CALLING, HEADERS, Calls, format_of, parsed, schemas, written
@@ -43,7 +43,7 @@ def test_mutated_calls_are_events_or_content(name, calls, edits):
     format = Format(format_of(name).calls)
     text = mutated(written(format, calls), edits)
     events = parsed(format, text, tools=schemas(calls))
-    message = Message.of(events)
+    message = ParsedMessage.of(events)
     if not message.calls and name not in HEADERS:  # which are no content
         assert (message.content, message.reasoning) == (text, "")
     told = message.content + "".join(call.name + call.arguments for call in message.calls)
@@ -115,14 +115,14 @@ def begins_json(text: str) -> bool:
     ],
 )  # fmt: skip
 def test_invalid_json_ends_the_call(name, text, told, content):
-    message = Message.of(parsed(Format(format_of(name).calls), text, tools={"f": {}}))
+    message = ParsedMessage.of(parsed(Format(format_of(name).calls), text, tools={"f": {}}))
     assert [call.arguments for call in message.calls] == ([] if told is None else [told])
     assert message.content == (text if content is None else content)
 
 
 def test_an_interrupted_call_keeps_its_arguments():
     text = '[TOOL_CALLS]f[ARGS]{"a": "b"[TOOL_CALLS]g[ARGS]{"c": []}'
-    message = Message.of(parsed(format_of("mistral_args"), text, tools={"f": {}, "g": {}}))
+    message = ParsedMessage.of(parsed(format_of("mistral_args"), text, tools={"f": {}, "g": {}}))
     assert [(call.name, call.arguments) for call in message.calls] == [("f", '{"a": "b"'), ("g", '{"c": []}')]
     assert message.content == ""
 
@@ -142,10 +142,10 @@ def test_a_python_list_between_marks_is_a_list():
 def test_an_end_mark_that_is_cut_is_no_content(name, calls):
     format = Format(format_of(name).calls)
     whole, parts = written(format, calls), grammar_parts(format, calls[-1][0], len(calls) - 1)
-    told = Message.of(parsed(format, whole, tools=schemas(calls))).calls
+    told = ParsedMessage.of(parsed(format, whole, tools=schemas(calls))).calls
     for cut in range(len(whole) - len(parts.end + parts.close), len(whole)):
         for sizes in ([], [1] * cut):
-            message = Message.of(parsed(format, whole[:cut], sizes, tools=schemas(calls)))
+            message = ParsedMessage.of(parsed(format, whole[:cut], sizes, tools=schemas(calls)))
             assert message.content == "", whole[:cut]
             assert [call.name for call in message.calls] == [call.name for call in told]
             last = message.calls[-1].arguments  # its brace may be a part of the mark
@@ -159,5 +159,5 @@ def test_an_end_mark_that_is_cut_is_no_content(name, calls):
     ("mistral", '[TOOL_CALLS][{"name": "look_up", "arguments": {"a": 4}},', '{"a": 4}'),
 ])  # fmt: skip
 def test_arguments_that_are_cut_are_no_content(name, text, told):
-    message = Message.of(parsed(format_of(name), text, tools={"look_up": {}}))
+    message = ParsedMessage.of(parsed(format_of(name), text, tools={"look_up": {}}))
     assert (message.content, [call.arguments for call in message.calls]) == ("", [told])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvasir.parse.events import Arguments, Call, CallEnd, CallStart, Content, Message, Reasoning
+from kvasir.parse.events import Arguments, Call, CallEnd, CallStart, Content, ParsedMessage, Reasoning
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
@@ -33,7 +33,7 @@ from tests.parse.writing import (
 FEW = examples(6)
 
 
-def calls_of(message: Message) -> Calls:
+def calls_of(message: ParsedMessage) -> Calls:
     return [(call.name, json.loads(call.arguments)) for call in message.calls]
 
 
@@ -46,7 +46,7 @@ def calls_of(message: Message) -> Calls:
 def test_calls_come_back_as_they_were_written(name, calls, sizes):
     format = format_of(name)
     events = parsed(format, written(format, calls), sizes, tools=schemas(calls))
-    message = Message.of(events)
+    message = ParsedMessage.of(events)
     assert calls_of(message) == calls and not message.content and not message.reasoning
     kinds = [type(event) for event in events]
     assert kinds == [CallStart, Arguments, CallEnd] * len(calls)
@@ -60,7 +60,7 @@ def test_text_around_calls_is_content(name, before, after, calls):
     before = "" if format.calls.bare else before
     assume(not after.lstrip().startswith((",", ";", "{", "]", "`")))
     before, after = before.strip(), after.rstrip()
-    message = Message.of(parsed(format, before + written(format, calls) + after, tools=schemas(calls)))
+    message = ParsedMessage.of(parsed(format, before + written(format, calls) + after, tools=schemas(calls)))
     assert calls_of(message) == calls
     assert message.content == before + after
 
@@ -73,7 +73,7 @@ def test_reasoning_comes_before_calls(name, thoughts, calls, opened):
     thinking = format.thinking
     assert thinking
     text = ("" if opened else thinking.start) + f"\n{thoughts}\n{thinking.end}\n\n" + written(format, calls)
-    message = Message.of(parsed(format, text, tools=schemas(calls), opened=opened))
+    message = ParsedMessage.of(parsed(format, text, tools=schemas(calls), opened=opened))
     assert calls_of(message) == calls
     assert (message.reasoning, message.content) == (thoughts.strip(), "")
 
@@ -86,9 +86,9 @@ def test_a_call_that_breaks_off_ends(name, calls, data):
     format = format_of(name)
     text = written(format, calls)
     cut = data.draw(st.integers(0, len(text)))
-    whole = Message.of(parsed(format, text, tools=schemas(calls))).calls
+    whole = ParsedMessage.of(parsed(format, text, tools=schemas(calls))).calls
     events = parsed(format, text[:cut], tools=schemas(calls))
-    message = Message.of(events)
+    message = ParsedMessage.of(events)
     assert sum(isinstance(e, CallStart) for e in events) == sum(isinstance(e, CallEnd) for e in events)
     for call, complete in zip(message.calls, whole, strict=False):
         assert call.name == complete.name
@@ -103,7 +103,7 @@ def test_an_end_mark_of_a_string_that_breaks_off_is_no_part_of_it(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "words"})])
     for cut in range(text.index("words"), len(text)):
-        message = Message.of(parsed(format, text[:cut], tools={"f": {}}))
+        message = ParsedMessage.of(parsed(format, text[:cut], tools={"f": {}}))
         assert '{"key": "words"}'.startswith(message.calls[0].arguments), text[:cut]
 
 
@@ -113,7 +113,7 @@ def test_arguments_are_streamed_unchanged(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {}})
-    told = Message.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
+    told = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
     assert told.calls[0].arguments.count("w") == 250
 
 
@@ -122,7 +122,7 @@ def test_strings_between_marks_are_unchanged(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {"properties": {"key": {"type": "string"}}}})
-    told = Message.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
+    told = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
     assert told.calls[0].arguments.count("w") == 250
 
 
@@ -199,7 +199,7 @@ def test_held_back_text_is_bounded(case):
         held = max(held, parser.held)
     told += parser.finish()
     assert held <= MAX_HELD + 100
-    message = Message.of(told)
+    message = ParsedMessage.of(told)
     said = message.content + message.reasoning + "".join(call.arguments for call in message.calls)
     assert len(said) > len(HOSTILE[case].replace(" ", "")) * 0.9 - 100
 
@@ -216,8 +216,8 @@ def test_hostile_nesting_is_no_recursion(name):
 # -- single cases ------------------------------------------------------------------------------------------
 
 
-def message_of(name: str, text: str, reasoning: str = "auto", **options) -> Message:
-    return Message.of(parsed(choose(tools=name, reasoning=reasoning), text, **options))
+def message_of(name: str, text: str, reasoning: str = "auto", **options) -> ParsedMessage:
+    return ParsedMessage.of(parsed(choose(tools=name, reasoning=reasoning), text, **options))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_other_ways_to_write_a_call(name, text, calls):
     ],
 )
 def test_text_that_is_no_call_is_content(name, text):
-    assert message_of(name, text, reasoning="none", tools={"f": {}}) == Message(content=text)
+    assert message_of(name, text, reasoning="none", tools={"f": {}}) == ParsedMessage(content=text)
 
 
 def test_text_after_broken_arguments_is_content():
@@ -296,9 +296,9 @@ def test_text_after_broken_arguments_is_content():
 
 def test_a_call_ends_reasoning_that_was_not_closed():
     text = '<think>I call <tool_call> now\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call></think>done'
-    message = Message.of(parsed(format_of("hermes"), text, tools={"f": {}}))
-    assert message == Message("done", "I call <tool_call> now", [Call("f", None, "{}")])
-    other = Message.of(parsed(format_of("hermes"), text, tools={"g": {}}))
+    message = ParsedMessage.of(parsed(format_of("hermes"), text, tools={"f": {}}))
+    assert message == ParsedMessage("done", "I call <tool_call> now", [Call("f", None, "{}")])
+    other = ParsedMessage.of(parsed(format_of("hermes"), text, tools={"g": {}}))
     assert (other.content, other.calls) == ("done", [])
 
 
@@ -341,5 +341,5 @@ def test_harmony_channels():
         "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
     )
     format = format_of("harmony")
-    assert Message.of(parsed(format, text)) == Message("I look.Done.", "hm", [Call("f", None, '{"a": 1}')])
-    assert Message.of(parsed(Format(format.calls), text)).content == "hmI look.Done."
+    assert ParsedMessage.of(parsed(format, text)) == ParsedMessage("I look.Done.", "hm", [Call("f", None, '{"a": 1}')])
+    assert ParsedMessage.of(parsed(Format(format.calls), text)).content == "hmI look.Done."

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 
 from kvasir.engine.reading import sample_of
 from kvasir.errors import ConfigError
-from kvasir.parse.detect import Found, detect
-from kvasir.parse.events import Message
+from kvasir.parse.detect import DetectedFormat, detect
+from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format, grammar_parts
 from kvasir.parse.marked_text import PLAIN_KEY
 from kvasir.parse.table import CALLS, REASONING_FORMATS, TOOL_FORMATS, choose
@@ -79,7 +79,7 @@ def template(name: str) -> ChatTemplate:
 
 
 @functools.cache
-def found(name: str) -> Found:
+def found(name: str) -> DetectedFormat:
     shown = template(name).samples(source(name))
     return detect(source(name), samples=map(sample_of, shown))
 
@@ -142,7 +142,7 @@ def test_calls_of_a_template_come_back(name, calls):
     prompt, text = said(name, {"role": "assistant", "content": "", "tool_calls": rendered}, tools)
     format = found(name).format
     opened = format.opened_by(prompt)
-    message = Message.of(parsed(format, text, tools=schemas(calls), opened=opened))
+    message = ParsedMessage.of(parsed(format, text, tools=schemas(calls), opened=opened))
     assert [(call.name, json.loads(call.arguments)) for call in message.calls] == calls
     assert not message.content and not message.reasoning.strip()
 

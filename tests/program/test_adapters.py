@@ -175,10 +175,10 @@ def test_rows_stay_float32_for_adapters(tmp_path, options):
     program.set_adapter(1, {slot: (a, b, 0.0)})
     company.step((0, 0, rows))
     x, out = steps[at].buffers[0], steps[at].products[2][2]
-    x_TD, before = program.layout.view(x, rows).copy(), program.layout.view(out, rows).copy()
+    x_TD, before = program.memory.view(x, rows).copy(), program.memory.view(out, rows).copy()
     program.set_adapter(1, {slot: (a, b, scale)})
     company.step((0, 0, rows))
-    gained = program.layout.view(out, rows) - before
+    gained = program.memory.view(out, rows) - before
     expected = scale * (x_TD.astype(np.float64) @ a.T.astype(np.float64)) @ b.T
     assert np.abs(gained - expected).max() < 3e-6 * max(np.abs(before).max(), np.abs(expected).max())
     assert np.abs(expected).max() > 0.1

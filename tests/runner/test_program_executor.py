@@ -17,7 +17,7 @@ from kvasir.program import marshal, program  # noqa: E402 - need torch, as the o
 from kvasir.runner import program_executor  # noqa: E402
 from kvasir.runner.eager_executor import taken  # noqa: E402
 from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
-from kvasir.sampling.native import Sampler  # noqa: E402
+from kvasir.sampling.native import NativeSampler  # noqa: E402
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
         monkeypatch.setattr(module, "MAX_CHOSEN", chosen)
     monkeypatch.setattr(guidance, "masked", lambda seq: len(seq.tokens) % 3 > 0)
     monkeypatch.setattr(program_executor.ProgramExecutor, "take", reference)
-    monkeypatch.setattr(Sampler, "describe", lambda _, *args: logprobs.logprobs(*args))
+    monkeypatch.setattr(NativeSampler, "describe", lambda _, *args: logprobs.logprobs(*args))
     same(expected, together(program_core(folder), requests_of_all()))
     assert sum(calls) > len(OPTIONS)
 

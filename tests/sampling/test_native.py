@@ -15,7 +15,7 @@ from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.sampling.chain import carried, packed
 from kvasir.sampling.logprobs import BadLogits, logprobs
-from kvasir.sampling.native import MAX_LOGPROBS, Dry, Sampler, SampleRow, fill_spec
+from kvasir.sampling.native import MAX_LOGPROBS, Dry, NativeSampler, SampleRow, fill_spec
 from kvasir.sampling.sampler import RowContext, sample
 from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
@@ -42,7 +42,7 @@ class Threads:
 
 def same_everywhere(x, rows, pool=None):
     """Every instruction set gives what the reference gives. By repr, which tells -0.0 from 0.0."""
-    sampler = Sampler(x.shape[1], pool)
+    sampler = NativeSampler(x.shape[1], pool)
     expected = repr(sample(x, rows))
     for name in isas():
         native.force_isa(name)
@@ -216,12 +216,12 @@ def test_other_rows_threads_and_strides_change_no_bit():
     x = wide[:, 1 : vocab + 1]
     x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 3)
     before = x.clone()
-    sampler = Sampler(vocab)
+    sampler = NativeSampler(vocab)
     alone = [sampler.sample(x[i : i + 1], [row])[0] for i, row in enumerate(contexts)]
     for threads in (1, 2, 3, 5, 40):
         with Threads(threads) as pool:
             for count in (1, 2, 3, len(FULL)):  # few rows are split, many are shared out
-                assert Sampler(vocab, pool).sample(x[:count], contexts[:count]) == alone[:count]
+                assert NativeSampler(vocab, pool).sample(x[:count], contexts[:count]) == alone[:count]
     assert sampler.sample(x[:1].expand(3, -1), contexts[:1] * 3) == alone[:1] * 3
     assert sampler.sample(x.T.contiguous().T, contexts) == alone
     assert torch.equal(x, before)
@@ -241,7 +241,7 @@ def test_a_bad_row_fails_alone(vocab):
     same_everywhere(x, contexts)
     with Threads(16) as pool:
         same_everywhere(x, contexts, pool)
-    results = Sampler(vocab).sample(x, contexts)
+    results = NativeSampler(vocab).sample(x, contexts)
     assert [r.token >= 0 for r in results] == [True] + [False] * 7
 
 
@@ -251,7 +251,7 @@ def test_everything_forbidden_or_all_but_one(temperature):
     one = dataclasses.replace(spec, stop_ids=tuple(i for i in range(VOCAB) if i != 33))
     x = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(7))
     same_everywhere(x, [context(spec), context(one)])
-    forbidden, lonely = Sampler(VOCAB).sample(x, [context(spec), context(one)])
+    forbidden, lonely = NativeSampler(VOCAB).sample(x, [context(spec), context(one)])
     assert "allowed" in forbidden.error
     assert lonely.token == 33
 
@@ -260,7 +260,7 @@ def test_denormal_logits_are_distinguished():
     x = torch.tensor([[0.0, 1e-40, 2e-40, -1e-40]])
     for temperature in (0.0, 1.0):
         same_everywhere(x, [context(SamplingSpec(temperature=temperature, logprobs=4))])
-    assert Sampler(4).sample(x, [context(SamplingSpec())])[0].token == 2
+    assert NativeSampler(4).sample(x, [context(SamplingSpec())])[0].token == 2
 
 
 def test_the_draw_has_the_distribution():
@@ -268,7 +268,7 @@ def test_the_draw_has_the_distribution():
     vocab, count = 3000, 3000
     x = torch.zeros(1, vocab).expand(count, -1)
     contexts = [context(SamplingSpec(temperature=1.0, seed=i)) for i in range(count)]
-    tokens = [r.token for r in Sampler(vocab).sample(x, contexts)]
+    tokens = [r.token for r in NativeSampler(vocab).sample(x, contexts)]
     assert tokens == [r.token for r in sample(x, contexts)]
     assert 1700 < len(set(tokens)) < 2100  # vocab * (1 - 1/e) = 1896
 
@@ -281,7 +281,7 @@ def test_a_sea_of_unlikely_tokens(depth):
     x[:, 1234] = 0.0
     contexts = [context(SamplingSpec(temperature=1.0, seed=i)) for i in range(24)]
     same_everywhere(x, contexts)
-    unlikely = sum(r.token != 1234 for r in Sampler(vocab).sample(x, contexts))
+    unlikely = sum(r.token != 1234 for r in NativeSampler(vocab).sample(x, contexts))
     assert unlikely > 4 or depth < -12
 
 
@@ -293,7 +293,7 @@ def test_samplers_of_their_own_run_beside_each_other():
     found: list = [None] * len(contexts)
 
     def work(i):
-        sampler = Sampler(vocab)
+        sampler = NativeSampler(vocab)
         found[i] = [sampler.sample(x, [contexts[i]]) for _ in range(20)]
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(len(contexts))]
@@ -305,7 +305,7 @@ def test_samplers_of_their_own_run_beside_each_other():
 
 
 def test_arguments_are_checked():
-    sampler = Sampler(5)
+    sampler = NativeSampler(5)
     assert sampler.sample(torch.zeros(0, 5), []) == []
     for logits in (torch.zeros(2, 5), torch.zeros(1, 6), torch.zeros(5)):
         with pytest.raises(ValueError, match="contexts"):
@@ -317,7 +317,7 @@ def test_arguments_are_checked():
         sampler.sample(torch.zeros(1, 5, device="meta"), [context(SamplingSpec())])
     for vocab in (0, -1, 2**22 + 1):
         with pytest.raises(ValueError, match=f"{vocab}"):
-            Sampler(vocab)
+            NativeSampler(vocab)
 
 
 def test_a_spec_is_complete():
@@ -349,9 +349,9 @@ def test_known_tokens_are_described_as_the_reference_does(data, vocab):
         native.force_isa(name)
         if expected is None:
             with pytest.raises(BadLogits, match="-inf"):
-                Sampler(vocab).describe(x, chosen, best)
+                NativeSampler(vocab).describe(x, chosen, best)
         else:
-            assert repr(Sampler(vocab).describe(x, chosen, best)) == expected, name
+            assert repr(NativeSampler(vocab).describe(x, chosen, best)) == expected, name
 
 
 @pytest.mark.parametrize("repeated", [[7], [7, 8], list(range(64))])

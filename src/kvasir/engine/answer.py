@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
-from kvasir.parse.events import Content, Event, Message, Reasoning, merged_counts
+from kvasir.parse.events import Content, Event, ParsedMessage, Reasoning, merged_counts
 from kvasir.text.detokenize import Detokenizer
 from kvasir.text.stop import StopStrings
 from kvasir.text.tokenizer import Tokenizer
@@ -240,9 +240,9 @@ class Answer:
         return self._pieces[0]
 
     @property
-    def message(self) -> Message:
+    def message(self) -> ParsedMessage:
         """The choice, parsed."""
-        return Message.of(self._events)
+        return ParsedMessage.of(self._events)
 
     def add(self, delta: TextDelta) -> None:
         """Appends the next delta of this choice."""

@@ -22,7 +22,7 @@ CLOSE_BYTES = 64 << 20  # bytes that may be queued for writing to the tier befor
 LINGER = 0.005  # seconds to wait for a tier if there is nothing else to do
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """The runner as the core sees it: `execute` starts a forward, `sample` waits for it and returns its result.
 
     masks: for each row that may not sample every id, int32 words; bit i & 31 of word i >> 5 allows id i. They are
@@ -68,12 +68,12 @@ class EngineCore:
         runner    | step N            | step N + 1            |
         core      | plan N + 1 | wait | commit N | plan N + 2 | ...
 
-    If step N + 1 does not need the sampled ids of step N (`Runner.follows`), it is started before the wait.
+    If step N + 1 does not need the sampled ids of step N (`StepRunner.follows`), it is started before the wait.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: StepRunner,
         scheduler: Scheduler,
         summary: Sequence[str] = (),
         warm: Callable[[], None] = lambda: None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.errors import InvalidRequest, QueueFull, TemplateLimit
-from kvasir.parse.detect import Found, Sample, detect
+from kvasir.parse.detect import DetectedFormat, Sample, detect
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import choose
@@ -67,8 +67,8 @@ class Reader:
         self._template = template
         self._names = (tools, reasoning)
         self._special = {id: tokenizer.token_text(id) for id in tokenizer.special_ids} if tokenizer else {}
-        self._found: dict[str, Found] = {}
-        self._by_words: dict[str, Found] = {}
+        self._found: dict[str, DetectedFormat] = {}
+        self._by_words: dict[str, DetectedFormat] = {}
         self._marks: dict[Format, frozenset[int]] = {}
         self._turn_tokens: dict[Format, tuple[str, ...]] = {}
         choose(tools=tools, reasoning=reasoning)
@@ -139,7 +139,7 @@ class Reader:
     def _source(self, tools: object) -> str:
         return self._template.select(tools) if self._template and self._template.sources else ""
 
-    def _detect(self, source: str) -> Found:
+    def _detect(self, source: str) -> DetectedFormat:
         assert self._template is not None
         special = tuple(sorted(self._special.values()))
         key = source, special
@@ -158,7 +158,7 @@ class Reader:
 
 # The result depends only on the template and the vocabulary, so a model that is loaded again reuses it.
 MOST_DETECTED = 64
-_DETECTED: dict[tuple[str, tuple[str, ...]], Found] = {}
+_DETECTED: dict[tuple[str, tuple[str, ...]], DetectedFormat] = {}
 
 
 def sample_of(shown: samples.SampleCall) -> Sample:

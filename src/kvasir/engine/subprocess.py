@@ -197,7 +197,7 @@ class ProcessEngine:
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._command(wire.Query(number, what))
+            self._command(wire.EngineQuery(number, what))
             return await answer
         finally:
             self._questions.pop(number, None)

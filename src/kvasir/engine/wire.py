@@ -60,7 +60,7 @@ class Pause(_Message, frozen=True):
     whether: bool
 
 
-class Query(_Message, frozen=True):
+class EngineQuery(_Message, frozen=True):
     """A numbered query: "stats", "look", "check" or "pulse"."""
 
     number: int
@@ -130,7 +130,7 @@ class Progress(_Message, frozen=True):
     total: int
 
 
-Command = Add | Abort | Pause | Query | Stop
+Command = Add | Abort | Pause | EngineQuery | Stop
 Event = Ready | ErrorReport | Deltas | Reply | Progress
 
 encode = msgspec.msgpack.Encoder().encode

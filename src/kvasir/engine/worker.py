@@ -105,7 +105,7 @@ class EngineWorker:
                 self.core.abort(id, index)
             case wire.Pause(id, whether):
                 self.core.pause(id, whether)
-            case wire.Query(number, what):
+            case wire.EngineQuery(number, what):
                 self.send(self._answer(number, what))
 
     def _answer(self, number: int, what: str) -> wire.Reply:

@@ -83,7 +83,7 @@ class CompiledGrammar:
         numbers: NumberLimits | None = None,
     ):
         """numbers: keeps numbers in JSON within bounds. Raises GrammarError."""
-        self.run = numbers.run(text) if numbers else None
+        self.number_state = numbers.state(text) if numbers else None
         self._tokenizer, self._text, self._limits = tokenizer, text, limits
         self._lock = Lock()
         self.renewed = 0  # how often the guide of a sequence was rebuilt
@@ -125,7 +125,7 @@ class GrammarGuide:
     quiet: whether most likely all ids are allowed. in_call: whether a call has begun in free text.
     """
 
-    __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher", "_run")
+    __slots__ = ("_failure", "_grammar", "_ids", "_lexer", "_matcher", "_number_state")
     quiet = in_call = False
 
     def __init__(self, grammar: CompiledGrammar, lexer: Lexer):
@@ -133,12 +133,12 @@ class GrammarGuide:
         self._matcher = lexer.begin()
         self._ids: list[int] = []
         self._failure: GuideError | None = None
-        self._run = grammar.run and grammar.run.copy()
+        self._number_state = grammar.number_state and grammar.number_state.copy()
 
     def copy(self) -> GrammarGuide:
         other = GrammarGuide(self._grammar, self._lexer)
         other._matcher, other._ids, other._failure = self._matcher.deep_copy(), list(self._ids), self._failure
-        other._run = self._run and self._run.copy()
+        other._number_state = self._number_state and self._number_state.copy()
         return other
 
     @property
@@ -155,7 +155,7 @@ class GrammarGuide:
         """int32 words; bit i & 31 of word i >> 5 allows id i. Raises GuideError."""
         # The library checks its lexer after a mask, except where the mask comes from forced ids.
         mask, forced = self._ask(_mask, lambda answer: answer[1])
-        return self._run.bounded(mask) if self._run and not forced else mask
+        return self._number_state.bounded(mask) if self._number_state and not forced else mask
 
     def forced(self) -> list[int]:
         """The ids that must come next, in order; empty if there is a choice. Raises GuideError."""
@@ -171,8 +171,8 @@ class GrammarGuide:
         slowly = itertools.chain([False], itertools.repeat(True))  # one by one after the attempt at once has failed
         self._ask(lambda matcher: _consume(matcher, ids, next(slowly)))
         self._ids += ids
-        if self._run:
-            self._run.feed(ids)
+        if self._number_state:
+            self._number_state.feed(ids)
 
     def _ask(self, question: Callable[[LLMatcher], T], doubtful: Callable[[T], object] = lambda _: True) -> T:
         """The matcher's result on a sound lexer. doubtful: whether a result may be wrong without the library reporting

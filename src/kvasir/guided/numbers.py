@@ -49,10 +49,10 @@ class NumberLimits:
         self._text = sum(1 << i for i, data in tokens if data in _TEXT)
         self.beyond = lru_cache(64)(self._beyond)
 
-    def run(self, grammar: str) -> Run | None:
+    def state(self, grammar: str) -> NumberState | None:
         """The state of a sequence that follows a grammar; None if the grammar has no JSON."""
         has_json = '"json_schema": {' in grammar or "%json" in grammar
-        return Run(self) if has_json else None
+        return NumberState(self) if has_json else None
 
     def bounded(self, mask: int, number: bytes) -> int:
         """The mask without the ids that cannot continue `number`, the bytes of a number so far."""
@@ -74,7 +74,7 @@ class NumberLimits:
         return int.from_bytes(bits, "little")
 
 
-class Run:
+class NumberState:
     """State of one sequence: the bytes of a number at the end of its text.
 
     Quotation marks show whether the text is inside a JSON string, which ends with its line at the latest; the ids that
@@ -88,8 +88,8 @@ class Run:
         self._quoted = self._escaped = False
         self._text = b""
 
-    def copy(self) -> Run:
-        other = Run(self._numbers)
+    def copy(self) -> NumberState:
+        other = NumberState(self._numbers)
         other._quoted, other._escaped, other._text = self._quoted, self._escaped, self._text
         return other
 

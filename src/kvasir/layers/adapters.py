@@ -9,7 +9,7 @@ from typing import Any
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.module import Module, Shard
 from kvasir.layers.moe import MoE
-from kvasir.ops.linear.low_rank import LowRank, low_rank
+from kvasir.ops.linear.low_rank import LowRankPair, low_rank
 from kvasir.ops.linear.packed import num_segments
 
 # slot name -> (A [rank, inputs], B [outputs, rank], scale)
@@ -32,14 +32,14 @@ class Slot:
     def of(cls, name: str, linear: Linear, part: str) -> Slot:
         return cls(name, (linear.outputs[part], linear.inputs), linear.shard(f"{part}.weight"), linear.reduces)
 
-    def take(self, pair: tuple[Any, Any, float]) -> LowRank:
+    def take(self, pair: tuple[Any, Any, float]) -> LowRankPair:
         """This rank's part of a pair for the whole matrix. Where ranks may share the sum, a x is computed in as many
         segments as for a float matrix; each rank has the segments of its columns. Raises ValueError if the shapes do
         not match."""
         whole, shard = low_rank(self.name, self.shape, *pair), self.shard
         segments = num_segments(self.shape[1], "F32") if self.reduces else 1
         a, b = whole.a[:, slice(*shard.columns)], whole.b[slice(*shard.rows)]
-        return LowRank(a.contiguous(), b.contiguous(), segments // shard.parts)
+        return LowRankPair(a.contiguous(), b.contiguous(), segments // shard.parts)
 
 
 def linears(model: Module) -> dict[str, tuple[Linear, str]]:

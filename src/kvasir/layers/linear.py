@@ -26,7 +26,7 @@ from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.linear import linear
-from kvasir.ops.linear.low_rank import LowRank, add_low_rank
+from kvasir.ops.linear.low_rank import LowRankPair, add_low_rank
 from kvasir.ops.linear.packed import num_segments
 from kvasir.parallel import SOLO, Mesh, cut
 
@@ -53,7 +53,7 @@ class Linear(Module):
         self.weights: dict[str, Tensor] = {}  # [S, N, k]
         self.biases: dict[str, Tensor] = {}
         self.rows = {part: (0, size) for part, size in parts.items()}  # held by this rank
-        self.adapters: dict[str, dict[int, LowRank]] = {}  # by part, then by adapter id
+        self.adapters: dict[str, dict[int, LowRankPair]] = {}  # by part, then by adapter id
 
     def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
         out_TN = self.product(part, x_TK, batch)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from kvasir.parse.events import CallEnd, Content, Event, Message, Reasoning
+from kvasir.parse.events import CallEnd, Content, Event, ParsedMessage, Reasoning
 from kvasir.parse.format import CallFormat, Format, ThinkingFormat, grammar_parts
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, NO_CALLS, THINKING
@@ -34,7 +34,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedFormat:
     """fault: why calls cannot be parsed, as a message for users; "" if they can, or if the template does not support
     tools."""
 
@@ -42,7 +42,7 @@ class Found:
     fault: str = ""
 
 
-def detect(template: str, special_tokens: Collection[str] = (), samples: Iterable[Sample] = ()) -> Found:
+def detect(template: str, special_tokens: Collection[str] = (), samples: Iterable[Sample] = ()) -> DetectedFormat:
     """template: its source. Reasoning marks may also occur among the vocabulary's special tokens."""
     samples = iter(samples)
     first = next(samples, None)
@@ -51,13 +51,17 @@ def detect(template: str, special_tokens: Collection[str] = (), samples: Iterabl
     thinking = next((row for row in THINKING if _shows(row.signs, seen)), None)
     for sample in chain(filter(None, [first]), samples):
         if (calls := _returning(sample, thinking, template)) is not None:
-            return Found(Format(calls, thinking))
+            return DetectedFormat(Format(calls, thinking))
     if first is not None:
         turn = first.turn if len(first.turn) <= SHOWN else first.turn[:SHOWN] + "..."
-        return Found(Format(NO_CALLS, thinking), f"the chat template writes tool calls in an unknown format: {turn!r}")
+        return DetectedFormat(
+            Format(NO_CALLS, thinking), f"the chat template writes tool calls in an unknown format: {turn!r}"
+        )
     calls = next((row for row in CALLS if _shows(row.signs, template)), NO_CALLS)
     takes_tools = calls is NO_CALLS and re.search(r"\btools\b", template) is not None
-    return Found(Format(calls, thinking), "the chat template accepts tools and renders no calls" if takes_tools else "")
+    return DetectedFormat(
+        Format(calls, thinking), "the chat template accepts tools and renders no calls" if takes_tools else ""
+    )
 
 
 def _returning(sample: Sample, thinking: ThinkingFormat | None, template: str) -> CallFormat | None:
@@ -70,7 +74,7 @@ def _returning(sample: Sample, thinking: ThinkingFormat | None, template: str) -
 def _returns(sample: Sample, format: Format) -> bool:
     parser = Parser(format, sample.tools, opened=format.opened_by(sample.prompt))
     events = [*parser.push(sample.turn), *parser.finish()]
-    calls = [_loaded(call.name, call.arguments) for call in Message.of(events).calls]
+    calls = [_loaded(call.name, call.arguments) for call in ParsedMessage.of(events).calls]
     return calls == list(sample.calls) and _is_clean(events, format.thinking, sample.turn_end)
 
 

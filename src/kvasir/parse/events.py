@@ -98,7 +98,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Message:
+class ParsedMessage:
     """A whole output, or the part received so far."""
 
     content: str = ""
@@ -106,7 +106,7 @@ class Message:
     calls: list[Call] = field(default_factory=list)
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> Message:
+    def of(cls, events: Iterable[Event]) -> ParsedMessage:
         message = cls()
         for event in merged(events):
             if isinstance(event, Content):

@@ -2,7 +2,7 @@
 
 trace      runs the model's forward on symbolic values -> Graph      kvasir.ops.graph
 lower      Graph -> steps: fused, with buffers and barriers
-layout     the memory of the buffers
+memory     the memory of the buffers
 marshal    steps -> the C structures (native) that csrc/program.cpp interprets
 program    one native call per step, over the runner's rows and the cache
 """

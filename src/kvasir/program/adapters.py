@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from kvasir.layers.adapters import Pairs, Slot, check_adapter
-from kvasir.ops.linear.low_rank import LowRank
+from kvasir.ops.linear.low_rank import LowRankPair
 from kvasir.ops.linear.packed import PackedMatrix, pack_rows
 from kvasir.program import native
 
@@ -27,7 +27,7 @@ class Adapters:
         self.max_tokens = max_tokens
         self.slots: dict[str, Slot] = {}  # by name, in the order of the tables
         self.parts = self.widest = 0
-        self.struct = native.Adapters()
+        self.struct = native.AdaptersStruct()
         self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
         self._kept: dict[int, Any] = {}
         self._of_rows = np.zeros(max_tokens, np.int32)
@@ -58,7 +58,7 @@ class Adapters:
         if adapter >= native.MAX_ADAPTERS:
             raise ValueError(f"adapter ids end at {native.MAX_ADAPTERS - 1}, before {adapter}")
         made = {name: _pack(self.slots[name].take(pair)) for name, pair in pairs.items()}
-        table = (native.LowRank * len(self.slots))()
+        table = (native.LowRankStruct * len(self.slots))()
         for entry, slot in zip(table, self.slots, strict=True):
             if slot in made:
                 entry.a, entry.b = (matrix.address for matrix in made[slot])
@@ -85,7 +85,7 @@ class Adapters:
         s.of_rows, s.inner, s.sums = (a.ctypes.data for a in (self._of_rows, self._inner, self._sums))
 
 
-def _pack(pair: LowRank) -> tuple[PackedMatrix, PackedMatrix]:
+def _pack(pair: LowRankPair) -> tuple[PackedMatrix, PackedMatrix]:
     return _matrix(pair.a, pair.segments), _matrix(pair.b, 1)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvasir.caches import CacheKind
 from kvasir.layers.kv_layout import Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
-from kvasir.ops.attention.native import FORMATS, CacheLayout, cache_block_bytes
+from kvasir.ops.attention.native import FORMATS, CacheLayoutStruct, cache_block_bytes
 from kvasir.plan import Bytes, CacheGroup
 from kvasir.program.native import MAX_GROUPS
 
@@ -48,9 +48,9 @@ def no_kernel(spec: Spec | KVLayout) -> str:
     return ""
 
 
-def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayout:
+def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayoutStruct:
     """The kernels' description of a block of one layer."""
-    return CacheLayout(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
+    return CacheLayoutStruct(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
 
 
 def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
@@ -78,7 +78,7 @@ class NativeCache(PagedMemory):
         size = cache_block_bytes(layout_of(bank.kind, self.block_size, self.kv_dtype))
         return [torch.empty((len(bank.layers), 2, num_blocks, size // item.itemsize), dtype=item)]
 
-    def layout_at(self, layer: int) -> CacheLayout:
+    def layout_at(self, layer: int) -> CacheLayoutStruct:
         """The kernels' description of a layer's blocks."""
         return layout_of(self.spec[layer], self.block_size, self.kv_dtype)
 

@@ -17,9 +17,9 @@ from kvasir.program import native
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
-from kvasir.program.layout import CacheLayout, aligned
 from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Instruction, Lowered
 from kvasir.program.meetings import meeting
+from kvasir.program.memory import ProgramMemory, aligned
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
 
@@ -33,7 +33,7 @@ def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
 
 
 class Marshal:
-    """Writes a lowered program into the structures of csrc/program.h, in the memory of a layout.
+    """Writes a lowered program into the structures of csrc/program.h, in the memory of a program.
 
     instrs: the instructions; the last is the sampler's if the model has logits. vocab: width of the logits, 0 without.
     calls: from a step into Python. max_tokens: token rows of a step. Raises CannotTrace for an op without a kernel.
@@ -41,7 +41,7 @@ class Marshal:
 
     def __init__(
         self,
-        layout: CacheLayout,
+        memory: ProgramMemory,
         lowered: Lowered,
         trace: Trace,
         cache: NativeCache,
@@ -51,8 +51,8 @@ class Marshal:
         hooks: Hooks,
     ):
         self.lowered, self.cache, self._threads = lowered, cache, threads
-        self._at, self._view, self._keep = layout.at, layout.view, layout.kept
-        self._array, self._vector = layout.array, layout.vector
+        self._at, self._view, self._keep = memory.at, memory.view, memory.kept
+        self._array, self._vector = memory.array, memory.vector
         self._names, self._hooks = trace.names, hooks
         self._angles: dict[Rope, tuple[native.RopeTable, Angles]] = {}
         self._max_positions = max_positions
@@ -75,10 +75,10 @@ class Marshal:
 
     # -- structures
 
-    def program(self, states: Any, pieces: Any, results: Any, max_rows: int) -> native.Program:
+    def program(self, states: Any, pieces: Any, results: Any, max_rows: int) -> native.ProgramStruct:
         """The complete program structure, over the arrays that a run reads (states, pieces) and writes (results).
         max_rows: rows of the runner."""
-        cache, s = self.cache, native.Program()
+        cache, s = self.cache, native.ProgramStruct()
         s.instrs, s.count = ctypes.addressof(self.instrs), len(self.instrs)
         s.chosen_from = self.lowered.chosen_from
         s.max_tokens, s.max_chosen, s.max_rows = self._max_tokens, MAX_CHOSEN, max_rows

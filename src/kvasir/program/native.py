@@ -57,14 +57,14 @@ class LinearPart(ctypes.Structure):
     )
 
 
-class LowRank(ctypes.Structure):
+class LowRankStruct(ctypes.Structure):
     """The matrices of one adapter for one slot, null if it does not change the slot."""
 
     _fields_ = (("a", c_void_p), ("b", c_void_p))
 
 
-class Adapters(ctypes.Structure):
-    """The adapters of a program (csrc/adapters.h): a table of LowRank per adapter id, and buffers."""
+class AdaptersStruct(ctypes.Structure):
+    """The adapters of a program (csrc/adapters.h): a table of LowRankStruct per adapter id, and buffers."""
 
     _fields_ = (
         ("tables", c_void_p),
@@ -124,7 +124,7 @@ class RowState(ctypes.Structure):
     )
 
 
-class Program(ctypes.Structure):
+class ProgramStruct(ctypes.Structure):
     """A whole program."""
 
     _fields_ = (
@@ -157,7 +157,7 @@ class Program(ctypes.Structure):
     )
 
 
-class Pool:
+class ThreadPool:
     """A pool of threads that compute steps: the caller and `threads` - 1 others or, with `apart`, `threads` others
     while the caller is free. It is closed, after the run in progress, when it is garbage-collected at the latest."""
 
@@ -198,4 +198,15 @@ def logits_call() -> Any:
     return native.declare("kvasir_program_logits", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
-__all__ = ["Adapters", "Experts", "Instr", "LinearPart", "LowRank", "Piece", "Pool", "Program", "RopeTable", "RowState"]
+__all__ = [
+    "AdaptersStruct",
+    "Experts",
+    "Instr",
+    "LinearPart",
+    "LowRankStruct",
+    "Piece",
+    "ProgramStruct",
+    "RopeTable",
+    "RowState",
+    "ThreadPool",
+]

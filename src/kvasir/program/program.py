@@ -12,11 +12,11 @@ from kvasir.layers.rows import RowArrays
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS, Hooks
-from kvasir.program.layout import CacheLayout
 from kvasir.program.lower import Buffer, Instruction, Lowered, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
+from kvasir.program.memory import ProgramMemory
 from kvasir.program.trace import Trace
-from kvasir.sampling.native import Sampled
+from kvasir.sampling.native import SampledStruct
 
 
 class Program:
@@ -28,7 +28,7 @@ class Program:
     collectives with the other ranks in its steps, so their programs must run at the same time.
 
     max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
-    positions with rope angles. apart: see native.Pool. hooks: called in the middle of a step. vocab: width of the
+    positions with rope angles. apart: see native.ThreadPool. hooks: called in the middle of a step. vocab: width of the
     logits, 0 without.
     """
 
@@ -48,13 +48,13 @@ class Program:
         self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared, hooks)
         self.trace = trace
         self.cache = cache
-        self.pool = native.Pool(threads, pin, apart)
-        self.layout = CacheLayout(self.lowered.arena)
+        self.pool = native.ThreadPool(threads, pin, apart)
+        self.memory = ProgramMemory(self.lowered.arena)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self._records = native.records(self.pieces, native.Piece)
-        self.results = (Sampled * max_rows)()
-        self.marshal = Marshal(self.layout, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
+        self.results = (SampledStruct * max_rows)()
+        self.marshal = Marshal(self.memory, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
         self.vocab = self.marshal.vocab
         self.names = [*map(_describe, self.lowered.steps), *([f"sample      of {self.vocab}"] if self.vocab else [])]
@@ -108,11 +108,11 @@ class Program:
 
     def hidden(self, count: int) -> np.ndarray:
         """The forward's result for the first `count` token rows of the last run, float32 [count, width]."""
-        return self.layout.view(self.lowered.hidden, count)
+        return self.memory.view(self.lowered.hidden, count)
 
     def export(self, name: str, count: int) -> np.ndarray:
         """The first `count` rows of an exported hidden state of the last run, float32 [count, width]."""
-        return self.layout.view(self.lowered.exports[name], count)
+        return self.memory.view(self.lowered.exports[name], count)
 
     def logits_of(self, rows: Sequence[int]) -> np.ndarray:
         """Computes the logits of at most MAX_CHOSEN token rows of the last run, float32 [rows, vocabulary]; valid until
@@ -120,14 +120,14 @@ class Program:
         ids = np.asarray(rows, np.int64)
         error = self._logits(self._address, self.pool.address, ids.ctypes.data, len(ids))
         assert error == 0, native.RUN_ERRORS.get(error, error)
-        return self.layout.view(self._logits_buffer, len(ids))
+        return self.memory.view(self._logits_buffer, len(ids))
 
     def left_logits(self, count: int) -> np.ndarray:
         """The logits that the last run computed, float32 [count, vocabulary]: of the sampled pieces in their order,
         then of those with PIECE_LOGITS. Correct only if the run chose at most MAX_CHOSEN rows; valid until the next
         call."""
         assert count <= MAX_CHOSEN
-        return self.layout.view(self._logits_buffer, count)
+        return self.memory.view(self._logits_buffer, count)
 
     @property
     def _logits_buffer(self) -> Buffer:
@@ -161,7 +161,7 @@ class Program:
     @property
     def num_bytes(self) -> int:
         """Bytes of its buffers, without the rope angles, whose size depends on the number of positions."""
-        return self.layout.num_bytes
+        return self.memory.num_bytes
 
 
 def _describe(step: Instruction) -> str:

@@ -29,8 +29,8 @@ from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import BadLogits
 from kvasir.sampling.native import (
     SAMPLE_ERRORS,
-    Sampled,
-    Sampler,
+    NativeSampler,
+    SampledStruct,
     SampleRow,
     entry_of,
     fill_carry,
@@ -63,7 +63,7 @@ class ProgramExecutor:
         self.rows = rows
         self.program.bind(rows.arrays)
         self._pieces = records(self.program.pieces, Piece)
-        self.results = records(self.program.results, Sampled)
+        self.results = records(self.program.results, SampledStruct)
 
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
@@ -109,8 +109,8 @@ class ProgramExecutor:
     # -- sampling from computed logits
 
     @cached_property
-    def sampler(self) -> Sampler:
-        return Sampler(self.program.vocab, self.program.pool)
+    def sampler(self) -> NativeSampler:
+        return NativeSampler(self.program.vocab, self.program.pool)
 
     def take(self, logits: torch.Tensor, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
         """Samples one id from each row of logits."""
@@ -123,7 +123,7 @@ class ProgramExecutor:
             row = self.rows[work.row]
             yield self.taken(found, row, row.carry)
 
-    def taken(self, found: Sampled, row: Row, carry: bytes) -> Taken:
+    def taken(self, found: SampledStruct, row: Row, carry: bytes) -> Taken:
         if found.error:
             return Taken(error=SAMPLE_ERRORS[found.error])
         carry = next_carry(found, row.spec, carry) if row.spec.carries else carry

@@ -1,7 +1,7 @@
 """The structures of csrc/sampler.h, and the native sampler: `sampler.sample` for float32 logits in CPU memory, with the
 same bits.
 
-A model's program fills the structures and samples within its own call; `Sampler` is for logits that already exist.
+A model's program fills the structures and samples within its own call; `NativeSampler` is for existing logits.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SampleRow(Structure):
     )
 
 
-class Sampled(Structure):
+class SampledStruct(Structure):
     """The result of a row (csrc/sampler.h)."""
 
     _fields_ = (
@@ -116,7 +116,7 @@ class SampleArgs(Structure):
     )
 
 
-class Pool(Protocol):
+class PoolHandle(Protocol):
     """A thread pool of the library: its address and its number of threads."""
 
     @property
@@ -185,10 +185,10 @@ def sample_scratch(vocab: int) -> int:
     return native.declare("kvasir_sample_scratch", c_int64, c_int64)(vocab)
 
 
-class Sampler:
+class NativeSampler:
     """Samples rows over one vocabulary. It owns the kernel's scratch memory, so calls must not overlap."""
 
-    def __init__(self, vocab: int, pool: Pool | None = None):
+    def __init__(self, vocab: int, pool: PoolHandle | None = None):
         """pool: the threads to run on, by default only the caller's.
 
         Raises ValueError for a vocabulary that is empty or too large, ConfigError without the library.
@@ -236,7 +236,7 @@ class Sampler:
         logits_RV = logits_RV.to(torch.float32)
         if logits_RV.stride(1) != 1:
             logits_RV = logits_RV.contiguous()
-        results = (Sampled * len(specs))()
+        results = (SampledStruct * len(specs))()
         args = SampleArgs(
             logits_RV.data_ptr(),
             logits_RV.stride(0),
@@ -249,7 +249,7 @@ class Sampler:
         _call()(ctypes.addressof(args), self._pool.address if self._pool else None)
         return results
 
-    def _result(self, found: Sampled, row: RowContext) -> sampler.Sampled:
+    def _result(self, found: SampledStruct, row: RowContext) -> sampler.Sampled:
         if found.error:
             return sampler.Sampled(-1, None, row.carry, self._error(found.error, row.spec))
         entry = entry_of(found, row.spec.logprobs, self._vocab)
@@ -262,7 +262,7 @@ class Sampler:
         return f"logit_bias names token {outside}, the vocabulary has {self._vocab}"
 
 
-def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
+def entry_of(found: SampledStruct, asked: int, vocab: int) -> Entry | None:
     """The requested log-probabilities. asked: -1 for none, else how many besides the token's own."""
     if asked < 0:
         return None
@@ -270,7 +270,7 @@ def entry_of(found: Sampled, asked: int, vocab: int) -> Entry | None:
     return found.token, found.logprob, found.rank, tuple(zip(found.best_ids[:k], found.best_logprobs[:k], strict=True))
 
 
-def next_carry(found: Sampled, spec: SamplingSpec, carry: bytes) -> bytes:
+def next_carry(found: SampledStruct, spec: SamplingSpec, carry: bytes) -> bytes:
     """The carry after the token. carry: the previous one."""
     count = len(carried(spec, carry))
     return packed(found.carry[:count]) if count else carry

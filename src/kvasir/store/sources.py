@@ -29,7 +29,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ModelSource:
     """name: the model's default name; None if the caller must give one."""
 
     name: Name | None
@@ -53,7 +53,7 @@ def is_path(ref: str) -> bool:
     return ref.startswith(("/", "./", "../", "~")) or ref in (".", "..") or ref.endswith(".gguf")
 
 
-def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -> Found:
+def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -> ModelSource:
     """The weights that `refs` name: one reference, or the paths of one model's parts. base: the folder for relative
     paths. Raises InvalidRequest, ModelFileError, UnsupportedModel, Stopped."""
     ref = refs[0]
@@ -75,7 +75,7 @@ def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -
     return _found(name, pulled.files, ref, places, pulled.revision, pulled.sha256)
 
 
-def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> Found:
+def from_uploads(files: Mapping[str, str], blobs: Blobs, places: Places) -> ModelSource:
     """The weights in uploaded blobs. files: file name -> digest of its blob. Raises as `find_source`."""
     if not files or len(files) > _MAX_FILES or not all(map(_UPLOADED.fullmatch, files)):
         raise InvalidRequest(
@@ -155,7 +155,7 @@ def _found(
     places: Places,
     revision: str = "",
     sums: Mapping[Path, str] | None = None,
-) -> Found:
+) -> ModelSource:
     """Hashes the files without a known hash, and reads the headers."""
     details = read_details(files)
     known = {path: digest for path, digest in (sums or {}).items()}
@@ -173,7 +173,7 @@ def _found(
         source=source,
         revision=revision,
     )
-    return Found(name, weights, details)
+    return ModelSource(name, weights, details)
 
 
 def _all_files(files: ModelFiles) -> list[Path]:

@@ -33,7 +33,7 @@ from kvasir.store.modelfile import Modelfile
 from kvasir.store.names import Name, is_name, parse_name
 from kvasir.store.parameters import check_parameters, engine_options_of
 from kvasir.store.progress import PullProgress, Report
-from kvasir.store.sources import Found, Places, find_source, from_uploads, is_path
+from kvasir.store.sources import ModelSource, Places, find_source, from_uploads, is_path
 from kvasir.store.templates import check_template
 from kvasir.weights.local import find_local
 
@@ -272,7 +272,7 @@ class ModelStore:
         return path
 
 
-def _named(wanted: Name | None, found: Found) -> Name:
+def _named(wanted: Name | None, found: ModelSource) -> Name:
     name = wanted or found.name
     if name is None:
         raise InvalidRequest(f"{found.weights.path} has no default name", "give the model a name", "name")

@@ -25,7 +25,7 @@ FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of CacheFor
 _MAX = (1 << 31) - 1
 
 
-class CacheLayout(Structure):
+class CacheLayoutStruct(Structure):
     _fields_ = (("format", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32))
 
 
@@ -45,7 +45,7 @@ class Piece(Structure):
 
 class StoreArgs(Structure):
     _fields_ = (
-        ("layout", CacheLayout),
+        ("layout", CacheLayoutStruct),
         ("k", c_void_p),
         ("v", c_void_p),
         ("k_rows", c_void_p),
@@ -59,7 +59,7 @@ class StoreArgs(Structure):
 
 class AttentionArgs(Structure):
     _fields_ = (
-        ("layout", CacheLayout),
+        ("layout", CacheLayoutStruct),
         ("k", c_void_p),
         ("v", c_void_p),
         ("q", c_void_p),
@@ -84,12 +84,12 @@ def _call(name: str, result: Any, *arguments: Any) -> Any:
     return native.declare(name, result, *arguments)
 
 
-def cache_block_bytes(layout: CacheLayout) -> int:
+def cache_block_bytes(layout: CacheLayoutStruct) -> int:
     """Bytes of one block of one layer's keys; its values take as many. Negative if no kernel supports the layout."""
     return _call("kvasir_cache_block_bytes", c_int64, c_void_p)(byref(layout))
 
 
-def attention_scratch(layout: CacheLayout, heads: int) -> int:
+def attention_scratch(layout: CacheLayoutStruct, heads: int) -> int:
     """Bytes of scratch memory per thread."""
     return _call("kvasir_attention_scratch", c_int64, c_void_p, c_int32)(byref(layout), heads)
 
@@ -116,11 +116,11 @@ class Layout:
         """Keys and values of one layer, uint8 [2, blocks, block bytes], with every number NaN (or with a NaN scale)."""
         return torch.full((2, blocks, self.block_bytes()), 0xFF, dtype=torch.uint8)
 
-    def _struct(self) -> CacheLayout:
+    def _struct(self) -> CacheLayoutStruct:
         sizes = (self.kv_heads, self.head_dim, self.block_size)
         if self.format not in FORMATS or not all(0 < size <= _MAX for size in sizes):
             raise ValueError(f"the native kernels have no cache like {self}")
-        return CacheLayout(FORMATS.index(self.format), *sizes)
+        return CacheLayoutStruct(FORMATS.index(self.format), *sizes)
 
 
 def store_kv(layout: Layout, cache: Tensor, k_TKd: Tensor, v_TKd: Tensor, slots_T: Tensor) -> None:

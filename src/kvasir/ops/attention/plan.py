@@ -43,7 +43,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttentionPart:
     """Keys that are read together, and the passes over them. s sequences.
 
     blocks: int64 [s, blocks]. outside: bool [s, n, 1, TILE, 1], True for keys that no row of the part may use.
@@ -61,7 +61,7 @@ class AttentionPlan:
     tokens: query tokens per item. group: heads per KV head. rows: rows per item.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[AttentionPart, ...]
     tokens: int
     group: int
     rows: int
@@ -133,7 +133,7 @@ class _Planner:
             batches[-1].append(work)
         return batches
 
-    def together(self, works: Sequence[Work]) -> Part:
+    def together(self, works: Sequence[Work]) -> AttentionPart:
         """One item per work, in one pass."""
         units = max(self.num_units(work) for work in works)
         tiles = units * self.unit // TILE
@@ -141,7 +141,7 @@ class _Planner:
         items = [(work, work.start, work.end) for work in works]
         return self._part(works, units, offsets, (self._pass(items, 0, tiles, offsets),))
 
-    def alone(self, work: Work) -> Part:
+    def alone(self, work: Work) -> AttentionPart:
         """All items of one work, one pass each, over the tiles that the item's rows attend to."""
         offset = self.first_unit(work) * self.unit
         passes = []
@@ -154,12 +154,12 @@ class _Planner:
             passes.append(self._pass([(work, start, end)], first, stop - first, base))
         return self._part([work], self.num_units(work), np.array([offset]), tuple(passes))
 
-    def _part(self, works: Sequence[Work], units: int, offsets: np.ndarray, passes: tuple[Pass, ...]) -> Part:
+    def _part(self, works: Sequence[Work], units: int, offsets: np.ndarray, passes: tuple[Pass, ...]) -> AttentionPart:
         blocks = np.stack([self._blocks(work, units) for work in works])
         keys = offsets[:, None] + np.arange(units * self.unit)
         low, end = (np.array([f(work) for work in works])[:, None] for f in (self.low, lambda s: s.end))
         outside = ((keys < low) | (keys >= end)).reshape(len(works), -1, 1, TILE, 1)
-        return Part(self._tensor(blocks), self._tensor(outside), passes)
+        return AttentionPart(self._tensor(blocks), self._tensor(outside), passes)
 
     def _blocks(self, work: Work, units: int) -> np.ndarray:
         """The block ids for `units` units of keys; block 0 replaces blocks without a visible key."""

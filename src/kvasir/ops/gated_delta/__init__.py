@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kvasir.ops.activation import sigmoid
-from kvasir.ops.gated_delta.plan import Part, Stage, StatePlan, plan_states
+from kvasir.ops.gated_delta.plan import Stage, StatePlan, WalkGroup, plan_states
 from kvasir.ops.norm import tree_sum
 from kvasir.ops.registry import op_with
 
@@ -87,20 +87,20 @@ def gated_delta(
     before = kernel_CK.shape[1] - 1
     rows[plan.slots // plan.block_size, plan.slots % plan.block_size + before] = x_TI
     out_TVe = torch.zeros(x_TI.shape[0], heads.v, heads.v_dim, device=x_TI.device)
-    for part in plan.parts:
-        _walk(part, kernel_CK, state, rows, out_TVe, heads, act)
+    for group in plan.groups:
+        _walk(group, kernel_CK, state, rows, out_TVe, heads, act)
     return out_TVe
 
 
 def _walk(
-    part: Part, kernel_CK: Tensor, state: Tensor, rows: Tensor, out_TVe: Tensor, heads: Heads, act: Callable
+    group: WalkGroup, kernel_CK: Tensor, state: Tensor, rows: Tensor, out_TVe: Tensor, heads: Heads, act: Callable
 ) -> None:
     before = kernel_CK.shape[1] - 1
-    blocks_n = part.stages[0].blocks
+    blocks_n = group.stages[0].blocks
     state_nVed, tail_nKI = state[blocks_n], rows[blocks_n, :before]
-    state_nVed[part.fresh] = 0.0
-    tail_nKI[part.fresh] = 0.0
-    for stage in part.stages:
+    state_nVed[group.fresh] = 0.0
+    tail_nKI[group.fresh] = 0.0
+    for stage in group.stages:
         new = stage.blocks[stage.opened]
         state[new] = state_nVed[stage.opened]
         rows[new, :before] = tail_nKI[stage.opened]
@@ -147,4 +147,4 @@ def _unit(x: Tensor) -> Tensor:
     return x * (1.0 / torch.sqrt(tree_sum(x * x) + _NORM_EPS))
 
 
-__all__ = ["Heads", "Part", "Stage", "StatePlan", "delta_gates", "gated_delta", "plan_states"]
+__all__ = ["Heads", "Stage", "StatePlan", "WalkGroup", "delta_gates", "gated_delta", "plan_states"]

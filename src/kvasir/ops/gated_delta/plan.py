@@ -42,7 +42,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WalkGroup:
     """Walks that are computed together. fresh: bool [walks], True for walks that begin at position 0, from a zero
     state."""
 
@@ -55,7 +55,7 @@ class StatePlan:
     """The walks of a step, for layers with the same block table. slots: int64 [T], block * block size + offset of every
     token row."""
 
-    parts: tuple[Part, ...]
+    groups: tuple[WalkGroup, ...]
     slots: Tensor
     block_size: int
 
@@ -75,8 +75,8 @@ def plan_states(
     walks = [Walk(work, int(first), tables[work.row]) for work, first in zip(works, starts, strict=False)]
     walks.sort(key=lambda walk: walk.low(block_size) - walk.work.end)
     size = max(1, BUDGET // (block_size * inputs))
-    batches = [walks[i : i + size] for i in range(0, len(walks), size)]
-    return StatePlan(tuple(_part(batch, block_size, device) for batch in batches), slots_T, block_size)
+    groups = [walks[i : i + size] for i in range(0, len(walks), size)]
+    return StatePlan(tuple(_group(group, block_size, device) for group in groups), slots_T, block_size)
 
 
 class Walk(NamedTuple):
@@ -92,9 +92,9 @@ class Walk(NamedTuple):
         return max(0, self.work.start - 1) // size * size
 
 
-def _part(walks: Sequence[Walk], size: int, device: torch.device) -> Part:
+def _group(walks: Sequence[Walk], size: int, device: torch.device) -> WalkGroup:
     fresh = np.array([walk.work.start == 0 for walk in walks])
-    return Part(torch.from_numpy(fresh).to(device), tuple(_stages(walks, size, device)))
+    return WalkGroup(torch.from_numpy(fresh).to(device), tuple(_stages(walks, size, device)))
 
 
 def _stages(walks: Sequence[Walk], size: int, device: torch.device) -> Iterator[Stage]:

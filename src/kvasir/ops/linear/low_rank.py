@@ -14,7 +14,7 @@ from torch import Tensor
 from kvasir.ops.linear import linear
 
 
-class LowRank(NamedTuple):
+class LowRankPair(NamedTuple):
     """An adapter's change of one matrix [N, K]: a float32 [rank, K], b float32 [N, rank], with the scale included in b.
     The sum over K is computed in `segments`, like that of the matrix."""
 
@@ -23,7 +23,7 @@ class LowRank(NamedTuple):
     segments: int = 1
 
 
-def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) -> LowRank:
+def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) -> LowRankPair:
     """The pair for a matrix of this shape, from A [rank, inputs] and B [outputs, rank], arrays or tensors of floats.
     Raises ValueError if the shapes do not match."""
     a, b = (torch.as_tensor(x).detach().to("cpu", torch.float32) for x in (a, b))
@@ -31,14 +31,14 @@ def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) ->
     rank = a.shape[0] if a.dim() == 2 else 0
     if rank < 1 or (tuple(a.shape), tuple(b.shape)) != ((rank, inputs), (outputs, rank)):
         raise ValueError(f"{slot} needs A [rank, {inputs}] and B [{outputs}, rank], not {[*a.shape]} and {[*b.shape]}")
-    return LowRank(a.contiguous(), (b * scale).contiguous())
+    return LowRankPair(a.contiguous(), (b * scale).contiguous())
 
 
 def add_low_rank(
     out_TN: Tensor,
     x_TK: Tensor,
     adapters_T: Tensor,
-    pairs: Mapping[int, LowRank],
+    pairs: Mapping[int, LowRankPair],
     whole: Callable[[Tensor], Tensor] = lambda inner_TR: inner_TR,
 ) -> Tensor:
     """out + b (a x) for the rows whose adapter has a pair, float32 [T, N]. x: float32 [T, K]. adapters: ids [T]. whole:

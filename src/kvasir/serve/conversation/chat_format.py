@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.messages import Message
+from kvasir.serve.conversation.messages import TemplateMessage
 from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire
 
@@ -28,7 +28,7 @@ class ToolCall(Wire):
     index: int | None = None  # clients echo streamed calls back with it
 
 
-class Part(Wire):
+class ContentPart(Wire):
     """A part of a message's content. Only text is supported; the other kinds are refused by name."""
 
     REFUSED: ClassVar = dict.fromkeys(
@@ -49,7 +49,7 @@ class ChatMessage(Wire):
     IGNORED: ClassVar = ("annotations",)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Name | None = None
@@ -108,7 +108,7 @@ def to_tools(tools: Sequence[ChatTool] | None, choice: Choice = None, parallel: 
     return Tools(shown, ToolChoice(choice or "auto"), parallel)
 
 
-def to_messages(messages: Sequence[ChatMessage], front: Front, tools: Tools) -> list[Message]:
+def to_messages(messages: Sequence[ChatMessage], front: Front, tools: Tools) -> list[TemplateMessage]:
     """The messages as the model's template reads them. Raises InvalidRequest."""
     roles = template_roles(front, tools)
     return [_to_message(message, i, roles) for i, message in enumerate(messages)]
@@ -120,14 +120,14 @@ def template_roles(front: Front, tools: Tools) -> dict[str, str]:
     return {"developer": "developer" if knows_developer else "system", "function": "tool"}
 
 
-def _to_message(message: ChatMessage, index: int, roles: dict[str, str]) -> Message:
+def _to_message(message: ChatMessage, index: int, roles: dict[str, str]) -> TemplateMessage:
     """roles: replaces roles that this template does not know."""
     where = f"messages.{index}"
     if message.audio is not None:
         raise InvalidRequest("audio is not supported", param=f"{where}.audio")
     if message.content is None and message.role != "assistant":
         raise InvalidRequest("content is missing", param=f"{where}.content")
-    result: Message = {"role": roles.get(message.role, message.role)}
+    result: TemplateMessage = {"role": roles.get(message.role, message.role)}
     content = message.content
     if isinstance(content, list):
         content = [_to_part(part, f"{where}.content.{i}") for i, part in enumerate(content)]
@@ -143,7 +143,7 @@ def _to_message(message: ChatMessage, index: int, roles: dict[str, str]) -> Mess
     return result
 
 
-def _to_part(part: Part, where: str) -> dict[str, str]:
+def _to_part(part: ContentPart, where: str) -> dict[str, str]:
     """A text part. Raises InvalidRequest naming any other kind."""
     text = {"text": part.text, "refusal": part.refusal}.get(part.type)
     if text is None or part.image_url or part.input_audio or part.file:

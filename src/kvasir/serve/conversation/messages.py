@@ -17,7 +17,7 @@ class CallMessage(TypedDict, total=False):
     function: Required[dict[str, Any]]
 
 
-class Message(TypedDict, total=False):
+class TemplateMessage(TypedDict, total=False):
     """A message as chat templates read it
     (https://huggingface.co/docs/transformers/chat_templating_writing).
 
@@ -36,8 +36,8 @@ class Message(TypedDict, total=False):
 class Conversation:
     """The messages and everything else that a chat template reads.
 
-    messages: each as `Message` says, preceded by those of the model's store entry. variables: of the template, such as
-    its switch for thinking. continue_final_message: the model continues the last message, which is its own.
+    messages: `TemplateMessage`s, after those of the model's store entry. variables: of the template, such as its
+    switch for thinking. continue_final_message: the model continues the last message, which is its own.
     add_special_tokens: the tokenizer adds its own, besides those that the template writes.
     """
 

@@ -64,8 +64,8 @@ class Reach:
             raise InvalidRequest(message, "as many as a body may have; begin a new one", "previous_response_id")
 
 
-class Run(Protocol):
-    """A response generated in the background; see background.Run."""
+class ResponseRun(Protocol):
+    """A response generated in the background; see background.BackgroundRun."""
 
     streamed: bool
     ended: bool
@@ -98,10 +98,10 @@ class Responses:
         self.records = records
         self._max_reach = max_reach
         self._max_running = max_running
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, ResponseRun] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         # The last ended runs, by owner and id, for clients that reconnect to read on.
-        self._told: dict[str, OrderedDict[str, Run]] = {}
+        self._told: dict[str, OrderedDict[str, ResponseRun]] = {}
 
     @classmethod
     def of(cls, settings: ServeSettings, num_keys: Callable[[], int]) -> Responses:
@@ -126,7 +126,7 @@ class Responses:
 
     # -- in the background -------------------------------------------------------------------------------------
 
-    def add(self, run: Run) -> None:
+    def add(self, run: ResponseRun) -> None:
         """Registers a background run. Raises LimitExceeded."""
         owner = run.owner
         count = sum(other.owner == owner for other in self._runs.values())
@@ -135,7 +135,7 @@ class Responses:
             raise LimitExceeded(message, f"at most {self._max_running} at once", 5.0)
         self._runs[run.id] = run
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: ResponseRun) -> None:
         del self._runs[run.id]
         if run.ended and run.streamed:
             told = self._told.setdefault(run.owner, OrderedDict())
@@ -143,11 +143,11 @@ class Responses:
             while len(told) > MAX_TOLD or sum(other.size for other in told.values()) > self.records.max_bytes:
                 told.popitem(last=False)
 
-    def run(self, id: str) -> Run | None:
+    def run(self, id: str) -> ResponseRun | None:
         """The running background run of this response."""
         return self._runs.get(id)
 
-    def events(self, owner: str, id: str) -> Run | None:
+    def events(self, owner: str, id: str) -> ResponseRun | None:
         """The run, running or recently ended, that has the events of this response."""
         return self._runs.get(id) or self._told.get(owner, {}).get(id)
 

@@ -58,7 +58,7 @@ class MessageBatchRequest(Wire):
     requests: Annotated[list[BatchItem], Field(min_length=1, max_length=MAX_LINES)]
 
 
-class Query(BaseModel):
+class BatchesQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
@@ -94,7 +94,7 @@ async def create_message_batch(wire: MessageBatchRequest, request: HTTPRequest) 
 
 
 @router.get("/v1/messages/batches")
-async def list_message_batches(query: Annotated[Query, fastapi.Query()], request: HTTPRequest) -> Response:
+async def list_message_batches(query: Annotated[BatchesQuery, fastapi.Query()], request: HTTPRequest) -> Response:
     batches, owner = batches_of(request), owner_of(request)
     found = [batch for batch in await batches.all(owner) if batch["endpoint"] == ENDPOINT]
     page, told = page_of(found, _id, query.limit, query.after_id, query.before_id)

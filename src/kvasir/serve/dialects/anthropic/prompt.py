@@ -19,7 +19,7 @@ from typing import Any
 
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.messages import CallMessage, Conversation, Message
+from kvasir.serve.conversation.messages import CallMessage, Conversation, TemplateMessage
 from kvasir.serve.conversation.thinking import LEVELS, effort_variables
 from kvasir.serve.conversation.tools import Tool, ToolChoice, Tools
 from kvasir.serve.dialects.anthropic.wire import (
@@ -87,7 +87,7 @@ def _refuse(wire: MessagesBody) -> None:
 # -- messages ----------------------------------------------------------------------------------------------
 
 
-def _messages(wire: MessagesBody) -> Iterator[Message]:
+def _messages(wire: MessagesBody) -> Iterator[TemplateMessage]:
     if wire.system:
         _check_parts(wire.system, "system")
         text = wire.system if isinstance(wire.system, str) else _parts(wire.system)
@@ -139,7 +139,7 @@ def _check_parts(content: str | Sequence[TextBlock], place: str) -> None:
         refuse_fields(part, f"{place}.{i}")
 
 
-def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
+def _assistant(turn: Sequence[Block], names: dict[str, str]) -> TemplateMessage:
     texts = [block for block in turn if isinstance(block, TextBlock)]
     thoughts = [thought(block) for block in turn if isinstance(block, ThinkingBlock)]
     calls: list[CallMessage] = []
@@ -148,7 +148,7 @@ def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
             names[block.id] = block.name
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
-    message: Message = {"role": "assistant", "content": _parts(texts) if texts or not calls else None}
+    message: TemplateMessage = {"role": "assistant", "content": _parts(texts) if texts or not calls else None}
     if thinking := "\n".join(thoughts):
         message["reasoning_content"] = thinking
     if calls:
@@ -156,7 +156,7 @@ def _assistant(turn: Sequence[Block], names: dict[str, str]) -> Message:
     return message
 
 
-def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator[Message]:
+def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator[TemplateMessage]:
     texts: list[TextBlock] = []
     for block in turn:
         if isinstance(block, TextBlock):
@@ -170,7 +170,7 @@ def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator
         yield {"role": role, "content": _parts(texts)}
 
 
-def _result(block: ToolResultBlock, names: dict[str, str]) -> Message:
+def _result(block: ToolResultBlock, names: dict[str, str]) -> TemplateMessage:
     """The result as a message of role tool. Templates cannot express a failed call, so the text says it."""
     name = names.get(block.tool_use_id)
     if name is None:

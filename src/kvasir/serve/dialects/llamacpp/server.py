@@ -20,7 +20,7 @@ from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.thinking import effort_variables
 from kvasir.serve.dialects.llamacpp.completion import prompt_ids
 from kvasir.serve.dialects.llamacpp.params import RANDOM_SEEDS, n_predict_of, settings_object, to_params
-from kvasir.serve.dialects.llamacpp.wire import Adapter, EmbeddingRequest, Options, TemplateRequest, one_by_one
+from kvasir.serve.dialects.llamacpp.wire import AdapterScale, EmbeddingRequest, Options, TemplateRequest, one_by_one
 from kvasir.serve.hosting.catalogue import loaded_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
@@ -98,7 +98,7 @@ async def adapters() -> Response:
 
 
 @router.post("/lora-adapters")
-async def scale_adapters(adapters: list[Adapter]) -> Response:
+async def scale_adapters(adapters: list[AdapterScale]) -> Response:
     """Sets the scales of adapters. There are none, so the list must be empty."""
     if adapters:
         raise InvalidRequest(f"there is no adapter {adapters[0].id}", "none are loaded here", param="id")

@@ -197,7 +197,7 @@ class InfillRequest(Options):
     prompt: str | None = None
 
 
-class Adapter(Wire):
+class AdapterScale(Wire):
     """An entry of POST /lora-adapters"""
 
     IGNORED: ClassVar = ("scale",)  # there are no adapters

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.dialects.ollama.wire import Message
+from kvasir.serve.dialects.ollama.wire import OllamaMessage
 from kvasir.serve.http.wire import MAX_MESSAGES, Name, Refused, TextOrList, Wire
 
 _MAX_FILES = 1024
@@ -92,7 +92,7 @@ class CreateRequest(Naming):
     system: str | None = None
     license: TextOrList | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
     quantize: str | None = None
     quantization: str | None = None
     requires: str | None = None

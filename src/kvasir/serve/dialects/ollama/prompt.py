@@ -8,13 +8,13 @@ from typing import Any
 from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest, TemplateError, TemplateTooLong, TextTooLong
 from kvasir.serve.conversation.thinking import LEVELS
-from kvasir.serve.dialects.ollama.wire import Message
+from kvasir.serve.dialects.ollama.wire import OllamaMessage
 from kvasir.serve.http.wire import refuse_fields
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def to_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages as templates read them. Calls without an id get one. Tool results, which this API matches by the
     tool's name, get the id of their call."""
     result: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return result
 
 
-def _answered(open_calls: list[tuple[str, str]], message: Message) -> tuple[str, str]:
+def _answered(open_calls: list[tuple[str, str]], message: OllamaMessage) -> tuple[str, str]:
     """The (id, name) of the call that a tool message answers, which is removed from `open_calls`."""
     by_id = (c for c in open_calls if c[0] == message.tool_call_id)
     by_name = (c for c in open_calls if message.tool_name in (None, c[1]))

@@ -161,7 +161,7 @@ class ToolCall(Wire):
     function: CalledFunction
 
 
-class Message(Wire):
+class OllamaMessage(Wire):
     REFUSED: ClassVar[Refused] = {"images": (([],), _TEXT)}
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(to_lower)]
@@ -191,7 +191,7 @@ class Tool(Wire):
 class ChatRequest(Asking):
     """POST /api/chat"""
 
-    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.engine.reading import Reading
-from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Message, Reasoning
+from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, ParsedMessage, Reasoning
 from kvasir.serve.conversation.calls import call_id
 from kvasir.types import FinishReason
 
 
-def message_object(message: Message, reading: Reading | None) -> dict[str, Any]:
+def message_object(message: ParsedMessage, reading: Reading | None) -> dict[str, Any]:
     """The message of a complete choice."""
     content = None if message.calls and not message.content else message.content
     result: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.messages import CallMessage, Message
+from kvasir.serve.conversation.messages import CallMessage, TemplateMessage
 from kvasir.serve.http.wire import MAX_PARTS, Name, Wire, refuse_fields
 from kvasir.serve.records.responses import Kept
 
@@ -239,10 +239,10 @@ def unsealed(text: str, where: str) -> str:
 # -- messages ------------------------------------------------------------------------------------------------
 
 
-def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
+def to_messages(items: Iterable[Mapping[str, Any]]) -> list[TemplateMessage]:
     """The chat messages of stored items."""
-    messages: list[Message] = []
-    turn: Message | None = None  # the model's turn, which may continue
+    messages: list[TemplateMessage] = []
+    turn: TemplateMessage | None = None  # the model's turn, which may continue
     for item in items:
         kind = item["type"]
         if (kind == "message" and item["role"] != "assistant") or kind == "function_call_output":
@@ -263,7 +263,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[Message]:
     return messages
 
 
-def _continues(turn: Message, kind: str) -> bool:
+def _continues(turn: TemplateMessage, kind: str) -> bool:
     """Whether an item belongs to the same message: reasoning comes first, then text, then calls."""
     if kind == "function_call":
         return True
@@ -271,12 +271,12 @@ def _continues(turn: Message, kind: str) -> bool:
     return not complete and not (kind == "reasoning" and "reasoning_content" in turn)
 
 
-def _other(item: Mapping[str, Any]) -> Message:
+def _other(item: Mapping[str, Any]) -> TemplateMessage:
     if item["type"] == "message":
         return {"role": item["role"], "content": _content(item["content"])}
     output = item["output"]
     content = output if isinstance(output, str) else _content(output)
-    message: Message = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+    message: TemplateMessage = {"role": "tool", "tool_call_id": item["call_id"], "content": content}
     if "name" in item:
         message["name"] = item["name"]
     return message

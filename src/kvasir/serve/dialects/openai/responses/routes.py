@@ -31,7 +31,7 @@ from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.faults import AnswerFailed, Fault, fault_of
 from kvasir.serve.http.responses import json_response, write_json
 from kvasir.serve.http.sse import STREAMED, EventStream
-from kvasir.serve.records.responses import Responses, Run
+from kvasir.serve.records.responses import ResponseRun, Responses
 from kvasir.serve.records.store import new_id
 
 router = APIRouter(route_class=JsonRoute)
@@ -107,7 +107,7 @@ async def _run(wire: ResponseRequest, making: Making, request: HTTPRequest) -> b
     return run
 
 
-def _follow(request: HTTPRequest, run: Run, start: int) -> Response:
+def _follow(request: HTTPRequest, run: ResponseRun, start: int) -> Response:
     ping = catalogue_of(request).settings.ping
     return EventStream(run.follow(start), to_response=error_response, to_event=_error_event, ping=ping)
 

@@ -192,7 +192,7 @@ class TokenCountRequest(Prompt):
     personality: Any = None
 
 
-class Query(BaseModel):
+class ResponseQuery(BaseModel):
     """The query parameters of a URL, which are all text."""
 
     model_config = ConfigDict(extra="forbid", loc_by_alias=False)
@@ -203,7 +203,7 @@ class Query(BaseModel):
     ] = None
 
 
-class RetrieveQuery(Query):
+class RetrieveQuery(ResponseQuery):
     """GET /v1/responses/{id}"""
 
     stream: bool | None = None
@@ -211,7 +211,7 @@ class RetrieveQuery(Query):
     include_obfuscation: Literal["false"] | None = None
 
 
-class ItemsQuery(Query):
+class ItemsQuery(ResponseQuery):
     """GET /v1/responses/{id}/input_items"""
 
     after: Annotated[str, Field(max_length=256)] | None = None

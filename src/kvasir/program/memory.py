@@ -10,7 +10,7 @@ import numpy as np
 from kvasir.program.lower import Buffer
 
 
-class CacheLayout:
+class ProgramMemory:
     """Memory whose addresses stay valid for the lifetime of this object. arena: bytes. kept: objects that it keeps
     alive."""
 
