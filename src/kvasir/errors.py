@@ -57,7 +57,7 @@ _QUOTE = _Quote()
 
 
 class KvasirError(Exception):
-    """Base of all errors meant for users. `hint` says what to do next; `usual_hint` replaces an empty hint. Both are
+    """Base of all errors meant for users. `hint`: what to do next; `usual_hint` replaces an empty hint. Both are
     bounded."""
 
     usual_hint = ""

@@ -1,4 +1,4 @@
-"""What a statistic is: a field of a dataclass whose metadata says how it is exported and shown. And Histogram.
+"""What a statistic is: a field of a dataclass whose metadata gives its export and its display. And Histogram.
 
 `kvasir.statistics` declares all statistics with the functions here: `preemptions: int = counter("preemptions", "...")`.
 /metrics, the dashboard, the page's tiles and docs/metrics.md are derived from these declarations.

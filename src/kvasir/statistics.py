@@ -1,7 +1,7 @@
 """The table of statistics: what is counted, under which name it is exported, and where it is shown.
 
 A field is a row. /metrics, the dashboard, the page's tiles and docs/metrics.md are derived from these rows; a field
-that is not exported says why. The engine's owners of counts use the names of the rows (`counted`).
+that is not exported states the reason. The engine's owners of counts use the names of the rows (`counted`).
 """
 
 from __future__ import annotations

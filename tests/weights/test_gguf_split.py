@@ -61,7 +61,7 @@ def test_parts_under_wrong_names_are_refused(parts):
     parts[1].rename(swap)
     parts[2].rename(parts[1])
     swap.rename(parts[2])
-    with pytest.raises(ModelFileError, match=r"part 2\b.* name says part 1\b"):
+    with pytest.raises(ModelFileError, match=r"part 2\b.* name gives part 1\b"):
         open_gguf(parts[0])
 
 

@@ -73,7 +73,7 @@ class MemoryFacts:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The resources for running the model on this machine's CPU. `context` is the number of tokens that the memory is
-    computed for, at most `max_context`. executor: "program" or "eager"; `reason` says why not "program"."""
+    computed for, at most `max_context`. executor: "program" or "eager"; `reason`: why it is not "program"."""
 
     architecture: str
     tasks: tuple[str, ...]

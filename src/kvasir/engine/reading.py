@@ -107,7 +107,7 @@ class Reader:
         format = self.format(tools)
         if format not in self._turn_tokens and self._tokenizer is not None:
             added = ((text, id) for text, id, _ in self._tokenizer.added_tokens if id not in self._tokenizer.eos_ids)
-            self._turn_tokens[format] = tuple(text for text, _ in added if format.says(text))
+            self._turn_tokens[format] = tuple(text for text, _ in added if format.emits(text))
         return self._turn_tokens.get(format, ())
 
     def switch(self, tools: object = None) -> str | None:
@@ -125,8 +125,8 @@ class Reader:
         thinks: see thinking.may_think.
         """
         format = self.format(tools)
-        told_apart = format.thinking or format.calls.style is Style.ADDRESSED
-        if self._tokenizer is None or not (told_apart or (tools and format.calls.style is not Style.NONE)):
+        has_parts = format.thinking or format.calls.style is Style.ADDRESSED
+        if self._tokenizer is None or not (has_parts or (tools and format.calls.style is not Style.NONE)):
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
         end = self._tokenizer.decode(prompt_ids[-TAIL:], skip_special_tokens=False)

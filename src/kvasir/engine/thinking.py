@@ -38,7 +38,7 @@ async def may_think(
 def switched_off(prompt: str, off: str, on: str) -> bool:
     """Whether a prompt equals the prompt with thinking off, which differs from the prompt with thinking on, and does
     not contain the text that switching on would add."""
-    return prompt == off != on and not _says(prompt, _added(off, on))
+    return prompt == off != on and not _contains_word(prompt, _added(off, on))
 
 
 def _added(off: str, on: str) -> str:
@@ -53,6 +53,6 @@ def _alike(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _says(prompt: str, word: str) -> bool:
+def _contains_word(prompt: str, word: str) -> bool:
     """Whether a prompt contains a switch such as /think as a separate word."""
     return bool(word) and re.search(rf"(?<!\S){re.escape(word)}(?![\w>])", prompt) is not None

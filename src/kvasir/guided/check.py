@@ -41,7 +41,7 @@ class GrammarCheck:
     def check(self, grammar: str, convert: bool = False, param: str | None = None) -> str:
         """Returns the grammar in the form that guides take. convert: it may be in llama.cpp's GBNF.
 
-        Raises InvalidRequest (with `param`) that says what cannot be enforced, QueueFull if no worker is free.
+        Raises InvalidRequest (with `param`) for what cannot be enforced, QueueFull if no worker is free.
         """
         if len(grammar) > MAX_CHARS:
             raise InvalidRequest(f"the grammar has {len(grammar)} characters", f"at most {MAX_CHARS}", param=param)

@@ -136,7 +136,7 @@ class FreeGuide:
         for token in ids:
             data = self._triggers.vocabulary.tokenizer.token_bytes(token)
             if self._call is None:
-                self._say(data)
+                self._feed_text(data)
                 continue
             if self._anchored and token in self._triggers.vocabulary.eos_ids:
                 self._leave(b"")  # the id has not ended the sequence, so it only ends the call
@@ -149,7 +149,7 @@ class FreeGuide:
     def _inside(self) -> bool:
         return self._reasoning is not None and self._reasoning.inside
 
-    def _say(self, data: bytes) -> None:
+    def _feed_text(self, data: bytes) -> None:
         inside, text = self._inside, self._tail + data
         if self._reasoning:
             self._reasoning.feed(data)

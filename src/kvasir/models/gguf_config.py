@@ -124,7 +124,7 @@ def _qwen(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
 
 
 def _qwen3moe(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """As llama.cpp, normalises the weights of a token's experts whatever the file says, and has experts in every
+    """As llama.cpp, normalises the weights of a token's experts whatever the file sets, and has experts in every
     layer."""
     f.expect("attention.sliding_window", 0)
     f.expect("expert_weights_norm", True)

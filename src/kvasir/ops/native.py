@@ -1,7 +1,7 @@
 """The only entry point to libkvasir_cpu, the native CPU kernels (csrc/kvasir_cpu.h documents each call's contract).
 
 The library is optional: it is missing if no compiler was available at install time. Then `available()` is False,
-`reason()` says why, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
+`reason()` gives the cause, and everything runs on the eager executor. Calls release the GIL and take raw addresses.
 """
 
 import ctypes

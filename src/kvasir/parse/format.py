@@ -124,7 +124,7 @@ class Format:
         """Whether a special token is a mark of this format, and so must be passed to the parser."""
         return bool(token.strip()) and any(token in mark for mark in self._marks())
 
-    def says(self, token: str) -> bool:
+    def emits(self, token: str) -> bool:
         """Whether a token is a mark that a model writes within its turn."""
         return self.uses(token) and token not in self.calls.turns
 

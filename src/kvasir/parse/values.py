@@ -19,7 +19,7 @@ _MAX_DEPTH = 8  # of references and alternatives to follow
 
 
 def types_of(parameters: Schema | None, name: str) -> frozenset[str]:
-    """The JSON types that a parameter may have; empty if the schema does not say."""
+    """The JSON types that a parameter may have; empty if the schema gives none."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     schema = properties.get(name) if isinstance(properties, Mapping) else None
     return frozenset(_types(schema, parameters or {}, _MAX_DEPTH)) if isinstance(schema, Mapping) else frozenset()

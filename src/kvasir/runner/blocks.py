@@ -1,4 +1,4 @@
-"""Moves whole blocks of a cache as plans say: copies within it, exports to the host, imports from it."""
+"""Moves whole blocks of a cache as plans require: copies within it, exports to the host, imports from it."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ class Rows:
         known[rows] += 1
 
     def apply(self, plan: StepPlan) -> None:
-        """Frees, fills and extends rows as the plan says. Raises ValueError for ids outside the vocabulary, which the
-        kernels do not check, and for encoder jobs if there is no encoder; in both cases rows are only freed."""
+        """Frees, fills and extends rows as the plan requires. Raises ValueError for ids outside the vocabulary, which
+        the kernels do not check, and for encoder jobs if there is no encoder; in both cases rows are only freed."""
         for row in plan.left:
             self._rows[row] = None
             self._counts[row] = 0

@@ -16,7 +16,7 @@ _STATUSES = {
     404: "There is no such model or route.",
     408: "The deadline of the request passed before the response was complete.",
     413: "The body is too large.",
-    429: "The queue is full or the key is at a limit; Retry-After says when to retry.",
+    429: "The queue is full or the key is at a limit; Retry-After gives the time to wait.",
     500: "The engine failed on this request.",
     503: "The engine is not available.",
 }

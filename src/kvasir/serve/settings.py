@@ -19,7 +19,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Sizes in bytes and times in seconds unless a name says otherwise.
+    """Sizes in bytes and times in seconds unless a name states otherwise.
 
     api_keys: any of them opens every route; without keys only a loopback address may be bound.
     keys: the same with a name, scopes, a class, a share and limits. keys_file: their source, read again whenever it

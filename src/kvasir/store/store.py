@@ -46,8 +46,8 @@ __all__ = ["BlobWriter", "ModelStore", "PullProgress", "Report"]
 
 
 class ModelStore:
-    """All methods may be called from any thread. Methods whose docstring says "takes long" do; the others read small
-    files."""
+    """All methods may be called from any thread. A method takes long only if its docstring mentions it;
+    the others read small files."""
 
     def __init__(self, root: Path | None = None, allowed_roots: Sequence[Path] = (), any_path: bool = False):
         """allowed_roots: folders under which weights may be named by path. any_path: allows any path, for the user's

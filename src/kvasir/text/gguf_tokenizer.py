@@ -129,7 +129,7 @@ def _unigram(vocab: Vocab) -> Tokenizer:
 
 def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
     """A SentencePiece tokenizer: spaces become `▁`, and one is added before the text and after each special token,
-    unless the file says otherwise. There is no pre-tokenizer."""
+    unless the file disables it. There is no pre-tokenizer."""
     tokenizer = Tokenizer(model)
     add_space = vocab.flag("add_space_prefix", True)
     charsmap, visible = vocab.charsmap(), _visible(vocab)
@@ -229,7 +229,7 @@ def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tok
 
 def put_first_space(tokenizer: Tokenizer) -> Tokenizer:
     """Make a SentencePiece tokenizer that adds no spaces add one before a text that does not begin with a space, and
-    none after special tokens: the behavior of transformers where tokenizer_config.json says `"legacy": false`."""
+    none after special tokens: the behavior of transformers where tokenizer_config.json has `"legacy": false`."""
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
     tokenizer.decoder = _sentencepiece_decoder(strip=True)
     return tokenizer

@@ -15,8 +15,8 @@ from kvasir.errors import UnsupportedModel
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     """`ignore_merges`: a piece that is a token is taken without merging. `add_bos`: the default if the file does not
-    say. `nfc`: text is normalized to NFC first. `raw_utf8`: tokens are text with `▁` for spaces and `<0xAB>` for bytes
-    instead of GPT-2's byte letters."""
+    set it. `nfc`: text is normalized to NFC first. `raw_utf8`: tokens are text with `▁` for spaces and `<0xAB>` for
+    bytes instead of GPT-2's byte letters."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False

@@ -1,8 +1,8 @@
 """Worker processes for potentially hostile jobs: a worker can be killed without losing anything else.
 
 A worker is a script. It reads frames on standard input (a little-endian u32 length and that many bytes) and replies to
-each with a frame on standard output; its first frame is {"ready": true}. Frames are JSON unless the caller says
-otherwise; after a reply of kind "limit" the worker ends itself.
+each with a frame on standard output; its first frame is {"ready": true}. Frames are JSON unless the caller asks
+for bytes; after a reply of kind "limit" the worker ends itself.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Channel:
         self.usable = True
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
-        """The JSON reply to a job; afterwards `usable` says whether the worker can take another job. Raises
+        """The JSON reply to a job; afterwards, `usable`: whether the worker can take another job. Raises
         SandboxLimit."""
         data = self.exchange_bytes(frame, seconds)
         self.usable = False

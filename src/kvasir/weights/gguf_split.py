@@ -105,8 +105,8 @@ def _check_place(part: GGUFFile, number: int, count: int) -> None:
     # A file that is not split may have a count of 0.
     if declared != (number, count) and not (count == 1 and declared == (0, 0)):
         raise ModelFileError(
-            f"{part.path}: its metadata says part {declared[0]} (from 0) of {declared[1]}, "
-            f"its name says part {number} of {count}",
+            f"{part.path}: its metadata declares part {declared[0]} (from 0) of {declared[1]}, "
+            f"its name gives part {number} of {count}",
             "restore the original file names",
         )
 

@@ -30,7 +30,7 @@ class Unusable(Exception):
     """A part cannot be loaded. `reason`, one word, is counted:
 
     missing, truncated, corrupt, stale (other format or numerics version), foreign (other model, layout, namespace or
-    block than its name says), io, peer (no response), busy, closed, error.
+    block than its name), io, peer (no response), busy, closed, error.
     """
 
     def __init__(self, reason: str):

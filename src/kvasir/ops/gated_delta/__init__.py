@@ -135,8 +135,8 @@ def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h
         at = (slice(count), place)
         k_mH11d, state_mHred = k_npHd[at][:, :, None, None], state_nHred[:count]
         state_mHred *= gates[at][:, 1]
-        told_mHre1 = tree_sum(state_mHred * k_mH11d)
-        state_mHred += (v_npHre1[at] - told_mHre1) * gates[at][:, 0] * k_mH11d
+        predicted_mHre1 = tree_sum(state_mHred * k_mH11d)
+        state_mHred += (v_npHre1[at] - predicted_mHre1) * gates[at][:, 0] * k_mH11d
         if place >= stage.first:
             out_npHre[at] = tree_sum(state_mHred * q_npHd[at][:, :, None, None])[..., 0]
     return out_npHre.flatten(2, 3)

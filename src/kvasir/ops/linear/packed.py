@@ -6,8 +6,8 @@ A matrix keeps the format of its file if there is a layout for it, so that its v
     F32, F16, BF16                    the same
     Q4_0 ... Q6_K, IQ4_*, MXFP4       the same
     TQ1_0, TQ2_0                      TERNARY
-    other quantized types             Q8_0, and `note` says so
-    F64, integers                     F32, and `note` says so
+    other quantized types             Q8_0, and with a `note`
+    F64, integers                     F32, and with a `note`
 """
 
 from __future__ import annotations

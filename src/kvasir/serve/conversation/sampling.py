@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: what it says, then what its model recommends, then the defaults.
+"""Sampling parameters of a request: its own, then those that its model recommends, then the defaults.
 
 The fields of each dialect, their wire types and their conversion come from the table in `kvasir.fields`."""
 

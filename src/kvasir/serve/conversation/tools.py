@@ -38,7 +38,7 @@ class ToolChoice:
 @dataclass(frozen=True, slots=True)
 class Tools:
     """all: the tools, in the form that chat templates read. parallel: whether one choice may have several calls; None
-    if the client did not say."""
+    if the client did not set it."""
 
     all: Sequence[Tool] = ()
     choice: ToolChoice = ToolChoice()

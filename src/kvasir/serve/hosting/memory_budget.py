@@ -11,7 +11,7 @@ from kvasir.serve.hosting.offers import Offer
 MIB = 1 << 20
 OVERHEAD = 400 * MIB  # of an engine process: interpreter, libraries, workspace
 MIN_TOKENS = 4096  # of KV cache that a model must have room for, unless its context is shorter
-UNKNOWN_KV = 64 * MIB  # bytes, where the files do not tell the size of a token
+UNKNOWN_KV = 64 * MIB  # bytes, where the files do not give the size of a token
 SPARE_BLOCKS = 2
 SLACK = 1.1  # covers what the headers of the files leave out
 SHARE = 0.5  # of the memory that the weights leave, for all KV caches
@@ -79,7 +79,7 @@ def most_kv(offer: Offer, options: EngineOptions, rows: int) -> int:
 
 
 def _kv(offer: Offer, options: EngineOptions, tokens: int, rows: int) -> int:
-    """Bytes of KV cache for `rows` rows of `tokens` tokens; 0 where the files do not tell the size of a token."""
+    """Bytes of KV cache for `rows` rows of `tokens` tokens; 0 where the files do not give the size of a token."""
     size = options.block_size
     is_wide = "float32" in (options.dtype, options.kv_dtype) or offer.details.quantization_level == "F32"
     per_token = offer.details.kv_bytes_per_token * (2 if is_wide else 1)

@@ -14,7 +14,7 @@ QUIET = 5.0  # without receiving a byte
 
 
 class LingeringTransport:
-    """`close` closes at once unless `unread` says that a request has not been received completely; then pass further
+    """`close` closes at once unless `unread` reports a request that has not been received completely; then pass further
     input to `discard`, and the connection closes after `most` bytes, SECONDS, or QUIET seconds without input."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, most: int, unread: Any):

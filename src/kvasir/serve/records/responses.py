@@ -22,7 +22,7 @@ from kvasir.serve.settings import ServeSettings
 
 Kept = dict[str, Any]  # an item of a conversation as it is stored
 
-MAX_TOLD = 64  # ended runs per key whose events are kept
+MAX_ENDED = 64  # ended runs per key whose events are kept
 READERS = 8  # concurrent readers per key
 RUNNING = ("queued", "in_progress")
 _ITEM = re.compile(r"[a-z]{1,8}_([0-9a-f]{48})([0-9a-f]{5})")
@@ -101,7 +101,7 @@ class Responses:
         self._runs: dict[str, ResponseRun] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         # The last ended runs, by owner and id, for clients that reconnect to read on.
-        self._told: dict[str, OrderedDict[str, ResponseRun]] = {}
+        self._ended: dict[str, OrderedDict[str, ResponseRun]] = {}
 
     @classmethod
     def of(cls, settings: ServeSettings, num_keys: Callable[[], int]) -> Responses:
@@ -138,10 +138,10 @@ class Responses:
     def remove(self, run: ResponseRun) -> None:
         del self._runs[run.id]
         if run.ended and run.streamed:
-            told = self._told.setdefault(run.owner, OrderedDict())
-            told[run.id] = run
-            while len(told) > MAX_TOLD or sum(other.size for other in told.values()) > self.records.max_bytes:
-                told.popitem(last=False)
+            ended = self._ended.setdefault(run.owner, OrderedDict())
+            ended[run.id] = run
+            while len(ended) > MAX_ENDED or sum(other.size for other in ended.values()) > self.records.max_bytes:
+                ended.popitem(last=False)
 
     def run(self, id: str) -> ResponseRun | None:
         """The running background run of this response."""
@@ -149,7 +149,7 @@ class Responses:
 
     def events(self, owner: str, id: str) -> ResponseRun | None:
         """The run, running or recently ended, that has the events of this response."""
-        return self._runs.get(id) or self._told.get(owner, {}).get(id)
+        return self._runs.get(id) or self._ended.get(owner, {}).get(id)
 
     # -- kept --------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Responses:
         await self.get(owner, id)
         if run := self._runs.get(id):
             await run.cancel()
-        self._told.get(owner, {}).pop(id, None)
+        self._ended.get(owner, {}).pop(id, None)
         await self.records.delete(owner, id)
 
     async def get(self, owner: str, id: str) -> Record:

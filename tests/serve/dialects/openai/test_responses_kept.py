@@ -291,7 +291,7 @@ async def test_a_cancelled_stream_ends_with_an_error():
 
 @pytest.mark.parametrize(("most", "stored_bytes"), [(2, 1 << 20), (99, 2 * 2 * 5000)])
 async def test_events_are_kept_by_key_few_and_small(monkeypatch, most, stored_bytes):
-    monkeypatch.setattr("kvasir.serve.records.responses.MAX_TOLD", most)
+    monkeypatch.setattr("kvasir.serve.records.responses.MAX_ENDED", most)
 
     async def make(http, key) -> str:
         asked = {

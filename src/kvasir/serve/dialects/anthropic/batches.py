@@ -97,8 +97,8 @@ async def create_message_batch(wire: MessageBatchRequest, request: HTTPRequest) 
 async def list_message_batches(query: Annotated[BatchesQuery, fastapi.Query()], request: HTTPRequest) -> Response:
     batches, owner = batches_of(request), owner_of(request)
     found = [batch for batch in await batches.all(owner) if batch["endpoint"] == ENDPOINT]
-    page, told = page_of(found, _id, query.limit, query.after_id, query.before_id)
-    return json_response({"data": [await batch_object(batch, batches, owner, request) for batch in page], **told})
+    page, bounds = page_of(found, _id, query.limit, query.after_id, query.before_id)
+    return json_response({"data": [await batch_object(batch, batches, owner, request) for batch in page], **bounds})
 
 
 @router.get("/v1/messages/batches/{message_batch_id}")
@@ -222,14 +222,14 @@ def _time(seconds: int | None) -> str | None:
 
 async def _counts(batch: dict[str, Any], batches: Batches, owner: str) -> dict[str, int]:
     """Counts of requests by state. All are "processing" until the whole batch has ended."""
-    told, status = batch["request_counts"], batch["status"]
-    total = told["total"] or int((batch["metadata"] or {}).get(COUNT, 0))
+    reported, status = batch["request_counts"], batch["status"]
+    total = reported["total"] or int((batch["metadata"] or {}).get(COUNT, 0))
     counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
     if status not in _ENDED:
         return counts | {"processing": total}
     if status == "failed":
         return counts | {"errored": total}
-    counts["succeeded"], counts["errored"] = told["completed"], total - told["completed"]
+    counts["succeeded"], counts["errored"] = reported["completed"], total - reported["completed"]
     if status in ("cancelled", "expired") and batch["error_file_id"]:
         kind = "canceled" if status == "cancelled" else "expired"
         counts[kind] = await _left_out(batch, batches, owner)

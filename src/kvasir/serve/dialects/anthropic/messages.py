@@ -144,16 +144,16 @@ class MessageJob:
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
             async for delta in deltas:
                 check_finish(delta, self.core.id)
-                told = [{"type": "message_start", "message": self._head(delta)}] if first else []
+                emitted = [{"type": "message_start", "message": self._head(delta)}] if first else []
                 first = False
-                told += blocks.push(self._shown(delta))
+                emitted += blocks.push(self._shown(delta))
                 if delta.finish_reason:
-                    told += blocks.close()
+                    emitted += blocks.close()
                     ending, usage = self._ending(delta, blocks.called), self._usage(delta.usage)
                     last = {"type": "message_delta", "context_management": self._edits(), "usage": usage}
-                    told += [{**last, "delta": {"container": None, **ending}}, {"type": "message_stop"}]
-                if told:
-                    yield b"".join(map(event, told))
+                    emitted += [{**last, "delta": {"container": None, **ending}}, {"type": "message_stop"}]
+                if emitted:
+                    yield b"".join(map(event, emitted))
 
     def _shown(self, delta: TextDelta) -> list[Event]:
         return [] if self.only_prompt else list(delta.events)
@@ -179,15 +179,15 @@ class MessageJob:
     def _ending(self, delta: TextDelta, called: bool) -> dict[str, Any]:
         """The stop fields. A choice whose max_tokens exceeded the context may end at the context's end. Stop strings
         from the store are not reported to the client."""
-        told = {"stop_details": None, "stop_sequence": None}
+        ending = {"stop_details": None, "stop_sequence": None}
         if delta.stop_reason in (self.wire.stop_sequences or ()) and not self.only_prompt:
-            return told | {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+            return ending | {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         if delta.finish_reason is FinishReason.STOP and not self.only_prompt:
             reason = "tool_use" if called else "end_turn"
         else:
             full = delta.usage.completion_tokens < self.wire.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
-        return told | {"stop_reason": reason}
+        return ending | {"stop_reason": reason}
 
     def _edits(self) -> dict[str, Any] | None:
         """The only edits that can be requested have no effect."""

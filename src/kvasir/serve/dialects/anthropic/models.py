@@ -29,8 +29,8 @@ def model_page(cards: Sequence[Card], request: HTTPRequest) -> dict[str, Any]:
     limit = query.get("limit", str(DEFAULT_LIMIT))
     if not (limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= MAX_LIMIT):
         raise InvalidRequest(f"limit is {limit[:20]!r}", f"expected an integer in [1, {MAX_LIMIT}]", param="limit")
-    page, told = page_of(shown, lambda card: card.name, int(limit), query.get("after_id"), query.get("before_id"))
-    return {"data": list(map(model_object, page)), **told}
+    page, bounds = page_of(shown, lambda card: card.name, int(limit), query.get("after_id"), query.get("before_id"))
+    return {"data": list(map(model_object, page)), **bounds}
 
 
 def model_object(card: Card) -> dict[str, Any]:

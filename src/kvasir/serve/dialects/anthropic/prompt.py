@@ -171,7 +171,7 @@ def _others(role: Any, turn: Sequence[Block], names: dict[str, str]) -> Iterator
 
 
 def _result(block: ToolResultBlock, names: dict[str, str]) -> TemplateMessage:
-    """The result as a message of role tool. Templates cannot express a failed call, so the text says it."""
+    """The result as a message of role tool. Templates cannot express a failed call, so the text states it."""
     name = names.get(block.tool_use_id)
     if name is None:
         message = f"no earlier tool_use has the id {block.tool_use_id[:80]!r}"
@@ -193,7 +193,7 @@ def _parts(texts: Sequence[TextBlock]) -> str | list[dict[str, Any]]:
 
 
 def _thinking(wire: MessagesBody, front: Front, tools: Tools) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The template's variables and the fields of SamplingParams that say whether the model may think, and its budget:
+    """The template's variables and the fields of SamplingParams for whether the model may think, and its budget:
     set by the template's switch, if it has one, otherwise disabled by a budget of 0. A model that does not think needs
     no budget. Raises InvalidRequest."""
     config, effort = wire.output_config, None

@@ -188,7 +188,7 @@ class LlamaCppJob:
         n = requests[0].params.n
         limit = wire.t_max_predict_ms or 0
         seconds = limit / 1000 if limit > 0 else None
-        self.told = [
+        self.choices = [
             ChoiceState(i * n + j, core, Lines(wire.n_indent or 0, seconds))
             for i, core in enumerate(requests)
             for j in range(n)
@@ -205,36 +205,36 @@ class LlamaCppJob:
                 pass
 
     def response(self) -> Any:
-        results = [final_object(self.wire, self.serving, told, whole=True) for told in self.told]
+        results = [final_object(self.wire, self.serving, choice, whole=True) for choice in self.choices]
         return results if len(results) > 1 else results[0]
 
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self._deltas()) as deltas:
-            async for told, text, delta in deltas:
+            async for choice, text, delta in deltas:
                 objects = []
                 if not self.only_prompt and (text or delta.token_ids):
-                    objects.append(partial_object(self.wire, told, text, delta))
-                if told.stop_type:  # in a thread, since it decodes the prompt
-                    objects.append(await asyncio.to_thread(final_object, self.wire, self.serving, told, whole=False))
+                    objects.append(partial_object(self.wire, choice, text, delta))
+                if choice.stop_type:  # in a thread, since it decodes the prompt
+                    objects.append(await asyncio.to_thread(final_object, self.wire, self.serving, choice, whole=False))
                 if objects:
                     yield b"".join(event(msgspec.json.encode(o)) for o in objects)
 
     async def _deltas(self) -> AsyncGenerator[tuple[ChoiceState, str, TextDelta]]:
         """The text to send for each delta. A choice that Lines ends is aborted there."""
         streams = [self.serving.front.stream(core) for core in self.requests]
-        left = len(self.told)
+        left = len(self.choices)
         async with aclosing(merge(streams)) as deltas:
             async for i, delta in deltas:
                 core = self.requests[i]
-                told = self.told[i * core.params.n + delta.index]
-                if told.stop_type:
+                choice = self.choices[i * core.params.n + delta.index]
+                if choice.stop_type:
                     continue
                 check_finish(delta, core.id)
-                text = told.add(delta, self.only_prompt)
-                if told.stop_type:
+                text = choice.add(delta, self.only_prompt)
+                if choice.stop_type:
                     left -= 1
                     if not delta.finish_reason:
                         await self.serving.front.engine.abort(core.id, delta.index)
-                yield told, text, delta
+                yield choice, text, delta
                 if not left:
                     return

@@ -56,55 +56,55 @@ class ChoiceState:
         return timings_object(self.pace, self.usage)
 
 
-def partial_object(wire: Options, told: ChoiceState, text: str, delta: TextDelta) -> dict[str, Any]:
+def partial_object(wire: Options, choice: ChoiceState, text: str, delta: TextDelta) -> dict[str, Any]:
     """The stream object of one delta."""
     found = {
-        "index": told.number,
+        "index": choice.number,
         "content": text,
         "tokens": delta.token_ids,
         "stop": False,
         "id_slot": -1,
-        "tokens_predicted": told.usage.completion_tokens,
-        "tokens_evaluated": told.usage.prompt_tokens,
+        "tokens_predicted": choice.usage.completion_tokens,
+        "tokens_evaluated": choice.usage.prompt_tokens,
     }
     if wire.timings_per_token:
-        found["timings"] = told.timings
+        found["timings"] = choice.timings
     if wire.n_probs:
         found["completion_probabilities"] = list(map(_probability, delta.logprobs))
     return found
 
 
-def final_object(wire: Options, serving: Serving, told: ChoiceState, whole: bool) -> dict[str, Any]:
+def final_object(wire: Options, serving: Serving, choice: ChoiceState, whole: bool) -> dict[str, Any]:
     """The final object of a choice, without its text if that was streamed. response_fields may select fields of it."""
-    params, usage = told.core.params, told.usage
+    params, usage = choice.core.params, choice.usage
     context, wanted = serving.front.info.max_model_len, n_predict_of(wire, serving.own)
     found = {
-        "index": told.number,
-        "content": "".join(told.pieces) if whole else "",
-        "tokens": told.tokens if whole and wire.return_tokens else [],
+        "index": choice.number,
+        "content": "".join(choice.pieces) if whole else "",
+        "tokens": choice.tokens if whole and wire.return_tokens else [],
         "id_slot": -1,
         "stop": True,
         "model": serving.names[0],
         "tokens_predicted": usage.completion_tokens,
         "tokens_evaluated": usage.prompt_tokens,
         "generation_settings": settings_object(wire, params, wanted),
-        "prompt": prompt_text(serving.front.tokenizer, told.core.prompt_ids, skip_special_tokens=False),
-        "has_new_line": told.lines.broken,
-        "truncated": _cut(told, context, wanted),
-        "stop_type": told.stop_type,
-        "stopping_word": told.stopping_word,
+        "prompt": prompt_text(serving.front.tokenizer, choice.core.prompt_ids, skip_special_tokens=False),
+        "has_new_line": choice.lines.broken,
+        "truncated": _cut(choice, context, wanted),
+        "stop_type": choice.stop_type,
+        "stopping_word": choice.stopping_word,
         "tokens_cached": usage.cached_tokens,
-        "timings": told.timings,
+        "timings": choice.timings,
     }
     if whole and wire.n_probs:
-        found["completion_probabilities"] = list(map(_probability, told.infos))
+        found["completion_probabilities"] = list(map(_probability, choice.infos))
     return found if not wire.response_fields else _chosen(found, wire.response_fields)
 
 
-def _cut(told: ChoiceState, context: int, wanted: int) -> bool:
+def _cut(choice: ChoiceState, context: int, wanted: int) -> bool:
     """Whether the context's end, not the requested length, ended the choice."""
-    full = told.usage.prompt_tokens + told.usage.completion_tokens >= context
-    return told.stop_type == "limit" and full and not 0 <= wanted <= told.usage.completion_tokens
+    full = choice.usage.prompt_tokens + choice.usage.completion_tokens >= context
+    return choice.stop_type == "limit" and full and not 0 <= wanted <= choice.usage.completion_tokens
 
 
 def _chosen(found: dict[str, Any], paths: list[str]) -> dict[str, Any]:

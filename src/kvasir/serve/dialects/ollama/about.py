@@ -22,8 +22,10 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 def summary(entry: ModelEntry) -> dict[str, Any]:
     """The entry of a listing."""
     details, weights = entry.details, entry.weights
-    told = _details(weights.format, details.family, details.parameter_size, details.quantization_level, entry.parent)
-    return _summary(entry.name, entry.modified, weights.size, entry.digest, told)
+    details_object = _details(
+        weights.format, details.family, details.parameter_size, details.quantization_level, entry.parent
+    )
+    return _summary(entry.name, entry.modified, weights.size, entry.digest, details_object)
 
 
 def summary_of(offer: Offer) -> dict[str, Any]:
@@ -31,17 +33,17 @@ def summary_of(offer: Offer) -> dict[str, Any]:
     if offer.entry is not None:
         return summary(offer.entry)
     details = offer.details
-    told = _details("", details.family, details.parameter_size, details.quantization_level)
-    return _summary(offer.name, offer.created, offer.size, _hex(offer.identity), told)
+    details_object = _details("", details.family, details.parameter_size, details.quantization_level)
+    return _summary(offer.name, offer.created, offer.size, _hex(offer.identity), details_object)
 
 
 def summary_of_one(serving: Serving, name: str) -> dict[str, Any]:
     """The same for a model that is not from the store. size: bytes of its matrices. digest: hash of its name and
     fingerprint."""
     info = serving.front.info
-    told = _details("", info.architecture, _count(info.num_parameters), info.dtype)
+    details_object = _details("", info.architecture, _count(info.num_parameters), info.dtype)
     digest = _hex(f"{serving.names[0]} {serving.fingerprint}")
-    return _summary(name, serving.created, info.weight_bytes_read, digest, told)
+    return _summary(name, serving.created, info.weight_bytes_read, digest, details_object)
 
 
 def _hex(text: str) -> str:

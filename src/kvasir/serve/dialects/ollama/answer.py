@@ -81,7 +81,7 @@ def timestamp(seconds: float) -> str:
 
 
 @dataclass(slots=True)
-class Said:
+class AnswerPart:
     """A part of a choice, or all of it."""
 
     content: str = ""
@@ -92,7 +92,7 @@ class Said:
         return bool(self.content or self.thinking or self.calls)
 
     @classmethod
-    def all(cls, parts: Sequence[Said]) -> Said:
+    def all(cls, parts: Sequence[AnswerPart]) -> AnswerPart:
         content, thinking = "".join(part.content for part in parts), "".join(part.thinking for part in parts)
         return cls(content, thinking, [call for part in parts for call in part.calls])
 
@@ -106,55 +106,55 @@ class CallCollector:
         self._start: CallStart | None = None
         self._arguments: list[str] = []
 
-    def push(self, events: Iterable[Event]) -> Said:
-        said = Said()
+    def push(self, events: Iterable[Event]) -> AnswerPart:
+        part = AnswerPart()
         for event in events:
             match event:
                 case Content(text):
-                    said.content += text
+                    part.content += text
                 case Reasoning(text):
-                    said.thinking += text
+                    part.thinking += text
                 case CallStart():
                     self._start, self._arguments = event, []
                 case Arguments(_, text):
                     self._arguments.append(text)
                 case CallEnd():
-                    self._end(said)
-        return said
+                    self._end(part)
+        return part
 
-    def _end(self, said: Said) -> None:
+    def _end(self, part: AnswerPart) -> None:
         assert self._start is not None, "a call ends after its start"
         start, text = self._start, "".join(self._arguments)
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
         except (msgspec.MsgspecError, RecursionError):
-            said.content += f"{start.name}({text}"
+            part.content += f"{start.name}({text}"
             return
         function = {"index": start.index, "name": start.name, "arguments": arguments}
-        said.calls.append({"id": call_id(start.id, self._id_size), "function": function})
+        part.calls.append({"id": call_id(start.id, self._id_size), "function": function})
 
 
-Shape = Callable[[Said], dict[str, Any]]
+Shape = Callable[[AnswerPart], dict[str, Any]]
 
 
-def as_message(said: Said) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": said.content}
-    if said.thinking:
-        message["thinking"] = said.thinking
-    if said.calls:
-        message["tool_calls"] = said.calls
+def as_message(part: AnswerPart) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": part.content}
+    if part.thinking:
+        message["thinking"] = part.thinking
+    if part.calls:
+        message["tool_calls"] = part.calls
     return {"message": message}
 
 
-def as_response(said: Said) -> dict[str, Any]:
-    return {"response": said.content, **({"thinking": said.thinking} if said.thinking else {})}
+def as_response(part: AnswerPart) -> dict[str, Any]:
+    return {"response": part.content, **({"thinking": part.thinking} if part.thinking else {})}
 
 
 @dataclass(slots=True)
 class Whole:
     """One complete choice, in parts."""
 
-    said: list[Said] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -180,7 +180,7 @@ class OllamaJob:
     async def respond(self, request: HTTPRequest, streams: bool) -> Response:
         self.clock.asked()
         if streams:
-            alive = {**head(self.model), **self.shape(Said()), "done": False}
+            alive = {**head(self.model), **self.shape(AnswerPart()), "done": False}
             return stream_lines(self.serving.settings.ping, self.lines(), alive)
         answers = await while_connected(request.receive, self.answers())
         return await write_json(self.core.params.logprobs is not None, self.whole, answers)
@@ -192,16 +192,16 @@ class OllamaJob:
     async def answers(self) -> list[Whole]:
         answers = [Whole() for _ in range(self.core.params.n)]
         async with aclosing(self._parts()) as parts:
-            async for delta, said in parts:
+            async for delta, part in parts:
                 answer = answers[delta.index]
-                answer.said.append(said)
+                answer.parts.append(part)
                 answer.logprobs += self._logprobs(delta)
                 answer.token_ids += delta.token_ids
                 answer.reason = delta.finish_reason or answer.reason
         return answers
 
     def whole(self, answers: list[Whole]) -> dict[str, Any]:
-        contents = [self._content(Said.all(answer.said), answer.logprobs) for answer in answers]
+        contents = [self._content(AnswerPart.all(answer.parts), answer.logprobs) for answer in answers]
         counts = [len(answer.token_ids) for answer in answers]
         several = [
             {"index": i, **content, "done_reason": answer.reason, "eval_count": count}
@@ -222,23 +222,23 @@ class OllamaJob:
         ids: list[int] = []
         reasons: dict[int, str] = {}
         async with aclosing(self._parts()) as parts:
-            async for delta, said in parts:
+            async for delta, part in parts:
                 index = {"index": delta.index} if several else {}
                 counts[delta.index] += len(delta.token_ids)
                 if self.with_context:
                     ids += delta.token_ids
                 logprobs = self._logprobs(delta)
-                if said or logprobs:
-                    yield line({**head(self.model), **index, **self._content(said, logprobs), "done": False})
+                if part or logprobs:
+                    yield line({**head(self.model), **index, **self._content(part, logprobs), "done": False})
                 if delta.finish_reason:
                     reasons[delta.index] = delta.finish_reason
                     if several:
                         end = {"done_reason": delta.finish_reason, "eval_count": counts[delta.index]}
-                        yield line({**head(self.model), **index, **self.shape(Said()), "done": False, **end})
+                        yield line({**head(self.model), **index, **self.shape(AnswerPart()), "done": False, **end})
         ending = {"done": True, "done_reason": reasons[0], **self._ending(sum(counts), ids)}
-        yield line({**head(self.model), **self.shape(Said()), **ending})
+        yield line({**head(self.model), **self.shape(AnswerPart()), **ending})
 
-    async def _parts(self) -> AsyncGenerator[tuple[TextDelta, Said]]:
+    async def _parts(self) -> AsyncGenerator[tuple[TextDelta, AnswerPart]]:
         """The engine's deltas with their parsed content. Raises AnswerFailed, DeadlineExceeded."""
         calls = [CallCollector(self.reading) for _ in range(self.core.params.n)]
         async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
@@ -247,8 +247,8 @@ class OllamaJob:
                 self.clock.token(delta.at)
                 yield delta, calls[delta.index].push(delta.events)
 
-    def _content(self, said: Said, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self.shape(said), **({"logprobs": logprobs} if logprobs else {})}
+    def _content(self, part: AnswerPart, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.shape(part), **({"logprobs": logprobs} if logprobs else {})}
 
     def _logprobs(self, delta: TextDelta) -> list[dict[str, Any]]:
         return chat_logprobs(delta.logprobs)["content"] if self.core.params.logprobs is not None else []

@@ -9,7 +9,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.serve.conversation.limits import charge
-from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, Said, Shape, head
+from kvasir.serve.dialects.ollama.answer import AnswerPart, Clock, OllamaJob, Shape, head
 from kvasir.serve.dialects.ollama.loading import load_or_unload
 from kvasir.serve.dialects.ollama.params import NAMES
 from kvasir.serve.dialects.ollama.route import serving_named
@@ -32,7 +32,7 @@ async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker
         job = await to_job(wire, serving, request, clock)
     if wire.debug_render_only:
         text = await serving.front.decode(job.core.prompt_ids)
-        shown = {**head(wire.model), **shape(Said()), "done": False}
+        shown = {**head(wire.model), **shape(AnswerPart()), "done": False}
         return json_response({**shown, "_debug_info": {"rendered_template": text}})
     charge(serving, [job.core], request, whole=not wire.streams)
     return await job.respond(request, wire.streams)

@@ -40,11 +40,11 @@ async def tags(request: HTTPRequest) -> Response:
     """The models that requests may name."""
     catalogue = catalogue_of(request)
     loaded = {name: serving for serving in catalogue.loaded() for name in serving.names}
-    told = [
+    models = [
         summary_of(card.offer) if card.offer else summary_of_one(loaded[card.name], card.name)
         for card in await catalogue.cards()
     ]
-    return json_response({"models": told})
+    return json_response({"models": models})
 
 
 @router.get("/api/ps", tags=["ollama"])
@@ -55,13 +55,13 @@ async def ps(request: HTTPRequest) -> Response:
 
 def _running(serving: Serving, catalogue: Catalogue) -> dict[str, Any]:
     info, name = serving.front.info, serving.names[0]
-    told = summary(serving.entry) if serving.entry else summary_of_one(serving, name)
-    del told["modified_at"]
+    entry = summary(serving.entry) if serving.entry else summary_of_one(serving, name)
+    del entry["modified_at"]
     expires = catalogue.expires(serving)
     return {
-        **told,
+        **entry,
         "expires_at": NEVER if expires is None else timestamp(expires),
-        "size_vram": 0 if info.device == "cpu" else told["size"],
+        "size_vram": 0 if info.device == "cpu" else entry["size"],
         "context_length": info.max_model_len,
     }
 

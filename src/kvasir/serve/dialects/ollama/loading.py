@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.auth.scopes import needs_management
-from kvasir.serve.dialects.ollama.answer import Clock, Said, Shape, head
+from kvasir.serve.dialects.ollama.answer import AnswerPart, Clock, Shape, head
 from kvasir.serve.dialects.ollama.route import full_name, serving_named
 from kvasir.serve.hosting.catalogue import OneModel, catalogue_of
 from kvasir.serve.http.responses import json_response
@@ -29,5 +29,5 @@ async def load_or_unload(
         await serving_named(request, name, keep_alive)
     clock.loaded()
     reason = "unload" if keep_alive == 0 else "load"
-    answer = {**head(model), **shape(Said()), "done": True, "done_reason": reason, **clock.loading()}
+    answer = {**head(model), **shape(AnswerPart()), "done": True, "done_reason": reason, **clock.loading()}
     return json_response(answer)

@@ -103,12 +103,12 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
 
 def _made(wire: CompletionRequest) -> int:
     """Number of choices generated per prompt. Raises InvalidRequest."""
-    told = 1 if wire.n is None else wire.n
-    made = told if wire.best_of is None else wire.best_of
-    if wire.best_of is not None and not max(1, told) <= made <= MAX_N:
-        message = f"best_of is {made} and n is {told}"
+    returned = 1 if wire.n is None else wire.n
+    made = returned if wire.best_of is None else wire.best_of
+    if wire.best_of is not None and not max(1, returned) <= made <= MAX_N:
+        message = f"best_of is {made} and n is {returned}"
         raise InvalidRequest(message, f"expected best_of from n to {MAX_N}", param="best_of")
-    if made > told and wire.stream:
+    if made > returned and wire.stream:
         raise InvalidRequest("best_of cannot be streamed: the best is known at the end", param="best_of")
     return made
 
@@ -160,7 +160,7 @@ class CompletionJob:
         return self.wire.max_tokens == 0
 
     @property
-    def told(self) -> int:
+    def num_returned(self) -> int:
         """Number of choices returned per prompt."""
         return self.wire.n or 1
 
@@ -173,7 +173,7 @@ class CompletionJob:
         response["choices"] = [
             self._choice(i, answer, per_prompt[0].prompt_logprobs)
             for i, per_prompt in enumerate(answers)
-            for answer in best(per_prompt, self.told)
+            for answer in best(per_prompt, self.num_returned)
         ]
         usages = [[self._usage(answer.usage) for answer in per_prompt] for per_prompt in answers]
         response["usage"] = usage_object(usages, self.prompt_tokens)
@@ -204,7 +204,7 @@ class CompletionJob:
             for name, values in completion_logprobs(self._shown(answer.logprobs), shift).items():
                 logprobs[name] += values
         text = "" if self.only_echo else answer.text
-        index = i * self.told + answer.index
+        index = i * self.num_returned + answer.index
         return {"index": index, "text": prompt + text, "logprobs": logprobs, "finish_reason": None}
 
     def _ending(self, core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
@@ -261,9 +261,9 @@ class CompletionJob:
                 choice["prompt_token_ids"] = core.prompt_ids
         if delta.finish_reason:
             choice |= self._ending(core, delta)
-        tells_tokens = wire.logprobs is not None or wire.return_token_ids
-        told = choice["text"] or delta.finish_reason or is_first or (tells_tokens and delta.token_ids)
-        return choice if told else None
+        reports_tokens = wire.logprobs is not None or wire.return_token_ids
+        is_reported = choice["text"] or delta.finish_reason or is_first or (reports_tokens and delta.token_ids)
+        return choice if is_reported else None
 
 
 def _cut(infos: tuple[TokenInfo, ...], top: int) -> list[TokenInfo]:

@@ -105,12 +105,12 @@ async def _pieces(wire: TokenizeRequest, content: str, serving: Serving) -> Sequ
     )
     if not wire.with_pieces or front.tokenizer is None:
         return ids
-    told = front.tokenizer.token_bytes
-    return await asyncio.to_thread(_all, lambda i: {"id": i, "piece": _piece(told(i))}, ids)
+    token_bytes = front.tokenizer.token_bytes
+    return await asyncio.to_thread(_all, lambda i: {"id": i, "piece": _piece(token_bytes(i))}, ids)
 
 
-def _all(told: Callable[[int], Any], ids: Sequence[int]) -> list[Any]:
-    return [told(i) for i in ids]
+def _all(convert: Callable[[int], Any], ids: Sequence[int]) -> list[Any]:
+    return [convert(i) for i in ids]
 
 
 def _piece(data: bytes) -> str | list[int]:

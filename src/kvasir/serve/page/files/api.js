@@ -2,9 +2,9 @@
 
 import { key } from "./store.js";
 
-/** What the server said against a request: `status` (0: nothing), and the text of its error object. */
+/** A refused request: `status` (0: nothing), and the text of its error object. */
 export class Refused extends Error {
-  /** seconds: after which to ask again, where the server says so. code: its word for the error. */
+  /** seconds: after which to ask again, where the server sets it. code: its name of the error. */
   constructor(status, message, seconds = null, code = null) {
     super(message);
     this.status = status;

@@ -2,7 +2,7 @@
 
 import { Refused, stream } from "./api.js";
 import { Conversations } from "./conversations.js";
-import { find, make, say } from "./dom.js";
+import { announce, find, make } from "./dom.js";
 import { End } from "./end.js";
 import { MessageView } from "./message.js";
 import { chats, loadChat, newChat, saveChat } from "./store.js";
@@ -123,11 +123,11 @@ export class Chat {
     if (this.edited) this.goBack(this.edited);
     this.editing(null);
     this.write("");
-    this.say({ role: "user", content: text });
+    this.post({ role: "user", content: text });
     this.generate();
   }
 
-  say(message) {
+  post(message) {
     this.chat.messages.push(message);
     this.chat.title ||= message.content.split("\n")[0].slice(0, 60);
     this.add(message);
@@ -233,7 +233,7 @@ export class Chat {
       else if (performance.now() - this.left < LEAVING) message.finish = "left";
       else message.error = error instanceof Refused ? error.words : `This page failed: ${error.message}`;
       if (error.code === TOO_LONG) message.tooLong = true;
-      if (error.status === 404) this.models.refresh().catch(() => {}); // what it said stands in the message
+      if (error.status === 404) this.models.refresh().catch(() => {}); // the message shows the error
       if (error.status === 401) queueMicrotask(() => this.retryWithKey(message));
     }
     this.abort.abort();
@@ -241,7 +241,7 @@ export class Chat {
     this.busy(false);
     this.draw(view);
     this.save(chat);
-    say(message.error ?? "The answer is complete.");
+    announce(message.error ?? "The answer is complete.");
   }
 
   async retryWithKey(message) {

@@ -1,4 +1,4 @@
-// Making elements. Text only ever becomes text nodes, so nothing that a model or a server says is markup.
+// Making elements. Text only ever becomes text nodes, so no text of a model or a server is markup.
 
 export const find = (id) => document.getElementById(id);
 
@@ -14,12 +14,12 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Tells those who listen to the page what happened. */
-export function say(text) {
+/** Announces an event to screen readers. */
+export function announce(text) {
   find("status").textContent = text;
 }
 
-/** Copies text; the button says whether it worked. */
+/** Copies text; the button shows whether it worked. */
 export function copyButton(text, label = "Copy") {
   const button = make("button", { type: "button", class: "quiet", "aria-label": `${label} to the clipboard` }, label);
   button.addEventListener("click", async () => {
@@ -30,7 +30,7 @@ export function copyButton(text, label = "Copy") {
       done = "Not allowed";
     }
     button.textContent = done;
-    say(done);
+    announce(done);
     setTimeout(() => (button.textContent = label), 1500);
   });
   return button;

@@ -1,4 +1,4 @@
-// The live view of the engine: asks for a snapshot every second while it is looked at, and draws what it says.
+// The live view of the engine: asks for a snapshot every second while it is looked at, and draws it.
 
 import { get, Refused } from "./api.js";
 import { drawBlocks, drawLines, drawSteps, FIRST_ROW, isCached, ownerOf, PINNED, rowColour, SHARED } from "./charts.js";
@@ -141,8 +141,8 @@ export class EngineView {
     this.lines.setAttribute("aria-label", `${generated} generated and ${prompt} prompt tokens per second`);
     drawSteps(this.bars, this.steps);
     const last = this.steps.at(-1);
-    const told = last && `${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens`;
-    this.bars.setAttribute("aria-label", told ? `The last step took ${told}` : "No steps yet");
+    const summary = last && `${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens`;
+    this.bars.setAttribute("aria-label", summary ? `The last step took ${summary}` : "No steps yet");
     this.drawMaps();
     this.drawRequests();
   }
@@ -182,7 +182,7 @@ export class EngineView {
     });
   }
 
-  /** Tells of a cell of a group's map; -1 for none. */
+  /** Describes a cell of a group's map; -1 for none. */
   point(g, i) {
     const { grid } = this.maps.children[g].lastChild;
     const { cells, at } = grid;
@@ -221,8 +221,8 @@ export class EngineView {
 function requestRow(answer) {
   const mark = make("span", { class: "mark" });
   if (answer.row >= 0) mark.style.background = rowColour(answer.row);
-  const told = `${answer.computed} of ${answer.known} tokens computed`;
-  const bar = make("progress", { max: Math.max(1, answer.known), value: answer.computed, "aria-label": told });
+  const progress = `${answer.computed} of ${answer.known} tokens computed`;
+  const bar = make("progress", { max: Math.max(1, answer.known), value: answer.computed, "aria-label": progress });
   const waits = answer.preemptions ? "waiting again" : "waiting";
   const cells = [
     [mark, name(answer)],

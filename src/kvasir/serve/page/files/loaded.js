@@ -39,7 +39,7 @@ export class Loaded {
     const button = make("button", { type: "button", ...about, onclick: act }, label);
     if (isForbidden) button.title = CANNOT;
     const doing = model ? "is being unloaded …" : "is being loaded …";
-    const state = isBusy ? doing : model ? `loaded: ${told(model)}` : "not loaded";
+    const state = isBusy ? doing : model ? `loaded: ${description(model)}` : "not loaded";
     return make("tr", {}, [name, button, state].map((cell) => make("td", {}, cell)));
   }
 
@@ -54,11 +54,11 @@ export class Loaded {
       this.problem.textContent = error.words;
     }
     this.busy.delete(name);
-    await this.ask().catch(() => {}); // the next look says why
+    await this.ask().catch(() => {}); // the next look shows the cause
   }
 }
 
-function told({ size, expires_at: expires }) {
+function description({ size, expires_at: expires }) {
   const until = new Date(expires).toLocaleTimeString([], { timeStyle: "medium" });
   return `${(size / 2 ** 20).toFixed(1)} MiB, ${expires.startsWith(NEVER) ? "kept while it is used" : `until ${until}`}`;
 }

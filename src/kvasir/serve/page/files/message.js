@@ -1,4 +1,4 @@
-// One message on the page: what it says, drawn anew as it grows, and what can be done with it.
+// One message on the page: its text, drawn anew as it grows, and what can be done with it.
 
 import { copyButton, make } from "./dom.js";
 import { blocks } from "./markdown.js";
@@ -57,7 +57,7 @@ export class MessageView {
     this.draw();
   }
 
-  /** waiting: what there is to say as long as there is no answer. */
+  /** waiting: the text shown until there is an answer. */
   draw(waiting = "") {
     const { message } = this;
     if (message.reasoning) {

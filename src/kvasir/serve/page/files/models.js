@@ -27,7 +27,7 @@ export class Models {
     await this.choose(this.several ? (wanted ?? null) : null, wanted);
   }
 
-  /** Asks again, since models come and go, and those that are loaded have more to tell; raises Refused. */
+  /** Asks again, since models come and go, and those that are loaded have more facts; raises Refused. */
   async refresh() {
     try {
       this.info = await get(`/kvasir/info${this.query}`);
@@ -38,13 +38,13 @@ export class Models {
     }
   }
 
-  /** Says of the one that is chosen that it is being loaded, as long as it is and the signal lasts. */
-  async whileLoading(signal, tell) {
+  /** Reports that the chosen model is being loaded, until it is loaded or the signal is aborted. */
+  async whileLoading(signal, report) {
     const { name } = this;
     while (this.several && name !== null && !signal.aborted) {
       const info = await get(`/kvasir/info${this.query}`).catch(ignoreRefused);
       if (signal.aborted || !info || info.model !== undefined || name !== this.name) return;
-      tell(`${name} is being loaded …`);
+      report(`${name} is being loaded …`);
       await new Promise((resolve) => setTimeout(resolve, LOOK));
     }
   }
@@ -68,7 +68,7 @@ export class Models {
     return this.name === null ? "" : `?model=${encodeURIComponent(this.name)}`;
   }
 
-  /** What a request for it says. */
+  /** The fields of a request for it. */
   get fields() {
     return this.name === null ? {} : { model: this.name };
   }

@@ -112,7 +112,7 @@ export class Options {
     return this.json("other", (value) => typeof value === "object" && value !== null && !Array.isArray(value));
   }
 
-  /** What a text says as JSON: null for an empty one, undefined for what is none or does not fit. */
+  /** The value of a text as JSON: null for an empty one, undefined for what is none or does not fit. */
   json(name, fits) {
     const text = this.text(name).trim();
     if (!text) return null;

@@ -1,4 +1,4 @@
-// A conversation as the chat API takes it, and what its chunks say as a message of the page.
+// A conversation as the chat API takes it, and its chunks as a message of the page.
 
 /** The messages as the API takes them. What failed or never began is left out, and the whole turn where it was too long;
  *  thoughts are the template's to keep or to drop. */
@@ -22,7 +22,7 @@ function dropTurn(messages) {
   if (last >= 0) messages.length = last;
 }
 
-/** Takes the engine's times so far into the message: when chunks arrive here says little of how fast they were made. */
+/** Takes the engine's times so far into the message: the arrival of chunks here shows little of how fast they were made. */
 export function time(message, { prompt_ms: prompt, predicted_ms: predicted, predicted_n: tokens }) {
   message.first ??= prompt / 1000;
   message.tokens ??= tokens; // those that were there first

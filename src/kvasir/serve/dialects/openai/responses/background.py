@@ -56,7 +56,7 @@ class BackgroundRun:
         return "in_progress" if self.leased.is_set() else "queued"
 
     def start(self, catalogue: Catalogue, name: str | None, responses: Responses) -> asyncio.Task[None]:
-        self._tell([self.making.told("created"), self.making.told("queued")])
+        self._emit([self.making.status_event("created"), self.making.status_event("queued")])
         self._task = asyncio.ensure_future(self._work(catalogue, name, responses))
         return self._task
 
@@ -85,26 +85,26 @@ class BackgroundRun:
         try:
             async with catalogue.lease(name, owner=making.owner) as serving:
                 self.leased.set()
-                self._tell([making.told("in_progress")])
+                self._emit([making.status_event("in_progress")])
                 async with aclosing(making.run(serving.front)) as batches:
                     async for events in batches:
-                        self._tell(events)
+                        self._emit(events)
         except asyncio.CancelledError:
             if not self._cancelled:  # the server shuts down; the stored record then reads as failed
                 raise
-            self._tell(making.cancel())
+            self._emit(making.cancel())
         except Exception as error:
-            self._tell(making.fail(fault_of(error)))
+            self._emit(making.fail(fault_of(error)))
         finally:
             self._closing = True
             self.leased.set()
         await making.keep(responses)
-        self._tell([making.last()])
+        self._emit([making.last()])
         self.ended = True
         self._more.set()
         responses.remove(self)
 
-    def _tell(self, events: list[StreamEvent]) -> None:
+    def _emit(self, events: list[StreamEvent]) -> None:
         if self.streamed:
             self._events += map(encoded, events)
             self._more.set()

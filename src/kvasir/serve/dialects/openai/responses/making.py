@@ -79,9 +79,9 @@ class Making:
         if self.response["status"] == "in_progress":
             raise EngineDead("the engine ended the request without output")
 
-    def told(self, type: str) -> StreamEvent:
+    def status_event(self, status: str) -> StreamEvent:
         """An event with the current response object."""
-        return self._numbered({"type": f"response.{type}", "response": dict(self.response)})
+        return self._numbered({"type": f"response.{status}", "response": dict(self.response)})
 
     def last(self) -> StreamEvent:
         """The final event. The API has no event for a cancelled response, so that is an error event."""
@@ -89,7 +89,7 @@ class Making:
         if status == "cancelled":
             error = {"code": "cancelled", "message": "the response was cancelled", "param": None}
             return self._numbered({"type": "error", **error})
-        return self.told(status)
+        return self.status_event(status)
 
     def _numbered(self, event: StreamEvent) -> StreamEvent:
         self._count += 1

@@ -34,7 +34,7 @@ class Output:
         self._encrypted = encrypted
         self._open = False
         self._pieces: list[str] = []  # of the open item
-        self._said: list[TokenInfo] = []  # its tokens, if log-probabilities were requested
+        self._item_tokens: list[TokenInfo] = []  # its tokens, if log-probabilities were requested
         self._tokens: list[TokenInfo] = []  # not settled yet
         self._num_settled = 0
 
@@ -58,7 +58,7 @@ class Output:
             case Content(text):
                 yield from self._begin("message")
                 yield self._delta("response.output_text.delta", text, logprobs=self._infos(tokens))
-                self._said += tokens
+                self._item_tokens += tokens
             case Reasoning(text):
                 yield from self._begin("reasoning")
                 yield self._delta("response.reasoning_text.delta", text)
@@ -99,7 +99,7 @@ class Output:
     def _part(self, text: str) -> dict[str, Any]:
         if self.items[-1]["type"] == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._infos(self._said)}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._infos(self._item_tokens)}
 
     def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
         """Closes the open item. A call's status depends on its arguments: those of a call that was cut off are not
@@ -120,7 +120,7 @@ class Output:
                 item["encrypted_content"] = sealed(text)
         item["status"] = status
         self._open = False
-        self._pieces, self._said = [], []
+        self._pieces, self._item_tokens = [], []
         yield self._event("response.output_item.done", item=dict(item))
 
     def _event(self, type: str, **fields: Any) -> StreamEvent:

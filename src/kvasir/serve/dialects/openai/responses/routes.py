@@ -65,7 +65,7 @@ async def _whole(making: Making, serving: Serving) -> None:
 
 async def _events(making: Making, serving: Serving, responses: Responses) -> AsyncGenerator[bytes]:
     """The stream's events. The first ones are sent with the first tokens: until then an error is an HTTP error."""
-    first = [making.told("created"), making.told("in_progress")]
+    first = [making.status_event("created"), making.status_event("in_progress")]
     try:
         async with aclosing(making.run(serving.front)) as batches:
             async for events in batches:
