@@ -166,15 +166,15 @@ def test_rows_stay_float32_for_adapters(tmp_path, options):
     slot = "layers.0.attn.qkv.v"
     (a, b, scale) = made(model.model, 1, 8, slot)[slot]
     program = program_of(model, threads=2)
-    steps = program.lowered.steps
-    at = next(i for i, s in enumerate(steps) if s.op == "linear")
-    assert steps[at].products[2][0].slot.name == slot
+    instructions = program.lowered.instructions
+    at = next(i for i, s in enumerate(instructions) if s.op == "linear")
+    assert instructions[at].products[2][0].slot.name == slot
     company = Company(program, [IDS], [1])
     program.struct.count = program.struct.chosen_from = at + 1  # no further: buffers are shared
     rows = len(IDS)
     program.set_adapter(1, {slot: (a, b, 0.0)})
     company.step((0, 0, rows))
-    x, out = steps[at].buffers[0], steps[at].products[2][2]
+    x, out = instructions[at].buffers[0], instructions[at].products[2][2]
     x_TD, before = program.memory.view(x, rows).copy(), program.memory.view(out, rows).copy()
     program.set_adapter(1, {slot: (a, b, scale)})
     company.step((0, 0, rows))

@@ -71,7 +71,7 @@ def test_unwanted_hidden_states_cost_nothing(case):
     wanted = lower(trace(model.model, ["layers.0"]), 48, 8, prepared)
     assert not plain.exports and set(wanted.exports) == {"layers.0"}
     assert plain.arena <= lower(model.trace, 48, 8, prepared).arena
-    assert len(plain.steps) == len(wanted.steps)
+    assert len(plain.instructions) == len(wanted.instructions)
 
 
 def test_logits_do_not_change_hidden_states(case):

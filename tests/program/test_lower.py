@@ -27,26 +27,26 @@ def case(request, tmp_path_factory):
     return trace, lower(trace, ROWS, 8, prepared, hooks)
 
 
-def reads(step: Instruction) -> Iterator[tuple[Buffer, object]]:
-    if step.op == "linear":
-        yield step.buffers[0], id(step.products[0][0].x.base)  # for adapters
-        for product, activated, _, residual in step.products:
+def reads(instruction: Instruction) -> Iterator[tuple[Buffer, object]]:
+    if instruction.op == "linear":
+        yield instruction.buffers[0], id(instruction.products[0][0].x.base)  # for adapters
+        for product, activated, _, residual in instruction.products:
             yield activated, ("prepared", id(product.x.base), prepared(product.weight)[0])
             if residual is not None:
                 yield residual, id(product.residual.base)
         return
-    values = [v for v in step.inputs if getattr(v, "kind", "") == "float32"]
-    for buffer, value in zip(step.buffers[len(written(step)) :], values, strict=True):
+    values = [v for v in instruction.inputs if getattr(v, "kind", "") == "float32"]
+    for buffer, value in zip(instruction.buffers[len(written(instruction)) :], values, strict=True):
         yield buffer, id(value.base)
 
 
-def written(step: Instruction) -> list[tuple[Buffer, object]]:
-    if step.op == "linear":
-        return [(out, id(product.out.base)) for product, _, out, _ in step.products]
-    if step.op == "prepare":
-        weight, x = step.inputs
-        return [(step.buffers[0], ("prepared", id(x.base), prepared(weight)[0]))]
-    return [(b, id(o.base)) for b, o in zip(step.buffers, step.outs, strict=False)]
+def written(instruction: Instruction) -> list[tuple[Buffer, object]]:
+    if instruction.op == "linear":
+        return [(out, id(product.out.base)) for product, _, out, _ in instruction.products]
+    if instruction.op == "prepare":
+        weight, x = instruction.inputs
+        return [(instruction.buffers[0], ("prepared", id(x.base), prepared(weight)[0]))]
+    return [(b, id(o.base)) for b, o in zip(instruction.buffers, instruction.outs, strict=False)]
 
 
 def span(buffer: Buffer) -> tuple[int, int]:
@@ -61,10 +61,10 @@ def overlap(a: Buffer, b: Buffer) -> bool:
 def test_every_step_reads_what_was_written_for_it(case):
     trace, program = case
     holds: list[tuple[Buffer, object]] = []
-    for step in program.steps:
-        for buffer, value in reads(step):
-            assert (buffer, value) in holds, f"{step.op} reads what lies there no more"
-        for buffer, value in written(step):
+    for instruction in program.instructions:
+        for buffer, value in reads(instruction):
+            assert (buffer, value) in holds, f"{instruction.op} reads what lies there no more"
+        for buffer, value in written(instruction):
             holds = [(b, v) for b, v in holds if not overlap(b, buffer)]
             holds.append((buffer, value))
     assert (program.hidden, id(trace.hidden.base)) in holds
@@ -75,22 +75,22 @@ def test_between_barriers_rows_stay_with_their_threads(case):
     """Steps that run without meeting touch overlapping memory only as the same rows of the same buffer."""
     _, program = case
     run: list[Instruction] = []
-    for step in program.steps:
-        if step.barrier:
+    for instruction in program.instructions:
+        if instruction.barrier:
             run = []
         if run:
-            assert step.op in BY_ROW and run[-1].op in BY_ROW and step.domain == run[-1].domain
+            assert instruction.op in BY_ROW and run[-1].op in BY_ROW and instruction.domain == run[-1].domain
         for before in run:
-            for mine, _ in [*written(step), *reads(step)]:
+            for mine, _ in [*written(instruction), *reads(instruction)]:
                 for theirs, _ in [*written(before), *reads(before)]:
                     same = (mine.offset, mine.row_bytes) == (theirs.offset, theirs.row_bytes)
-                    assert same or not overlap(mine, theirs), f"{step.op} and {before.op}"
-        run.append(step)
+                    assert same or not overlap(mine, theirs), f"{instruction.op} and {before.op}"
+        run.append(instruction)
 
 
 def test_foldable_nodes_are_folded(case):
     trace, program = case
-    ops = [step.op for step in program.steps]
+    ops = [instruction.op for instruction in program.instructions]
     assert "add_vector" not in ops or trace.batch.graph.nodes[0].op == "embedding"
     assert not {"silu", "gelu_tanh"} & set(ops) or "gated" not in ops
     traced = [node.op for node in trace.graph.nodes]

@@ -229,5 +229,5 @@ def test_an_error_of_one_rank_is_the_steps_own(folders):
 def test_a_single_rank_has_no_meetings(folders):
     program = ranked_of(folders("mixtral"), 1)
     assert isinstance(program, RankedProgram)
-    assert not {step.op for step in program.lowered.steps} & set(lower.COLLECTIVES)
+    assert not {one.op for one in program.lowered.instructions} & set(lower.COLLECTIVES)
     assert same(results(program), results(program_of(whole(folders("mixtral")))))

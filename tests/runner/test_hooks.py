@@ -97,8 +97,10 @@ def test_a_program_has_calls_for_what_is_hooked_alone(tmp_path):
     model = loaded("llama", tmp_path)
     plain, seen = program_of(model), []
     hooked = program_of(model, hooks=Hooks(seen.append, lambda layer, x: seen.append((layer, x.shape))))
-    assert "call" not in [step.op for step in plain.lowered.steps]
-    assert [step.op for step in hooked.lowered.steps if step.op != "call"] == [s.op for s in plain.lowered.steps]
+    assert "call" not in [one.op for one in plain.lowered.instructions]
+    assert [one.op for one in hooked.lowered.instructions if one.op != "call"] == [
+        one.op for one in plain.lowered.instructions
+    ]
     rows = [Driver(program, [5, 6, 7, 8]).hidden(0, 4) for program in (plain, hooked)]
     assert np.array_equal(*map(bits, rows))
     assert seen == [0, (0, (4, 64)), 1, (1, (4, 64))]

@@ -28,8 +28,8 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     groups = len(KVLayout.of(spec).groups)
     cache = NativeCache(spec, [2] * groups, 64, kv_dtype)
     program = Program(loaded.trace, cache, max_tokens=_ROWS, max_rows=1, max_positions=_ROWS, threads=1)
-    steps = program.lowered.steps
-    barriers = [*(s.barrier for s in steps), *([True] if program.vocab else [])]
+    instructions = program.lowered.instructions
+    barriers = [*(s.barrier for s in instructions), *([True] if program.vocab else [])]
     try:
         return {
             "model": model,

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.guided.pointers import step
+from kvasir.guided.pointers import target_of
 from kvasir.guided.texts import Unknown
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -50,14 +50,14 @@ def check_bounds(root: Any) -> None:
     schemas = _all(root)
     if misread(_merged(schemas)) is None:
         return  # the usual case
-    steps = count()
+    visits = count()
     for schema in schemas:
         if any(key in schema for key in (*_IN_PLACE, *_INSIDE, "$ref")):
             joined: dict[int, Mapping[str, Any]] = {}
             _join(schema, root, joined)
             if key := misread(_merged(joined.values())):
                 raise InvalidRequest(f"{key}: {PROBLEM}", HINT)
-            if next(steps) * len(schemas) > _MOST:
+            if next(visits) * len(schemas) > _MOST:
                 raise InvalidRequest("the schema has too many cases", "make it simpler")
 
 
@@ -87,7 +87,7 @@ def _named(reference: Any, root: Any) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     try:
-        return step(root, reference)
+        return target_of(root, reference)
     except Unknown:
         return None
 

@@ -1,7 +1,7 @@
 """Grammar: a text of rules, and guides, which are the states of sequences in it.
 
 The library's copies of a matcher share its lexer: a cache of automaton states, filled as sequences advance, with limits
-on its size and on the work of a step. A lexer that has exceeded a limit gives wrong results to all matchers that share
+on its size and on the work of a token. A lexer that has exceeded a limit gives wrong results to all matchers that share
 it, sometimes silently. So a matcher's result counts only if its lexer is still sound afterwards. If it is not, the
 guide is rebuilt from its ids, as a last resort on a lexer of its own with wider limits. If that fails, it fails for
 these ids, independently of other sequences.

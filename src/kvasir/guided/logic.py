@@ -34,7 +34,7 @@ class Scope(Protocol):
         ...
 
     def spend(self) -> None:
-        """Counts a step of work. Raises Unknown after too many."""
+        """Counts a unit of work. Raises Unknown after too many."""
         ...
 
     @property

@@ -36,7 +36,7 @@ _PLAIN = frozenset((  # keywords with one meaning in all drafts, after `prepared
     *("uniqueItems", "minLength", "maxLength", "pattern", "format", "multipleOf", "minimum", "maximum"),
     *("exclusiveMinimum", "exclusiveMaximum"),
 ))  # fmt: skip
-_STEPS = 20_000
+_MOST_VISITS = 20_000
 
 
 class Pointers:
@@ -47,7 +47,7 @@ class Pointers:
     def __init__(self, schema: Mapping[str, Any], summary: Summary | None = None):
         """summary: the contents of its schemas, if known."""
         self._root = schema
-        self._steps = 0
+        self._visits = 0
         self.seen: dict[int, tuple[Any, Any]] = {}
         self._moved: dict[str, str] = {}
         self._named = schema.get("$defs", {})
@@ -75,11 +75,11 @@ class Pointers:
     def find(self, reference: Any) -> Any:
         if self._based or not isinstance(reference, str) or not reference.startswith("#"):
             raise Unknown("a reference out of the schema")
-        return step(self.schema, reference)
+        return target_of(self.schema, reference)
 
     def spend(self) -> None:
-        self._steps += 1
-        if self._steps > _STEPS:
+        self._visits += 1
+        if self._visits > _MOST_VISITS:
             raise Unknown("too many cases")
 
     def _is_plain(self, summary: Summary) -> bool:
@@ -97,7 +97,7 @@ class Pointers:
         node = self._rewritten(root)
         moved: dict[str, Any] = {}
         while rest := [(pointer, name) for pointer, name in self._moved.items() if name not in moved]:
-            moved |= {name: self._rewritten(step(self._root, pointer)) for pointer, name in rest}
+            moved |= {name: self._rewritten(target_of(self._root, pointer)) for pointer, name in rest}
         return {**node, "$defs": {**node.get("$defs", {}), **moved}} if moved else node
 
     def _rewritten(self, schema: Any, names: bool = False) -> Any:
@@ -144,7 +144,7 @@ class Pointers:
         if self._based or not reference.startswith("#/") or _NAMED.fullmatch(reference):
             return reference
         try:
-            step(self._root, reference)
+            target_of(self._root, reference)
         except Unknown:
             return reference
         if reference not in self._moved:
@@ -159,7 +159,7 @@ def _draft_of(schema: Mapping[str, Any]) -> int:
     return 9 if not found else int(found[1]) if found[1] else 8 if found[2] == "2019-09" else 9
 
 
-def step(found: Any, reference: str) -> Any:
+def target_of(found: Any, reference: str) -> Any:
     """The part of `found` that a JSON pointer names. Raises Unknown."""
     if reference[1:2] not in ("", "/"):
         raise Unknown("an anchor")

@@ -122,9 +122,9 @@ def _wrong(schema: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             wrong.append((key, "a text has control characters that need \\uXXXX escapes", "leave them out"))
     if not _HAS_BOUNDS.isdisjoint(schema) and (key := misread(bounds_of(schema))):
         wrong.append((key, PROBLEM, HINT))
-    step = schema.get("multipleOf")
-    if isinstance(step, int) and step > LARGEST:
-        wrong.append(("multipleOf", f"{step} is beyond 2^53", "use a smaller one"))
+    multiple = schema.get("multipleOf")
+    if isinstance(multiple, int) and multiple > LARGEST:
+        wrong.append(("multipleOf", f"{multiple} is beyond 2^53", "use a smaller one"))
     return wrong
 
 
@@ -168,11 +168,11 @@ def _is_exact(number: float, whole: bool) -> bool:
 def _bound(schema: dict[str, Any]) -> None:
     """Replaces bounds of whole numbers beyond 2^53 by bounds that floats can hold: inclusive, and within 64 bits."""
     sides = (("exclusiveMinimum", "minimum", 1, max), ("exclusiveMaximum", "maximum", -1, min))
-    for exclusive, bound, step, narrower in sides:
+    for exclusive, bound, offset, narrower in sides:
         constraint = schema.get(exclusive)
         if isinstance(constraint, int) and not isinstance(constraint, bool) and abs(constraint) >= LARGEST:
             del schema[exclusive]
-            schema[bound] = narrower(constraint + step, schema.get(bound, constraint + step))
+            schema[bound] = narrower(constraint + offset, schema.get(bound, constraint + offset))
     if isinstance(schema.get("maximum"), int | float) and schema["maximum"] > LARGEST:
         schema["maximum"] = min(schema["maximum"], _MOST)
     if isinstance(schema.get("minimum"), int | float) and schema["minimum"] < -LARGEST:

@@ -22,17 +22,17 @@ class Pieces:
     def spell(self, data: bytes) -> list[int] | None:
         """The fewest tokens that give these bytes, longer ones first; None if none do."""
         fewest: list[int | None] = [None] * len(data) + [0]  # tokens from each position on
-        step = [0] * len(data)
+        sizes = [0] * len(data)
         for at in range(len(data) - 1, -1, -1):
             for size in range(min(self._longest, len(data) - at), 0, -1):
                 rest, so_far = fewest[at + size], fewest[at]
                 if rest is None or (so_far is not None and so_far <= rest + 1) or data[at : at + size] not in self._ids:
                     continue
-                fewest[at], step[at] = rest + 1, size
+                fewest[at], sizes[at] = rest + 1, size
         if fewest[0] is None:
             return None
         ids, at = [], 0
         while at < len(data):
-            ids.append(self._ids[data[at : at + step[at]]])
-            at += step[at]
+            ids.append(self._ids[data[at : at + sizes[at]]])
+            at += sizes[at]
         return ids

@@ -1,4 +1,4 @@
-"""A summary of the schemas in a schema, collected in one walk, so that later steps can see that they have no work."""
+"""A summary of the schemas in a schema, collected in one walk, so that later passes can see that they have no work."""
 
 from __future__ import annotations
 

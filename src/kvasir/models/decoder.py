@@ -1,5 +1,5 @@
-"""The shared parts of Llama-like decoder-only models: the sizes in their configs, the checkpoint's names, and the step
-from hidden rows to logits or to an embedding. The blocks and the forward are in each model's own file."""
+"""The shared parts of Llama-like decoder-only models: the sizes in their configs, the checkpoint's names, and the
+head: from hidden rows to logits or to an embedding. The blocks and the forward are in each model's own file."""
 
 from __future__ import annotations
 

@@ -42,11 +42,11 @@ class Qwen3MoeConfig(MixtralConfig):
 
 def read_sparse_layers(f: Fields, layers: int) -> tuple[bool, ...]:
     """Which layers have experts: every `decoder_sparse_step`th, except those in `mlp_only_layers`."""
-    step = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    period = f.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
     dense = f.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise ModelFileError(f"{f.where}: mlp_only_layers is {dense!r:.80}", "expected a list of layer numbers")
-    return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
+    return tuple(i not in dense and (i + 1) % period == 0 for i in range(layers))
 
 
 class Qwen3Moe(Mixtral):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from kvasir.parse import json_text
-from kvasir.parse.emitter import MAX_NAME, Emitter, Steps
+from kvasir.parse.emitter import MAX_NAME, Emitter, ParseRoutine
 from kvasir.parse.tape import marks
 
 EVERYONE = "all"
@@ -21,7 +21,7 @@ EVERYONE = "all"
 _NAME = re.compile(r"[^\s<>{}()\[\]\"'`,;=]*")
 
 
-def addressed(emitter: Emitter, bare: bool) -> Steps:
+def addressed(emitter: Emitter, bare: bool) -> ParseRoutine:
     """Parses from the mark, or from the name if the prompt contains the mark. Only names of known functions count,
     since ordinary text can contain such marks too."""
     tape = emitter.tape

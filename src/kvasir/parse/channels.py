@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvasir.parse import json_text
-from kvasir.parse.emitter import Emitter, Steps
+from kvasir.parse.emitter import Emitter, ParseRoutine
 from kvasir.parse.tape import Emit, Tape, marks
 
 MAX_HEADER = 1024
@@ -19,7 +19,7 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
-def messages(emitter: Emitter, calls: bool, thinks: bool) -> Steps:
+def messages(emitter: Emitter, calls: bool, thinks: bool) -> ParseRoutine:
     """<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>TEXT<|end|>, repeated. The prompt contains the first
     role. Text without a header is content. thinks: the channel `analysis` is reasoning."""
     tape = emitter.tape
@@ -54,7 +54,7 @@ def messages(emitter: Emitter, calls: bool, thinks: bool) -> Steps:
             yield from _message(tape, emitter.reasoning if is_thought else emitter.content)
 
 
-def _message(tape: Tape, emit: Emit) -> Steps:
+def _message(tape: Tape, emit: Emit) -> ParseRoutine:
     found = yield from tape.until(_MESSAGE_ENDS, emit)
     if found and found[1] != "<|start|>":
         tape.pos = found.end()

@@ -1,4 +1,4 @@
-"""The shared state of a parser's steps: the text, the events made from it, and the known functions."""
+"""The shared state of a parser's routines: the text, the events made from it, and the known functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvasir.parse.tape import Tape, marks
 MAX_NAME = 256
 
 Schema = Mapping[str, object]
-Steps = Generator[None, None, None]
+ParseRoutine = Generator[None, None, None]
 
 
 class Emitter:
@@ -53,7 +53,7 @@ class Emitter:
             return False
         return not self.known or self.tools is None or name in self.tools
 
-    def closed(self, *closing: str) -> Steps:
+    def closed(self, *closing: str) -> ParseRoutine:
         """Consume the marks that close a call, as far as they are present; the output may be truncated within a
         mark."""
         for text in filter(None, closing):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import json_text, marked_text, values
-from kvasir.parse.emitter import Emitter, Steps
+from kvasir.parse.emitter import Emitter, ParseRoutine
 from kvasir.parse.format import Style
 from kvasir.parse.tape import MAX_HELD, Emit, marks
 
@@ -14,7 +14,7 @@ MAX_HEAD = 1024  # characters from a call's mark to its arguments
 MAX_KEY = 256
 
 
-def headed(emitter: Emitter, bare: bool) -> Steps:
+def headed(emitter: Emitter, bare: bool) -> ParseRoutine:
     """Parses from the mark."""
     tape, calls, parameters = emitter.tape, emitter.calls, emitter.calls.parameters
     yield from tape.skip(marks(*calls.begins))

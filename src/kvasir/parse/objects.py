@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Generator
 
 from kvasir.parse import json_text
-from kvasir.parse.emitter import Emitter, Steps
+from kvasir.parse.emitter import Emitter, ParseRoutine
 from kvasir.parse.format import Style
 from kvasir.parse.tape import Emit, Tape, marks, nothing
 
@@ -16,7 +16,7 @@ _FACTS |= {key: "nothing" for key in ("id", "tool_call_id", "type")}
 _FACTS |= {"function": "function"}
 
 
-def objects(emitter: Emitter, bare: bool) -> Steps:
+def objects(emitter: Emitter, bare: bool) -> ParseRoutine:
     """Parses from the mark, or from the first bracket if `bare`."""
     tape, calls = emitter.tape, emitter.calls
     if not bare:

@@ -1,6 +1,6 @@
 """Parser: a model's output text in, events out.
 
-    text -> Tape -> the steps of this file and of objects, headed, python_calls, addressed, channels -> events
+    text -> Tape -> the routines of this file and of objects, headed, python_calls, addressed, channels -> events
 
 The parser's decisions depend only on the text, not on how it is divided into pieces. It reads every character once, and
 holds back only text that may still become a mark, or the head of a call that is not certain yet.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 from kvasir.parse.addressed import addressed
 from kvasir.parse.channels import messages
-from kvasir.parse.emitter import Emitter, Schema, Steps
+from kvasir.parse.emitter import Emitter, ParseRoutine, Schema
 from kvasir.parse.events import Event, merged
 from kvasir.parse.format import Format, Style
 from kvasir.parse.headed import headed
@@ -24,7 +24,7 @@ from kvasir.parse.objects import objects
 from kvasir.parse.python_calls import python_calls
 from kvasir.parse.tape import Emit, marks
 
-_STEPS: dict[Style, Callable[[Emitter, bool], Steps]] = {
+_ROUTINES: dict[Style, Callable[[Emitter, bool], ParseRoutine]] = {
     Style.OBJECTS: objects,
     Style.KEYED: objects,
     Style.NAMED: headed,
@@ -81,7 +81,7 @@ class Parser:
         events, self._emitter.events = self._emitter.events, []
         return merged(events)
 
-    def _answer(self) -> Steps:
+    def _answer(self) -> ParseRoutine:
         tape, emitter, thinking = self._tape, self._emitter, self._format.thinking
         stray_end = self._asides
         mark: str | None = None
@@ -129,7 +129,7 @@ class Parser:
         emitter = self._emitter
         count, emitter.known = emitter.count, known or bare
         emitter.tape.hold()
-        yield from _STEPS[self._format.calls.style](emitter, bare)
+        yield from _ROUTINES[self._format.calls.style](emitter, bare)
         if rest := emitter.tape.release():
             (emitter.content if emitter.count > count else otherwise)(rest)
         return emitter.count > count

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator
 
 from kvasir.parse import json_text, python_text
-from kvasir.parse.emitter import MAX_NAME, Emitter, Steps
+from kvasir.parse.emitter import MAX_NAME, Emitter, ParseRoutine
 from kvasir.parse.tape import marks
 
 MAX_KEY = 256
@@ -15,7 +15,7 @@ _IDENTIFIER = re.compile(r"(?:[A-Za-z_][\w.\-]*)?")
 _KEYWORD = re.compile(r"(?:[^\W\d]\w*)?")
 
 
-def python_calls(emitter: Emitter, bare: bool) -> Steps:
+def python_calls(emitter: Emitter, bare: bool) -> ParseRoutine:
     """Parses from the mark, or from the opening bracket if `bare`."""
     tape, calls = emitter.tape, emitter.calls
     if not bare:

@@ -1,7 +1,7 @@
-"""The text that a parser has not consumed yet, and the steps over it.
+"""The text that a parser has not consumed yet, and the routines that read it.
 
-The steps are generators: they yield when they have to wait for more text, and continue when it has been pushed. A step
-decides only on complete information, so that its decisions do not depend on how the text is divided.
+The routines are generators: they yield when they have to wait for more text, and continue when it has been pushed. A
+routine decides only on complete information, so that its decisions do not depend on how the text is divided.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Tape:
         """The position at which held text counts as ended, even if more text follows."""
         return sys.maxsize if self._held is None else self._held + MAX_HELD
 
-    # -- steps ---------------------------------------------------------------------------------------------
+    # -- routines ------------------------------------------------------------------------------------------
 
     def peek(self, count: int = 1) -> Generator[None, None, str]:
         """The next `count` characters, or the fewer that remain."""

@@ -108,9 +108,9 @@ def _from_python(text: str) -> str | None:
     tape, pieces = Tape(), list[str]()
     tape.push(text)
     tape.ended = True
-    steps = python_text.value(tape, pieces.append)
+    routine = python_text.value(tape, pieces.append)
     try:
-        next(steps)
+        next(routine)
     except StopIteration as found:
         return "".join(pieces) if found.value and tape.at_end else None
     raise AssertionError("the text has ended: no value is pending")

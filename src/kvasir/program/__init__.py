@@ -1,8 +1,8 @@
 """The program executor: a model's readable forward, traced once into a flat list of native kernel calls.
 
 trace      runs the model's forward on symbolic values -> Graph      kvasir.ops.graph
-lower      Graph -> steps: fused, with buffers and barriers
+lower      Graph -> instructions: fused, with buffers and barriers
 memory     the memory of the buffers
-marshal    steps -> the C structures (native) that csrc/program.cpp interprets
+marshal    instructions -> the C structures (native) that csrc/program.cpp interprets
 program    one native call per step, over the runner's rows and the cache
 """

@@ -1,10 +1,10 @@
-"""Lowers traced ops to steps over buffers: fused where it pays, placed once, with barriers between threads.
+"""Lowers traced ops to instructions over buffers: fused where it pays, placed once, with barriers between threads.
 
 apart     the adapter of a linear that is summed over ranks: a x is all-reduced like the product, then b is applied
 fold      fuses bias and residual into their product, f(gate) * up into one op, adjacent products of one input
 place     each value has a place in the arena from its first to its last use; ops on rows may run in place
-barrier   before a step that reads rows written by other threads; steps that go row by row split the rows in the same
-          way, so there is no barrier between them
+barrier   before an instruction that reads rows written by other threads; those that go row by row split the rows in
+          the same way, so there is no barrier between them
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix product of a linear step. slot: of its adapters. bias: float32 vector. residual: rows to add."""
+    """One matrix product of a linear instruction. slot: of its adapters. bias: float32 vector. residual: rows to
+    add."""
 
     weight: Any
     x: Traced
@@ -64,7 +65,7 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction: an op with its inputs and the places of its values. buffers: of the outputs, then of the float32
-    inputs, in order; a linear step has the buffer of its input there and the others in `products`."""
+    inputs, in order; a linear instruction has the buffer of its input there and the others in `products`."""
 
     op: str
     inputs: tuple[Any, ...] = ()
@@ -77,10 +78,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The result of `lower`. steps[:chosen_from] run over all token rows, the other steps over the chosen rows.
+    """The result of `lower`. instructions[:chosen_from] run over all token rows, the others over the chosen rows.
     exports: buffers of hidden states, by name. arena: bytes."""
 
-    steps: tuple[Instruction, ...]
+    instructions: tuple[Instruction, ...]
     chosen_from: int
     hidden: Buffer
     logits: Buffer | None
@@ -227,7 +228,7 @@ def _residual(nodes: list[Node], at: int, uses: _Uses) -> tuple[int, Node] | Non
 
 
 def _group(nodes: list[Node]) -> list[Node]:
-    """Merges adjacent products of the same input into one step."""
+    """Merges adjacent products of the same input into one instruction."""
     grouped: list[Node] = []
     for node in nodes:
         last = grouped[-1] if grouped else None
@@ -289,7 +290,7 @@ class _Placer:
         self.nodes, self.trace, self.rows, self.prepared, self.hooks = nodes, trace, rows, prepared, hooks
         self.arena = _Arena()
         self.place: dict[int, Buffer] = {}
-        self.steps: list[Instruction] = []
+        self.instructions: list[Instruction] = []
         self.last: dict[int, int] = {}
         for i, node in enumerate(nodes):
             for value in _values(node.inputs):
@@ -301,19 +302,19 @@ class _Placer:
         chosen_from = None
         for at, node in enumerate(self.nodes):
             if node.op == "choose":
-                chosen_from = len(self.steps)
+                chosen_from = len(self.instructions)
             (self._linear if node.op == "linear" else self._plain)(at, node)
         logits = self.trace.logits
         return Lowered(
-            tuple(self.steps),
-            len(self.steps) if chosen_from is None else chosen_from,
+            tuple(self.instructions),
+            len(self.instructions) if chosen_from is None else chosen_from,
             self.place[id(self.trace.hidden.base)],
             None if logits is None else self.place[id(logits.base)],
             {name: self.place[id(value.base)] for name, value in self.trace.exports.items()},
             self.arena.size,
         )
 
-    # -- steps
+    # -- instructions
 
     def _plain(self, at: int, node: Node) -> None:
         if node.op not in (*BY_ROW, *ALL_TOGETHER):
@@ -325,7 +326,7 @@ class _Placer:
         barrier = self._needs_barrier(node.op, domain)
         places = tuple(self._out(at, node, out, values) for out in outs)
         buffers = places + tuple(self.place[id(v.base)] for v in values)
-        self.steps.append(Instruction(node.op, node.inputs, outs, buffers, (), barrier, domain))
+        self.instructions.append(Instruction(node.op, node.inputs, outs, buffers, (), barrier, domain))
         self._forget(at, values, places)
 
     def _linear(self, at: int, node: Node) -> None:
@@ -340,7 +341,7 @@ class _Placer:
                 continue
             barrier = self._needs_barrier("prepare", domain)
             prepared[key] = Buffer(self.arena.take(row_bytes * self.rows[domain]), row_bytes, domain)
-            self.steps.append(
+            self.instructions.append(
                 Instruction("prepare", (product.weight, x), (), (prepared[key], rows), (), barrier, domain)
             )
         self._needs_barrier("linear", domain)
@@ -349,7 +350,7 @@ class _Placer:
             residual = None if product.residual is None else self.place[id(product.residual.base)]
             place = self._residual_place(at, product, residual)
             done.append((product, prepared[self.prepared(product.weight)[0]], place, residual))
-        self.steps.append(Instruction("linear", (), _outs(node), (rows,), tuple(done), True, domain))
+        self.instructions.append(Instruction("linear", (), _outs(node), (rows,), tuple(done), True, domain))
         for buffer in prepared.values():
             self.arena.give_back(buffer.offset)
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
@@ -360,7 +361,7 @@ class _Placer:
         if self.hooks.inputs and names:
             call = partial(for_each, names, self.hooks.inputs)
             barrier = self._needs_barrier("call", x.domain)
-            self.steps.append(Instruction("call", (call, x), (), (rows,), (), barrier, x.domain))
+            self.instructions.append(Instruction("call", (call, x), (), (rows,), (), barrier, x.domain))
 
     # -- buffers
 
@@ -394,7 +395,7 @@ class _Placer:
                 self.arena.give_back(self.place[base].offset)
 
     def _needs_barrier(self, op: str, domain: str) -> bool:
-        last = self.steps[-1] if self.steps else None
+        last = self.instructions[-1] if self.instructions else None
         if last is None or (op in BY_ROW and last.op in BY_ROW and last.domain == domain):
             return False
         self.arena.barrier()

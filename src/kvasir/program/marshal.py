@@ -63,14 +63,16 @@ class Marshal:
         self._max_tokens = max_tokens
         self._tokens = np.zeros(max_tokens, np.int64)
         self._keep.append(self._tokens)
-        steps = lowered.steps
-        self._expert_room = self._room_of_experts([step for step in steps if step.op == "experts"])
+        instructions = lowered.instructions
+        self._expert_room = self._room_of_experts(
+            [instruction for instruction in instructions if instruction.op == "experts"]
+        )
         self.vocab = 0 if trace.logits is None else trace.logits.width
-        self.instrs = (native.Instr * (len(steps) + bool(self.vocab)))()
-        for instr, step in zip(self.instrs, steps, strict=False):
-            self._fill(instr, step)
+        self.instrs = (native.Instr * (len(instructions) + bool(self.vocab)))()
+        for instr, instruction in zip(self.instrs, instructions, strict=False):
+            self._fill(instr, instruction)
         if lowered.logits is not None:
-            self._set(self.instrs[len(steps)], "sample", [self._at(lowered.logits)], [self.vocab], barrier=True)
+            self._set(self.instrs[len(instructions)], "sample", [self._at(lowered.logits)], [self.vocab], barrier=True)
             self._scratch = max(self._scratch, sample_scratch(self.vocab))
 
     # -- structures
@@ -96,11 +98,11 @@ class Marshal:
         s.scratch, s.scratch_bytes = scratch.ctypes.data, self._scratch
         return s
 
-    def _fill(self, instr: native.Instr, step: Instruction) -> None:
-        name = "meeting" if step.op in COLLECTIVES else step.op
+    def _fill(self, instr: native.Instr, instruction: Instruction) -> None:
+        name = "meeting" if instruction.op in COLLECTIVES else instruction.op
         filler: Callable = getattr(self, f"_{name}", None) or self._elementwise
-        filler(instr, step)
-        instr.flags = native.BARRIER if step.barrier else 0
+        filler(instr, instruction)
+        instr.flags = native.BARRIER if instruction.barrier else 0
 
     def _set(self, instr: native.Instr, op: str, p: list, n: list, f: list = [], barrier: bool = False) -> None:  # noqa: B006
         instr.op, instr.flags = native.OP[op], native.BARRIER if barrier else 0
@@ -108,63 +110,65 @@ class Marshal:
             for i, value in enumerate(values):
                 target[i] = value
 
-    def _embedding(self, instr: native.Instr, step: Instruction) -> None:
-        ids, weight, first = step.inputs
-        (out,) = step.buffers
+    def _embedding(self, instr: native.Instr, instruction: Instruction) -> None:
+        ids, weight, first = instruction.inputs
+        (out,) = instruction.buffers
         n = [weight.cols, int(ids.base is self._positions.base), first or 0, int(first is not None)]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
 
-    def _rms_norm(self, instr: native.Instr, step: Instruction) -> None:
-        x, weight, eps = step.inputs
-        out, rows = step.buffers
+    def _rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, weight, eps = instruction.inputs
+        out, rows = instruction.buffers
         width = x.shape[-1]
         n = [x.width // width, width, x.width, x.width]
         self._set(instr, "rms_norm", [self._at(out), self._at(rows), self._vector(weight)], n, [eps])
 
-    def _layer_norm(self, instr: native.Instr, step: Instruction) -> None:
-        x, weight, bias, eps = step.inputs
-        out, rows = step.buffers
+    def _layer_norm(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, weight, bias, eps = instruction.inputs
+        out, rows = instruction.buffers
         p = [self._at(out), self._at(rows), self._vector(weight), self._vector(bias)]
         self._set(instr, "layer_norm", p, [x.width], [eps])
 
-    def _prepare(self, instr: native.Instr, step: Instruction) -> None:
-        weight, x = step.inputs
-        out, rows = step.buffers
+    def _prepare(self, instr: native.Instr, instruction: Instruction) -> None:
+        weight, x = instruction.inputs
+        out, rows = instruction.buffers
         self._set(instr, "prepare", [weight.address, self._at(out), self._at(rows)], [x.width])
 
-    def _linear(self, instr: native.Instr, step: Instruction) -> None:
-        parts = (native.LinearPart * len(step.products))()
-        for part, (product, activated, out, residual) in zip(parts, step.products, strict=True):
+    def _linear(self, instr: native.Instr, instruction: Instruction) -> None:
+        parts = (native.LinearPart * len(instruction.products))()
+        for part, (product, activated, out, residual) in zip(parts, instruction.products, strict=True):
             part.matrix, part.activated = product.weight.address, self._at(activated)
             part.out, part.out_stride = self._at(out), product.out.width
             part.bias = None if product.bias is None else self._vector(product.bias)
             if residual is not None:
                 part.residual, part.residual_stride = self._at(residual), product.out.width
             self._keep.append(product.weight)
-        seats = [(p.slot, residual == out) for p, _, out, residual in step.products]
+        seats = [(p.slot, residual == out) for p, _, out, residual in instruction.products]
         for part, slot in zip(parts, self.adapters.linear(seats), strict=True):
             part.slot = slot
         self._keep.append(parts)
-        self._set(instr, "linear", [ctypes.addressof(parts), self._at(step.buffers[0])], [len(parts)])
+        self._set(instr, "linear", [ctypes.addressof(parts), self._at(instruction.buffers[0])], [len(parts)])
 
-    def _meeting(self, instr: native.Instr, step: Instruction) -> None:
-        views = tuple(partial(self._view, buffer) for buffer in step.buffers)
-        self._set(instr, "call", [self.calls.address(meeting(step, views, self._tokens, self.adapters))], [])
+    def _meeting(self, instr: native.Instr, instruction: Instruction) -> None:
+        views = tuple(partial(self._view, buffer) for buffer in instruction.buffers)
+        self._set(instr, "call", [self.calls.address(meeting(instruction, views, self._tokens, self.adapters))], [])
 
-    def _call(self, instr: native.Instr, step: Instruction) -> None:
-        function, views = step.inputs[0], [partial(self._view, buffer) for buffer in step.buffers]
+    def _call(self, instr: native.Instr, instruction: Instruction) -> None:
+        function, views = instruction.inputs[0], [partial(self._view, buffer) for buffer in instruction.buffers]
         self._set(instr, "call", [self.calls.address(lambda rows: function(*(view(rows) for view in views)))], [])
 
-    def _adapt_inner(self, instr: native.Instr, step: Instruction) -> None:
-        self._set(instr, "adapt_inner", [self._at(step.buffers[0])], [self.adapters.place(step.inputs[1])])
+    def _adapt_inner(self, instr: native.Instr, instruction: Instruction) -> None:
+        self._set(
+            instr, "adapt_inner", [self._at(instruction.buffers[0])], [self.adapters.place(instruction.inputs[1])]
+        )
 
-    def _adapt_add(self, instr: native.Instr, step: Instruction) -> None:
-        (total, slot), (out, _) = step.inputs, step.buffers
+    def _adapt_add(self, instr: native.Instr, instruction: Instruction) -> None:
+        (total, slot), (out, _) = instruction.inputs, instruction.buffers
         self._set(instr, "adapt_add", [self._at(out)], [self.adapters.place(slot), total.width])
 
-    def _rope(self, instr: native.Instr, step: Instruction) -> None:
-        x, rope, _ = step.inputs
-        out, rows = step.buffers
+    def _rope(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, rope, _ = instruction.inputs
+        out, rows = instruction.buffers
         if rope not in self._angles:
             angles = Angles(rope, self._max_positions)
             self._angles[rope] = (native.RopeTable(angles.cos.data_ptr(), angles.sin.data_ptr()), angles)
@@ -172,9 +176,9 @@ class Marshal:
         n = [heads, head_dim, rope.half, x.width, x.width]
         self._set(instr, "rope", [self._at(out), self._at(rows), ctypes.addressof(self._angles[rope][0])], n)
 
-    def _store_kv(self, instr: native.Instr, step: Instruction) -> None:
-        k, v, layer = step.inputs
-        k_rows, v_rows = step.buffers
+    def _store_kv(self, instr: native.Instr, instruction: Instruction) -> None:
+        k, v, layer = instruction.inputs
+        k_rows, v_rows = instruction.buffers
         assert self.cache.owns(layer), "the layer shares the cache of another"
         group = self.cache.group_of(layer)
         args = StoreArgs(
@@ -189,9 +193,9 @@ class Marshal:
         self._keep.append(args)
         self._set(instr, "store_kv", [ctypes.addressof(args)], [group])
 
-    def _paged_attention(self, instr: native.Instr, step: Instruction) -> None:
-        q, k_part, _, _, scale, softcap, sinks = step.inputs
-        out, rows = step.buffers
+    def _paged_attention(self, instr: native.Instr, instruction: Instruction) -> None:
+        q, k_part, _, _, scale, softcap, sinks = instruction.inputs
+        out, rows = instruction.buffers
         layer, heads = k_part.layer, q.shape[0]
         group = self.cache.group_of(layer)
         layout = self.cache.layout_at(layer)
@@ -213,18 +217,18 @@ class Marshal:
         self._scratch = max(self._scratch, attention_scratch(layout, heads))
         self._set(instr, "paged_attention", [ctypes.addressof(args)], [group])
 
-    def _gated(self, instr: native.Instr, step: Instruction) -> None:
-        gate, _, function = step.inputs
-        self._set(instr, "gated", [self._at(b) for b in step.buffers], [gate.width, native.FUNCTION[function]])
+    def _gated(self, instr: native.Instr, instruction: Instruction) -> None:
+        gate, _, function = instruction.inputs
+        self._set(instr, "gated", [self._at(b) for b in instruction.buffers], [gate.width, native.FUNCTION[function]])
 
-    def _route(self, instr: native.Instr, step: Instruction) -> None:
-        logits, top_k, normalise = step.inputs
+    def _route(self, instr: native.Instr, instruction: Instruction) -> None:
+        logits, top_k, normalise = instruction.inputs
         room = self._array(np.float32, (2 * logits.width + 32) * self._threads)
-        p = [*(self._at(b) for b in step.buffers), room]
+        p = [*(self._at(b) for b in instruction.buffers), room]
         self._set(instr, "route", p, [logits.width, top_k, int(normalise)])
 
-    def _experts(self, instr: native.Instr, step: Instruction) -> None:
-        x, ids, _, gate, up, down, act, share = step.inputs
+    def _experts(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, ids, _, gate, up, down, act, share = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), native.FUNCTION[act.name])
@@ -241,30 +245,32 @@ class Marshal:
             args.meet = self.calls.address(lambda slots: share.complete(rows[:slots], begins))
         if self._hooks.inputs:
             held = begins[first : first + len(gate) + 1]
-            args.inputs = self.calls.address(self._call_for_experts(step, held, sources))
+            args.inputs = self.calls.address(self._call_for_experts(instruction, held, sources))
         self._keep += [args, begins, sources]
-        self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in step.buffers)], [])
+        self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in instruction.buffers)], [])
 
-    def _call_for_experts(self, step: Instruction, held: np.ndarray, sources: np.ndarray) -> Callable[[int], None]:
+    def _call_for_experts(
+        self, instruction: Instruction, held: np.ndarray, sources: np.ndarray
+    ) -> Callable[[int], None]:
         """A function that passes the input rows of each expert's linears to the hook, for one pass. held: `begins` of
         the experts of this rank."""
-        x, ids, _, gate, up, down = step.inputs[:6]
+        x, ids, _, gate, up, down = instruction.inputs[:6]
         names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(gate, up, down, strict=True)]
         slots, inner, inputs = EXPERT_ROWS * ids.width, gate[0].rows, self._hooks.inputs
         gate_out = self._expert_room[1].view(np.float32)[: slots * inner].reshape(slots, inner)
-        rows = self._view(step.buffers[1], self._max_tokens)
+        rows = self._view(instruction.buffers[1], self._max_tokens)
         assert inputs and rows.shape[1] == x.width
         return lambda first: for_experts(names, inputs, rows[first:], gate_out, held, sources)
 
-    def _room_of_experts(self, steps: Sequence[Instruction]) -> list[np.ndarray]:
+    def _room_of_experts(self, instructions: Sequence[Instruction]) -> list[np.ndarray]:
         """Buffers for the experts of one layer at a time: the converted input rows, and the outputs of gate, up and
         down."""
         sizes = [0] * 4
-        for x, ids, _, gate, _, down, *_ in (step.inputs for step in steps):
+        for x, ids, _, gate, _, down, *_ in (instruction.inputs for instruction in instructions):
             row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
             room = (row_bytes, gate[0].rows * 4, gate[0].rows * 4, x.width * 4)
             sizes = [max(size, EXPERT_ROWS * ids.width * of_row) for size, of_row in zip(sizes, room, strict=True)]
-        arrays = [aligned(size) for size in sizes] if steps else []
+        arrays = [aligned(size) for size in sizes] if instructions else []
         self._keep.append(arrays)
         return arrays
 
@@ -273,20 +279,20 @@ class Marshal:
         self._keep += [structs, list(stack)]
         return ctypes.addressof(structs)
 
-    def _choose(self, instr: native.Instr, step: Instruction) -> None:
-        self._set(instr, "choose", [self._at(b) for b in step.buffers], [step.outs[0].width])
+    def _choose(self, instr: native.Instr, instruction: Instruction) -> None:
+        self._set(instr, "choose", [self._at(b) for b in instruction.buffers], [instruction.outs[0].width])
 
-    def _elementwise(self, instr: native.Instr, step: Instruction) -> None:
-        if step.op not in ELEMENTWISE:
-            raise CannotTrace(f"no kernel for {step.op}")
-        p, n, f = [self._at(b) for b in step.buffers], [step.outs[0].width], []
-        if step.op in FUNCTIONS:
-            n.append(native.FUNCTION[step.op])
-        elif step.op in ("scale", "softcap"):
-            f.append(step.inputs[1])
-        elif step.op == "add_vector":
-            p.append(self._vector(step.inputs[1]))
-        self._set(instr, "activate" if step.op in FUNCTIONS else step.op, p, n, f)
+    def _elementwise(self, instr: native.Instr, instruction: Instruction) -> None:
+        if instruction.op not in ELEMENTWISE:
+            raise CannotTrace(f"no kernel for {instruction.op}")
+        p, n, f = [self._at(b) for b in instruction.buffers], [instruction.outs[0].width], []
+        if instruction.op in FUNCTIONS:
+            n.append(native.FUNCTION[instruction.op])
+        elif instruction.op in ("scale", "softcap"):
+            f.append(instruction.inputs[1])
+        elif instruction.op == "add_vector":
+            p.append(self._vector(instruction.inputs[1]))
+        self._set(instr, "activate" if instruction.op in FUNCTIONS else instruction.op, p, n, f)
 
     # -- angles
 

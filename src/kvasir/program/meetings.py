@@ -16,17 +16,17 @@ Rows = Callable[[int], np.ndarray]  # (rows) -> the first rows of a buffer, floa
 
 
 def meeting(
-    step: Instruction, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters
+    instruction: Instruction, views: tuple[Rows, ...], tokens: np.ndarray, adapters: Adapters
 ) -> Callable[[int], None]:
-    """The function that performs the collective of a step. views: of its buffers, the result, then the input. tokens:
-    token ids of the rows, int64 [rows or more]."""
-    if step.op == "all_reduce":
-        _, mesh, parts, *slot = step.inputs
+    """The function that performs the collective of an instruction. views: of its buffers, the result, then the input.
+    tokens: token ids of the rows, int64 [rows or more]."""
+    if instruction.op == "all_reduce":
+        _, mesh, parts, *slot = instruction.inputs
         return partial(_all_reduce, views, mesh, parts, adapters if slot else None)
-    if step.op == "all_gather":
-        _, mesh, columns = step.inputs
+    if instruction.op == "all_gather":
+        _, mesh, columns = instruction.inputs
         return partial(_all_gather, views, mesh, columns)
-    _, _, mesh, table = step.inputs
+    _, _, mesh, table = instruction.inputs
     return partial(_pick_rows, views, tokens, mesh, table)
 
 

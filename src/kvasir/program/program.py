@@ -57,7 +57,10 @@ class Program:
         self.marshal = Marshal(self.memory, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
         self.vocab = self.marshal.vocab
-        self.names = [*map(_describe, self.lowered.steps), *([f"sample      of {self.vocab}"] if self.vocab else [])]
+        self.names = [
+            *map(_describe, self.lowered.instructions),
+            *([f"sample      of {self.vocab}"] if self.vocab else []),
+        ]
         self.times = np.zeros(len(self.marshal.instrs) + 1, np.uint64)
         self._start, self._wait, self._logits = native.start_call(), native.wait_call(), native.logits_call()
         self._address = ctypes.addressof(self.struct)
@@ -164,16 +167,16 @@ class Program:
         return self.memory.num_bytes
 
 
-def _describe(step: Instruction) -> str:
-    if step.op == "linear":
-        parts = (f"{p.weight.format} {p.weight.rows}x{p.weight.cols}" for p, _, _, _ in step.products)
+def _describe(instruction: Instruction) -> str:
+    if instruction.op == "linear":
+        parts = (f"{p.weight.format} {p.weight.rows}x{p.weight.cols}" for p, _, _, _ in instruction.products)
         extra = "".join(
             f" + {name}"
             for name in ("bias", "residual")
-            if any(getattr(p, name) is not None for p, *_ in step.products)
+            if any(getattr(p, name) is not None for p, *_ in instruction.products)
         )
         return f"linear      {', '.join(parts)}{extra}"
-    if step.op == "prepare":
-        return f"prepare     {step.inputs[0].activation} of {step.inputs[0].cols}"
-    widths = " x ".join(str(v.width) for v in step.outs)
-    return f"{step.op:<11} {widths}".rstrip()
+    if instruction.op == "prepare":
+        return f"prepare     {instruction.inputs[0].activation} of {instruction.inputs[0].cols}"
+    widths = " x ".join(str(v.width) for v in instruction.outs)
+    return f"{instruction.op:<11} {widths}".rstrip()

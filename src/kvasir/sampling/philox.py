@@ -20,7 +20,7 @@ from torch import Tensor
 ROUNDS = 10
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's steps: golden ratio and sqrt(3) - 1
+WEYL = (0x9E3779B9, 0xBB67AE85)  # the key's increments: golden ratio and sqrt(3) - 1
 
 STREAM_TOKEN = 0  # the noise for drawing the token; other random choices use other streams
 STREAM_XTC = 1  # whether XTC applies at this position: the word of token 0

@@ -1,7 +1,7 @@
 """Logit processors: changes to a row of logits before a token is chosen, greedily or not. In vLLM's order, with DRY
 where llama.cpp has it:
 
-1. the mask of a grammar: forbidden ids stay forbidden, since no later step raises -inf;
+1. the mask of a grammar: forbidden ids stay forbidden, since no later processor raises -inf;
 2. min_tokens: ids that would end the sequence are forbidden until enough tokens are sampled;
 3. bad words (vLLM): the last id of each is forbidden if the output ends with the ids before it;
 4. logit bias (OpenAI API): added to the logit;

@@ -88,7 +88,7 @@ def bind(settings: ServeSettings) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a shutdown in three steps: new requests are refused and running ones continue for `drain` seconds;
+    """uvicorn with a shutdown in three phases: new requests are refused and running ones continue for `drain` seconds;
     then the engines end, which gives each remaining stream an error event; then the connections close."""
 
     def __init__(self, catalogue: Catalogue):
@@ -182,7 +182,7 @@ class Server(uvicorn.Server):
         )
         servers = [await create(sock=sock.dup()) for sock in self._listeners]
         before, self.servers = self.servers, servers
-        # asyncio hands a connection to its server in a later step, and drops it if the server has closed by then.
+        # asyncio hands a connection to its server in a later callback, and drops it if the server has closed by then.
         for sock in (sock for server in before for sock in server.sockets):
             with contextlib.suppress(RuntimeError):  # of uvloop, which does not need this
                 loop.remove_reader(sock.fileno())
@@ -239,9 +239,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gate.close()
         await self._batches.stop()
-        steps = [asyncio.ensure_future(step) for step in (self._empty(), self._force())]
-        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
-        await settle(*steps)
+        tasks = [asyncio.ensure_future(phase) for phase in (self._empty(), self._force())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await settle(*tasks)
         await super().shutdown(sockets)
 
     async def _empty(self) -> None:

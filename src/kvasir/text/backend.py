@@ -161,15 +161,15 @@ def _decoder_form(backend: tokenizers.Tokenizer) -> tuple[str, bool]:
     "byte_level": GPT-2's byte letters; "sentencepiece": `▁` for spaces and `<0xAB>` for bytes; "library": anything
     else, decoded token by token by the library.
     """
-    steps = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-    steps = steps.get("decoders", [steps])
-    kinds = [step.get("type") for step in steps]
+    decoders = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    decoders = decoders.get("decoders", [decoders])
+    kinds = [decoder.get("type") for decoder in decoders]
     if "ByteLevel" in kinds:
         return "byte_level", False
     if kinds == ["Metaspace"]:
-        return "sentencepiece", steps[0].get("prepend_scheme") != "never"
-    spaces = [s for s in steps if s.get("type") == "Replace" and s.get("content") == " "]
+        return "sentencepiece", decoders[0].get("prepend_scheme") != "never"
+    spaces = [s for s in decoders if s.get("type") == "Replace" and s.get("content") == " "]
     known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
     if len(spaces) == 1 and spaces[0].get("pattern") == {"String": _SPACE} and set(kinds) <= known:
-        return "sentencepiece", any(s.get("type") == "Strip" and s.get("start") for s in steps)
+        return "sentencepiece", any(s.get("type") == "Strip" and s.get("start") for s in decoders)
     return "library", "WordPiece" in kinds

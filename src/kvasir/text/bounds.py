@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tokenizers
 
 from kvasir.text.byte_level import LETTERS
-from kvasir.text.parts import Step, normalized, prepends, steps_of
+from kvasir.text.parts import Component, components_of, normalized, prepends
 
 # Upper bounds for (bytes of a text) / (bytes of its normalized form). Composition shortens by a factor of at most 3
 # ("K" for the Kelvin sign, a Hangul syllable for its letters), compatibility by at most 4; larger values are valid too.
@@ -26,12 +26,12 @@ _MAX_CHARACTER = 4  # bytes
 
 def bytes_per_token(library: tokenizers.Tokenizer, tokens: Sequence[str | None]) -> int:
     """The maximum number of bytes of a text that one token can stand for; 0 if no bound is known."""
-    shorten = _normalizer(steps_of(library.normalizer))
+    shorten = _normalizer(components_of(library.normalizer))
     added = library.get_added_tokens_decoder().values()
-    if not shorten or not _keeps_all(steps_of(library.pre_tokenizer)) or any(t.lstrip or t.rstrip for t in added):
+    if not shorten or not _keeps_all(components_of(library.pre_tokenizer)) or any(t.lstrip or t.rstrip for t in added):
         return 0
-    steps = steps_of(library.pre_tokenizer) + steps_of(library.normalizer)
-    bytewise = any(step["type"] == "ByteLevel" for step in steps)
+    components = components_of(library.pre_tokenizer) + components_of(library.normalizer)
+    bytewise = any(component["type"] == "ByteLevel" for component in components)
     if not _always_spells(library, bytewise):
         return 0
     # A byte-level token is spelled with one character per byte.
@@ -55,17 +55,17 @@ def known_characters(library: tokenizers.Tokenizer, tokens: Sequence[str | None]
 
 def _replacements(library: tokenizers.Tokenizer) -> list[tuple[str, str]] | None:
     """The replacements of single characters before the model; None if other changes can happen too."""
-    found, steps = [], steps_of(library.pre_tokenizer)
-    if not _keeps_all(steps) or any(step["type"] == "ByteLevel" for step in steps):
+    found, components = [], components_of(library.pre_tokenizer)
+    if not _keeps_all(components) or any(component["type"] == "ByteLevel" for component in components):
         return None
-    for step in steps_of(library.normalizer):
-        if prepends(step):
+    for component in components_of(library.normalizer):
+        if prepends(component):
             continue
-        pattern = step["pattern"].get("String", "") if step["type"] == "Replace" else ""
+        pattern = component["pattern"].get("String", "") if component["type"] == "Replace" else ""
         if len(pattern) != 1:
             return None
-        found.append((pattern, step["content"]))
-    return [*found, *((" ", step["replacement"]) for step in steps if step["type"] == "Metaspace")]
+        found.append((pattern, component["content"]))
+    return [*found, *((" ", component["replacement"]) for component in components if component["type"] == "Metaspace")]
 
 
 def _replace_all(text: str, replaced: Sequence[tuple[str, str]]) -> str:
@@ -92,25 +92,25 @@ def _always_spells(library: tokenizers.Tokenizer, bytewise: bool) -> bool:
     return model.unk_token is not None and has(model.unk_token) is not None and not model.fuse_unk
 
 
-def _normalizer(steps: Sequence[Step]) -> int:
+def _normalizer(components: Sequence[Component]) -> int:
     """Upper bound for (bytes of a text) / (bytes of its normalized form); 0 if no bound is known."""
     product = 1
-    for step in steps:
-        if not prepends(step):
-            product *= _replace(step) if step["type"] == "Replace" else SHORTEN.get(step["type"], 0)
+    for component in components:
+        if not prepends(component):
+            product *= _replace(component) if component["type"] == "Replace" else SHORTEN.get(component["type"], 0)
     return product
 
 
-def _replace(step: Step) -> int:
-    pattern = step["pattern"].get("String")
-    before, after = len((pattern or "").encode()), len(step["content"].encode())
+def _replace(component: Component) -> int:
+    pattern = component["pattern"].get("String")
+    before, after = len((pattern or "").encode()), len(component["content"].encode())
     return -(-before // after) or 0 if pattern and after else 0
 
 
-def _keeps_all(steps: Sequence[Step]) -> bool:
+def _keeps_all(components: Sequence[Component]) -> bool:
     """Whether no pre-tokenizer drops the characters at which it splits."""
     return all(
-        step["type"] in _KEEP_ALL
-        or (step["type"] in ("Split", "Punctuation") and step.get("behavior") not in (None, "Removed"))
-        for step in steps
+        component["type"] in _KEEP_ALL
+        or (component["type"] in ("Split", "Punctuation") and component.get("behavior") not in (None, "Removed"))
+        for component in components
     )

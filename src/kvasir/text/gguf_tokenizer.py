@@ -133,18 +133,18 @@ def _over_visible_spaces(model: models.Model, vocab: Vocab) -> Tokenizer:
     tokenizer = Tokenizer(model)
     add_space = vocab.flag("add_space_prefix", True)
     charsmap, visible = vocab.charsmap(), _visible(vocab)
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    components: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if visible and add_space:  # the library normalizes tokens like texts, but these must not change
-        kept = visible if not charsmap else [steps[0].normalize_str(token) for token in visible]
+        kept = visible if not charsmap else [components[0].normalize_str(token) for token in visible]
         tokens = "|".join(map(re.escape, kept))
-        steps.append(normalizers.Replace(Regex(rf"{UNLESS}(?:{tokens})\z)(?=[\s\S])"), SPACE))
+        components.append(normalizers.Replace(Regex(rf"{UNLESS}(?:{tokens})\z)(?=[\s\S])"), SPACE))
     if vocab.flag("remove_extra_whitespaces", False):
-        steps.append(normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""))
-        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    steps.append(normalizers.Replace(" ", SPACE))
+        components.append(normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""))
+        components.append(normalizers.Replace(Regex(" {2,}"), " "))
+    components.append(normalizers.Replace(" ", SPACE))
     if add_space and not visible:
-        steps.append(normalizers.Prepend(SPACE))
-    tokenizer.normalizer = normalizers.Sequence(steps)
+        components.append(normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence(components)
     tokenizer.decoder = _sentencepiece_decoder(strip=add_space)
     return tokenizer
 
@@ -190,8 +190,8 @@ def _bert_ends(vocab: Vocab) -> tuple[int | None, int | None]:
 
 
 def _sentencepiece_decoder(strip: bool) -> decoders.Decoder:
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if strip else []))
+    components = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence(components + ([decoders.Strip(" ", 1, 0)] if strip else []))
 
 
 def _unknown(vocab: Vocab) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tokenizers
 
-from kvasir.text.parts import Step, normalized, steps_of
+from kvasir.text.parts import Component, components_of, normalized
 from kvasir.text.pretokenizers import SPLITS_BEFORE_SPACES
 
 SLICE_CHARS = 16 << 10
@@ -45,23 +45,23 @@ def cut_of(library: tokenizers.Tokenizer) -> re.Pattern[str] | None:
     """The pattern of cuts at which the ids of a text are those of its slices; None if there is none."""
     if not _sliceable(library):
         return None
-    steps = steps_of(library.normalizer)
-    plain = {step["type"] for step in steps} <= {"BertNormalizer", "Lowercase", "Strip"}
-    alone = any(step.get("handle_chinese_chars") for step in steps)
-    first = next((s["type"] for s in steps_of(library.pre_tokenizer) if s["type"] not in _BEFORE), "")
+    components = components_of(library.normalizer)
+    plain = {component["type"] for component in components} <= {"BertNormalizer", "Lowercase", "Strip"}
+    alone = any(component.get("handle_chinese_chars") for component in components)
+    first = next((s["type"] for s in components_of(library.pre_tokenizer) if s["type"] not in _BEFORE), "")
     touched = any(_BERT_TOUCHES.search(token.content) for token in library.get_added_tokens_decoder().values())
     return _BERT_CUT if plain and alone and first == "BertPreTokenizer" and not touched else _CUT
 
 
 def _sliceable(library: tokenizers.Tokenizer) -> bool:
-    normalizers, steps = steps_of(library.normalizer), steps_of(library.pre_tokenizer)
-    while steps and steps[0]["type"] in _BEFORE:
-        steps = steps[1:]
-    if library.truncation or library.padding or getattr(library.model, "dropout", None) or not steps:
+    normalizers, components = components_of(library.normalizer), components_of(library.pre_tokenizer)
+    while components and components[0]["type"] in _BEFORE:
+        components = components[1:]
+    if library.truncation or library.padding or getattr(library.model, "dropout", None) or not components:
         return False
-    strips = any(step["type"] == "Strip" for step in normalizers)
-    local = all(_looks_no_further(step) for step in normalizers)
-    if not local or not _splits(steps[0], strips) or not all(_is_local(step) for step in steps[1:]):
+    strips = any(component["type"] == "Strip" for component in normalizers)
+    local = all(_looks_no_further(component) for component in normalizers)
+    if not local or not _splits(components[0], strips) or not all(_is_local(component) for component in components[1:]):
         return False
     if normalized(library, _LETTERS).lower() != _LETTERS.lower():  # a table of replacements may contain anything
         return False
@@ -101,37 +101,39 @@ def ends(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
     return found[0] if found[0] == found[1] else None
 
 
-def _looks_no_further(step: Step) -> bool:
+def _looks_no_further(component: Component) -> bool:
     """Whether a normalizer's result on one side of a cut is independent of the other side."""
-    if step["type"] != "Replace":
-        return step["type"] in _LOCAL
-    pattern = step["pattern"]
+    if component["type"] != "Replace":
+        return component["type"] in _LOCAL
+    pattern = component["pattern"]
     if pattern == {"Regex": " {2,}"}:
         return True
     return bool(pattern.get("String")) and not re.search(r"[A-Za-z0-9\s▁]", pattern["String"])
 
 
-def _splits(step: Step, strips: bool) -> bool:
+def _splits(component: Component, strips: bool) -> bool:
     """Whether a pre-tokenizer splits before the space, and treats the first word of a slice like a later word. strips:
     the space may be gone."""
-    kind = step["type"]
+    kind = component["type"]
     if kind == "Metaspace":
-        return step.get("split", True) and (not strips or step.get("prepend_scheme") == "always")
+        return component.get("split", True) and (not strips or component.get("prepend_scheme") == "always")
     if kind in _DROPS_SPACES:
         return True
-    return not strips and (_splits_by_gpt2(step) or _splits_by_pattern(step))
+    return not strips and (_splits_by_gpt2(component) or _splits_by_pattern(component))
 
 
-def _splits_by_gpt2(step: Step) -> bool:
-    return step["type"] == "ByteLevel" and step.get("use_regex", True)
+def _splits_by_gpt2(component: Component) -> bool:
+    return component["type"] == "ByteLevel" and component.get("use_regex", True)
 
 
-def _splits_by_pattern(step: Step) -> bool:
-    known = step.get("pattern", {}).get("Regex") in SPLITS_BEFORE_SPACES
-    how = step.get("behavior"), step.get("invert")
-    return step["type"] == "Split" and known and how in (("Isolated", False), ("Removed", True))
+def _splits_by_pattern(component: Component) -> bool:
+    known = component.get("pattern", {}).get("Regex") in SPLITS_BEFORE_SPACES
+    how = component.get("behavior"), component.get("invert")
+    return component["type"] == "Split" and known and how in (("Isolated", False), ("Removed", True))
 
 
-def _is_local(step: Mapping[str, Any]) -> bool:
+def _is_local(component: Mapping[str, Any]) -> bool:
     """Whether a later pre-tokenizer treats a piece the same wherever it stands."""
-    return step["type"] in _LATER or (step["type"] == "Metaspace" and step.get("prepend_scheme") == "always")
+    return component["type"] in _LATER or (
+        component["type"] == "Metaspace" and component.get("prepend_scheme") == "always"
+    )

@@ -59,28 +59,28 @@ def _added(
     ]
 
 
-def _as_it_is(step: dict[str, Any]) -> dict[str, Any] | None:
-    """Only the steps of a normalizer that change the notation of characters: spaces, or bytes as letters."""
-    if step["type"] == "Sequence":
-        kept = [one for inner in step["normalizers"] if (one := _as_it_is(inner))]
-        return step | {"normalizers": kept} if kept else None
-    spaces = step["type"] == "Replace" and step["pattern"] == {"String": " "}
-    return step if spaces or step["type"] == "ByteLevel" else None
+def _as_it_is(component: dict[str, Any]) -> dict[str, Any] | None:
+    """Only the components of a normalizer that change the notation of characters: spaces, or bytes as letters."""
+    if component["type"] == "Sequence":
+        kept = [one for inner in component["normalizers"] if (one := _as_it_is(inner))]
+        return component | {"normalizers": kept} if kept else None
+    spaces = component["type"] == "Replace" and component["pattern"] == {"String": " "}
+    return component if spaces or component["type"] == "ByteLevel" else None
 
 
 def _in_the_midst(part: Any) -> Any:
-    """A normalizer or pre-tokenizer in JSON, without the steps that add a space before the first word of a text."""
+    """A normalizer or pre-tokenizer in JSON, without the components that add a space before the first word."""
     return _without_space(json.loads(part.__getstate__())) if part is not None else None
 
 
-def _without_space(step: dict[str, Any]) -> dict[str, Any] | None:
-    if prepends(step):
+def _without_space(component: dict[str, Any]) -> dict[str, Any] | None:
+    if prepends(component):
         return None
-    if step["type"] == "Metaspace":
-        return step | {"prepend_scheme": "never"}
-    if step["type"] == "ByteLevel" and "add_prefix_space" in step:
-        return step | {"add_prefix_space": False}
+    if component["type"] == "Metaspace":
+        return component | {"prepend_scheme": "never"}
+    if component["type"] == "ByteLevel" and "add_prefix_space" in component:
+        return component | {"add_prefix_space": False}
     for name in ("normalizers", "pretokenizers"):
-        if name in step:
-            return step | {name: [kept for inner in step[name] if (kept := _without_space(inner))]}
-    return step
+        if name in component:
+            return component | {name: [kept for inner in component[name] if (kept := _without_space(inner))]}
+    return component

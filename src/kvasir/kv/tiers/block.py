@@ -52,8 +52,8 @@ def marked(ids: bytes) -> bool:
 
 def chain(namespace: bytes, ids: bytes, block_size: int) -> list[StoredBlock]:
     """The full blocks of `ids` (packed) before the first marked one; a partial last block has no name."""
-    step = block_size * ID_BYTES
-    pieces = (ids[start : start + step] for start in range(0, len(ids) - step + 1, step))
+    size = block_size * ID_BYTES
+    pieces = (ids[start : start + size] for start in range(0, len(ids) - size + 1, size))
     return _chain(namespace, itertools.takewhile(lambda piece: not marked(piece), pieces))
 
 

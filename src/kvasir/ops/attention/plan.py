@@ -172,10 +172,10 @@ class _Planner:
 
     def _pass(self, items: list[tuple[Work, int, int]], first: int, count: int, base: np.ndarray) -> Pass:
         """items: (work, start, end) of the query positions. base: for each item, the position of its first key."""
-        steps = np.arange(self.tokens)
+        offsets = np.arange(self.tokens)
         starts, ends = (np.array([item[i] for item in items])[:, None] for i in (1, 2))
-        positions = np.minimum(starts + steps, ends - 1)  # [u, tokens]
-        real = starts + steps < ends
+        positions = np.minimum(starts + offsets, ends - 1)  # [u, tokens]
+        real = starts + offsets < ends
         rows = positions + np.array([self.firsts[work.row] - work.start for work, _, _ in items])[:, None]
         causal = np.array([not work.indivisible for work, _, _ in items])[:, None]
         work_ends = np.array([work.end for work, _, _ in items])[:, None]

@@ -49,17 +49,17 @@ class Heads:
         return self.channels + 2 * self.v
 
 
-def _two(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[tuple[int, ...], ...]:
-    return beta_TV.shape[-1:], step_TV.shape[-1:]
+def _two(beta_TV: Tensor, dt_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[tuple[int, ...], ...]:
+    return beta_TV.shape[-1:], dt_TV.shape[-1:]
 
 
 @op_with(_two)
-def delta_gates(beta_TV: Tensor, step_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
-    """The write strength, sigmoid(beta), and the decay, exp(-exp(log_rate) * softplus(step + bias)).
+def delta_gates(beta_TV: Tensor, dt_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
+    """The write strength, sigmoid(beta), and the decay, exp(-exp(log_rate) * softplus(dt + bias)).
 
-    beta, step: float32 [T, V]; log_rate, bias: float32 [V].
+    beta, dt: float32 [T, V]; log_rate, bias: float32 [V].
     """
-    x_TV = step_TV + bias_V
+    x_TV = dt_TV + bias_V
     softplus_TV = torch.where(x_TV > 20.0, x_TV, torch.log1p(torch.exp(x_TV)))
     return sigmoid(beta_TV), torch.exp(-torch.exp(log_rate_V) * softplus_TV)
 

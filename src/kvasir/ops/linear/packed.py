@@ -163,10 +163,10 @@ def num_segments(cols: int, format: str) -> int:
     """
     chosen = format if format in FORMATS else _choose(_known(format), None)[0]
     group = _group(chosen)
-    for least, step in ((32, 32), (16, 1)) if chosen in _FLOATS else ((group, group),):
+    for least, multiple in ((32, 32), (16, 1)) if chosen in _FLOATS else ((group, group),):
         for segments in (MAX_SEGMENTS, 4, 2):
             size = cols // segments
-            if cols % segments == 0 and size >= least and size % step == 0:
+            if cols % segments == 0 and size >= least and size % multiple == 0:
                 return segments
     return 1
 
@@ -237,9 +237,9 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
 
 def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows, in whole panels, of about CHUNK weights each."""
-    step = max(1, CHUNK // (cols * PANEL)) * PANEL
-    for first in range(0, rows, step):
-        yield first, min(first + step, rows)
+    count = max(1, CHUNK // (cols * PANEL)) * PANEL
+    for first in range(0, rows, count):
+        yield first, min(first + count, rows)
 
 
 def _take(parts: list[np.ndarray], first: int, last: int) -> np.ndarray:

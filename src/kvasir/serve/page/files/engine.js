@@ -160,10 +160,10 @@ export class EngineView {
         });
         canvas.addEventListener("keydown", (event) => {
           const { cells, columns, at = -1 } = canvas.grid;
-          const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
-          if (!step) return;
+          const move = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
+          if (!move) return;
           event.preventDefault();
-          const next = at < 0 ? 0 : at + step;
+          const next = at < 0 ? 0 : at + move;
           if (next in cells) this.point(g, next);
         });
         for (const left of ["pointerleave", "blur"]) canvas.addEventListener(left, () => this.point(g, -1));

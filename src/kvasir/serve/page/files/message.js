@@ -42,7 +42,7 @@ export class MessageView {
 
   focusable() {
     this.body.tabIndex = 0;
-    this.body.setAttribute("aria-description", "The arrow keys step through the tokens and show their probabilities.");
+    this.body.setAttribute("aria-description", "The arrow keys move through the tokens and show their probabilities.");
     return this.body;
   }
 

@@ -156,11 +156,11 @@ export function followTokens(element, tokens) {
   element.addEventListener("keydown", (event) => {
     if (event.target !== element) return;
     if (event.key === "Escape") return leave();
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!move) return;
     event.preventDefault();
     const numbers = [...element.querySelectorAll("[data-t]")].map((e) => Number(e.dataset.t));
-    const next = step > 0 ? numbers.find((n) => n > current) : numbers.findLast((n) => n < current);
+    const next = move > 0 ? numbers.find((n) => n > current) : numbers.findLast((n) => n < current);
     if (next === undefined) return;
     const part = element.querySelector(`[data-t="${next}"]`);
     part.scrollIntoView({ block: "nearest" });
