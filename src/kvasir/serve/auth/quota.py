@@ -232,7 +232,7 @@ class QuotaGuard:
             return await self.app(scope, receive, send)
         account = self.quotas.accounts[key.name]
 
-        async def telling(message: Message) -> None:
+        async def reporting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 anthropic = dialect_of(scope).limit_headers == "anthropic"
                 message["headers"] = [*message.get("headers", ()), *account.headers(anthropic)]
@@ -241,10 +241,10 @@ class QuotaGuard:
         try:
             place = account.open()
         except LimitExceeded as error:
-            return await refuse(fault_of(error), scope, receive, telling)
+            return await refuse(fault_of(error), scope, receive, reporting)
         scope["state"]["place"] = place
         try:
-            await self.app(scope, receive, telling)
+            await self.app(scope, receive, reporting)
         finally:
             place.leave()
 

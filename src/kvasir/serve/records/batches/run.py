@@ -1,4 +1,4 @@
-"""Run: a batch in progress.
+"""BatchRun: a batch in progress.
 
 validating -> in_progress -> finalizing -> completed, expired or cancelled; or failed, if no line could be run
 """
