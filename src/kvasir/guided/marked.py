@@ -14,7 +14,7 @@ from kvasir.parse.values import resolve
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
 _ENFORCED = frozenset(("type", "enum", "const", "properties", "required", "items", "anyOf", "oneOf", "$ref"))
-_SAYS_NOTHING = frozenset((
+_NO_CONSTRAINT = frozenset((
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     *("$schema", "$id", "$comment", "$defs", "definitions", "additionalProperties", "nullable"),
 ))  # fmt: skip
@@ -38,7 +38,7 @@ class MarkedValues:
         """A Lark expression for the values of a schema. Raises InvalidRequest if it cannot be enforced."""
         if not isinstance(schema, Mapping):
             schema = {}
-        unknown = sorted(set(schema) - _ENFORCED - _SAYS_NOTHING)
+        unknown = sorted(set(schema) - _ENFORCED - _NO_CONSTRAINT)
         if unknown and not self._lenient:
             message = f"{unknown[0][:80]!r} cannot be enforced in this model's tool-call format"
             raise InvalidRequest(message, "leave it out, or leave strict out", param="tools")

@@ -61,7 +61,7 @@ class Pointers:
         others = "$schema" in own or ("$schema" in schema and not _DRAFT.fullmatch(str(schema["$schema"])))
         self.mixed = others or (self._based and self._draft < 9)
         self.plain = summary is not None and not own and not self.mixed and self._is_plain(summary)
-        self.schema: Any = schema if self.mixed else self._told_all(schema)
+        self.schema: Any = schema if self.mixed else self._normalized(schema)
 
     @property
     def rooted(self) -> bool:
@@ -90,7 +90,7 @@ class Pointers:
             return False
         return all(_NAMED.fullmatch(one) or not one.startswith("#/") for one in summary.references)
 
-    def _told_all(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+    def _normalized(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         root = {key: value for key, value in schema.items() if key != "$schema"}
         if self.plain:
             return self._latest(root)
