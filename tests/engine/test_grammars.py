@@ -126,7 +126,7 @@ class Socket:
 
     def __init__(self):
         self.waits: list[int | None] = []
-        self.commands = [wire.Query(1, "pulse"), wire.Query(2, "pulse"), wire.Stop()]
+        self.commands = [wire.EngineQuery(1, "pulse"), wire.EngineQuery(2, "pulse"), wire.Stop()]
 
     def poll(self, timeout: int | None = None) -> int:
         self.waits.append(timeout)
