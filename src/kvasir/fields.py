@@ -2,9 +2,9 @@
 the dialects, flag and line in the docs.
 
 Everything else is derived from the rows: `types.SamplingParams` and its checks (`validate`), the wire types and
-conversions of the dialects (`serve/`), a Modelfile's parameters (`store/parameters`), flags (`cli/sampler`), the
-sampler's part of a plan (`plan.SamplingSpec`), the native structure (`csrc/sampler_fields.h`) and the table in
-`docs/sampling.md`. `scripts/make_fields.py` writes the last two.
+conversions of the dialects (`serve/`), the page's settings (`serve/page/settings`), a Modelfile's parameters
+(`store/parameters`), flags (`cli/sampler`), the sampler's part of a plan (`plan.SamplingSpec`), the native structure
+(`csrc/sampler_fields.h`) and the table in `docs/sampling.md`. `scripts/make_fields.py` writes the last two.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class FieldRow(NamedTuple):
     choices: value -> meaning. most, chars: the most entries, and the most characters of each. alone: a single entry may
     be given without a list.
     names: dialect -> its name there, "" if it is the same. own: dialects that declare and convert it themselves, since
-    its type or meaning differs there.
+    its type, its meaning or the object that it belongs to differs there.
     where: what computes with it. native: its C type in the sampler's structure, "" if it is not copied there.
     sampler, off: llama.cpp's sampler that it belongs to, and the value that disables it.
     carries: with any other value, the sampler has a carry: state that is not a function of the ids.
     recommended: a model's generation_config.json may set it.
-    flag: the help of its flag of `kvasir run` and `kvasir chat`.
+    flag: the help of its flag of `kvasir run` and `kvasir chat`; the page shows it as well.
     """
 
     kind: FieldKind
@@ -117,6 +117,7 @@ def texts(default: tuple[str, ...], most: int, chars: int, doc: str, **more: Any
 
 EVERY = {"openai": "", "ollama": "", "llamacpp": ""}
 MODELFILE = EVERY | {"modelfile": ""}
+TGI = {"tgi": ""}
 REPEAT = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_penalty")
 LAST_N = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_last_n")
 
@@ -137,7 +138,7 @@ class SamplerFields:
 
     repetition_penalty: float = number(
         1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
-        names=EVERY | REPEAT, native="float", sampler=PENALTIES, off=1.0, recommended=True,
+        names=EVERY | REPEAT | TGI, native="float", sampler=PENALTIES, off=1.0, recommended=True,
         flag="Above 1: penalize tokens of the prompt and the output.",
     )  # fmt: skip
     repetition_last_n: int = integer(
@@ -146,7 +147,7 @@ class SamplerFields:
     )  # fmt: skip
     frequency_penalty: float = number(
         0.0, -2.0, 2.0, "taken from the logit of an id of the output, as often as it occurred",
-        names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
+        names=MODELFILE | TGI, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: penalize output tokens by their count.",
     )  # fmt: skip
     presence_penalty: float = number(
@@ -166,8 +167,8 @@ class SamplerFields:
     dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY)
     dry_penalty_last_n: int = integer(64, -1, INT32, "how many of the last ids it considers; -1: all", names=EVERY)
     temperature: float = number(
-        1.0, 0.0, 100.0, "divides logits; below 1e-5 the best token is taken",
-        names=MODELFILE | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,
+        1.0, 0.0, 100.0, "divides the logits: lower is more predictable, below 1e-5 the best token is taken",
+        names=MODELFILE | TGI | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,
     )  # fmt: skip
     top_n_sigma: float = number(
         -1.0, -1.0, 1000.0, "keeps logits within this many standard deviations of the best; 0 or below: all",
@@ -175,16 +176,16 @@ class SamplerFields:
     )  # fmt: skip
     top_k: int = integer(
         0, -1, INT32, "keeps this many of the best tokens; 0 or -1: all",
-        names=MODELFILE | {"anthropic": ""}, native="int32_t", sampler=TOP_K, off=0, recommended=True,
+        names=MODELFILE | TGI | {"anthropic": ""}, native="int32_t", sampler=TOP_K, off=0, recommended=True,
         flag="Keep the k most probable tokens; 0: all.",
     )  # fmt: skip
     typical_p: float = number(
         1.0, 0.0, 1.0, "keeps tokens of typical surprise up to this mass; 1: all", open_low=True,
-        names=MODELFILE, sampler=TYPICAL_P, off=1.0,
+        names=MODELFILE | TGI, sampler=TYPICAL_P, off=1.0,
     )  # fmt: skip
     top_p: float = number(
         1.0, 0.0, 1.0, "keeps the most probable tokens up to this mass; 1: all", open_low=True,
-        names=MODELFILE | {"anthropic": ""}, sampler=TOP_P, off=1.0, recommended=True,
+        names=MODELFILE | TGI | {"anthropic": ""}, sampler=TOP_P, off=1.0, recommended=True,
         flag="Keep the most probable tokens up to this mass.",
     )  # fmt: skip
     min_p: float = number(
@@ -221,14 +222,9 @@ class RequestFields(SamplerFields):
     """All fields of a request to generate, except the structure of its output."""
 
     n: int = integer(
-        1,
-        1,
-        MAX_N,
-        "choices",
-        where="scheduler",
-        names=EVERY | {"llamacpp": "n_cmpl"},
-        own=("openai", "ollama", "llamacpp"),
-    )
+        1, 1, MAX_N, "choices", where="scheduler",
+        names=EVERY | {"llamacpp": "n_cmpl", "tgi": "best_of"}, own=("openai", "ollama", "llamacpp", "tgi"),
+    )  # fmt: skip
     dry_sequence_breakers: tuple[str, ...] = texts(
         ("\n", ":", '"', "*"), MAX_BREAKERS, MAX_BREAKER_CHARS, "texts that no repetition extends across", names=EVERY
     )
@@ -245,21 +241,21 @@ class RequestFields(SamplerFields):
         )
     )
     seed: int | None = integer(
-        None, -(2**63), 2**64 - 1, "seed of all random numbers; drawn and returned if absent",
-        names=MODELFILE | {"anthropic": ""},
+        None, -(2**63), 2**64 - 1, "the same seed gives the same answer; drawn and returned if absent",
+        names=MODELFILE | TGI | {"anthropic": ""},
     )  # fmt: skip
     max_tokens: int | None = integer(
-        16, 1, INT32, "length of a choice", optional=True, where="scheduler",
+        16, 1, INT32, "maximum tokens of a choice", optional=True, where="scheduler",
         names=dict.fromkeys(("openai", "anthropic"), "") | dict.fromkeys(("ollama", "modelfile"), "num_predict")
-        | {"llamacpp": "n_predict"},
-        own=("openai", "ollama", "llamacpp", "anthropic"),
+        | {"llamacpp": "n_predict", "tgi": "max_new_tokens"},
+        own=("openai", "ollama", "llamacpp", "anthropic", "tgi"),
     )  # fmt: skip
     min_tokens: int = integer(
-        0, 0, INT32, "minimum length of a choice: no stop id is sampled before it", names={"openai": "", "ollama": ""}
+        0, 0, INT32, "minimum tokens of a choice: no stop id is sampled before them", names={"openai": "", "ollama": ""}
     )
     stop: tuple[str, ...] = texts(
         (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice", alone=True,
-        where="front", names=MODELFILE | {"anthropic": "stop_sequences"}, own=("anthropic",),
+        where="front", names=MODELFILE | TGI | {"anthropic": "stop_sequences"}, own=("anthropic",),
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _field(
         FieldRow(FieldKind.IDS, (), "ids that end a choice", names={"openai": ""}, where="scheduler")
@@ -271,7 +267,7 @@ class RequestFields(SamplerFields):
     skip_special_tokens: bool = flag(True, "special tokens have no text", where="front", names={"openai": ""})
     logprobs: int | None = integer(
         None, 0, MAX_LOGPROBS, "log-probabilities of the sampled token and of this many of the best",
-        names=EVERY | {"llamacpp": "n_probs"}, own=("openai", "ollama", "llamacpp"),
+        names=EVERY | {"llamacpp": "n_probs", "tgi": "top_n_tokens"}, own=("openai", "ollama", "llamacpp", "tgi"),
     )  # fmt: skip
     prompt_logprobs: int | None = integer(
         None, 0, MAX_LOGPROBS, "the same for the tokens of the prompt", names={"openai": ""}, own=("openai",)
@@ -305,6 +301,6 @@ def fields_of(dialect: str) -> Mapping[str, FieldRow]:
     return MappingProxyType({row.names[dialect] or row.name: row for row in rows})
 
 
-def renamed_in(dialect: str) -> dict[str, str]:
-    """The names of a dialect that differ: ours -> theirs."""
-    return {row.name: theirs for row in FIELDS if (theirs := row.names.get(dialect))}
+def names_in(dialect: str) -> dict[str, str]:
+    """The names of all fields that a dialect has: ours -> theirs."""
+    return {row.name: row.names[dialect] or row.name for row in FIELDS if dialect in row.names}

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from kvasir.fields import fields_of
+from kvasir.fields import FIELDS, fields_of
 from kvasir.serve.http.wire import Wire
 from scripts import make_api_docs
 
@@ -22,7 +22,7 @@ def words() -> frozenset[str]:
     """All that the server's code reads by name: attributes, and texts that are names."""
     code = "\n".join(path.read_text() for path in (ROOT / "src/kvasir/serve").rglob("*.py"))
     names = {*re.findall(r"\.([a-zA-Z_]\w*)", code), *re.findall(r"[\"']([a-zA-Z_]\w*)[\"']", code)}
-    return frozenset(names.union(*map(fields_of, ("openai", "anthropic", "ollama", "llamacpp"))))
+    return frozenset(names.union(*map(fields_of, {dialect for row in FIELDS for dialect in row.names})))
 
 
 def test_the_api_page_is_the_one_made_from_the_code():

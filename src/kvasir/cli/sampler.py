@@ -10,15 +10,16 @@ from typing import Any
 from kvasir.config import option
 from kvasir.errors import ConfigError, InvalidRequest
 from kvasir.fields import FIELDS, FieldKind
-from kvasir.types import SamplingParams, StructuredOutputs
+from kvasir.types import StructuredOutputs
 
 # ruff: noqa: RUF009 - what `option` makes is a field
 
 MAX_FILE_BYTES = 1 << 20
 FILES = ("json_schema", "grammar")
 
-
-_TYPES = {FieldKind.NUMBER: float, FieldKind.INTEGER: int}
+_TYPES = {FieldKind.NUMBER: float, FieldKind.INTEGER: int, FieldKind.CHOICE: int}
+_OTHERS = ("n", "logprobs", "prompt_logprobs")  # which a terminal does not show
+NUMBERS = {row.name: _TYPES[row.kind] for row in FIELDS if row.kind in _TYPES and row.name not in _OTHERS}
 _FLAGS = [(row.name, _TYPES[row.kind] | None, option(None, row.flag)) for row in FIELDS if row.flag]
 
 
@@ -51,12 +52,3 @@ def structure(name: str, path: Path) -> StructuredOutputs:
         raise ConfigError(f"{path} cannot be read: {reason}", f"name a file with a {name}") from error
     except (ValueError, RecursionError, InvalidRequest) as error:
         raise ConfigError(f"{path} holds no {name}: {error}", "name another file") from error
-
-
-def _numbers() -> dict[str, type]:
-    kinds = {"float": float, "int": int, "int | None": int}
-    others = {"n", "logprobs", "prompt_logprobs"}
-    return {f.name: kinds[str(f.type)] for f in fields(SamplingParams) if str(f.type) in kinds and f.name not in others}
-
-
-NUMBERS = _numbers()  # the fields of SamplingParams that are numbers, by name

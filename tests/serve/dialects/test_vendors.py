@@ -13,6 +13,7 @@ from anthropic.types.beta import message_count_tokens_params as beta_count_token
 from anthropic.types.beta import message_create_params as beta_create_params
 from anthropic.types.messages import batch_create_params as message_batch_create_params
 from anthropic.types.messages import batch_list_params as message_batch_list_params
+from huggingface_hub import TextGenerationInput
 from openai.types import (
     batch_create_params,
     batch_list_params,
@@ -47,6 +48,7 @@ OLLAMA = {
     **{"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x"},
     **{"name": "x", "Parameters.type": "object", "Tool.function": {"name": "x"}, "think": False},
 }
+TGI = {"value": "true"}  # a JSON schema, and a regular expression
 BODIES = {
     "/v1/chat/completions": chat_create_params.CompletionCreateParamsStreaming,
     "/v1/completions": completion_create_params.CompletionCreateParamsStreaming,
@@ -63,6 +65,7 @@ BODIES = {
     "/api/embed": ollama_types.EmbedRequest,
     "/api/embeddings": ollama_types.EmbeddingsRequest,
     "/api/show": ollama_types.ShowRequest,
+    "/": TextGenerationInput,
 }
 QUERIES: dict[str, tuple[Any, dict[str, str]]] = {
     "/v1/files": (file_list_params.FileListParams, {}),
@@ -110,7 +113,7 @@ def said(answer: Any) -> str:
 
 def refused_by_name(asked: Asked, status: int, text: str) -> bool:
     """Whether the error says of the field, of what it is in, or of its type that it is not supported."""
-    if status != 400 or "unrecognized" in text or "missing field" in text:
+    if status not in (400, 422) or "unrecognized" in text or "missing field" in text:
         return False
     names = [part for part in asked.path if isinstance(part, str)]
     kind = simplest(asked.kind, GIVEN).get("type") if asked.kind else None
@@ -124,7 +127,7 @@ def refused_by_name(asked: Asked, status: int, text: str) -> bool:
 
 @pytest.mark.parametrize("url", BODIES)
 async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
-    given = OLLAMA if url.startswith("/api/") else GIVEN
+    given = TGI if url == "/" else OLLAMA if url.startswith("/api/") else GIVEN
     closed: set[type] = {message_create_params.MessageCreateParamsNonStreaming}  # of a batch: a body of its own
     wrong: list[str] = []
     count = 0

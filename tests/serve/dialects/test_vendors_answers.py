@@ -9,6 +9,7 @@ import httpx
 import ollama._types as ollama_types
 import pytest
 from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -26,6 +27,8 @@ SCORED = {**ASK, "logprobs": True, "top_logprobs": 1}
 OPTIONS = {"temperature": 0, "num_predict": 300}
 OLLAMA = {"model": "fake", "logprobs": True, "top_logprobs": 1, "options": OPTIONS}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+PARAMETERS = {"details": True, "top_n_tokens": 1, "max_new_tokens": 4}
+SCORED_PROMPT = {**PARAMETERS, "decoder_input_details": True, "best_of": 2, "temperature": 1.0}
 INPUT = {"model": "fake", "input": SAID + "<eos>", "temperature": 0, "max_output_tokens": 300}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
@@ -54,6 +57,8 @@ ASKED: dict[str, tuple[Any, list[tuple[str, dict]]]] = {
     "ollama embed": (ollama_types.EmbedResponse, [("/api/embed", {"model": "fake", "input": "hi"})]),
     "ollama embeddings": (ollama_types.EmbeddingsResponse, [("/api/embeddings", {"model": "fake", "prompt": "hi"})]),
     "ollama show": (ollama_types.ShowResponse, [("/api/show", {"model": "fake"})]),
+    "tgi": (TextGenerationOutput, [("/generate", {"inputs": "hi", "parameters": SCORED_PROMPT})]),
+    "tgi stream": (TextGenerationStreamOutput, [("/generate_stream", {"inputs": "hi", "parameters": PARAMETERS})]),
 }
 READ: dict[str, tuple[Any, str, dict[str, str]]] = {
     "models": (list[Model], "/v1/models", {}),

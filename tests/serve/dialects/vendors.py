@@ -4,6 +4,7 @@ they read."""
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
@@ -39,6 +40,8 @@ def fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
     if issubclass(kind, BaseModel):
         return {_alias(f) or n: (f.annotation, f.is_required()) for n, f in kind.model_fields.items()}
     hints = typing_extensions.get_type_hints(kind, include_extras=True)
+    if dataclasses.is_dataclass(kind):
+        return {f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(kind)}
     needed: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]
     return {_wire_name(h, n): (h, n in needed or typing.get_origin(h) in _NEEDED) for n, h in hints.items()}
 
@@ -56,7 +59,9 @@ def _wire_name(hint: Any, name: str) -> str:
 
 
 def is_object(kind: Any) -> bool:
-    return isinstance(kind, type) and (typing_extensions.is_typeddict(kind) or issubclass(kind, BaseModel))
+    if not isinstance(kind, type):
+        return False
+    return typing_extensions.is_typeddict(kind) or issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
 
 
 def branches(annotation: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
-from kvasir.serve.dialects.tgi.wire import CompatGenerateRequest, GenerateRequest
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import POISON
 from tests.serve.running import client, live
@@ -157,17 +156,6 @@ async def test_a_key_is_needed_to_generate_at_the_root():
         assert (await http.post("/", json={"inputs": "abc"})).status_code == 401
         response = await http.post("/", json={"inputs": "abc"}, headers={"authorization": "Bearer one-key-one-key"})
         assert response.status_code == 200
-
-
-def test_every_field_of_the_specification_is_known():
-    from huggingface_hub.inference._generated.types.text_generation import (
-        TextGenerationInput,
-        TextGenerationInputGenerateParameters,
-    )
-
-    parameters = GenerateRequest.model_fields["parameters"].annotation.__args__[0].model_fields
-    assert set(TextGenerationInputGenerateParameters.__dataclass_fields__) == set(parameters)
-    assert set(TextGenerationInput.__dataclass_fields__) <= set(CompatGenerateRequest.model_fields)
 
 
 def test_the_vendors_client_reads_responses_streams_and_errors():

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from kvasir.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from kvasir.fields import INT32, MAX_STOP_CHARS, MAX_STOP_STRINGS
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
@@ -170,7 +170,7 @@ class ThinkingEnabled(Wire):
     """budget_tokens: maximum tokens of thinking."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32)]
     display: Display = None
     block_binding: Any = None
 
@@ -272,7 +272,7 @@ class MessagesRequest(Samplers, Scheduling, MessagesBody):
     reproduces the result.
     """
 
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    max_tokens: Annotated[int, Field(ge=0, le=INT32)]
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOP_STRINGS)

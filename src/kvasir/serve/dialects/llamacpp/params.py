@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir.errors import InvalidRequest
-from kvasir.fields import SAMPLER, renamed_in
+from kvasir.fields import SAMPLER, names_in
 from kvasir.serve.conversation.sampling import NOTHING, asked_fields, described, recommended
 from kvasir.serve.dialects.llamacpp.wire import Options
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
@@ -104,7 +104,7 @@ def names_of(wire: Options) -> dict[str, str]:
     """Names of fields in errors: ours -> theirs."""
     return {
         "structured_outputs": "grammar" if wire.json_schema is None else "json_schema",
-        **renamed_in("llamacpp"),
+        **names_in("llamacpp"),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvasir.fields import MAX_LOGIT_BIAS
+from kvasir.fields import INT32, MAX_LOGIT_BIAS
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
@@ -122,7 +122,7 @@ class Options(Samplers, Scheduling):
 
     model: Name | None = None
     n_predict: Annotated[
-        int | None, Field(ge=-2, le=2**31 - 1, validation_alias=AliasChoices("n_predict", "max_tokens"))
+        int | None, Field(ge=-2, le=INT32, validation_alias=AliasChoices("n_predict", "max_tokens"))
     ] = None
     n_cmpl: Annotated[int | None, Field(validation_alias=AliasChoices("n_cmpl", "n"))] = None
     stream: bool | None = None
@@ -130,14 +130,14 @@ class Options(Samplers, Scheduling):
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
     logit_bias: Bias | None = None
-    n_probs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    n_probs: Annotated[int, Field(ge=0, le=INT32)] | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
     response_fields: Annotated[list[Name], Field(max_length=64)] | None = None
     sse_ping_interval: Annotated[int, Field(ge=-1, le=86400)] | None = None
     cache_prompt: bool | None = None
-    n_indent: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    t_max_predict_ms: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    n_indent: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    t_max_predict_ms: Annotated[int, Field(ge=-1, le=INT32)] | None = None
 
     # No effect: the context is never shifted, the scheduler assigns rows and caches, and drafts do not change the
     # output.

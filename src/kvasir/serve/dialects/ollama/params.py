@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvasir.errors import InvalidRequest, PromptTooLong
-from kvasir.fields import renamed_in
+from kvasir.fields import names_in
 from kvasir.serve.conversation.sampling import asked_fields, recommended
 from kvasir.serve.dialects.ollama.wire import Asking, Options
 from kvasir.serve.http.wire import refuse_fields
@@ -111,4 +111,4 @@ def structure_of(format: Any) -> StructuredOutputs | None:
     return StructuredOutputs(json_object=True) if format == "json" else StructuredOutputs(json=format)
 
 
-NAMES = {"structured_outputs": "format", "response_format": "format", **renamed_in("ollama")}  # ours -> theirs
+NAMES = {"structured_outputs": "format", "response_format": "format", **names_in("ollama")}  # ours -> theirs

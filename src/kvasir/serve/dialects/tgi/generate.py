@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -13,10 +12,10 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.errors import InvalidRequest
-from kvasir.fields import MAX_N, MAX_STOP_STRINGS
+from kvasir.fields import MAX_N, MAX_STOP_STRINGS, names_in
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.ranking import best
-from kvasir.serve.conversation.sampling import sampling_params
+from kvasir.serve.conversation.sampling import asked_fields, sampling_params
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.tgi.errors import tgi_error
 from kvasir.serve.dialects.tgi.shapes import TokenStream, generated
@@ -34,14 +33,11 @@ from kvasir.types import Request, SamplingParams, StructuredOutputs
 router = APIRouter(route_class=JsonRoute, tags=["tgi"])
 
 DEFAULT_MAX_TOKENS = 100
-# Fields that have the same name in SamplingParams.
-_SAME = ("frequency_penalty", "repetition_penalty", "seed", "temperature", "top_k", "top_p", "typical_p")
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # any of them turns sampling on
 # Our fields -> fields of this API.
 _NAMES = {
-    **{"prompt": "inputs", "n": "parameters.best_of", "max_tokens": "parameters.max_new_tokens"},
-    **{"structured_outputs": "parameters.grammar", "logprobs": "parameters.top_n_tokens"},
-    **{name: f"parameters.{name}" for name in (*_SAME, "stop")},
+    **{"prompt": "inputs", "structured_outputs": "parameters.grammar"},
+    **{ours: f"parameters.{theirs}" for ours, theirs in names_in("tgi").items()},
 }
 
 
@@ -133,11 +129,11 @@ def to_params(given: Parameters, serving: Serving, room: int) -> SamplingParams:
     if count > 1 and (not samples or given.seed is not None):
         message = "best_of needs sampling, and no seed"
         raise InvalidRequest(message, "give a temperature and leave out seed", param="parameters.best_of")
-    asked: dict[str, Any] = {name: value for name in _SAME if (value := getattr(given, name)) is not None}
+    asked = asked_fields(given, "tgi")
     if not samples:
         asked["temperature"] = 0.0
     if given.stop is not None:
-        asked |= {"stop": tuple(given.stop), "include_stop_str_in_output": True}
+        asked["include_stop_str_in_output"] = True
     return sampling_params(
         asked | {"n": count, "structured_outputs": _structure(given.grammar)},
         serving.front.info,

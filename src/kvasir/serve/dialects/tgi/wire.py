@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvasir.fields import MAX_STOP_STRINGS
+from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.http.wire import Name, Refused, Wire
 
@@ -18,8 +19,10 @@ class Grammar(Wire):
     value: dict[str, Any] | str
 
 
-class Parameters(Wire):
-    """do_sample: without it, sampling is on if temperature, top_k, top_p or typical_p is given, and greedy otherwise.
+class Parameters(wire_of("tgi")):
+    """Fields of the table are declared here where TGI allows less than other dialects.
+
+    do_sample: without it, sampling is on if temperature, top_k, top_p or typical_p is given, and greedy otherwise.
     truncate: number of tokens to keep from the end of the prompt. best_of: number of choices to generate; the most
     probable one is returned first. top_n_tokens: candidates per token in `details`."""
 
@@ -32,19 +35,15 @@ class Parameters(Wire):
     decoder_input_details: bool | None = None
     details: bool | None = None
     do_sample: bool | None = None
-    frequency_penalty: float | None = None
     grammar: Grammar | None = None
     max_new_tokens: int | None = None
-    repetition_penalty: float | None = None
     return_full_text: bool | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     stop: Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     temperature: Annotated[float, Field(gt=0)] | None = None
     top_k: Annotated[int, Field(gt=0)] | None = None
     top_n_tokens: Annotated[int, Field(ge=0)] | None = None
-    top_p: float | None = None
     truncate: Annotated[int, Field(ge=1)] | None = None
-    typical_p: float | None = None
 
     adapter_id: str | None = None
     watermark: bool | None = None
