@@ -140,7 +140,7 @@ def test_a_model_that_is_loading_is_shown_as_such(browser):
         page.click("#tab-engine")
         rows = page.locator("#view-engine > .panel tbody tr")
         page.click("[aria-label='Load first']")
-        expect(rows.nth(0)).to_contain_text("being loaded")
+        expect(rows.nth(0)).to_contain_text("loading …")
         server.loop.call_soon_threadsafe(gate[0].set)
         page.click("#tab-chat")
         page.wait_for_selector(DONE)

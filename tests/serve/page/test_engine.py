@@ -39,7 +39,7 @@ def test_the_engine_is_shown_at_work_and_at_rest(browser):
         page.keyboard.press("Escape")
         page.click("#tab-engine")
         expect(running.locator("dd").first).to_have_text("0")
-        expect(page.locator(".requests tbody").last).to_contain_text("Nothing runs and nothing waits.")
+        expect(page.locator(".requests tbody").last).to_contain_text("No requests are running or waiting.")
 
 
 def test_the_tiles_are_those_of_the_table(page, server):

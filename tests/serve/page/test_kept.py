@@ -56,7 +56,7 @@ def test_two_tabs_that_write_in_one_conversation_lose_nothing(browser):
         other.wait_for_selector(".growing")
         for tab in (page, other):
             expect(tab.locator(".growing")).to_have_count(0)
-        expect(page.locator(".notice >> text=Another tab went on")).to_be_visible()
+        expect(page.locator(".notice >> text=Another tab has changed")).to_be_visible()
         for tab in (page, other):
             expect(tab.locator("#conversations .entry")).to_have_count(2)
         found = {chat["title"]: chat["messages"] for chat in page.evaluate("probes.conversations()")}
@@ -111,7 +111,7 @@ def test_a_conversation_without_room_is_offered_as_a_file_until_it_can_be_stored
     page.evaluate("probes.fillStorage()")
     ask(page, "second")
     expect(page.locator("#unsaved")).to_be_visible()
-    expect(page.locator("#conversations .entry")).to_have_text(["second not kept", "first"])
+    expect(page.locator("#conversations .entry")).to_have_text(["second not saved", "first"])
     page.click("#conversations .entry >> nth=1")  # it is there as long as the page
     page.click("#conversations .entry >> nth=0")
     assert answer(page) == "user:"
@@ -177,11 +177,11 @@ def test_what_the_storage_holds_may_be_anything(page, server, name):
     page.reload()
     if name == "chat.d":
         expect(page.locator(".message.assistant .markdown")).to_have_text("kept")
-        page.click("[aria-label='Answer before']")
+        page.click("[aria-label='Previous answer']")
         expect(page.locator(".message.assistant .markdown")).to_have_text("former")
     page.click("#new")
     page.click("#options")
-    page.click("text=Back to the defaults")
+    page.click("text=Reset to defaults")
     page.click("#options")
     plainly(page, 5)
     ask(page, "hey")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 from typing import get_args
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.errors import EngineDead
+from kvasir.errors import EngineDead, InvalidRequest
 from kvasir.metrics import Form
 from kvasir.serve.auth.keys import Key
+from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.serve.hosting.lookout import Lookout
 from kvasir.serve.page.live import percentiles
 from kvasir.serve.page.static import FILES
 from kvasir.serve.settings import ServeSettings
+from kvasir.types import SamplingParams
 from tests.serve.running import client
 
 POLICY = {
@@ -80,6 +83,27 @@ def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_text():
         foreign = re.findall(r"(?:https?:)?//[\w-]+\.[\w.-]+", re.sub(r"(?m)(^|\s)//\s.*", "", text))
         assert set(foreign) <= {"http://www.w3.org"}, path  # the name space of SVG, which nobody fetches
     assert referred == set(FILES) - {"/"}
+
+
+def fits(name: str, value: float) -> bool:
+    try:
+        SamplingParams(**{name: value})
+    except InvalidRequest as error:
+        assert error.param == name
+        return False
+    return True
+
+
+def test_the_numbers_of_the_settings_are_fields_of_chats_within_their_bounds():
+    script = FILES["/page/fields.js"].content.decode()
+    inputs = json.loads(script.removeprefix("export const FIELDS = ").removesuffix(";\n"))
+    assert len(inputs) >= 9 and {one["name"] for one in inputs} <= set(ChatRequest.model_fields)
+    for one in inputs:
+        name, low, high, step = one["name"], one["min"], one["max"], 1e-6 if one["step"] == "any" else one["step"]
+        assert one["label"] and one["hint"]
+        assert fits(name, low) and fits(name, high), name
+        if name != "seed":  # JavaScript's exact integers are fewer than the server's
+            assert not fits(name, low - step) and not fits(name, high + step), name
 
 
 # -- the data ----------------------------------------------------------------------------------------------------
@@ -174,6 +198,7 @@ async def test_an_engine_that_does_not_answer_is_a_503(monkeypatch):
         http.front.engine.look = lambda: asyncio.sleep(60)
         assert (await http.get("/kvasir/live")).status_code == 503
         http.front.engine.look = look
+        monkeypatch.undo()  # a loaded machine needs longer
         await asyncio.sleep(0.3)
         assert (await http.get("/kvasir/live")).status_code == 200
 

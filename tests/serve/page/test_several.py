@@ -37,7 +37,7 @@ def test_the_model_that_is_chosen_answers_and_is_looked_at(browser):
         expect(page.locator(".figures")).to_contain_text("second")
         assert launcher.there == ["second"]
         page.click("#tab-engine")
-        expect(page.locator("#view-engine")).to_contain_text("an answer")
+        expect(page.locator("#view-engine")).to_contain_text("one answer")
         page.select_option("#models", "first")
         expect(page.locator("#view-engine > .error")).to_contain_text("no model is loaded")
         expect(page.locator(".tile").first).to_be_hidden()  # which is another model's
@@ -104,7 +104,7 @@ def test_only_a_key_with_the_management_scope_unloads(browser):
                 unload = page.locator("[aria-label='Unload first']")
                 if secret == "a-users-key":
                     expect(unload).to_be_disabled()
-                    assert "needs a key with the scope management" in (unload.get_attribute("title") or "")
+                    assert "needs a key with the scope 'management'" in (unload.get_attribute("title") or "")
                     unload.evaluate("(button) => (button.disabled = false)")
                     unload.click(force=True)  # the server does not rely on the page
                     words = "this needs a key with the scope 'management' (scopes are set in the --keys file)"

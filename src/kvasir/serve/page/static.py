@@ -14,6 +14,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvasir.serve.page.settings import module
+
 POLICY = "; ".join(
     (
         *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:"),
@@ -39,15 +41,14 @@ class File:
     etag: str
 
 
-def _read(path: Path) -> File:
-    content = path.read_bytes()
-    return File(content, f"{_TYPES[path.suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+def _file(suffix: str, content: bytes) -> File:
+    return File(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:20]}"')
 
 
 def _files() -> dict[str, File]:
     folder = Path(__file__).parent / "files"
-    files = {f"/page/{p.name}": _read(p) for p in sorted(folder.iterdir()) if p.suffix in _TYPES}
-    return {"/": files.pop("/page/index.html"), **files}
+    files = {f"/page/{p.name}": _file(p.suffix, p.read_bytes()) for p in sorted(folder.iterdir()) if p.suffix in _TYPES}
+    return {"/": files.pop("/page/index.html"), **files, "/page/fields.js": _file(".js", module())}
 
 
 FILES = _files()  # by the path of the URL

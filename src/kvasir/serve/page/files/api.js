@@ -1,10 +1,10 @@
-// The server: requests with the key, errors with the server's own words, and event streams.
+// Talks to the server: requests with the API key, errors with the server's message, and event streams.
 
 import { key } from "./store.js";
 
-/** A refused request: `status` (0: nothing), and the text of its error object. */
+/** A failed request. status: of the response, 0 if there was none. message: of the server's error object. */
 export class Refused extends Error {
-  /** seconds: after which to ask again, where the server sets it. code: its name of the error. */
+  /** seconds: to wait before a retry, if the server states them. code: of the error object. */
   constructor(status, message, seconds = null, code = null) {
     super(message);
     this.status = status;
@@ -12,16 +12,16 @@ export class Refused extends Error {
     this.code = code;
   }
 
-  /** What was wrong, and what to do. */
+  /** The message, and what to do. */
   get words() {
     const { status, seconds } = this;
     const later = seconds ? `Try again in ${seconds} second${seconds === 1 ? "" : "s"}.` : "";
-    const advice = status === 0 ? "See whether it still runs, then try again." : later;
+    const advice = status === 0 ? "Check that it is running, then try again." : later;
     return advice ? `${this.message}${/[.!?]$/.test(this.message) ? "" : "."} ${advice}` : this.message;
   }
 }
 
-const BROKEN = "The connection to the server broke off before the answer was complete.";
+const BROKEN = "The connection to the server was lost before the answer was complete.";
 
 async function ask(path, options = {}) {
   const headers = { ...(options.body ? { "Content-Type": "application/json" } : {}) };
@@ -31,14 +31,14 @@ async function ask(path, options = {}) {
     response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused(0, "The server does not answer.");
+    throw new Refused(0, "The server is not responding.");
   }
   if (response.ok) return response;
   const { message, code } = await reason(response);
   throw new Refused(response.status, message, Number(response.headers.get("retry-after")), code);
 }
 
-/** Its error object has a message in most dialects, and is one in Ollama's. */
+/** The error is an object with a message in most dialects, and a text in Ollama's. */
 async function reason(response) {
   try {
     const { error } = await response.json();
@@ -52,15 +52,15 @@ async function json(response) {
   try {
     return await response.json();
   } catch {
-    throw new Refused(0, "What the server sent cannot be read.");
+    throw new Refused(0, "The server's response could not be read.");
   }
 }
 
 export const get = async (path) => json(await ask(path));
 export const post = async (path, body) => json(await ask(path, { method: "POST", body: JSON.stringify(body) }));
 
-/** The events of a POST that streams. Ends with its end mark; raises Refused for an error event and for a stream that
- *  breaks off, since half an answer must not look like a whole one. */
+/** Yields the events of a streaming POST up to its end marker. Throws Refused for an error event, and for a stream that
+ *  ends early, since a partial answer must not look complete. */
 export async function* stream(path, body, signal) {
   const response = await ask(path, { method: "POST", body: JSON.stringify(body), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,6 +1,6 @@
-// Drawing on canvases, sharp on every screen and in the colours of the page.
+// Draws charts on canvases, sharp on every screen and in the page's colours.
 
-/** The context of a canvas, cleared, and its size in CSS pixels. Null while it is not shown. */
+/** Clears a canvas; returns its context and its size in CSS pixels, or null while it is hidden. */
 export function begin(canvas, height) {
   const width = canvas.clientWidth;
   if (!width) return null;
@@ -19,7 +19,7 @@ export function begin(canvas, height) {
 /** A colour of the style sheet. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** The colour of a row: neighbours are far apart on the wheel, and a row keeps its own. */
+/** The colour of a row. Consecutive rows have distant hues. */
 export function rowColour(row) {
   return `oklch(${colour("row-light")} 0.13 ${(40 + row * 137.508) % 360})`;
 }
@@ -44,7 +44,7 @@ function axis({ context, width, height }, most, unit) {
   }
 }
 
-/** Lines over time: each series is `{colour, values: [[time, value]]}`; `span` seconds up to `now` are shown. */
+/** Draws lines over time: each series is `{colour, values: [[time, value]]}`; the last `span` seconds are shown. */
 export function drawLines(canvas, series, now, span, unit) {
   const area = begin(canvas, 130);
   if (!area) return;
@@ -63,7 +63,7 @@ export function drawLines(canvas, series, now, span, unit) {
   }
 }
 
-/** Steps as bars, the newest at the right: height is time, the lower part in the share of decoded tokens. */
+/** Draws steps as bars, the newest at the right. The height is the duration, the lower part the share of decoding. */
 export function drawSteps(canvas, steps) {
   const area = begin(canvas, 130);
   if (!area) return;
@@ -84,13 +84,13 @@ export function drawSteps(canvas, steps) {
   });
 }
 
-// What a cell of the block map stands for: 2 * owner + (1 where the prefix cache knows it).
+// A cell of the block map is 2 * owner + (1 if it is in the prefix cache).
 export const [FREE, PINNED, SHARED, FIRST_ROW] = [0, 1, 2, 3];
 export const ownerOf = (cell) => cell >> 1;
 export const isCached = (cell) => (cell & 1) === 1;
 
-/** The map of a cache group; `marked` is the cell that is pointed at. Returns how many cells a line has, and
- *  their size. */
+/** Draws the block map of a cache group. marked: the cell under the pointer. Returns the number of columns, and the
+ *  size of a cell in pixels. */
 export function drawBlocks(canvas, cells, marked = -1) {
   const width = canvas.clientWidth;
   if (!width || !cells.length) return null;

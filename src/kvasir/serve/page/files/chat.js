@@ -1,4 +1,4 @@
-// The conversation that is shown: its messages, and the stream that makes the next one.
+// The open conversation: its messages, and the stream that produces the next one.
 
 import { Refused, stream } from "./api.js";
 import { Conversations } from "./conversations.js";
@@ -9,18 +9,18 @@ import { chats, loadChat, newChat, saveChat } from "./store.js";
 import { TokenMap } from "./tokens.js";
 import { take, time, wireMessages } from "./wire.js";
 
-const TOO_LONG = "context_length_exceeded"; // the code of an error
-const LEAVING = 1000; // milliseconds within which a stream breaks off when the page is left
+const TOO_LONG = "context_length_exceeded"; // an error code
+const LEAVING = 1000; // milliseconds; a stream that fails so soon after the page was left failed because of that
 
 export class Chat {
-  /** needKey: asks the user for a key; resolves to whether there is a new one. */
+  /** needKey: asks the user for a key; resolves to whether one was entered. */
   constructor(options, models, needKey) {
     this.options = options;
     this.models = models;
     this.needKey = needKey;
     this.chat = chats()[0] ?? newChat();
-    this.maps = new WeakMap(); // message -> the tokens of an answer of this visit
-    this.abort = null; // of the answer that is being written
+    this.maps = new WeakMap(); // message -> its TokenMap, for answers received since the page was loaded
+    this.abort = null; // AbortController of the answer in progress
     this.edited = null; // the message that the next one will replace
     this.prompt = find("prompt");
     this.end = new End(find("messages"));
@@ -38,7 +38,7 @@ export class Chat {
     this.prompt.addEventListener("input", () => this.fit());
     find("stop").addEventListener("click", () => this.stop());
     find("edit-cancel").addEventListener("click", () => this.edit(null));
-    // What is being written is kept as far as it has come when the page is left, or may be ended unseen.
+    // A partial answer is saved when the page is left or hidden, since a hidden page may be discarded.
     this.left = -LEAVING;
     for (const leaves of ["beforeunload", "pagehide"]) addEventListener(leaves, () => (this.left = performance.now()));
     for (const leaves of ["pagehide", "visibilitychange"]) {
@@ -47,7 +47,7 @@ export class Chat {
     this.show();
   }
 
-  /** Esc: true when there was something to end. */
+  /** Handles Esc; returns whether there was something to cancel. */
   escape() {
     if (this.abort) this.stop();
     else if (this.edited) this.edit(null);
@@ -75,7 +75,7 @@ export class Chat {
   }
 
   save(chat = this.chat) {
-    if (saveChat(chat)) this.notice("Another tab went on with this conversation. This one is kept beside it.");
+    if (saveChat(chat)) this.notice("Another tab has changed this conversation. Your version is saved separately.");
     this.conversations.draw();
   }
 
@@ -84,7 +84,7 @@ export class Chat {
   show() {
     const box = find("messages");
     box.replaceChildren(...this.chat.messages.map((message) => this.view(message).root));
-    if (!this.chat.messages.length) box.append(make("p", { class: "welcome muted" }, "Ask something."));
+    if (!this.chat.messages.length) box.append(make("p", { class: "welcome muted" }, "Send a message to start."));
     this.end.go();
     this.conversations.draw();
   }
@@ -134,20 +134,20 @@ export class Chat {
     this.save();
   }
 
-  /** An answer is replaced by a new one and kept with it; whatever came after it is gone. */
+  /** Replaces an answer with a new one, and keeps the old one as an alternative. Later messages are removed. */
   regenerate(message) {
     if (this.abort || !this.options.complete()) return;
     const { messages } = this.chat;
     const later = messages.length - 1 - messages.indexOf(message);
-    const dropped = later === 1 ? "the message" : `the ${later} messages`;
-    if (later && !confirm(`A new answer here drops ${dropped} that came after it.`)) return;
+    const removed = later === 1 ? "the message" : `the ${later} messages`;
+    if (later && !confirm(`Regenerating this answer removes ${removed} after it.`)) return;
     this.goBack(message);
     const { before = [], after = [], error, content } = message;
     Object.assign(message, { before: undefined, after: undefined });
     this.generate([...before, ...(error && !content ? [] : [message]), ...after]);
   }
 
-  /** Shows the answer that was there before this one (by -1) or after it (by 1). */
+  /** Shows the previous (by: -1) or the next (by: 1) alternative of an answer. */
   turn(message, by) {
     const { before = [], after = [] } = message;
     const shown = by < 0 ? before.at(-1) : after[0];
@@ -161,8 +161,7 @@ export class Chat {
     this.show();
   }
 
-  /** The message goes back to where it was written; sent again, it replaces itself and all that came after it. Null
-   *  ends that. */
+  /** Puts a message into the composer; sending it replaces the message and all later ones. Null cancels that. */
   edit(message) {
     if (message ? this.abort : !this.edited) return;
     this.editing(message);
@@ -179,7 +178,7 @@ export class Chat {
     this.show();
   }
 
-  /** The tools that an answer called gave these results. */
+  /** Sends the results of an answer's tool calls. */
   answer(message, results) {
     if (this.abort || !this.options.complete()) return;
     message.answered = true;
@@ -197,7 +196,7 @@ export class Chat {
     this.abort?.abort();
   }
 
-  /** Asks for the next message and follows it to its end. before: answers that it replaces. */
+  /** Requests the next message and streams it to its end. before: its earlier alternatives. */
   async generate(before = []) {
     const { chat } = this;
     const body = {
@@ -231,9 +230,9 @@ export class Chat {
     } catch (error) {
       if (error.name === "AbortError") message.finish = "stopped";
       else if (performance.now() - this.left < LEAVING) message.finish = "left";
-      else message.error = error instanceof Refused ? error.words : `This page failed: ${error.message}`;
+      else message.error = error instanceof Refused ? error.words : `This page has a bug: ${error.message}`;
       if (error.code === TOO_LONG) message.tooLong = true;
-      if (error.status === 404) this.models.refresh().catch(() => {}); // the message shows the error
+      if (error.status === 404) this.models.refresh().catch(() => {}); // the message shows the error already
       if (error.status === 401) queueMicrotask(() => this.retryWithKey(message));
     }
     this.abort.abort();
@@ -254,13 +253,13 @@ export class Chat {
     if (!busy && document.activeElement === document.body) this.prompt.focus();
   }
 
-  /** waiting: what a message without a text waits for. */
+  /** waiting: the status of a message that has no text yet. */
   draw(view, waiting = "") {
     view.draw(waiting);
     this.end.keep();
   }
 
-  /** Draws a growing answer at the next frame, later where that takes long. */
+  /** Schedules a redraw of a growing answer at the next frame, or later if drawing is slow. */
   follow(view) {
     if (view.due) return;
     view.due = true;

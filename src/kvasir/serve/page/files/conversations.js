@@ -1,10 +1,10 @@
-// The list of conversations beside the one that is shown, and what stands there of those that are not kept.
+// The sidebar: the list of conversations, and the warning about those that could not be saved.
 
 import { download, find, make } from "./dom.js";
 import { chats, hasUnsaved, isChat, isUnsaved, loadChat, newChat, removeChat } from "./store.js";
 
 export class Conversations {
-  /** actions: `open(chat)`, and `changed()` when another tab has changed one; `chat` is the one that is shown. */
+  /** actions: `open(chat)`; `changed()`, for when another tab has changed a conversation; `chat`, the open one. */
   constructor(actions) {
     this.actions = actions;
     find("new").addEventListener("click", () => actions.open(newChat()));
@@ -25,7 +25,7 @@ export class Conversations {
     const open = () => this.actions.open(loadChat(chat.id) ?? newChat());
     const remove = { class: "icon small", "aria-label": `Delete ${title}`, title: "Delete" };
     const name = make("bdi", {}, title);
-    const mark = isUnsaved(chat) ? make("span", { class: "error" }, " not kept") : null;
+    const mark = isUnsaved(chat) ? make("span", { class: "error" }, " not saved") : null;
     return make(
       "li",
       {},
@@ -41,7 +41,7 @@ export class Conversations {
     else this.draw();
   }
 
-  /** The one that is shown, as a file. */
+  /** Downloads the open conversation. */
   download() {
     const { title, messages } = this.actions.chat;
     download("conversation.json", "application/json", JSON.stringify({ title, messages }, null, 2));

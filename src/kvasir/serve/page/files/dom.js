@@ -1,4 +1,4 @@
-// Making elements. Text only ever becomes text nodes, so no text of a model or a server is markup.
+// Creates elements. Text becomes text nodes only, so that no output of a model or a server is parsed as markup.
 
 export const find = (id) => document.getElementById(id);
 
@@ -14,12 +14,12 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Announces an event to screen readers. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   find("status").textContent = text;
 }
 
-/** Copies text; the button shows whether it worked. */
+/** A button that copies a text and shows whether that worked. text: returns it. */
 export function copyButton(text, label = "Copy") {
   const button = make("button", { type: "button", class: "quiet", "aria-label": `${label} to the clipboard` }, label);
   button.addEventListener("click", async () => {
@@ -27,7 +27,7 @@ export function copyButton(text, label = "Copy") {
     try {
       await navigator.clipboard.writeText(text());
     } catch {
-      done = "Not allowed";
+      done = "Copying failed";
     }
     button.textContent = done;
     announce(done);
@@ -36,7 +36,7 @@ export function copyButton(text, label = "Copy") {
   return button;
 }
 
-/** Gives a text to the browser as a file to keep. */
+/** Downloads a text as a file. */
 export function download(name, type, text) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   make("a", { href: url, download: name }).click();

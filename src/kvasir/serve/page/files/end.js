@@ -1,22 +1,22 @@
-// The end of a box that scrolls: kept in sight as the box grows, unless the reader has gone up from it.
+// Keeps a scrolling box at its end while its content grows, unless the reader has scrolled up.
 
-const NEAR = 30; // pixels; who comes back so close to the end follows it again
+const NEAR = 30; // pixels from the end; scrolling down to there follows the end again
 
 export class End {
   constructor(box) {
     this.box = box;
-    this.top = 0; // where the box was scrolled to last
+    this.top = 0; // the last scroll position
     this.kept = true;
     box.addEventListener("scroll", () => this.scrolled());
-    new ResizeObserver(() => this.keep()).observe(box); // the composer takes some of its height
+    new ResizeObserver(() => this.keep()).observe(box); // the composer changes its height
   }
 
   get below() {
     return this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight;
   }
 
-  /** Growing content scrolls nothing, so what went up was the reader, or content that got shorter: then the end is in
-   *  sight. */
+  /** Growing content does not scroll. An upward move comes from the reader, or from content that became shorter: then
+   *  the end is visible. */
   scrolled() {
     const isUp = this.box.scrollTop < this.top;
     this.top = this.box.scrollTop;
@@ -30,7 +30,7 @@ export class End {
     this.keep();
   }
 
-  /** To be called after what is in the box has changed. */
+  /** Call this after the content has changed. */
   keep() {
     if (this.kept) this.box.scrollTop = this.box.scrollHeight;
     this.box.classList.toggle("following", this.kept);

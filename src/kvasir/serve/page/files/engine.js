@@ -1,4 +1,4 @@
-// The live view of the engine: asks for a snapshot every second while it is looked at, and draws it.
+// The live view of the engine: requests a snapshot every second while it is visible, and draws it.
 
 import { get, Refused } from "./api.js";
 import { drawBlocks, drawLines, drawSteps, FIRST_ROW, isCached, ownerOf, PINNED, rowColour, SHARED } from "./charts.js";
@@ -7,21 +7,21 @@ import { Loaded } from "./loaded.js";
 import { count, drawTiles, part, rate, span } from "./tiles.js";
 
 const EVERY = 1000; // milliseconds between two snapshots
-const SPAN = 120; // seconds that the chart of rates shows
-const RATE_OVER = 3; // seconds over which a rate is taken
+const SPAN = 120; // seconds shown by the chart of rates
+const RATE_OVER = 3; // seconds over which a rate is averaged
 const COLUMNS = ["Request", "Class", "State", "Prompt", "Cached", "Answer", "Computed", "Age"];
 const BLOCKS = [
-  ["row-sample", "an answer"],
+  ["row-sample", "one answer"],
   ["shared", "several answers"],
   ["pinned", "pinned"],
   ["cached", "cached, idle"],
   ["free", "free"],
-  ["held", "with a dot: in the prefix cache, too"],
+  ["held", "dot: also in the prefix cache"],
 ];
 
 export class EngineView {
-  /** models: which of them is looked at. needKey: called when the server asks for a key; resolves to whether there is
-   *  one now. */
+  /** models: states which model to show. needKey: called when the server requires a key; resolves to whether one was
+   *  entered. */
   constructor(root, models, needKey) {
     this.models = models;
     this.needKey = needKey;
@@ -48,7 +48,7 @@ export class EngineView {
     this.following = false;
   }
 
-  /** Whether to ask again. */
+  /** Requests a snapshot and draws it; resolves to whether to continue. */
   async ask() {
     let { query } = this.models;
     try {
@@ -67,7 +67,7 @@ export class EngineView {
     return true;
   }
 
-  /** The engine's counters begin again when it is started again, and another model's are others. */
+  /** Drops the history if the engine was restarted or another model is shown, since the counters are other ones. */
   take(live, query) {
     const { last } = this;
     if (last && (query !== this.seen || live.now < last.now || live.stats.steps < last.stats.steps)) {
@@ -94,7 +94,7 @@ export class EngineView {
     this.draw();
   }
 
-  // -- what is on the page -----------------------------------------------------------------------------------------
+  // -- drawing -----------------------------------------------------------------------------------------------------
 
   build(root) {
     this.problem = make("p", { class: "error", role: "alert" });
@@ -106,7 +106,7 @@ export class EngineView {
     this.lines = make("canvas", { role: "img" });
     this.bars = make("canvas", { role: "img" });
     this.maps = make("div", { class: "maps" });
-    const how = "Point at a block to see whose it is; the arrow keys work, too.";
+    const how = "Hover over a block, or use the arrow keys, to see what it holds.";
     this.place = make("p", { class: "small muted place", role: "status" }, how);
     this.body = make("tbody");
     this.more = make("p", { class: "small muted" });
@@ -141,8 +141,8 @@ export class EngineView {
     this.lines.setAttribute("aria-label", `${generated} generated and ${prompt} prompt tokens per second`);
     drawSteps(this.bars, this.steps);
     const last = this.steps.at(-1);
-    const summary = last && `${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens`;
-    this.bars.setAttribute("aria-label", summary ? `The last step took ${summary}` : "No steps yet");
+    const took = last && `${last.ms.toFixed(1)} ms for ${last.decode} decoded and ${last.prefill} prompt tokens`;
+    this.bars.setAttribute("aria-label", took ? `The last step took ${took}` : "No steps yet");
     this.drawMaps();
     this.drawRequests();
   }
@@ -182,7 +182,7 @@ export class EngineView {
     });
   }
 
-  /** Describes a cell of a group's map; -1 for none. */
+  /** Marks and describes a cell of a group's map; -1: none. */
   point(g, i) {
     const { grid } = this.maps.children[g].lastChild;
     const { cells, at } = grid;
@@ -193,10 +193,10 @@ export class EngineView {
     const { per_cell: each } = this.last.groups[g];
     const which = each > 1 ? `Blocks ${1 + i * each} to ${(i + 1) * each}` : `Block ${1 + i}`;
     const cached = isCached(cells[i]) ? ", in the prefix cache" : "";
-    this.place.textContent = `${which}: ${this.whose(cells[i])}${cached}`;
+    this.place.textContent = `${which}: ${this.ownerText(cells[i])}${cached}`;
   }
 
-  whose(cell) {
+  ownerText(cell) {
     const owner = ownerOf(cell);
     if (owner === PINNED) return "pinned";
     if (owner === SHARED) return "several answers";
@@ -210,7 +210,7 @@ export class EngineView {
     const { answers, stats } = this.last;
     this.body.replaceChildren(...answers.map(requestRow));
     if (!answers.length) {
-      const nothing = make("td", { colspan: COLUMNS.length, class: "muted" }, "Nothing runs and nothing waits.");
+      const nothing = make("td", { colspan: COLUMNS.length, class: "muted" }, "No requests are running or waiting.");
       this.body.append(make("tr", {}, nothing));
     }
     const hidden = stats.running + stats.waiting - answers.length;
@@ -223,7 +223,7 @@ function requestRow(answer) {
   if (answer.row >= 0) mark.style.background = rowColour(answer.row);
   const progress = `${answer.computed} of ${answer.known} tokens computed`;
   const bar = make("progress", { max: Math.max(1, answer.known), value: answer.computed, "aria-label": progress });
-  const waits = answer.preemptions ? "waiting again" : "waiting";
+  const waits = answer.preemptions ? "waiting, preempted" : "waiting";
   const cells = [
     [mark, name(answer)],
     [answer.class],
@@ -244,7 +244,7 @@ function legend(entries) {
   return make("ul", { class: "legend" }, entries.map(([kind, label]) => make("li", {}, swatch(kind), label)));
 }
 
-/** Run lengths `[cell, count, cell, count ...]` to cells. */
+/** Expands run lengths `[cell, count, cell, count ...]` to cells. */
 function unpack(runs) {
   const cells = [];
   for (let i = 0; i < runs.length; i += 2) for (let k = 0; k < runs[i + 1]; k++) cells.push(runs[i]);

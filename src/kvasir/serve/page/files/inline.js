@@ -1,10 +1,10 @@
-// What stands within a block of markdown: emphasis, code, links.
+// Renders what a block of markdown contains: emphasis, code, links.
 
 import { make } from "./dom.js";
 
-const DEEPEST = 8; // levels of emphasis within each other
+const DEEPEST = 8; // levels of nested emphasis
 
-/** The lines as one text, and the place of each of its characters in the source. */
+/** Joins lines; returns the text, and the position of each of its characters in the source. */
 export function join(lines) {
   const positions = [];
   lines.forEach((line, i) => {
@@ -19,10 +19,10 @@ export function inlines(lines, leaf) {
   return inline(text, positions, leaf, 0);
 }
 
-// Marks that turn the direction of what follows: https://www.unicode.org/reports/tr9/
+// Characters that change the direction of the text after them: https://www.unicode.org/reports/tr9/
 const TURNS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
-/** Code as nodes. Marks that would make it look like other code than it is are shown by their numbers. */
+/** Code as nodes. Characters that could disguise it, by changing its direction, are shown as code points. */
 export function codeLeaf(text, positions, leaf) {
   const nodes = [];
   let begin = 0;
@@ -39,7 +39,7 @@ const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const URL = /https?:\/\/[^\s<>"'`|\\^{}]+/y;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
 
-/** A text with its positions to nodes. Each kind of mark that has no end is searched for once, not at every place. */
+/** A text with its positions as nodes. The end of a mark that has none is searched for once only, to stay linear. */
 function inline(text, positions, leaf, depth) {
   const nodes = [];
   const endless = new Set();
@@ -133,7 +133,7 @@ function codeEnd(text, i, run) {
   return -1;
 }
 
-/** The address that begins at `i`, without the marks that end a sentence; "" where none does. */
+/** The URL that begins at `i`, without trailing punctuation; "" if there is none. */
 function address(text, i) {
   URL.lastIndex = i;
   const found = isWord(text[i - 1]) ? null : URL.exec(text);
@@ -150,7 +150,7 @@ function opens(text, i, mark) {
   return next !== undefined && next.trim() !== "" && !(mark[0] === "_" && isWord(text[i - 1]));
 }
 
-/** Where emphasis that began before `i` ends, or -1. */
+/** The index at which emphasis that began before `i` ends, or -1. */
 function markEnd(text, i, mark) {
   for (let j = i; (j = text.indexOf(mark, j)) >= 0; ) {
     const run = runLength(text, j);
@@ -162,7 +162,7 @@ function markEnd(text, i, mark) {
   return -1;
 }
 
-/** A link `[text](url "title")` whose bracket opens at `i`: the ends of its text, its address, and where it ends. */
+/** A link `[text](url "title")` whose bracket opens at `i`: the bounds of its text, its URL, and its end; or null. */
 function link(text, i) {
   let level = 0;
   for (let j = i; j < text.length && j < i + 2000; j++) {
@@ -176,7 +176,7 @@ function link(text, i) {
   return null;
 }
 
-/** A link that can only lead to a web page or a letter; any other address is shown and leads nowhere. */
+/** A link to a web page or a mail address; the text of any other link, without its target. */
 function anchor(url, children) {
   if (!/^(https?:\/\/|mailto:)/i.test(url)) return make("span", { class: "dead-link", title: url }, children);
   return make("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow", title: url }, children);

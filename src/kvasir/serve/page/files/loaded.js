@@ -1,15 +1,15 @@
-// Of a server of several models: which of them are loaded, and buttons to load and unload them.
+// The models of a server with several: which are loaded, and buttons to load and unload them.
 
 import { get, post, Refused } from "./api.js";
 import { make } from "./dom.js";
 
-const NEVER = "9999"; // the year in which a model leaves that stays
-const CANNOT = "Unloading needs a key with the scope management; without keys, this machine itself.";
+const NEVER = "9999"; // the year of a model without an expiry: it is in use, or kept loaded
+const CANNOT = "Unloading needs a key with the scope 'management'; without keys, a connection from this machine.";
 
 export class Loaded {
   constructor(models) {
     this.models = models;
-    this.busy = new Set(); // names of those that are being loaded or unloaded
+    this.busy = new Set(); // names of models that are being loaded or unloaded
     this.body = make("tbody");
     this.problem = make("p", { class: "error", role: "alert" });
     const head = make("tr", {}, ["Model", "", "State"].map((column) => make("th", { scope: "col" }, column)));
@@ -17,7 +17,7 @@ export class Loaded {
     this.root = make("div", {}, make("div", { class: "table", tabindex: 0 }, table), this.problem);
   }
 
-  /** Asks which are loaded; raises Refused. */
+  /** Requests the loaded models and draws the list. Throws Refused. */
   async ask() {
     const { models } = await get("/api/ps");
     this.draw(new Map(models.map((model) => [model.name, model])));
@@ -26,7 +26,7 @@ export class Loaded {
   draw(loaded) {
     const states = this.models.names.map((name) => [name, loaded.get(name), this.busy.has(name)]);
     const text = JSON.stringify([states, this.models.info.manages]);
-    if (text === this.drawn) return; // a button that is about to be pressed stays
+    if (text === this.drawn) return; // keeps a button in place that is about to be clicked
     this.drawn = text;
     this.body.replaceChildren(...states.map((state) => this.row(...state)));
   }
@@ -38,12 +38,12 @@ export class Loaded {
     const about = { class: "small", "aria-label": `${label} ${name}`, disabled: isBusy || isForbidden };
     const button = make("button", { type: "button", ...about, onclick: act }, label);
     if (isForbidden) button.title = CANNOT;
-    const doing = model ? "is being unloaded …" : "is being loaded …";
-    const state = isBusy ? doing : model ? `loaded: ${description(model)}` : "not loaded";
+    const doing = model ? "unloading …" : "loading …";
+    const state = isBusy ? doing : model ? `loaded: ${details(model)}` : "not loaded";
     return make("tr", {}, [name, button, state].map((cell) => make("td", {}, cell)));
   }
 
-  /** keep_alive 0 unloads; a request without anything to answer loads. */
+  /** keep_alive 0 unloads; a request without a prompt loads. */
   async act(name, fields) {
     this.problem.textContent = "";
     this.busy.add(name);
@@ -54,11 +54,11 @@ export class Loaded {
       this.problem.textContent = error.words;
     }
     this.busy.delete(name);
-    await this.ask().catch(() => {}); // the next look shows the cause
+    await this.ask().catch(() => {}); // the next snapshot reports it
   }
 }
 
-function description({ size, expires_at: expires }) {
+function details({ size, expires_at: expires }) {
   const until = new Date(expires).toLocaleTimeString([], { timeStyle: "medium" });
-  return `${(size / 2 ** 20).toFixed(1)} MiB, ${expires.startsWith(NEVER) ? "kept while it is used" : `until ${until}`}`;
+  return `${(size / 2 ** 20).toFixed(1)} MiB, ${expires.startsWith(NEVER) ? "in use, or kept loaded" : `until ${until}`}`;
 }

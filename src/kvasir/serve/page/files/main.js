@@ -22,11 +22,11 @@ function showView() {
   engine.watch(shown === "engine");
 }
 
-let asked = null; // the question for a key that is on the page
-let declined = false; // whether the last one was closed without a key
+let asked = null; // the promise of the open key dialog
+let declined = false; // whether the last dialog was closed without a key
 
-/** Asks for a key; resolves to whether one was given. Those who ask while it is asked for get the same answer. */
-function needKey(error = "The server asks for a key.") {
+/** Asks for a key; resolves to whether one was entered. Concurrent callers share one dialog. */
+function needKey(error = "The server requires an API key.") {
   asked ??= askForKey(error).finally(() => (asked = null));
   return asked;
 }
@@ -52,8 +52,8 @@ function askForKey(error) {
   });
 }
 
-/** What is served here; asks for a key as long as the server wants one and the user gives one. unasked: the page does so
- *  by itself, which it does no more once the user has declined. Resolves to whether it is known then. */
+/** Loads the list of models; asks for a key as long as the server requires one and the user enters one. unasked: the
+ *  page does this on its own, and asks no more once the user has declined. Resolves to whether it succeeded. */
 async function introduce(unasked = false) {
   for (;;) {
     try {
@@ -64,7 +64,7 @@ async function introduce(unasked = false) {
       if (refused.status !== 401) return false;
     }
     if (unasked && declined) return false;
-    const why = key.value ? "This key is not known here." : "Each request needs it. It stays in this browser.";
+    const why = key.value ? "The server does not accept this key." : "Requests need a key. It stays in this browser.";
     if (!(await needKey(why))) return false;
   }
 }

@@ -1,14 +1,14 @@
-// Markdown as models write it, to nodes. What is not understood stays text; HTML is text; nothing is loaded.
+// Renders the markdown that models write. HTML and unsupported syntax stay text; nothing is loaded.
 //
-// Every piece of text knows where it came from: `leaf(text, positions)` makes the nodes of a piece, with the place of
-// each of its characters in the source, so that tokens can be shown within the finished text.
+// Each piece of text keeps its origin: `leaf(text, positions)` creates the nodes of a piece from the position of each
+// of its characters in the source, so that tokens can be shown within the rendered text.
 
 import { copyButton, make } from "./dom.js";
 import { codeLeaf, inlines, join } from "./inline.js";
 
-const DEEPEST = 8; // levels of quotes and lists within each other
+const DEEPEST = 8; // levels of nested quotes and lists
 
-/** The blocks of a text: `{source, start, render(leaf)}`. A block that ended never changes when more text follows. */
+/** The blocks of a text: `{source, start, render(leaf)}`. A complete block never changes when more text follows. */
 export function blocks(text) {
   return split(toLines(text)).map((lines) => ({
     source: lines.map((line) => line.text).join("\n"),
@@ -17,7 +17,7 @@ export function blocks(text) {
   }));
 }
 
-// A line: its text, and where in the source it begins.
+// A line: its text, and its position in the source.
 function toLines(text) {
   let at = 0;
   return text.split("\n").map((line) => {
@@ -35,12 +35,12 @@ const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])([ \t]+|$)/;
 const TABLE_RULE = /^\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?$/;
-const BREAKS = /^ {0,3}([-*+]|1[.)])[ \t]+\S/; // an item that may follow a paragraph without a blank line
+const BREAKS = /^ {0,3}([-*+]|1[.)])[ \t]+\S/; // a list item that may follow a paragraph without a blank line
 
 const isBlank = (line) => !line.text.trim();
 const indent = (line) => line.text.length - line.text.trimStart().length;
 
-/** Lines to runs of lines, one for each block. */
+/** Groups lines by block. */
 function split(lines) {
   const found = [];
   let i = 0;
@@ -73,7 +73,7 @@ function blockEnd(lines, i) {
   return j;
 }
 
-/** Whether a line ends the code that a fence began. */
+/** Whether a line closes a fenced block of code. */
 function closes(line, fence) {
   const text = line.text.trim();
   return text.length >= fence[1].length && indent(line) < 4 && text === fence[1][0].repeat(text.length);
@@ -110,7 +110,7 @@ function block(lines, leaf, depth) {
   const heading = HEADING.exec(first);
   if (heading) {
     const line = cut(lines[0], heading[0].length);
-    // The page's own headings are above those of an answer.
+    // The page's own headings rank above those of an answer.
     const title = { ...line, text: withoutEnd(line.text) };
     return make(`h${Math.min(6, heading[1].length + 2)}`, {}, inlines([title], leaf));
   }
@@ -123,7 +123,7 @@ function block(lines, leaf, depth) {
   return make("p", {}, inlines(lines.map((l) => cut(l, indent(l))), leaf));
 }
 
-/** A heading without the #s that may end it. */
+/** A heading without its closing #s. */
 function withoutEnd(text) {
   text = text.trimEnd();
   let end = text.length;

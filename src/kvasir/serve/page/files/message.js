@@ -1,32 +1,32 @@
-// One message on the page: its text, drawn anew as it grows, and what can be done with it.
+// One message on the page: its text, redrawn as it grows, and its buttons.
 
 import { copyButton, make } from "./dom.js";
 import { blocks } from "./markdown.js";
 import { followTokens, plainLeaf } from "./tokens.js";
 
 const ENDS = {
-  length: "Cut off: the answer reached its longest length.",
+  length: "Cut off: the answer reached its maximum length.",
   stopped: "Stopped.",
-  left: "Incomplete: the page was left while this was being written.",
+  left: "Incomplete: the page was left while the answer was being written.",
   tooLong:
-    "It does not fit into the model's context, so this turn is left out of the conversation: edit the message, or go on" +
-    " with a shorter one. Where the conversation has become too long, begin a new one.",
+    "It does not fit into the model's context, so this turn is left out of the conversation. Edit the message, or" +
+    " send a shorter one. If the conversation has become too long, start a new one.",
   abort: "The server ended this answer.",
-  timeout: "The server ran out of time for this answer.",
+  timeout: "The answer took too long, so the server ended it.",
 };
 
-/** A message: `{role, content, reasoning, calls, finish, error, tooLong, usage, first, rate, seed, model}`; `first`: seconds
- *  to the first token; `rate`: tokens a second after it; `before` and `after`: other answers in its place. */
+/** A message: `{role, content, reasoning, calls, finish, error, tooLong, usage, first, rate, seed, model}`, and the
+ *  alternatives of an answer, `before` and `after`. first: seconds to the first token. rate: tokens per second then. */
 export class MessageView {
   /** actions: `regenerate(message)`, `turn(message, by)`, `edit(message)`, `answer(message, results)`. map: the
-   *  TokenMap of an answer of this visit. */
+   *  TokenMap of an answer received since the page was loaded. */
   constructor(message, actions, map = null) {
     this.message = message;
     this.actions = actions;
     this.map = map;
     this.drawn = []; // the blocks on the page: {source, node}
-    this.due = false; // whether it will be drawn soon
-    this.cost = 0; // milliseconds that this took last
+    this.due = false; // whether a redraw is scheduled
+    this.cost = 0; // milliseconds of the last redraw
     const name = { user: "You", assistant: "Answer", tool: "Tool result" }[message.role];
     this.body = make("div", { class: "body" });
     this.foot = make("div", { class: "foot" });
@@ -57,7 +57,7 @@ export class MessageView {
     this.draw();
   }
 
-  /** waiting: the text shown until there is an answer. */
+  /** waiting: the status to show while there is no answer. */
   draw(waiting = "") {
     const { message } = this;
     if (message.reasoning) {
@@ -71,7 +71,7 @@ export class MessageView {
     this.drawNotes(waiting);
   }
 
-  /** Blocks that have not changed stay as they are. */
+  /** Redraws the blocks that have changed. */
   drawText() {
     const leaf = this.map?.leaf("content") ?? plainLeaf;
     const found = blocks(this.message.content ?? "");
@@ -92,7 +92,7 @@ export class MessageView {
     this.calls.replaceChildren(...calls.map(callFigure));
     if (!this.message.finish || this.message.answered) return;
     const areas = calls.map(({ function: { name } }) =>
-      make("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} gives back` }),
+      make("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }),
     );
     const send = () => this.actions.answer(this.message, areas.map((area) => area.value));
     const label = calls.length > 1 ? "Send the results" : "Send the result";
@@ -119,7 +119,7 @@ export class MessageView {
     );
   }
 
-  /** The way to other answers in its place. */
+  /** Buttons for the alternatives of an answer. */
   ways() {
     const { before = [], after = [] } = this.message;
     if (!before.length && !after.length) return [];
@@ -128,7 +128,7 @@ export class MessageView {
       return make("button", { type: "button", class: "quiet", "aria-label": label, disabled, onclick }, sign);
     };
     return [
-      turn(-1, "‹", "Answer before", !before.length),
+      turn(-1, "‹", "Previous answer", !before.length),
       make("span", { class: "small muted" }, `${before.length + 1} of ${before.length + 1 + after.length}`),
       turn(1, "›", "Next answer", !after.length),
     ];
@@ -152,7 +152,7 @@ function figures(message) {
   const found = [];
   const tokens = message.usage?.completion_tokens;
   if (tokens) found.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-  if (message.first !== undefined) found.push(`first after ${Math.round(1000 * message.first)} ms`);
+  if (message.first !== undefined) found.push(`first token after ${Math.round(1000 * message.first)} ms`);
   if (message.rate) found.push(`${message.rate.toFixed(1)} tokens/s`);
   const cached = message.usage?.prompt_tokens_details?.cached_tokens;
   if (cached) found.push(`${cached} of ${message.usage.prompt_tokens} prompt tokens cached`);

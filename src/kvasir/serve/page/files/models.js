@@ -1,21 +1,21 @@
-// Which model is asked. A server of one is asked without a name; of several, the one that is chosen above.
+// The selected model. Requests to a server with only one model do not name it.
 
 import { get, Refused } from "./api.js";
 import { find, make } from "./dom.js";
 import { settings } from "./store.js";
 
-const LOOK = 1000; // milliseconds between looks at a model that is being loaded
+const LOOK = 1000; // milliseconds between checks of a model that is being loaded
 
 export class Models {
   constructor() {
     this.name = null; // null: the only one
     this.names = [];
-    this.info = {}; // of the one that is chosen, as far as it is loaded
+    this.info = {}; // about the selected model, if it is loaded
     this.select = find("models");
     this.select.addEventListener("change", () => this.choose(this.select.value).catch(ignoreRefused));
   }
 
-  /** Asks what there is; raises Refused. */
+  /** Requests the list of models. Throws Refused. */
   async load() {
     const info = await get("/kvasir/info");
     this.names = info.models;
@@ -27,18 +27,18 @@ export class Models {
     await this.choose(this.several ? (wanted ?? null) : null, wanted);
   }
 
-  /** Asks again, since models come and go, and those that are loaded have more facts; raises Refused. */
+  /** Requests the list and the facts again, since models are added, removed and loaded. Throws Refused. */
   async refresh() {
     try {
       this.info = await get(`/kvasir/info${this.query}`);
       if (this.info.models.join("\n") !== this.names.join("\n")) await this.load();
     } catch (error) {
       if (error.status !== 404) throw error;
-      await this.load(); // the one that was chosen is gone
+      await this.load(); // the selected model was removed
     }
   }
 
-  /** Reports that the chosen model is being loaded, until it is loaded or the signal is aborted. */
+  /** Reports that the selected model is being loaded, until it is loaded or the signal aborts. */
   async whileLoading(signal, report) {
     const { name } = this;
     while (this.several && name !== null && !signal.aborted) {
@@ -60,21 +60,21 @@ export class Models {
     document.title = shown ? `${shown} – Kvasir` : "Kvasir";
     this.info = await get(`/kvasir/info${this.query}`);
     const chats = this.info.tasks?.includes("generate") ?? true;
-    find("prompt").placeholder = chats ? "Write a message" : "This model makes embeddings; it does not chat";
+    find("prompt").placeholder = chats ? "Write a message" : "This is an embedding model; it does not chat";
   }
 
-  /** What a question about the chosen model ends with. */
+  /** The query string of requests about the selected model. */
   get query() {
     return this.name === null ? "" : `?model=${encodeURIComponent(this.name)}`;
   }
 
-  /** The fields of a request for it. */
+  /** The fields of a request that select the model. */
   get fields() {
     return this.name === null ? {} : { model: this.name };
   }
 }
 
-/** What the server refuses here, it refuses again where it matters. */
+/** Ignores a failure here, since a later request reports it. */
 function ignoreRefused(error) {
   if (!(error instanceof Refused)) throw error;
 }

@@ -1,23 +1,8 @@
-// The settings panel: how answers are sampled, and what is asked beside them.
+// The settings panel: the fields that are added to each request. Empty fields are not sent: the model's default holds.
 
 import { find, make } from "./dom.js";
+import { FIELDS } from "./fields.js";
 import { settings } from "./store.js";
-
-// Numbers go to the server under their own names; what is left empty is not sent, and the model's default holds.
-// The bounds are the API's; a seed beyond Number.MAX_SAFE_INTEGER goes among the other fields.
-const MOST = 2 ** 31 - 1;
-const SAFE = Number.MAX_SAFE_INTEGER;
-export const NUMBERS = [
-  ["temperature", "Temperature", { min: 0, max: 100, step: "any" }, "0 always takes the best token"],
-  ["top_p", "Top p", { min: 1e-6, max: 1, step: "any" }, "only the likeliest that make up this part"],
-  ["top_k", "Top k", { min: -1, max: MOST, step: 1 }, "only so many of the likeliest; 0 for all"],
-  ["min_p", "Min p", { min: 0, max: 1, step: "any" }, "only those this likely beside the best"],
-  ["repetition_penalty", "Repetition penalty", { min: 1e-6, max: 10, step: "any" }, "1 for none"],
-  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: "any" }, "0 for none"],
-  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: "any" }, "0 for none"],
-  ["max_tokens", "Longest answer", { min: 1, max: MOST, step: 1 }, "in tokens"],
-  ["seed", "Seed", { min: -SAFE, max: SAFE, step: 1 }, "the same one gives the same answer"],
-];
 
 function field(label, input, hint) {
   const small = hint ? make("small", { class: "muted" }, hint) : null;
@@ -26,28 +11,28 @@ function field(label, input, hint) {
 
 export class Options {
   constructor() {
-    this.kept = { probabilities: true, ...settings.read() }; // from then on the form has them
+    this.kept = { probabilities: true, ...settings.read() }; // later, the form holds them
     this.form = find("settings-form");
     this.form.append(
       make("p", { id: "settings-error", class: "error", role: "alert" }),
       field("System message", this.area("system", 3)),
-      ...NUMBERS.map(([name, label, limits, hint]) => field(label, this.number(name, limits), hint)),
-      field("Stop at", this.area("stop", 2), "one text a line"),
-      field("Thinking", this.choice("thinking", [["", "as the model does"], ["on", "on"], ["off", "off"]])),
-      field("Tools", this.area("tools", 3), "a JSON list, as the API takes it"),
-      field("Other fields", this.area("other", 2), "a JSON object, sent along as it is"),
-      this.check("probabilities", "Ask for token probabilities"),
+      ...FIELDS.map(({ label, hint, ...input }) => field(label, this.number(input), hint)),
+      field("Stop strings", this.area("stop", 2), "One per line."),
+      field("Thinking", this.choice("thinking", [["", "model default"], ["on", "on"], ["off", "off"]])),
+      field("Tools", this.area("tools", 3), "A JSON list in the format of the API."),
+      field("Other fields", this.area("other", 2), "A JSON object. Its fields are added to the request."),
+      this.check("probabilities", "Show token probabilities"),
       this.check("shade", "Underline unlikely tokens"),
-      make("button", { type: "button", onclick: () => this.reset() }, "Back to the defaults"),
+      make("button", { type: "button", onclick: () => this.reset() }, "Reset to defaults"),
     );
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.take(event.target));
     this.apply();
   }
 
-  number(name, limits) {
+  number(input) {
     const kind = { type: "number", inputmode: "decimal", placeholder: "default" };
-    return make("input", { name, value: this.kept[name], ...kind, ...limits });
+    return make("input", { value: this.kept[input.name], ...kind, ...input });
   }
 
   area(name, rows) {
@@ -74,14 +59,14 @@ export class Options {
 
   apply() {
     document.documentElement.toggleAttribute("data-shade", this.form.elements.shade.checked);
-    this.form.elements.tools.setCustomValidity(this.tools() === undefined ? "This is no JSON list." : "");
-    this.form.elements.other.setCustomValidity(this.other() === undefined ? "This is no JSON object." : "");
+    this.form.elements.tools.setCustomValidity(this.tools() === undefined ? "This is not a JSON list." : "");
+    this.form.elements.other.setCustomValidity(this.other() === undefined ? "This is not a JSON object." : "");
     const wrong = [...this.form.elements].filter((input) => !input.validity.valid);
     const words = (input) => `${input.labels[0].firstChild.textContent}: ${input.validationMessage}`;
     find("settings-error").textContent = wrong.map(words).join(" ");
   }
 
-  /** Whether a request can be made of them; else they are shown where they are wrong. */
+  /** Whether all settings are valid; if not, opens the panel at the first that is not. */
   complete() {
     const wrong = [...this.form.elements].find((input) => !input.validity.valid);
     if (!wrong) return true;
@@ -112,7 +97,7 @@ export class Options {
     return this.json("other", (value) => typeof value === "object" && value !== null && !Array.isArray(value));
   }
 
-  /** The value of a text as JSON: null for an empty one, undefined for what is none or does not fit. */
+  /** Parses a field as JSON: null if it is empty, undefined if it is not JSON or does not fit. */
   json(name, fits) {
     const text = this.text(name).trim();
     if (!text) return null;
@@ -128,10 +113,10 @@ export class Options {
     return this.form.elements[name].value;
   }
 
-  /** The fields of a chat request beside its messages. */
+  /** The fields of a chat request, except its messages. */
   fields() {
     const fields = {};
-    for (const [name] of NUMBERS) if (this.text(name) !== "") fields[name] = Number(this.text(name));
+    for (const { name } of FIELDS) if (this.text(name) !== "") fields[name] = Number(this.text(name));
     const stop = this.text("stop").split("\n").filter(Boolean);
     if (stop.length) fields.stop = stop;
     const thinking = this.text("thinking");

@@ -1,12 +1,12 @@
-// What the browser keeps: the key, the settings, and each conversation under a name of its own. What it has no room
-// for, or would not keep at all, stays in memory as long as the page.
+// What the browser stores: the key, the settings, and each conversation under its own name. What it cannot store stays
+// in memory until the page is closed.
 
 const CHAT = "kvasir.chat.";
 const SETTINGS = "kvasir.settings";
 const KEY = "kvasir.key";
 const ROLES = ["user", "assistant", "tool"];
 
-/** Null where the browser is set to keep nothing. */
+/** Null if the browser's settings forbid it. */
 function storage(name) {
   try {
     return globalThis[name];
@@ -26,7 +26,7 @@ function read(name) {
   }
 }
 
-/** False when the browser has no room left for it. */
+/** Returns false if there is no room for it. */
 function write(store, name, text) {
   try {
     store.setItem(name, text);
@@ -36,9 +36,9 @@ function write(store, name, text) {
   }
 }
 
-let secret = null; // the key where nothing else keeps it
+let secret = null; // the key, if it cannot be stored
 
-/** The API key: for this tab, or, when asked to and where there is room, until it is forgotten. */
+/** The API key: stored for this tab, or permanently if the user wants that and there is room. */
 export const key = {
   get value() {
     return secret ?? session?.getItem(KEY) ?? local?.getItem(KEY) ?? "";
@@ -59,7 +59,7 @@ export const key = {
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** One value at a time: another tab may have changed the others. */
+/** Written one value at a time, since another tab may have changed the others. */
 export const settings = {
   read() {
     const values = read(SETTINGS);
@@ -73,9 +73,9 @@ export const settings = {
 
 // -- conversations ---------------------------------------------------------------------------------------------------
 
-// {id, title, updated, version, messages}; version: what was written last, by whichever tab.
-const unsaved = new Map(); // by id: those that the browser had no room for
-const removed = new Set(); // ids; an answer that is still coming does not bring them back
+// {id, title, updated, version, messages}; version: of the last write, by any tab.
+const unsaved = new Map(); // by id: conversations for which there was no room
+const removed = new Set(); // ids, so that an answer still in progress does not restore them
 
 const newId = () => crypto.randomUUID?.() ?? String(Math.random()).slice(2);
 const isCall = (call) => typeof call?.function?.name === "string" && typeof call.function.arguments === "string";
@@ -86,7 +86,7 @@ export const newChat = () => ({ id: newId(), title: "", updated: Date.now(), mes
 export const isUnsaved = (chat) => unsaved.has(chat.id);
 export const hasUnsaved = () => unsaved.size > 0;
 
-/** All conversations that can be read, the last changed first. */
+/** All readable conversations, the most recently changed first. */
 export function chats() {
   const found = [...unsaved.values()];
   for (let i = 0; i < (local?.length ?? 0); i++) {
@@ -97,30 +97,30 @@ export function chats() {
   return found.sort((a, b) => b.updated - a.updated);
 }
 
-/** Null where there is none, or none that can be read. */
+/** Null if there is none, or it cannot be read. */
 export const loadChat = (id) => unsaved.get(id) ?? readChat(CHAT + id);
 
 function readChat(name) {
   const chat = read(name);
   if (!Array.isArray(chat?.messages)) return null;
-  const messages = sound(chat.messages);
+  const messages = valid(chat.messages);
   const id = name.slice(CHAT.length);
   return { ...chat, id, messages, title: String(chat.title ?? ""), updated: Number(chat.updated) || 0 };
 }
 
-/** Those of these messages that are some; answers may have former and later ones with them. */
-function sound(messages) {
+/** The valid ones of these messages, with the valid ones of their alternatives. */
+function valid(messages) {
   const found = messages.filter(isMessage);
   for (const message of found) {
     if (message.role === "assistant" && !message.error) message.finish ??= "left";
     if (!Array.isArray(message.calls) || !message.calls.every(isCall)) delete message.calls;
-    for (const ways of ["before", "after"]) if (message[ways]) message[ways] = sound([message[ways]].flat());
+    for (const ways of ["before", "after"]) if (message[ways]) message[ways] = valid([message[ways]].flat());
   }
   return found;
 }
 
-/** Keeps a conversation; one that another tab has changed meanwhile is kept beside that one, under a new name.
- *  Returns whether that was so. */
+/** Saves a conversation: as a separate one with a new title if another tab has changed it in the meantime. Returns
+ *  whether that was so. */
 export function saveChat(chat) {
   if (removed.has(chat.id)) return false;
   const stored = read(CHAT + chat.id);
@@ -142,7 +142,7 @@ function keep(chat) {
   } else unsaved.set(chat.id, chat);
 }
 
-/** There may be room for others afterwards. */
+/** Removes a conversation, which may make room for others. */
 export function removeChat(id) {
   removed.add(id);
   unsaved.delete(id);

@@ -1,8 +1,8 @@
-// The tiles of figures above the charts. /kvasir/info lists their numbers and their forms; /kvasir/live has the values.
+// The tiles above the charts. /kvasir/info lists their numbers and forms; /kvasir/live has the values.
 
 import { make } from "./dom.js";
 
-/** The text of a number in a form, or null if there is nothing to show. now, before: snapshots. */
+/** How a number is shown, by its form; null if there is nothing to show. now, before: snapshots. */
 const FORMS = {
   count: ({ stat }, now) => count(now.stats[stat]),
   rate: ({ stat }, now, before) => `${rate(stat, now, before).toFixed(0)}/s`,
@@ -28,7 +28,7 @@ export function drawTiles(listed, now, before) {
   });
 }
 
-/** What a counter grows by in a second. */
+/** The growth of a counter per second. */
 export function rate(stat, now, before) {
   const seconds = now.now - before.now;
   return seconds > 0 ? (now.stats[stat] - before.stats[stat]) / seconds : 0;
@@ -36,7 +36,7 @@ export function rate(stat, now, before) {
 
 export const count = (n) => n.toLocaleString("en");
 export const part = (n, all) => (all ? `${((100 * n) / all).toFixed(n && n < all / 100 ? 1 : 0)} %` : "–");
-const tail = ({ count, p95, p99 }) => (count ? `p95 ${span(p95)}, p99 ${span(p99)}` : "nothing measured yet");
+const tail = ({ count, p95, p99 }) => (count ? `p95 ${span(p95)}, p99 ${span(p99)}` : "no measurements yet");
 
 export function span(seconds) {
   if (seconds === null) return "–";

@@ -1,19 +1,19 @@
-// Which token made which characters of an answer, and the card that shows what else it might have been.
+// The tokens behind the characters of an answer, and the card that shows a token's alternatives.
 
 import { find, make } from "./dom.js";
 
-/** Follows a stream: text and tokens as they come, and for each character of the text the number of its token. */
+/** Collects the text and the tokens of a stream, and for each character of the text the number of its token. */
 export class TokenMap {
   constructor() {
     this.tokens = []; // {text, logprob, top: [{text, logprob}]}
     this.owners = new Map(); // kind -> the token of each character
-    this.pending = []; // pieces of text, in their order, that no token has claimed
+    this.pending = []; // pieces of text, in order, without a token yet
     this.bytes = [];
-    this.group = 0; // the token with which the bytes at hand began
-    this.ready = []; // [token, its text], in their order, that have claimed nothing yet
+    this.group = 0; // the token of the first of these bytes
+    this.ready = []; // [token, its text], in order, without a place in the text yet
   }
 
-  /** kind: "content" or "reasoning", each of which has places of its own. */
+  /** kind: "content" or "reasoning"; each counts its own positions. */
   addText(kind, text) {
     if (!this.owners.has(kind)) this.owners.set(kind, []);
     const last = this.pending.at(-1);
@@ -40,7 +40,7 @@ export class TokenMap {
     this.claim();
   }
 
-  /** Gives text to the tokens that made it. A token that is not in the text (a mark that ends a turn) is passed. */
+  /** Assigns text to the tokens that produced it. A token that is not in the text (as an end of turn) is skipped. */
   claim() {
     while (this.ready.length && this.pending.length) {
       const [number, text] = this.ready[0];
@@ -55,7 +55,7 @@ export class TokenMap {
     }
   }
 
-  /** A maker of leaves for markdown: spans of characters by token. Undefined where no tokens are known. */
+  /** A `leaf` for markdown.js that wraps the characters of each token; undefined if no tokens are known. */
   leaf(kind) {
     const owners = this.owners.get(kind);
     if (!this.tokens.length || !owners) return undefined;
@@ -80,7 +80,7 @@ export class TokenMap {
   }
 }
 
-/** The text of bytes; null while they may be the beginning of a character, whose tokens then count as one. */
+/** Decodes bytes; null while they may be an incomplete character, whose tokens then count as one. */
 function decode(bytes) {
   try {
     return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
@@ -89,7 +89,7 @@ function decode(bytes) {
   }
 }
 
-/** Plain text as a leaf. */
+/** A `leaf` for plain text. */
 export const plainLeaf = (text) => [text];
 
 const percent = (logprob) => {
@@ -98,7 +98,7 @@ const percent = (logprob) => {
 };
 
 const SIGNS = { "\n": "⏎", "\t": "⇥", " ": "·" };
-const visible = (text) => text.replace(/[\n\t ]/g, (c) => SIGNS[c]) || "(nothing)";
+const visible = (text) => text.replace(/[\n\t ]/g, (c) => SIGNS[c]) || "(empty)";
 
 function cardRow({ text, logprob }, chosen) {
   const bar = make("span", { class: "bar-fill" });
@@ -112,7 +112,7 @@ function cardRow({ text, logprob }, chosen) {
   );
 }
 
-/** Shows what is known of a token beside an element of it. */
+/** Shows the card of a token next to one of its elements. */
 export function showToken(token, element) {
   const card = find("token-card");
   const rows = token.top.some((t) => t.text === token.text) ? token.top : [...token.top, token];
@@ -130,7 +130,7 @@ export function hideToken() {
   find("token-card").hidden = true;
 }
 
-/** Makes the tokens within an element show their card: under a pointer, and with the arrow keys while it has focus. */
+/** Shows the card of the token under the pointer, or chosen with the arrow keys while the element has the focus. */
 export function followTokens(element, tokens) {
   let current = -1;
   const mark = (number, part) => {

@@ -1,7 +1,7 @@
-// A conversation as the chat API takes it, and its chunks as a message of the page.
+// Converts the page's messages to those of the chat API, and the chunks of a response to a message of the page.
 
-/** The messages as the API takes them. What failed or never began is left out, and the whole turn where it was too long;
- *  thoughts are the template's to keep or to drop. */
+/** The messages in the API's format. Answers without content are left out, and whole turns that were too long. The chat
+ *  template decides whether reasoning is kept. */
 export function wireMessages(system, messages) {
   const found = system ? [{ role: "system", content: system }] : [];
   for (const m of messages) {
@@ -16,20 +16,20 @@ export function wireMessages(system, messages) {
   return found;
 }
 
-/** Takes the last question away, and what came after it. */
+/** Removes the last message of the user, and all that follow. */
 function dropTurn(messages) {
   const last = messages.findLastIndex((message) => message.role === "user");
   if (last >= 0) messages.length = last;
 }
 
-/** Takes the engine's times so far into the message: the arrival of chunks here shows little of how fast they were made. */
+/** Records the engine's timings so far: the arrival of chunks says little about the speed of generation. */
 export function time(message, { prompt_ms: prompt, predicted_ms: predicted, predicted_n: tokens }) {
   message.first ??= prompt / 1000;
-  message.tokens ??= tokens; // those that were there first
+  message.tokens ??= tokens; // those of the first chunk
   if (predicted > 0 && tokens > message.tokens) message.rate = (1000 * (tokens - message.tokens)) / predicted;
 }
 
-/** Takes a choice of a chunk into the message. */
+/** Adds a choice of a chunk to the message. */
 export function take(message, choice, map) {
   const { delta } = choice;
   if (choice.logprobs?.content && map) map.addTokens(choice.logprobs.content);
