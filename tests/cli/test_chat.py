@@ -308,12 +308,14 @@ async def test_invalid_settings_are_refused_and_change_nothing(session, line):
     assert session.settings == before
 
 
-async def test_thinking_is_switched_in_the_template(session):
-    session.settings.think = True
-    on, _ = await session._request("Hello")
-    session.settings.think = False
-    off, _ = await session._request("Hello")
-    assert on.prompt_ids != off.prompt_ids
+async def test_thinking_is_switched_in_the_template(session, monkeypatch):
+    prompts, stream = [], session.front.stream
+    monkeypatch.setattr(session.front, "stream", lambda r: prompts.append(r.prompt_ids) or stream(r))
+    for think in (True, True, False):
+        session.settings.think = think
+        await session.ask("Hello")
+        await obey(session, "/clear")
+    assert prompts[0] == prompts[1] != prompts[2]
 
 
 async def test_save_clear_load(session, tmp_path):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from kvasir.config import EngineOptions
+from kvasir.config import EngineConfig, EngineOptions, resolve
 from kvasir.engine.answer import AnswerText
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
@@ -83,6 +83,11 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     prompt = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None)
     ids, entries = sum((d.token_ids for d in deltas), ()), sum((d.logprobs for d in deltas), ())
     return replace(deltas[-1], token_ids=ids, logprobs=entries, prompt_logprobs=prompt)
+
+
+def with_host_tier(options: EngineOptions, *facts: Any) -> EngineConfig:
+    """On the CPU, whose pool is host memory, no engine has a tier there: requested in a run, it gets one."""
+    return replace(resolve(replace(options, cache_host=None), *facts), cache_host=options.cache_host or 0)
 
 
 class Run:
@@ -221,7 +226,8 @@ class Run:
     def _write_all(self) -> None:
         core, scheduler = self.core, self.core.scheduler
         for plan in scheduler.last_plans():
-            core._settle(*core._wait(core._launch(plan)))
+            self.plans.append(plan)
+            scheduler.commit(plan, core.runner.sample(core.runner.execute(plan), scheduler.masks(plan)))
         store = scheduler.store
         until(lambda: store and not store.tier.stats().queued_bytes)
         scheduler.kv.tree.expire(inf)
@@ -270,7 +276,7 @@ class Run:
         core, scheduler = self.core, self.core.scheduler
         self.free_blocks = free_blocks(core)
         self._send(self._journal.to_send())
-        planned, under_way = len(self.plans), core._pending_step is not None
+        planned, under_way = len(self.plans), core.in_progress
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
         self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
@@ -310,8 +316,7 @@ class Run:
             self.core.abort(delta.id, delta.index)
 
     def _build(self) -> None:
-        # On the CPU no engine has a tier in host memory, where its pool is: asked for here, it gets one.
-        with patch("kvasir.config._cache_host", lambda options, device: options.cache_host or 0):
+        with patch("kvasir.engine.build.resolve", with_host_tier):
             core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
         core.plan_listener = self.plans.append
@@ -360,7 +365,6 @@ class Run:
         scheduler.planner.displace = counted
 
     def _close(self) -> None:
-        self.core._wait(self.core._pending_step)  # nobody takes what it was computing
+        self.core.runner.close()  # type: ignore[attr-defined]  # which waits for a step that no one commits
         if store := self.core.scheduler.store:
             store.tier.close(0.0)
-        self.core.runner.close()  # type: ignore[attr-defined]

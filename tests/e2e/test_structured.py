@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from kvasir import LLM, SamplingParams
+from kvasir import AsyncLLM, SamplingParams
 from kvasir.guided.rule import Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.guided.vocabulary import Vocabulary
@@ -319,20 +319,20 @@ def test_masked_rows_and_forced_tokens_are_counted(api):
     assert counted()[0] - before[0] < 5, "free text has no masks"
 
 
-def test_free_text_is_sampled_as_without_a_grammar():
+async def test_free_text_is_sampled_as_without_a_grammar():
     """Tokens and the bits of their log-probabilities, with no mask made, at any temperature."""
     format = choose(tools="functionary")
-    with LLM(MODEL, progress=False) as llm:
-        front = llm._llm.front
-        specials = Vocabulary(llm.get_tokenizer(), llm.info.vocab_size).specials
+    async with AsyncLLM(MODEL) as llm:
+        front = llm.front
+        specials = Vocabulary(front.tokenizer, llm.info.vocab_size).specials
         rule = Rule(tool_grammar(format, [Function("f", {})], specials), free_text(format)).text()
 
-        def answer(seed: int, grammar: str | None):
+        async def answer(seed: int, grammar: str | None):
             params = SamplingParams(temperature=seed / 2, seed=seed, max_tokens=60, ignore_eos=True, logprobs=1)
             request = front.resolve(front.tokenizer.encode("Once"), params, grammar=grammar)
-            found = llm._wait(front.complete(request))[0]
+            [found] = await front.complete(request)
             return found.token_ids, [(t.logprob, t.rank) for t in found.logprobs]
 
         for seed in range(5):
-            assert answer(seed, rule) == answer(seed, None)
-        assert llm.stats().masked_rows == 0
+            assert await answer(seed, rule) == await answer(seed, None)
+        assert (await front.stats()).masked_rows == 0

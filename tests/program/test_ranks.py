@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvasir.layers.linear import Linear  # noqa: E402
 from kvasir.layers.moe import MoE  # noqa: E402
 from kvasir.ops.collective import all_reduce  # noqa: E402
 from kvasir.ops.linear.packed import num_segments  # noqa: E402
@@ -19,7 +18,6 @@ from kvasir.parallel import ExpertShare  # noqa: E402
 from kvasir.program import lower  # noqa: E402
 from kvasir.program.ranks import RankedProgram  # noqa: E402
 from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
-from kvasir.runner.packing import Packer  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
 from tests.program.made import SMALL, Company, Driver, bits, program_of  # noqa: E402
@@ -186,20 +184,18 @@ def test_an_adapter_before_the_sum_over_ranks_has_other_bits(folders, monkeypatc
     model = whole(folders("llama"))
     pairs = {1: made(model.model, 1, 4), 2: made(model.model, 2, 19)}
     expected = company_of(program_of(model), pairs)
-    monkeypatch.setattr(lower, "_apart", list)
+    monkeypatch.setattr(lower, "split_adapters", list)
     assert close_but_not_same(company_of(ranked_of(folders("llama"), 2), pairs), expected)
 
 
 def test_segments_of_the_part_instead_of_the_whole_have_other_bits(folders, monkeypatch):
     expected = results(program_of(whole(folders("llama"))))
-    plan = Packer._plan
 
-    def by_the_part(self: Packer, leaf: Any, kind: str, cols: int) -> tuple[str, int]:
-        to, segments = plan(self, leaf, kind, cols)
-        parts = leaf.sum_parts if isinstance(leaf, Linear) else 1
-        return to, parts * num_segments(cols // parts, to) if parts > 1 else segments
+    def by_the_part(cols: int, to: str) -> int:
+        parts = num_segments(cols, to)
+        return parts * num_segments(cols // parts, to)
 
-    monkeypatch.setattr(Packer, "_plan", by_the_part)
+    monkeypatch.setattr("kvasir.runner.packing.num_segments", by_the_part)
     assert close_but_not_same(results(ranked_of(folders("llama"), 8)), expected)
 
 

@@ -17,7 +17,7 @@ from kvasir.runner.runner import Runner
 
 class Queued(EagerExecutor):
     """The device is the thread of the eager executor, with rows of its own. early: steps that were started before the
-    ids of the last were read; late: the others."""
+    ids of the last were read; late: the others. last: the latest step."""
 
     queues = True
 
@@ -30,18 +30,19 @@ class Queued(EagerExecutor):
         self.host.arrays.ids[:] = -1  # nothing of a step comes from there
         self.early, self.late = self.early + bool(self.unread), self.late + (not self.unread)
         self.unread += 1
-        return QueuedHandle(self, step, self._thread.submit(self._compute, step))
+        self.last = QueuedHandle(self, step, self.submit(self.compute, step))
+        return self.last
 
     # -- in the thread
 
-    def _compute(self, step: ExecutorStep) -> Results:
-        self._follow(step.plan)
-        found = super()._compute(step)
+    def compute(self, step: ExecutorStep) -> Results:
+        self.follow(step.plan)
+        found = super().compute(step)
         self.carries = {at: self.rows[step.works[at].row].carry for at in step.now}
         self.write(step, dict(zip(step.now, found.taken, strict=True)))
         return found
 
-    def _follow(self, plan: StepPlan) -> None:
+    def follow(self, plan: StepPlan) -> None:
         taken = tuple(join.row for join in plan.joined)  # the plan that left them may have been refused before it came
         self.rows.apply(replace(plan, left=(*plan.left, *taken)))
 
@@ -65,12 +66,12 @@ class QueuedHandle(EagerHandle):
         assert self.awaited, "the ids are on the device"
         return EagerHandle.taken(self)
 
-    def _take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+    def draw(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         """In the thread. What was sampled without a mask that has come after all is as if it had not been."""
         executor, works = self.executor, self.step.works
         for i in executor.carries.keys() & set(at):
             executor.rows[works[i].row].carry = executor.carries[i]
-        found = EagerHandle._take(self, at, masks)
+        found = EagerHandle.draw(self, at, masks)
         executor.write(self.step, dict(zip(at, found, strict=True)))
         return found
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
+from kvasir.config import resolve
 from kvasir.runner.blocks import StagedBlocks, wait_all
 from tests.engine.cores import core_of, random_model
 from tests.oracle import mixed_requests, plain, poison, same, together
@@ -43,8 +45,8 @@ def test_late_transfers_change_no_answer(tmp_path, monkeypatch, model):
     folder, requests = random_model(model, tmp_path), mixed_requests(300, 200, longest=150)
     expected = plain(core_of(folder, num_blocks=40, **options), requests)
     late = Late()
-    monkeypatch.setattr("kvasir.config._cache_host", lambda options, device: 64 << 20)
-    monkeypatch.setattr("kvasir.runner.make._copies", lambda config, cache: late)
+    monkeypatch.setattr("kvasir.engine.build.resolve", lambda *facts: replace(resolve(*facts), cache_host=64 << 20))
+    monkeypatch.setattr("kvasir.device.copier", lambda device, max_bytes: late)
     core = core_of(folder, num_blocks=20, max_num_seqs=6, overlap=True, **options)
     for turn in range(2):
         same(expected, together(core, requests, seed=turn, preempt=0.1))

@@ -83,7 +83,7 @@ def test_the_version_covers_what_the_executor_depends_on(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
             assert versions("a processor")[0] == program and versions("a processor")[1] != eager, name
-    monkeypatch.setattr(numerics, "_own_sources", lambda: "others")
+    monkeypatch.setattr(numerics, "package_digest", lambda: "others")
     assert versions("a processor")[0] != program and versions("a processor")[1] != eager
 
 

@@ -50,12 +50,11 @@ def test_ids_feed_the_next_step_where_they_were_sampled(kind, tmp_path):
 
 
 def test_sampled_ids_are_not_read_before_the_step_is_awaited(tmp_path):
-    core, _ = crowded(random_model("llama", tmp_path))
+    core, executor = crowded(random_model("llama", tmp_path))
     core.add(requests_of(core, 1)[0])
     core.step()
-    handle = core._pending_step.pending.handle
     with pytest.raises(AssertionError, match="device"):
-        handle.taken()
+        executor.last.taken()
     core.close()
 
 

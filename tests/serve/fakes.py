@@ -53,7 +53,7 @@ def template() -> ChatTemplate:
 
 
 @lru_cache
-def _guides() -> GrammarGuides:
+def grammar_guides() -> GrammarGuides:
     """Of all engines: what one has compiled the next need not."""
     return GrammarGuides(lambda: Vocabulary(byte_tokenizer(), VOCAB, (EOS,)))
 
@@ -98,7 +98,7 @@ class EchoEngine(InProcessEngine):
         def build() -> EngineCore:
             fake = EchoRunner(**options)
             fake.info = replace(fake.info, **(info or {}))
-            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting, guides=_guides())
+            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting, guides=grammar_guides())
             return EngineCore(fake, scheduler)
 
         super().__init__(build)

@@ -63,13 +63,14 @@ async def client(
     headers: dict | None = None,
     **runner,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application in this event loop; `client.front` is its front half."""
+    """A client of an application in this event loop; `client.app` is the application, `client.front` its front half."""
     front = front or make_front(**runner)
     await front.start()
-    transport = httpx.ASGITransport(create_app(OneModel(front, settings)))
+    app = create_app(OneModel(front, settings))
+    transport = httpx.ASGITransport(app)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
-            http.front = front  # type: ignore[attr-defined]
+            http.front, http.app = front, app  # type: ignore[attr-defined]
             yield http
         await assert_idle(front)
     finally:

@@ -75,4 +75,4 @@ async def several(launcher: Launcher, shelf: Shelf | None = None, **options):
     finally:
         await catalogue.stop()
         assert launcher.there == []
-        assert not catalogue._held and not catalogue._leaving
+        assert not catalogue.held

@@ -110,9 +110,14 @@ class EngineCore:
         """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""
         return self.scheduler.expires()
 
+    @property
+    def in_progress(self) -> bool:
+        """Whether a step is started and not committed."""
+        return self._pending_step is not None
+
     def has_work(self) -> bool:
         """Whether a step would do anything now. False if all remaining requests are paused."""
-        return self._pending_step is not None or self.scheduler.has_work()
+        return self.in_progress or self.scheduler.has_work()
 
     def step(self) -> list[Delta]:
         """`advance`, with a Delta for each choice."""

@@ -99,14 +99,15 @@ def lower(
     """Lowers a trace. prepared: for a packed weight, the format that its input rows must be converted to (a key;
     weights with equal keys share the converted rows), and the bytes of such a row. max_rows, max_chosen: rows of the
     two domains. Raises CannotTrace for an op without a kernel."""
-    nodes = _group(_fold(_apart(_product_of(n, trace.slots) for n in hooks.nodes(trace)), trace))
+    nodes = _group(_fold(split_adapters(_product_of(n, trace.slots) for n in hooks.nodes(trace)), trace))
     return _Placer(nodes, trace, {ROWS: max_rows, CHOSEN: max_chosen}, prepared, hooks).run()
 
 
-# --- apart ------------------------------------------------------------------------------------------
+# --- adapters ------------------------------------------------------------------------------------------
 
 
-def _apart(nodes: Iterable[Node]) -> list[Node]:
+def split_adapters(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes, with the adapter of each product whose sum is split over ranks added after the all_reduce."""
     found: list[Node] = []
     for node in nodes:
         product = found[-1].inputs[0] if found and found[-1].op == "linear" else None

@@ -78,7 +78,7 @@ class EagerExecutor:
     def settle(self) -> None: ...
 
     def start(self, step: ExecutorStep) -> EagerHandle:
-        return EagerHandle(self, step, self._thread.submit(self._compute, step))
+        return EagerHandle(self, step, self.submit(self.compute, step))
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
         self._thread.submit(set_adapter, self.model, adapter, pairs or {}).result()
@@ -91,7 +91,8 @@ class EagerExecutor:
     # -- on the thread
 
     @torch.inference_mode()
-    def _compute(self, step: ExecutorStep) -> Results:
+    def compute(self, step: ExecutorStep) -> Results:
+        """Moves the step's blocks, then computes its works; runs on the thread."""
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             batch = self.batch(step)
@@ -182,9 +183,10 @@ class EagerHandle:
         return self.future.result().taken
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
-        return self.executor.submit(self._take, at, masks).result()
+        return self.executor.submit(self.draw, at, masks).result()
 
-    def _take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+    def draw(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        """Samples the works at these places; runs on the thread."""
         results, works = self.future.result(), self.step.works
         by_place, plain = dict(zip(at, masks, strict=True)), [i for i in at if not works[i].drafted]
         found = {i: self.executor.take_along(results.drafted[i], works[i], by_place[i]) for i in at if works[i].drafted}

@@ -32,7 +32,7 @@ def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: 
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"
     beneath = (torch.__version__, device, *op_table, *_libraries(kind)) if executor == "eager" else ()
-    return _digest((kernels, _own_sources(), executor, *beneath))
+    return _digest((kernels, package_digest(), executor, *beneath))
 
 
 def _libraries(kind: str) -> tuple[str, ...]:
@@ -40,7 +40,8 @@ def _libraries(kind: str) -> tuple[str, ...]:
 
 
 @cache
-def _own_sources() -> str:
+def package_digest() -> str:
+    """`sources_digest` of this package, computed once."""
     return sources_digest(PACKAGE, SOURCE_PACKAGES)
 
 

@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         if tls := settings.tls:
             self.config.load()
             self.config.ssl = tls.context()
-            self._watches.append(FileWatch("tls", tls.files, self._renew_tls, meter.reloads))
+            self._watches.append(FileWatch("tls", tls.files, self.renew_tls, meter.reloads))
         if settings.keys_file:
             ring: KeyRing = app.state.ring
             self._watches.append(FileWatch("keys", [settings.keys_file], ring.reload, meter.reloads))
@@ -191,7 +191,7 @@ class Server(uvicorn.Server):
         for server in before:
             server.close()
 
-    async def _renew_tls(self) -> None:
+    async def renew_tls(self) -> None:
         """Replaces the context, since one in use cannot forget an authority, nor the sessions that clients may resume.
         If an authority was removed, all connections close after their responses. Raises ConfigError."""
         tls = self._catalogue.settings.tls

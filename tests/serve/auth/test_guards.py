@@ -35,7 +35,7 @@ def bearer(key: str) -> dict:
 
 async def test_every_route_but_health_and_the_page_asks_for_a_key():
     async with client(KEYS) as http:
-        app = http._transport.app
+        app = http.app
         paths = {(m, r.path) for r in app.routes for m in getattr(r, "methods", ())}
         schema = app.openapi()["paths"]
         paths |= {(method.upper(), path) for path, methods in schema.items() for method in methods}

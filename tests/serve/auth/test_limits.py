@@ -98,7 +98,7 @@ def test_requests_per_minute():
     refused(account)
 
 
-def test_open_requests():
+def test_requests_of_a_key_beyond_its_concurrent_limit_are_refused():
     account = Account(key(concurrent=2), Clock())
     account.open()
     account.open()

@@ -9,6 +9,7 @@ import pytest
 
 from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.auth.quota import Account
+from kvasir.serve.records.batches.call import Caller
 from tests.serve.records.test_batches import line, lines_of, serving, start, until
 from tests.serve.running import make_front
 
@@ -28,11 +29,11 @@ async def test_a_response_in_the_background_counts_until_it_ends(stream):
     async with serving(front=make_front(**SLOW), keys=(ANN, BOB)) as http:
 
         async def begin() -> str:
-            runs = http.app.state.responses._runs
+            runs = http.app.state.responses.running
             before = set(runs)
             asking = asyncio.ensure_future(http.post("/v1/responses", json=HELLO | {"stream": stream}, headers=AS_ANN))
             async with asyncio.timeout(10):
-                while not (new := set(runs) - before) or runs[min(new)]._task is None:
+                while not (new := set(runs) - before) or runs[min(new)].status != "in_progress":
                     await asyncio.sleep(0.005)
             if stream:  # the reader leaves, the response goes on
                 asking.cancel()
@@ -48,28 +49,28 @@ async def test_a_response_in_the_background_counts_until_it_ends(stream):
         assert (await http.get(f"/v1/responses/{first}", headers=AS_ANN)).status_code == 200, "to look is free"
         assert (await http.post(f"/v1/responses/{first}/cancel", headers=AS_ANN)).status_code == 200, "as is to end"
         assert await ask(http) == 200
-        await http.app.state.responses._runs[second].cancel()
+        await http.app.state.responses.running[second].cancel()
         await asyncio.sleep(0)
         account = http.app.state.catalogue.quotas.accounts["ann"]
-        assert account._open == 0
+        assert account.num_open == 0
 
 
-async def test_lines_take_what_requests_leave_and_no_request_waits_for_them():
+async def test_lines_take_what_requests_leave_and_no_request_waits_for_them(monkeypatch):
     front = make_front(step_seconds=0.002)
     async with serving(front=front, keys=(ANN, BOB), batch_width=16) as http:
         account = http.app.state.catalogue.quotas.accounts["ann"]
         running, seen = {"ann": 0, "bob": 0}, {"ann": [], "bob": []}
-        post = http.app.state.batches._caller.post
+        post = Caller.post
 
-        async def counted(path, body, key, id):
+        async def counted(self, path, body, key, id):
             running[key.name] += 1
-            seen[key.name].append((running[key.name], account._open))
+            seen[key.name].append((running[key.name], account.num_open))
             try:
-                return await post(path, body, key, id)
+                return await post(self, path, body, key, id)
             finally:
                 running[key.name] -= 1
 
-        http.app.state.batches._caller.post = counted
+        monkeypatch.setattr(Caller, "post", counted)
         tasks = [line(f"c{i}", max_tokens=20) for i in range(12)]
         batch = await start(http, tasks, headers=AS_ANN)
         other = await start(http, tasks, headers=AS_BOB)
@@ -82,7 +83,7 @@ async def test_lines_take_what_requests_leave_and_no_request_waits_for_them():
         await until(http, other, "completed", headers=AS_BOB)
         assert all(lines + requests <= 2 for lines, requests in seen["ann"]), "as each line begins"
         assert max(seen["ann"])[0] == 2 < max(seen["bob"])[0]
-        assert (account._open, account._lines) == (0, 0)
+        assert (account.num_open, account.num_lines) == (0, 0)
 
 
 async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
@@ -117,7 +118,7 @@ async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    assert (account._open, account._lines) == (0, 0)
+    assert (account.num_open, account.num_lines) == (0, 0)
 
 
 @pytest.mark.parametrize("dialect", ["batches/batch_", "messages/batches/msgbatch_"])

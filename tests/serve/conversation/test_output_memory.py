@@ -106,7 +106,7 @@ async def test_a_stream_holds_nothing_and_may_be_as_long_as_the_context():
 async def test_all_together_are_bounded_and_give_back_what_they_took():
     async with client(SMALL, step_seconds=0.01, **BIG) as http:
         body = {"prompt": "ab", "max_tokens": 60, "logprobs": 20, "ignore_eos": True, "temperature": 0}
-        memory = http._transport.app.state.answer_memory  # type: ignore[attr-defined]
+        memory = http.app.state.answer_memory  # type: ignore[attr-defined]
         first = asyncio.ensure_future(http.post("/v1/completions", json=body))
         while not memory.held:
             await asyncio.sleep(0.005)
@@ -121,7 +121,7 @@ async def test_all_together_are_bounded_and_give_back_what_they_took():
 
 async def test_a_response_in_the_background_holds_its_memory_until_it_is_made():
     async with client(SMALL, step_seconds=0.01, **BIG) as http:
-        memory = http._transport.app.state.answer_memory  # type: ignore[attr-defined]
+        memory = http.app.state.answer_memory  # type: ignore[attr-defined]
         body = {"model": "fake", "input": "ab", "max_output_tokens": 40, "background": True}
         made = (await http.post("/v1/responses", json=body)).json()
         assert memory.held == 40 * TOKEN

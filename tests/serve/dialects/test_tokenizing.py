@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
+
 from kvasir.engine import turns
 from kvasir.engine.front import Front
 from kvasir.text import tokenizer_process
@@ -42,12 +44,27 @@ def test_a_client_that_disconnects_ends_the_tokenization_of_its_text(tmp_path, m
     body = json.dumps({"prompt": hostile.HANGS * turns.LONG_BYTES}).encode()
     head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
+    under_way, run = [], turns.Turns.run
+
+    async def noted(self, size, work):
+        def begun(hold):
+            under_way.append(hold)
+            try:
+                return work(hold)
+            finally:
+                under_way.remove(hold)
+
+        return await run(self, size, begun)
+
+    monkeypatch.setattr(turns.Turns, "run", noted)
     with live(front=front) as server, ended(tokenizer):
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as client:
-            client.sendall(head.encode() + body)
-            until(lambda: front._turns._free < turns.MAX_WORKERS)
-            time.sleep(0.1)
-            assert front._turns._free < turns.MAX_WORKERS
-        until(lambda: front._turns._free == turns.MAX_WORKERS)
-        assert not front._turns._waiting and not front._turns._bytes
+        for _ in range(tokenizer_process.MAX_WORKERS):
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(head.encode() + body)
+                until(lambda: under_way)
+                time.sleep(0.1)
+                assert under_way
+            until(lambda: not under_way)
+        short = httpx.post(f"{server.url}/tokenize", json={"prompt": "h"}, timeout=60)
+        assert short.status_code == 200, "every place is free again"

@@ -156,7 +156,7 @@ async def test_ollama_truncates_no_text_of_any_length(http, monkeypatch, more):
     assert answer.status_code == 200 and answer.json()["truncated"]["tokens"] > 9000
     monkeypatch.setattr(Tokenizer, "encode_many", None)
     error = await refused(http, "/api/generate", body | {"prompt": "x" * (1 + (1 << 20))})
-    assert f"up to {1 << 20} bytes are counted or truncated" in error
+    assert str(1 << 20) in error
 
 
 def test_a_prompt_too_long_for_the_engine_keeps_its_numbers_across_processes():

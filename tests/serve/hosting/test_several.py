@@ -214,7 +214,7 @@ async def test_a_load_that_waits_for_memory_blocks_no_other():
     async with of_sizes(launcher, 12, a=4, big=9, small=2, tiny=1) as catalogue:
         async with catalogue.lease("a"):
             waiting = ask(catalogue, "big")
-            await until(lambda: "big" in catalogue._held)
+            await until(lambda: "big" in catalogue.waiting)
             async with asyncio.timeout(10):
                 await ask(catalogue, "a")
                 await ask(catalogue, "small")
@@ -229,7 +229,7 @@ async def test_what_goes_for_a_model_is_not_taken_by_another():
     async with of_sizes(launcher, 12, a=8, b=8, c=8) as catalogue:
         async with catalogue.lease("a"):
             first, second = ask(catalogue, "b"), ask(catalogue, "c")
-            await until(lambda: len(catalogue._queue._waiting) == 2)
+            await until(lambda: len(catalogue.waiting) == 2)
         await first
         assert launcher.launched[1][0].model == "b", "the one that came first"
         await second
@@ -242,7 +242,7 @@ async def test_models_that_fit_are_loaded_at_once_unless_their_memory_cannot_be_
         options = {"available": lambda: 1 << 40} if seen else {}
         async with several(launcher, **options) as catalogue:
             asking = [ask(catalogue, name) for name in NAMES]
-            await until(lambda: sum(held.placed for held in catalogue._all()) == 3)
+            await until(lambda: sum(held.placed for held in catalogue.held) == 3)
             await asyncio.sleep(0.01)
             assert launcher.loads == loads
             launcher.gate.set()
@@ -270,7 +270,7 @@ def test_memory_is_never_promised_twice_and_every_model_that_fits_is_served(size
 
             async with asyncio.timeout(20):
                 await asyncio.gather(*(lease(*told) for told in leases))
-            assert not catalogue._queue._waiting
+            assert not catalogue.waiting
 
     asyncio.run(run())
 
@@ -403,7 +403,7 @@ def test_no_leased_model_is_unloaded_and_no_request_waits_for_ever(leases, chang
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert result is None or isinstance(result, asyncio.CancelledError), result
             assert launcher.most <= max_loaded
-            assert all(held.leases == 0 for held in (*catalogue._held.values(), *catalogue._leaving))
+            assert all(held.leases == 0 for held in catalogue.held)
             kept = {told[0] for told in leases if told[1] == -1}
             await until(lambda: all(name in kept for name in launcher.there))
 

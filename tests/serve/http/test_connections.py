@@ -103,7 +103,7 @@ def test_a_trusted_proxy_is_not_bounded_and_its_clients_are(small):
     with crowd(small, ("127.0.0.99", 25)):
         assert status(small, "/v1/models", "127.0.0.99") == 200
         assert status(small, "/v1/models", "127.0.0.99", "X-Forwarded-For: 192.0.2.1\r\n") == 200
-        connections = small.server._connections
+        connections = small.server.config.app.state.connections
         held = [connections.enter("192.0.2.1") for _ in range(21)]
         assert held == [True] * 20 + [False]
         assert status(small, "/v1/models", "127.0.0.99", "X-Forwarded-For: 9.9.9.9, 192.0.2.1\r\n") == 429
@@ -152,7 +152,7 @@ def test_newcomers_take_the_places_of_silent_ones_and_the_log_stays_short(caplog
     assert [record.args[0].split()[0] for record in caplog.records] == ["1", str(NARROW_HERE + NARROW + 2)]
 
 
-def test_parties():
+def test_connections_are_counted_by_ipv4_address_or_ipv6_network():
     assert party("2001:db8:1:2::1") == party("2001:db8:1:2:ffff::9") != party("2001:db8:1:3::1")
     assert party("::ffff:192.0.2.1") == party("192.0.2.1") != party("192.0.2.2")
     assert party("fe80::1%eth0") and party(None) == party("unknown") == ""

@@ -51,7 +51,7 @@ async def test_a_field_of_a_body(http, route):
 @pytest.mark.parametrize(
     "name", ["host", "origin", "authorization", "content-type", "anthropic-version", "x-request-id"]
 )
-async def test_a_header(name):
+async def test_an_error_quotes_little_of_a_long_header(name):
     async with client() as http:
         value = ("\u00df'\"%" * 7000).encode("latin-1")
         for route in ("/v1/completions", "/v1/messages", "/api/chat"):

@@ -122,12 +122,14 @@ def test_clients_that_do_not_read_pause_and_resume(prompt, monkeypatch):
     monkeypatch.setattr(streams, "FULL", 500)
     monkeypatch.setattr(streams, "LOW", 100)
     monkeypatch.setattr(tests.serve.running, "bind", small_bind)
+    made: list[streams.Streams] = []
+    monkeypatch.setattr("kvasir.engine.inproc.Streams", lambda pause: made.append(streams.Streams(pause)) or made[-1])
     settings = ServeSettings(port=0, write_time=0)
     with live(settings, max_model_len=500, num_blocks=400, max_rows=4) as server:
         body = b'{"prompt": %s, "max_tokens": 400, "stream": true, "logprobs": 20, "temperature": 0}' % prompt
         clients = [post(server, "/v1/completions", body, buffer=4096) for _ in range(3)]
         count = 3 * (1 + prompt.count(b","))
-        queues = server.front.engine._streams
+        [queues] = made
 
         def stand_still() -> bool:
             """Also the sockets' buffers are full, and the server's own."""

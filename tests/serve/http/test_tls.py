@@ -134,7 +134,7 @@ def test_no_connection_is_lost_while_certificates_change(made):
 
         async def renew() -> None:
             while not done:
-                await asyncio.gather(server.server._renew_tls(), server.server._renew_tls())
+                await asyncio.gather(server.server.renew_tls(), server.server.renew_tls())
 
         renewing = asyncio.run_coroutine_threadsafe(renew(), server.loop)
         try:
@@ -219,7 +219,7 @@ def test_a_handshake_during_the_removal_of_its_authority_is_closed(made, tmp_pat
             for _ in range(5):  # turns of its loop, in which it takes the connection
                 server.ask(asyncio.sleep(0))
             ca.write_text(made["two"].cert.read_text())
-            server.ask(server.server._renew_tls())
+            server.ask(server.server.renew_tls())
             context = trusting(made["one"], made["client"])
             with context.wrap_socket(raw, server_hostname="127.0.0.1") as open:
                 until(lambda: not still_answers(open))

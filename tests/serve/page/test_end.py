@@ -112,7 +112,7 @@ def test_a_tool_result_that_is_too_long_is_left_out_with_its_turn(browser, serve
         assert [m["content"] for m in bodies[-1]["messages"]] == ["one", "hi", "two"]
 
 
-def test_other_failures_leave_nothing_out(browser, server):
+def test_a_turn_that_failed_is_sent_again_unless_it_was_too_long(browser, server):
     with page_of(browser, server.url, expected=("status of 400",)) as page:
         bodies = answers_with(page, {"error": {"message": "no"}}, stream_of({"content": "ok"}))
         ask(page, "one", wait=False)
@@ -159,7 +159,7 @@ def test_the_settings_of_the_chat_are_offered_where_the_chat_is(page, server):
     expect(page.locator("#settings")).to_be_visible()
 
 
-def test_icons_need_no_font(page, server):
+def test_icons_are_drawn_and_need_no_font(page, server):
     """Signs beyond those that all fonts have are drawn."""
     page.evaluate("document.getElementById('key').hidden = false")
     ask(page, "hello")

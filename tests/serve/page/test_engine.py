@@ -108,7 +108,7 @@ def test_a_page_that_is_shown_and_hidden_asks_once_a_second_all_the_same(page, s
 # -- for everybody -----------------------------------------------------------------------------------------------
 
 
-def test_a_very_long_conversation(page, server):
+def test_a_conversation_of_a_thousand_messages_opens_at_its_end_and_continues(page, server):
     text = "A paragraph with **bold** words and `code`.\n\n- one\n- two\n\n" * 4
     said = [{"role": ("user", "assistant")[i % 2], "content": f"{i} {text}", "finish": "stop"} for i in range(1000)]
     chat = {"id": "long", "title": "long", "updated": 1, "messages": said}
@@ -125,7 +125,7 @@ def test_a_very_long_conversation(page, server):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_small_screen_in_both_schemes(browser, server, scheme):
+def test_the_page_fits_a_small_screen_in_both_schemes(browser, server, scheme):
     with page_of(browser, server.url, viewport={"width": 360, "height": 700}, color_scheme=scheme) as page:
         page.click("#options")
         page.fill("[name=max_tokens]", "200")
@@ -157,7 +157,7 @@ def test_a_wide_table_scrolls_and_breaks_no_words(browser, server):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_and_everything_has_a_name(browser, server, scheme):
+def test_text_has_contrast_and_every_control_a_name(browser, server, scheme):
     with page_of(browser, server.url, color_scheme=scheme) as page:
         plainly(page, 5)
         ask(page, "hey")

@@ -146,7 +146,7 @@ for (const name of ["localStorage", "sessionStorage"])
 """
 
 
-def test_a_browser_that_keeps_nothing(browser, server):
+def test_a_browser_without_storage_keeps_conversations_until_the_page_closes(browser, server):
     with page_of(browser, server.url, script=NO_STORAGE) as page:
         plainly(page, 5)
         ask(page, "one")
@@ -172,7 +172,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_the_storage_holds_may_be_anything(page, server, name):
+def test_damaged_entries_of_the_storage_do_not_break_the_page(page, server, name):
     page.evaluate("([name, value]) => localStorage.setItem(name, value)", [f"kvasir.{name}", STRANGE[name]])
     page.reload()
     if name == "chat.d":

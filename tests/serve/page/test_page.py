@@ -62,7 +62,7 @@ async def test_every_file_comes_with_strict_headers_and_without_a_key(path):
 
 
 @pytest.mark.parametrize("path", ["/page", "/page/", "/page/static.py", "/page/../auth.py", "/page/%2e%2e/auth.py"])
-async def test_nothing_else_is_a_file(path):
+async def test_paths_beside_the_pages_files_are_404_and_need_a_key(path):
     async with client(ServeSettings(api_keys=("first-key",))) as http:
         assert (await http.get(path)).status_code == 401
     async with client() as http:
@@ -175,7 +175,7 @@ async def test_a_key_sees_the_ids_of_its_own_answers_alone():
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_however_many_look_the_engine_is_asked_once():
+async def test_concurrent_requests_for_a_snapshot_ask_the_engine_once():
     async with client() as http:
         asked, look = [], http.front.engine.look
 

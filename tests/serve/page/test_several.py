@@ -66,7 +66,7 @@ def test_models_are_loaded_and_unloaded(browser):
         expect(page.locator("[aria-label='Load first']")).to_be_enabled()
 
 
-def test_models_come_and_go(browser):
+def test_the_list_of_models_follows_what_the_server_offers(browser):
     with (
         several("first", "second") as (url, _, shelf),
         page_of(browser, url, expected=("503", "404"), path="/#engine") as page,
@@ -116,7 +116,7 @@ def test_only_a_key_with_the_management_scope_unloads(browser):
                     assert launcher.there == []
 
 
-def test_one_model_or_none_needs_no_choice(browser):
+def test_a_server_of_one_model_or_none_shows_no_choice_of_models(browser):
     with several("only") as (url, _, _), page_of(browser, url, expected=("503",)) as page:
         expect(page.locator("#model")).to_have_text("only")
         expect(page.locator("#models")).to_be_hidden()

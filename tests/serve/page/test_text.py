@@ -161,7 +161,7 @@ def test_a_row_with_more_cells_than_its_head_shows_them_all(page):
     assert re.findall(r"<td[^>]*>(.*?)</td>", markup) == ["1", "2", "3"]
 
 
-def test_no_text_turns_what_is_beside_it(page):
+def test_direction_marks_do_not_reorder_the_text_beside_them(page):
     """A mark that overrides the direction, in a paragraph, a link and code."""
     turn = "\u202e"
     text = f"a{turn}b\n\n- c{turn}d\n\n`e{turn}f` [g{turn}h](https://example.org)\n\n```\ni{turn}j\n```"

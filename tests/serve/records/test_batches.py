@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.auth.keys import Key, KeyLimits
+from kvasir.serve.records.batches.call import Caller
 from kvasir.serve.records.batches.files import Files
 from kvasir.serve.records.batches.lines import BatchEntry, BatchJournal, LineTask, answered, read_tasks, to_jsonl
 from kvasir.serve.records.batches.upload import parse_form
@@ -30,12 +31,8 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def serving(folder=None, front=None, watch=None, **fields):
-    """watch: called with the application before its batches start: lines of an earlier server run from then on."""
+async def serving(folder=None, front=None, **fields):
     async with client(ServeSettings(data_dir=folder, **fields), front or make_front()) as http:
-        http.app = http._transport.app
-        if watch:
-            watch(http.app)
         await http.app.state.batches.start()
         yield http
         await http.app.state.batches.stop()
@@ -339,31 +336,28 @@ async def test_a_batch_whose_window_is_over_expires(monkeypatch):
         assert [entry["error"]["code"] for entry in bad] == ["batch_expired"] * 3 and batch["expired_at"]
 
 
-async def test_a_batch_continues_after_a_restart_and_runs_no_line_twice(tmp_path):
+async def test_a_batch_continues_after_a_restart_and_runs_no_line_twice(tmp_path, monkeypatch):
     """The server ends in the midst, thrice; what is in the journal by then is not asked again."""
     asked: list[str] = []
 
-    def watch(app):
-        caller = app.state.batches._caller
-        post = caller.post
+    post = Caller.post
 
-        async def wrapper(path, body, key, id):
-            answer = await post(path, body, key, id)
-            asked.append(json.loads(body)["messages"][0]["content"])
-            return answer
+    async def noted(self, path, body, key, id):
+        answer = await post(self, path, body, key, id)
+        asked.append(json.loads(body)["messages"][0]["content"])
+        return answer
 
-        caller.post = wrapper
-
+    monkeypatch.setattr(Caller, "post", noted)
     names = [f"c{i}" for i in range(40)]
-    async with serving(tmp_path / "data", make_front(step_seconds=0.001), watch, batch_width=4) as http:
+    async with serving(tmp_path / "data", make_front(step_seconds=0.001), batch_width=4) as http:
         batch = await start(http, [line(name, max_tokens=20) for name in names])
         while len(asked) < 5:
             await asyncio.sleep(0.005)
     for enough in (12, 20):
-        async with serving(tmp_path / "data", make_front(step_seconds=0.001), watch, batch_width=4) as http:
+        async with serving(tmp_path / "data", make_front(step_seconds=0.001), batch_width=4) as http:
             while len(asked) < enough:
                 await asyncio.sleep(0.005)
-    async with serving(tmp_path / "data", watch=watch, batch_width=4) as http:
+    async with serving(tmp_path / "data", batch_width=4) as http:
         batch = await until(http, {**batch, "status": ""}, "completed")
         good = await lines_of(http, batch["output_file_id"])
         assert [entry["custom_id"] for entry in good] == names and batch["request_counts"]["completed"] == 40
@@ -429,7 +423,7 @@ async def test_a_batch_of_a_key_that_is_gone_fails(tmp_path):
         await until(http, batch, "in_progress", headers=AS_ANN)
     async with serving(tmp_path / "data", keys=(BOB,)) as http:
         async with asyncio.timeout(20):
-            while http.app.state.batches._runs:
+            while http.app.state.batches.unfinished:
                 await asyncio.sleep(0.01)
     async with serving(tmp_path / "data", keys=(ANN, BOB)) as http:
         failed = (await http.get(f"/v1/batches/{batch['id']}", headers=AS_ANN)).json()

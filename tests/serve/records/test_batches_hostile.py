@@ -55,12 +55,12 @@ def form(*heads: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", [b"utf-7''%2B2AA-", b"unicode_escape''%5Cud800"])
-async def test_a_file_name_that_is_no_text_is_refused_and_leaves_no_file(name):
-    async with serving() as http:
+async def test_a_file_name_that_is_no_text_is_refused_and_leaves_no_file(tmp_path, name):
+    async with serving(tmp_path / "data") as http:
         body = form(b'name="purpose"', b'name="file"; filename*=' + name)
         answer = await http.post("/v1/files", content=body, headers=FORM)
         assert answer.status_code == 400 and "malformed" in answer.json()["error"]["message"]
-        assert await http.app.state.batches.files._contents.all() == []
+        assert not [*(tmp_path / "data" / "file-contents").rglob("*_*")]
 
 
 @examples(300)
@@ -103,17 +103,20 @@ def test_too_many_blank_lines_are_refused(monkeypatch):
         assert [error["code"] for error in errors] == ([] if fine else ["too_many_tasks"])
 
 
-async def test_bytes_without_facts_are_not_kept(monkeypatch):
-    async with serving() as http:
-        files = http.app.state.batches.files
+async def test_bytes_without_facts_are_not_kept(tmp_path, monkeypatch):
+    async with serving(tmp_path / "data") as http:
+        put, contents = Records.put, [*(tmp_path / "data").rglob("file-contents")]
 
-        async def full(*_):
-            raise OSError(28, "No space left on device")
+        async def full(self, owner, id, data, *rest):
+            if data != b"batch":
+                assert [*contents[0].rglob("*_*")], "the bytes were there"
+                raise OSError(28, "No space left on device")
+            await put(self, owner, id, data, *rest)
 
-        monkeypatch.setattr(files._facts, "put", full)
+        monkeypatch.setattr(Records, "put", full)
         body = form(b'name="purpose"', b'name="file"; filename="x"')
         assert (await http.post("/v1/files", content=body, headers=FORM)).status_code == 500
-        assert await files._contents.all() == []
+        assert not [*contents[0].rglob("*_*")]
 
 
 async def test_bytes_whose_facts_a_crash_has_lost_are_gone_after_the_start(tmp_path):
@@ -197,7 +200,7 @@ async def test_a_write_that_is_broken_off_is_known_all_the_same(tmp_path):
         await asyncio.wait((task,))
     await records.put("ann", new_id("x"), b"{}")
     files = {file.stem for file in (tmp_path / "r").rglob("x_*.json")}
-    assert files == {id for entries in records._index.values() for id in entries} and len(files) == 9
+    assert files == {id for _, id in records.ids} and len(files) == 9
     records.close()
 
 
@@ -216,7 +219,7 @@ async def test_few_batches_of_a_key_are_in_memory_and_none_waits_for_another_key
         batches = await many(http, file, 12, AS_ANN)
         other = await start(http, [line("x")], headers=AS_BOB)
         other = await until(http, other, "completed", headers=AS_BOB)
-        runs = http.app.state.batches._runs
+        runs = http.app.state.batches.unfinished
         own = [run for run in runs.values() if run.owner == "ann"]
         assert 0 < sum(run.begun for run in own) <= 2 < len(own)
         for batch in batches[2:]:
@@ -250,7 +253,7 @@ async def test_what_is_asked_for_while_the_server_ends_is_done_by_the_next(tmp_p
         file = await upload(http, [line("a")])
         await http.app.state.batches.stop()
         (batch,) = await many(http, file, 1)
-        assert batch["status"] == "validating" and not http.app.state.batches._runs
+        assert batch["status"] == "validating" and not http.app.state.batches.unfinished
     async with serving(tmp_path / "data") as http:
         assert (await until(http, batch, "completed"))["request_counts"]["completed"] == 1
 
@@ -273,10 +276,10 @@ async def test_a_key_that_is_taken_away_ends_its_batches():
     async with serving(front=make_front(step_seconds=0.002), keys=(ANN, BOB), batch_width=2) as http:
         batch = await start(http, [line(f"c{i}", max_tokens=40) for i in range(500)], headers=AS_ANN)
         batch = await until(http, batch, "in_progress", headers=AS_ANN)
-        run = http.app.state.batches._runs[batch["id"]]
-        http.app.state.ring._take((BOB,))
+        run = http.app.state.batches.unfinished[batch["id"]]
+        http.app.state.ring.take((BOB,))
         async with asyncio.timeout(20):
-            while batch["id"] in http.app.state.batches._runs:
+            while batch["id"] in http.app.state.batches.unfinished:
                 await asyncio.sleep(0.01)
         assert run.batch["status"] == "failed" and "key" in run.batch["errors"]["data"][0]["message"]
         assert run.batch["request_counts"]["completed"] < 500

@@ -4,13 +4,14 @@ can get rid of its own."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import AsyncExitStack
 
 import pytest
 
 from kvasir.errors import LimitExceeded
-from kvasir.serve.dialects.openai.files import _pieces
+from kvasir.serve.dialects.openai.files import pieces
 from kvasir.serve.records.responses import READERS
 from kvasir.serve.records.store import Records, new_id
 from tests.serve.records.test_batches import ANN, AS_ANN, AS_BOB, BOB, line, lines_of, serving, start, until, upload
@@ -125,8 +126,8 @@ async def test_a_batch_that_has_ended_can_be_deleted_by_its_key_alone(tmp_path):
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_outlives_its_time_while_a_batch_reads_it(monkeypatch):
-    async with serving(front=make_front(**SLOW)) as http:
+async def test_a_file_outlives_its_time_while_a_batch_reads_it(tmp_path, monkeypatch):
+    async with serving(tmp_path / "data", make_front(**SLOW)) as http:
         batch = await start(http, LONG)
         file = f"/v1/files/{batch['input_file_id']}"
         now = time.time()
@@ -136,10 +137,12 @@ async def test_a_file_outlives_its_time_while_a_batch_reads_it(monkeypatch):
         await http.post(f"/v1/batches/{batch['id']}/cancel")
         batch = await until(http, batch, "cancelled")
         async with asyncio.timeout(10):
-            while http.app.state.batches._runs:
+            while http.app.state.batches.unfinished:
                 await asyncio.sleep(0.01)
         await http.app.state.batches.sweep()
-        assert {id for _, id in http.app.state.batches.files._contents.ids} == {batch["error_file_id"]}
+        assert {path.stem for path in (tmp_path / "data" / "file-contents").rglob("*_*.json")} == {
+            batch["error_file_id"]
+        }
         assert (await http.get(file)).status_code == 404
 
 
@@ -150,6 +153,9 @@ async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monk
         assert (await http.post("/v1/responses", json=asked, headers=AS_ANN)).status_code == 200
     orphan = tmp_path / "data" / "batch-lines" / f"{new_id('batch')}.jsonl"
     orphan.write_text("{}\n")
+    month_ago = time.time() - 31 * 86400
+    for record in (tmp_path / "data").rglob("*_*.json"):
+        os.utime(record, (month_ago, month_ago))
     async with serving(tmp_path / "data", keys=(BOB,)) as http:
         assert not orphan.exists(), "lines of a batch that is not under way"
         state, now = http.app.state, time.time()
@@ -158,8 +164,6 @@ async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monk
         assert left == {"batches": 1, "files": 2, "file-contents": 2, "responses": 1}, batch
         later = lambda: now + 31 * 86400  # noqa: E731
         monkeypatch.setattr("kvasir.serve.records.batches.files.time.time", later)
-        for records in (state.batches._records, state.responses.records):
-            records._clock = later
         for kept in (state.batches, state.responses):
             await kept.sweep()
         assert not [file for kind in kinds for file in (tmp_path / "data" / kind).rglob("*_*.json")]
@@ -172,18 +176,18 @@ async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monke
         batches = http.app.state.batches
         batch = await start(http, [line(f"c{i}", max_tokens=60) for i in range(50)], headers=AS_ANN)
         await until(http, batch, "in_progress", headers=AS_ANN)
-        put, failures = batches._records.put, iter([True, True])
+        put, failures = Records.put, iter([True, True])
 
-        async def full(*arguments, **fields):
-            if next(failures, False):
+        async def full(self, owner, id, *rest, **fields):
+            if id == batch["id"] and next(failures, False):
                 raise OSError(28, "No space left on device")
-            await put(*arguments, **fields)
+            await put(self, owner, id, *rest, **fields)
 
-        monkeypatch.setattr(batches._records, "put", full)
-        run = batches._runs[batch["id"]]
-        http.app.state.ring._take((BOB,))
+        monkeypatch.setattr(Records, "put", full)
+        run = batches.unfinished[batch["id"]]
+        http.app.state.ring.take((BOB,))
         async with asyncio.timeout(20):
-            while batches._runs:
+            while batches.unfinished:
                 await asyncio.sleep(0.01)
         assert run.batch["status"] == "failed" and not [*failures]
 
@@ -200,8 +204,8 @@ async def test_a_file_is_sent_in_pieces_to_its_end_although_it_is_deleted(tmp_pa
         store = http.app.state.batches.files
         opened, size = await store.open("", file["id"])
         await store.delete("", file["id"])
-        pieces = [piece async for piece in _pieces(opened)]
-        assert b"".join(pieces) == data and size == len(data) and max(map(len, pieces)) == 1000
+        read = [piece async for piece in pieces(opened)]
+        assert b"".join(read) == data and size == len(data) and max(map(len, read)) == 1000
         opened.close()
         file = await upload(http, data)
         answer = await http.get(f"/v1/files/{file['id']}/content")
@@ -234,7 +238,7 @@ async def test_shares_follow_the_keys_that_there_are():
     async with serving(keys=(ANN,), file_bytes=1000, max_file=800, stored_bytes=1000) as http:
         state = http.app.state
         await upload(http, b"x" * 700, AS_ANN)
-        state.ring._take((ANN, BOB))
+        state.ring.take((ANN, BOB))
         assert state.batches.files.max_bytes == state.responses.records.max_bytes == 500
         over = await http.post(
             "/v1/files", files={"file": ("x", b"x" * 501)}, data={"purpose": "batch"}, headers=AS_BOB

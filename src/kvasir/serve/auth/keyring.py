@@ -32,7 +32,7 @@ class KeyRing:
         self._changed = changed
         self._keys: Sequence[Key] = ()
         self._blind = secrets.token_bytes(32)
-        self._take(keys)
+        self.take(keys)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -57,7 +57,7 @@ class KeyRing:
         if keys != self._keys:
             before, after = {key.name for key in self._keys}, {key.name for key in keys}
             log.info("%d API keys; added: %d, removed: %d", len(keys), len(after - before), len(before - after))
-            self._take(keys)
+            self.take(keys)
 
     def _read(self) -> Sequence[Key]:
         assert self._file is not None
@@ -65,7 +65,8 @@ class KeyRing:
         check_distinct(keys)
         return keys
 
-    def _take(self, keys: Sequence[Key]) -> None:
+    def take(self, keys: Sequence[Key]) -> None:
+        """Replaces the keys."""
         self._keys = keys
         self._by_digest = {self._blinded(key.digest): key for key in keys}
         self._by_name = {key.name: key for key in keys}

@@ -68,11 +68,12 @@ def take(bucket: Bucket, units: int) -> Bucket:
 
 
 class Account:
-    """One key's buckets, its open requests, and the running lines of its batches."""
+    """One key's buckets, its open requests, and the running lines of its batches. num_open, num_lines: how many of
+    these there are."""
 
     def __init__(self, key: Key, clock: Callable[[], int]):
         self._clock = clock
-        self._open = self._lines = 0
+        self.num_open = self.num_lines = 0
         self._freed = asyncio.Event()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
@@ -90,28 +91,28 @@ class Account:
         """Counts a request, which stays open until its Place is left. Raises LimitExceeded; refused requests cost
         nothing."""
         most = self._limits.concurrent
-        if most is not None and self._open >= most:
-            raise LimitExceeded(f"{self._open} requests of this key are open", f"at most {most} at once", 1.0)
+        if most is not None and self.num_open >= most:
+            raise LimitExceeded(f"{self.num_open} requests of this key are open", f"at most {most} at once", 1.0)
         self._requests = _taken(self._requests, 1, self._clock(), "requests")
-        self._open += 1
+        self.num_open += 1
         return OpenRequest(self)
 
     def close(self) -> None:
-        self._open -= 1
+        self.num_open -= 1
         self._freed.set()
 
     @asynccontextmanager
     async def line(self) -> AsyncIterator[None]:
         """A running line of a batch, once there is room for it in addition to requests and other lines. Requests never
         wait for lines, so a running batch does not lock its key out."""
-        while (most := self._limits.concurrent) is not None and self._open + self._lines >= most:
+        while (most := self._limits.concurrent) is not None and self.num_open + self.num_lines >= most:
             self._freed.clear()
             await self._freed.wait()
-        self._lines += 1
+        self.num_lines += 1
         try:
             yield
         finally:
-            self._lines -= 1
+            self.num_lines -= 1
             self._freed.set()
 
     def prompt(self, tokens: int) -> None:

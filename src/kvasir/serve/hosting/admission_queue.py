@@ -33,7 +33,7 @@ class AdmissionQueue:
         self._patience = patience
         self._all = all
         self._leave = leave
-        self._waiting: list[Held] = []  # in order of arrival
+        self.waiting: list[Held] = []  # in order of arrival
         self._freed = asyncio.Event()
 
     def freed(self) -> None:
@@ -47,7 +47,7 @@ class AdmissionQueue:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience
         need = sum(needed(held.offer, options))
-        self._waiting.append(held)
+        self.waiting.append(held)
         try:
             while True:
                 self._freed.clear()
@@ -57,7 +57,7 @@ class AdmissionQueue:
                 if not held.leases or not await self._wait_freed(until - loop.time()):
                     raise self._no_room(held.offer, need)
         finally:
-            self._waiting.remove(held)
+            self.waiting.remove(held)
             held.promised = 0
             self._freed.set()
 
@@ -68,7 +68,7 @@ class AdmissionQueue:
         free = self._budget.free(other.reserved for other in placed)
         if free is not None and need > free + sum(other.reserved for other in placed):
             raise self._no_room(held.offer, need)
-        before = [other for other in self._waiting[: self._waiting.index(held)] if other.promised]
+        before = [other for other in self.waiting[: self.waiting.index(held)] if other.promised]
         free = None if free is None else max(0, free - sum(other.promised for other in before))
         taken = len(placed) + len(before)
         if taken < self._most and (free is None or need <= free):

@@ -65,7 +65,7 @@ class ModelManager(Catalogue):
         self._launch = launch
         self._keep_alive = keep_alive
         self._budget = MemoryBudget(available, max_loaded)
-        self._queue = AdmissionQueue(self._budget, max_loaded, patience, self._all, self._begin_leaving)
+        self._queue = AdmissionQueue(self._budget, max_loaded, patience, lambda: self.held, self._begin_leaving)
         self._held: dict[str, Held] = {}  # by name: the models that may be leased
         self._leaving: set[Held] = set()
         self._one_look = asyncio.Lock()
@@ -81,7 +81,7 @@ class ModelManager(Catalogue):
         await asyncio.shield(self._end)
 
     async def _stop(self) -> None:
-        everything = self._all()
+        everything = self.held
         for held in everything:
             held.loading.cancel()
         await asyncio.gather(*(held.loading for held in everything), return_exceptions=True)
@@ -100,6 +100,16 @@ class ModelManager(Catalogue):
         known = offer.details.context_length or None
         length = held.serving.front.info.max_model_len if held and held.serving else known
         return Card(offer.name, offer.created, offer.name, length, offer)
+
+    @property
+    def held(self) -> list[Held]:
+        """All models that are waiting, loading, loaded or leaving."""
+        return [*self._held.values(), *self._leaving]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The names of the models that wait for a place, in order of arrival."""
+        return [held.offer.name for held in self._queue.waiting]
 
     def loaded(self) -> Sequence[Serving]:
         return [held.serving for held in self._held.values() if held.serving is not None]
@@ -228,9 +238,6 @@ class ModelManager(Catalogue):
         except Exception as error:
             log.exception("%s could not be loaded", offer.name)
             raise EngineDead(f"{offer.name} could not be loaded", "see the server's log") from error
-
-    def _all(self) -> list[Held]:
-        return [*self._held.values(), *self._leaving]
 
     # -- unloading -----------------------------------------------------------------------------------------
 

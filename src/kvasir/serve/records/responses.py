@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -142,6 +143,11 @@ class Responses:
             ended[run.id] = run
             while len(ended) > MAX_ENDED or sum(other.size for other in ended.values()) > self.records.max_bytes:
                 ended.popitem(last=False)
+
+    @property
+    def running(self) -> Mapping[str, ResponseRun]:
+        """The background runs in progress, by id."""
+        return MappingProxyType(self._runs)
 
     def run(self, id: str) -> ResponseRun | None:
         """The running background run of this response."""

@@ -13,7 +13,7 @@ import pytest
 from anthropic.types.messages import MessageBatchIndividualResponse
 
 from kvasir.serve.auth.keys import Key
-from kvasir.serve.dialects.anthropic.batches import _failed, _results
+from kvasir.serve.dialects.anthropic.batches import failed_results, results
 from kvasir.serve.settings import ServeSettings
 from tests.serve.records.test_batches import ANN, AS_ANN, BOB
 from tests.serve.running import live, make_front
@@ -154,7 +154,7 @@ def test_results_of_what_was_not_run():
     """A batch that failed as a whole, one whose time was over, and a request that never reached its route."""
     given = b'{"custom_id":"a","method":"POST","url":"/v1/messages","body":{}}\n'
     failed = {"errors": {"data": [{"code": "gone", "message": "there is no such key any more"}]}}
-    [result] = map(json.loads, _failed(given, failed).splitlines())
+    [result] = map(json.loads, failed_results(given, failed).splitlines())
     assert (
         result["custom_id"] == "a"
         and result["result"]["error"]["error"]["message"] == failed["errors"]["data"][0]["message"]
@@ -163,7 +163,7 @@ def test_results_of_what_was_not_run():
         {"custom_id": "b", "response": None, "error": {"code": "batch_expired", "message": "x"}},
         {"custom_id": "c", "response": {"status_code": 500, "request_id": "r", "body": None}, "error": None},
     ]
-    expired, lost = map(json.loads, _results([b"\n".join(json.dumps(line).encode() for line in lines)]).splitlines())
+    expired, lost = map(json.loads, results([b"\n".join(json.dumps(line).encode() for line in lines)]).splitlines())
     assert expired == {"custom_id": "b", "result": {"type": "expired"}}
     assert lost["result"]["error"]["type"] == "error" and lost["result"]["error"]["request_id"] == "r"
     for line in (result, expired, lost):

@@ -347,7 +347,7 @@ def test_lines_end_an_answer_however_it_is_cut(pieces, indent):
 # -- the other routes ----------------------------------------------------------------------------------------
 
 
-async def test_tokens_and_texts(http):
+async def test_tokenize_and_detokenize(http):
     async def post(path, **fields):
         return (await http.post(path, json=fields)).json()
 
@@ -374,7 +374,7 @@ async def test_templates_are_applied(http):
 
 async def test_many_embeddings_are_written_off_the_loop(http, monkeypatch):
     threads = set()
-    normalized = "kvasir.serve.dialects.llamacpp.server._normalized"
+    normalized = "kvasir.serve.dialects.llamacpp.server.normalized"
     monkeypatch.setattr(normalized, lambda vector, norm: threads.add(threading.get_ident()) or list(vector))
     assert len((await http.post("/embedding", json={"content": ["a"] * 40})).json()) == 40
     assert threads and threading.get_ident() not in threads

@@ -50,7 +50,7 @@ def test_a_conversation_is_answered_whole_and_in_lines_alike(own):
     assert parts[-1].done and parts[-1].eval_count == whole.eval_count == 12
 
 
-def test_times_add_up(own):
+def test_the_parts_of_a_duration_sum_to_at_most_the_total(own):
     for answer in (own.chat(model="fake", messages=HELLO, options=GREEDY), own.generate(model="fake", prompt="a")):
         parts = (answer.load_duration, answer.prompt_eval_duration, answer.eval_duration)
         assert all(part > 0 for part in parts) and sum(parts) <= answer.total_duration
@@ -128,7 +128,7 @@ def test_a_drawn_seed_is_reported_and_reproduces_the_text(server):
     assert "seed" not in ask(temperature=0)
 
 
-def test_several_answers(server):
+def test_several_choices_of_a_chat(server):
     body = {"model": "fake", "messages": HELLO, "n": 3, "options": {"seed": 5, "num_predict": 6}}
     whole = httpx.post(f"{server.url}/api/chat", json={**body, "stream": False}).json()
     assert [a["index"] for a in whole["answers"]] == [0, 1, 2] and whole["eval_count"] == 18
@@ -361,7 +361,7 @@ def test_errors_are_the_clients_own(own, server):
         (-1, -1.0),
     ],
 )
-def test_durations(text, seconds):
+def test_keep_alive_durations_are_parsed(text, seconds):
     from kvasir.serve.dialects.ollama.wire import to_seconds
 
     assert to_seconds(text) == pytest.approx(seconds)

@@ -34,7 +34,7 @@ async def keeping(folder: Path | None = None, keys: tuple[Key, ...] = (), front:
     settings = ServeSettings(data_dir=folder, keys=keys, **settings)
     async with client(settings, front or thinker()) as http:
         yield http
-        state = http._transport.app.state  # type: ignore[attr-defined]
+        state = http.app.state  # type: ignore[attr-defined]
         for kept in (state.responses, state.batches):
             kept.close()
 

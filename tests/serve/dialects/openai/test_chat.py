@@ -294,7 +294,7 @@ async def test_a_schema_is_kept_wherever_it_stands(http, wanted):
     assert (await content(http, response_format=wanted)).strip() == "5"
 
 
-async def test_prompt_scores(http):
+async def test_log_probabilities_of_the_prompt(http):
     scores = (await ask(http, prompt_logprobs=1))["prompt_logprobs"]
     assert len(scores) == len(PROMPT) and scores[0] is None
     assert scores[1][str(ord("s"))] == {"logprob": -1.0 - 1 / 64, "rank": 1, "decoded_token": "s"}
@@ -311,7 +311,7 @@ async def test_an_answer_that_fails_is_an_error_and_no_answer(http):
 
 async def test_a_grammar_that_passes_its_limits_is_the_requests_fault(monkeypatch):
     """The server says which limit; the next request of the same grammar is answered."""
-    monkeypatch.setattr(fakes._guides(), "limits", (GrammarLimits(states=22), GrammarLimits(states=22)))
+    monkeypatch.setattr(fakes.grammar_guides(), "limits", (GrammarLimits(states=22), GrammarLimits(states=22)))
     regex = {"structured_outputs": {"regex": "[a-z ]+|X(.{0,9}y.{0,9}z){9}"}, "max_tokens": 9, "temperature": 0}
     async with client() as http:
         for _ in range(2):

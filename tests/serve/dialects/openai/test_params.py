@@ -84,7 +84,7 @@ def test_a_dialect_has_the_fields_that_the_table_says(dialect):
         ("prompt_logprobs", 2, 2),
     ],
 )
-def test_a_field_arrives(name, value, expected):
+def test_a_field_of_the_request_reaches_the_sampling_parameters(name, value, expected):
     assert getattr(params(**{name: value}), name) == expected
     assert params(**{name: None}) == params()
 

@@ -169,7 +169,7 @@ async def test_many_references_to_a_response_read_it_once(monkeypatch):
         said = [{"role": "user", "content": str(i)} for i in range(20)]
         id = (await create(http, input=said, max_output_tokens=2))["id"]
         items = (await http.get(f"/v1/responses/{id}/input_items?order=asc&limit=20")).json()["data"]
-        records, read = http._transport.app.state.responses.records, []
+        records, read = http.app.state.responses.records, []
         get = records.get
         monkeypatch.setattr(records, "get", lambda owner, id: read.append(id) or get(owner, id))
         again = [{"type": "item_reference", "id": item["id"]} for item in items]
@@ -278,7 +278,7 @@ async def test_a_cancelled_stream_ends_with_an_error():
     async with keeping(front=make_front(**SLOW)) as http:
         asked = {"input": "hello", "max_output_tokens": 3000, "background": True, "stream": True}
         reading = asyncio.ensure_future(http.post("/v1/responses", json=asked))
-        running = http._transport.app.state.responses._runs
+        running = http.app.state.responses.running
         async with asyncio.timeout(10):
             while not running:
                 await asyncio.sleep(0.01)

@@ -141,11 +141,11 @@ async def message_batch_results(message_batch_id: str, request: HTTPRequest) -> 
         raise InvalidRequest(f"the batch is {_status(batch)}", "its results are available when it has ended")
     if batch["status"] == "failed":
         data = await batches.files.content(owner, batch["input_file_id"])
-        lines = await asyncio.to_thread(_failed, data, batch)
+        lines = await asyncio.to_thread(failed_results, data, batch)
     else:
         names = [name for name in ("output_file_id", "error_file_id") if batch[name]]
         files = [await batches.files.content(owner, batch[name]) for name in names]
-        lines = await asyncio.to_thread(_results, files)
+        lines = await asyncio.to_thread(results, files)
     return Response(lines, media_type="application/x-jsonl")
 
 
@@ -272,11 +272,12 @@ def _read(data: bytes) -> Iterator[_Line]:
     return (msgspec.json.decode(line, type=_Line) for line in data.splitlines() if line)
 
 
-def _results(files: Iterable[bytes]) -> bytes:
+def results(files: Iterable[bytes]) -> bytes:
+    """The results, one JSON line each, from the output and error files of a batch."""
     return _jsonl((line.custom_id, _result(line)) for data in files for line in _read(data))
 
 
-def _failed(data: bytes, batch: dict[str, Any]) -> bytes:
+def failed_results(data: bytes, batch: dict[str, Any]) -> bytes:
     """The results of a batch that failed as a whole."""
     [first, *_] = batch["errors"]["data"]
     fault = Fault(500, first["message"], first["code"])

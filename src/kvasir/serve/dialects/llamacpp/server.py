@@ -164,7 +164,7 @@ async def embedding(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     norm = 2 if wire.embd_normalize is None else wire.embd_normalize
 
     def answer() -> list[dict[str, Any]]:
-        return [{"index": i, "embedding": [raw(_normalized(v, norm))]} for i, v in enumerate(vectors)]
+        return [{"index": i, "embedding": [raw(normalized(v, norm))]} for i, v in enumerate(vectors)]
 
     return await write_json(len(requests) > 16, answer)
 
@@ -175,7 +175,8 @@ async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     return await embedding(wire, request)
 
 
-def _normalized(vector: Sequence[float], norm: int) -> list[float]:
+def normalized(vector: Sequence[float], norm: int) -> list[float]:
+    """The vector, scaled to a p-norm of 1; with p = 0, to a greatest magnitude of INT16."""
     greatest = max(map(abs, vector), default=0.0)
     if not greatest:
         return list(vector)

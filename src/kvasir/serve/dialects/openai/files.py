@@ -101,10 +101,10 @@ async def retrieve_content(file_id: str, request: HTTPRequest) -> Response:
     file, size = await files_of(request).open(owner_of(request), file_id)
     request.scope["state"]["leases"].callback(file.close)
     headers = {"content-disposition": "attachment", "content-length": str(size)}
-    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(pieces(file), media_type="application/octet-stream", headers=headers)
 
 
-async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
+async def pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
     """Reads the file in pieces, so that many slow readers take little memory."""
     while piece := await asyncio.to_thread(file.read, PIECE):
         yield piece

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -150,6 +152,11 @@ class Batches:
     def uses(self, file_id: str) -> bool:
         """Whether an unfinished batch reads this file."""
         return any(run.batch["input_file_id"] == file_id for run in self._runs.values())
+
+    @property
+    def unfinished(self) -> Mapping[str, BatchRun]:
+        """The batches that run or wait for their turn, by id."""
+        return MappingProxyType(self._runs)
 
     # -- in progress ---------------------------------------------------------------------------------------------
 
