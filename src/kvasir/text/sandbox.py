@@ -32,6 +32,10 @@ class SandboxLimit(KvasirError):
     """A job exceeded its limit of time or memory, or ended its process."""
 
 
+class SandboxCancelled(SandboxLimit):
+    """A job was ended by its `Hold`."""
+
+
 class Sandbox:
     """Owns a few worker processes and lends one to each job; thread-safe.
 
@@ -160,13 +164,17 @@ class Hold:
 
     @contextmanager
     def on(self, worker: Channel) -> Iterator[None]:
-        """Active while the worker has the job. Raises SandboxLimit if the job was already ended."""
+        """Active while the worker has the job. Raises SandboxCancelled if the job was ended, before or meanwhile."""
         with self._lock:
             if self.ended:
-                raise SandboxLimit("the job was cancelled before it started")
+                raise SandboxCancelled("the job was cancelled before it started")
             self._worker = worker
         try:
             yield
+        except SandboxLimit as error:
+            if self.ended:
+                raise SandboxCancelled("the job was cancelled") from error
+            raise
         finally:
             with self._lock:
                 self._worker = None

@@ -25,7 +25,16 @@ from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text import tokenizer_wire as wire
 from kvasir.text.encoder import Texts
 from kvasir.text.gguf_vocab import PREFIX
-from kvasir.text.sandbox import GRACE_SECONDS, Channel, Hold, Sandbox, SandboxedProcess, SandboxLimit, frame_of
+from kvasir.text.sandbox import (
+    GRACE_SECONDS,
+    Channel,
+    Hold,
+    Sandbox,
+    SandboxCancelled,
+    SandboxedProcess,
+    SandboxLimit,
+    frame_of,
+)
 from kvasir.text.table import Table
 
 SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
@@ -151,6 +160,8 @@ class TokenizerPool(Sandbox):
         frame = frame_of(wire.encode(job))
         try:
             reply = self.run_bytes(frame, seconds, (1 << 20) + 64 * size, hold)
+        except SandboxCancelled as error:
+            raise InvalidRequest(f"the text was not tokenized: {error.message}") from error
         except SandboxLimit as error:
             raise InvalidRequest(f"a text of {size} bytes cannot be tokenized: {error.message}", _TOO_MUCH) from error
         return _expect(wire.Ids, reply).lists()
