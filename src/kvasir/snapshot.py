@@ -30,14 +30,15 @@ class AnswerState:
 @dataclass(frozen=True, slots=True)
 class BlockMap:
     """The blocks of a cache group (without scratch) in the order of their ids. A cell is the most common state of
-    `per_cell` blocks. total: blocks. runs: run lengths, (cell, count, cell, count, ...).
+    `per_cell` blocks. bound: the greatest number of a sequence's positions whose blocks are needed, 0 for the whole
+    sequence. total: blocks. runs: run lengths, (cell, count, cell, count, ...).
 
     A cell is 2 * owner + cached. owner: 0 for none, 1 for only a pin, 2 for several sequences, 3 + r for row r. cached:
     1 if the prefix tree holds the block too. So 0 is free, and 1 is cached and idle.
     """
 
     kind: str
-    window: int
+    bound: int
     total: int
     per_cell: int
     runs: tuple[int, ...]

@@ -101,7 +101,7 @@ def _answer(answer: AnswerState, own: bool) -> dict[str, Any]:
 def _group(group: BlockMap) -> dict[str, Any]:
     return {
         "kind": group.kind,
-        "window": group.window,
+        "bound": group.bound,
         "total": group.total,
         "per_cell": group.per_cell,
         "cells": group.runs,

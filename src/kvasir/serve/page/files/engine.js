@@ -172,7 +172,7 @@ export class EngineView {
       const [caption, canvas] = this.maps.children[g].children;
       const cells = unpack(group.cells);
       const each = group.per_cell > 1 ? `, ${group.per_cell} in a cell` : "";
-      const kind = group.window ? `${group.kind} of ${group.window} tokens` : group.kind;
+      const kind = group.bound ? `${group.kind} of ${group.bound} tokens` : group.kind;
       caption.textContent = `${kind}: ${count(group.total)} blocks of ${this.last.stats.block_size} tokens${each}`;
       const { at } = canvas.grid ?? {};
       canvas.grid = { cells, at, ...drawBlocks(canvas, cells, at) };
