@@ -23,6 +23,7 @@ from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.http.asgi import refuse
 from kvasir.serve.http.dialect import dialect_of
 from kvasir.serve.http.faults import fault_of
+from kvasir.serve.http.held import Held
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
@@ -88,7 +89,7 @@ class Account:
         self._tokens = _bucket(limits.tokens_per_minute, now, self._tokens)
 
     def open(self) -> OpenRequest:
-        """Counts a request, which stays open until its Place is left. Raises LimitExceeded; refused requests cost
+        """Counts a request, which stays open until its holders have left. Raises LimitExceeded; refused requests cost
         nothing."""
         most = self._limits.concurrent
         if most is not None and self.num_open >= most:
@@ -140,22 +141,14 @@ class Account:
         return [(name.encode(), str(value).encode()) for name, value in found.items()]
 
 
-class OpenRequest:
-    """One of a key's open requests, until all its holders have left."""
+class OpenRequest(Held):
+    """One of a key's open requests."""
 
     def __init__(self, account: Account):
         self._account = account
-        self._holders = 1
 
-    def hold(self, work: asyncio.Task) -> None:
-        """Keeps the place for `work`, which continues after the response and counts as the same request."""
-        self._holders += 1
-        work.add_done_callback(lambda _: self.leave())
-
-    def leave(self) -> None:
-        self._holders -= 1
-        if not self._holders:
-            self._account.close()
+    def _release(self) -> None:
+        self._account.close()
 
 
 def _bucket(limit: int | None, now: int, before: Bucket | None) -> Bucket | None:

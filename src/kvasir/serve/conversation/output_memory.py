@@ -7,13 +7,13 @@ need before it starts.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.errors import InvalidRequest, LimitExceeded
 from kvasir.memory import host_memory
+from kvasir.serve.http.held import Held
 from kvasir.types import Request
 
 # Bytes per item, measured by tests/serve/conversation/test_output_memory.py.
@@ -72,13 +72,12 @@ def _mib(size: int) -> str:
     return f"{-(-size >> 20)} MiB" if size >= 1 << 20 else f"{size} bytes"
 
 
-class Reservation:
-    """The bytes reserved by one HTTP request, held until all its holders have left."""
+class Reservation(Held):
+    """The bytes reserved by one HTTP request."""
 
     def __init__(self, memory: AnswerMemory):
         self._memory = memory
         self._size = 0
-        self._holders = 1
 
     def take(self, requests: Sequence[Request], whole: bool) -> None:
         """Reserves memory for the requests. Raises InvalidRequest, LimitExceeded."""
@@ -87,16 +86,9 @@ class Reservation:
         self._size += size
         self._memory.held += size
 
-    def hold(self, work: asyncio.Task) -> None:
-        """Keeps the reservation for `work`, which continues after the response was sent."""
-        self._holders += 1
-        work.add_done_callback(lambda _: self.leave())
-
-    def leave(self) -> None:
-        self._holders -= 1
-        if not self._holders:
-            self._memory.held -= self._size
-            self._size = 0
+    def _release(self) -> None:
+        self._memory.held -= self._size
+        self._size = 0
 
 
 class MemoryGuard:

@@ -16,7 +16,7 @@ from kvasir.serve.dialects.llamacpp import wire as llamacpp
 from kvasir.serve.dialects.ollama import wire as ollama
 from kvasir.serve.dialects.openai.params import to_params
 from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest, EmbeddingRequest
-from kvasir.types import ModelInfo, SamplingParams, Task
+from kvasir.types import ModelInfo, Request, SamplingParams, Task
 from tests.serve.running import client
 
 BODIES = {
@@ -187,16 +187,21 @@ def test_mirostat_takes_the_place_of_recommended_filters_and_not_of_asked_ones()
     assert to_params(CompletionRequest(prompt="x", mirostat=0), info).top_k == 20
 
 
+def submitted(engine) -> list[Request]:
+    """The requests that the engine gets from now on."""
+    seen, submit = [], engine.submit
+
+    def spy(request):
+        seen.append(request)
+        return submit(request)
+
+    engine.submit = spy
+    return seen
+
+
 async def test_texts_of_samplers_reach_the_core_in_ids():
     async with client() as http:
-        seen = []
-        submit = http.front.engine.submit
-
-        def spy(request):
-            seen.append(request)
-            return submit(request)
-
-        http.front.engine.submit = spy
+        seen = submitted(http.front.engine)
         fields = {"max_tokens": 1, "bad_words": ["ab"], "dry_multiplier": 0.8, "dry_sequence_breakers": ["\n", "cd"]}
         await http.post("/v1/completions", json={"prompt": "x", **fields})
         await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], **fields})
@@ -215,14 +220,7 @@ async def test_texts_of_samplers_reach_the_core_in_ids():
 
 async def test_priority_salt_and_tenant_reach_the_core():
     async with client() as http:
-        seen = []
-        submit = http.front.engine.submit
-
-        def spy(request):
-            seen.append(request)
-            return submit(request)
-
-        http.front.engine.submit = spy
+        seen = submitted(http.front.engine)
         fields = {"prompt": "x", "max_tokens": 1, "priority": -3, "cache_salt": "s"}
         await http.post("/v1/completions", json=fields)
         assert (seen[0].priority, seen[0].cache_salt, seen[0].params.max_tokens) == (-3, "0:s", 1)
