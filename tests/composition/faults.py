@@ -252,6 +252,18 @@ def forgotten_carry(core: Any) -> None:
         go_on(request_id)
 
 
+@fault(
+    "adaptive-p forgets its history when it is preempted",
+    ("forced preemption", "adaptive-p", "neighbours"),
+    ("forced preemption", "adaptive-p", "neighbours", "n"),
+)
+def forgotten_history(core: Any) -> None:
+    @wrap(core.scheduler, "preempt")
+    def preempt(leave: Callable, seq: Any) -> None:
+        seq.carry = b""
+        leave(seq)
+
+
 @fault("a token sampled while its answer is paused is lost", ("paused by a slow reader", "overlap", "neighbours"))
 def lost_while_paused(core: Any) -> None:
     @wrap(core.scheduler, "_take")
