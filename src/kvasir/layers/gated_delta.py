@@ -69,10 +69,11 @@ class GatedDelta(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         h = self.heads
-        shared = h.v // h.qk * h.v_dim
+        share = h.v // h.qk
+        shared, own = share * h.v_dim, slice(self.rates[0] // share, self.rates[1] // share)
         qkvz_TH = self.qkvz(x_TD, batch).view(-1, h.qk, 2 * h.dim + 2 * shared)
         q, k, v, z = qkvz_TH.split((h.dim, h.dim, shared, shared), dim=-1)
-        b, a = self.ba(x_TD, batch).view(-1, h.qk, 2, h.v // h.qk).unbind(2)
+        b, a = self.ba(x_TD, batch).view(-1, self.num_rates // share, 2, share)[:, own].unbind(2)
         beta_TV, decay_TV = delta_gates(b.flatten(1), a.flatten(1), self.log_rate, self.bias)
         inputs_TI = torch.cat([*(part.flatten(1) for part in (q, k, v)), beta_TV, decay_TV], dim=1)
         mixed_TVe = gated_delta(
@@ -94,8 +95,7 @@ class GatedDelta(Module):
         part = mesh.part(parts)
         self.heads = here = replace(h, qk=h.qk // parts, v=h.v // parts)
         self.rates = part * here.v, (part + 1) * here.v
-        for linear in (self.qkvz, self.ba):
-            linear.hold_units("weight", parts, part, 1)
+        self.qkvz.hold_units("weight", parts, part, 1)  # ba stays whole: libraries add in another order for few columns
         starts, sizes = (0, h.qk * h.dim, 2 * h.qk * h.dim), (here.qk * h.dim, here.qk * h.dim, here.v * h.v_dim)
         self.conv.runs = tuple((s + part * size, s + (part + 1) * size) for s, size in zip(starts, sizes, strict=True))
         self.out.hold_part(mesh, parts)
