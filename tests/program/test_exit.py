@@ -17,7 +17,7 @@ import sys
 from contextlib import suppress
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.program.cache import NativeCache
-from kvasir.program.native import Pool
+from kvasir.program.native import ThreadPool
 from kvasir.program.program import Program
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.runner.program_executor import ProgramExecutor
@@ -33,7 +33,7 @@ def program():
 early = program()
 sys._kept = [program(), ProgramExecutor(model.model, program())]  # dropped after the modules are cleared
 with suppress(Exception):
-    Pool("none")  # a pool that was never created
+    ThreadPool("none")  # a pool that was never created
 """
 
 

@@ -160,6 +160,8 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     )
     @example("<m>a b <m> [X] a b", "a <m> b a b", "<m> a b a", 4, True)
     @example("<m>a b", "a b a b", "a b <m>", 3, False)
+    @example("", "\u0301", "[X]", 1, True)  # a mark belongs to a word, so that [X] is no word of its own
+    @example("", "\u24b6", "[X]", 1, True)
     @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
     def equal(before, said, after, most, special):
         text, spans = before + said + after, [[(len(before), len(before) + len(said))]]

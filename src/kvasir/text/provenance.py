@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 import tokenizers
@@ -101,7 +101,7 @@ class Guard:
 
     def _stand_in(self, text: str) -> str:
         ends = text if len(text) < 2 else text[0] + text[-1]
-        return "".join([c if c.isspace() else self._letter if c.isalnum() or c == "_" else self._sign for c in ends])
+        return "".join([c if c.isspace() else self._letter if _in_word(c) else self._sign for c in ends])
 
     def _written(self, skeleton: Skeleton) -> list[tuple[int, int]]:
         """The added tokens that lie entirely in the template's parts: (place in the text, id)."""
@@ -167,6 +167,22 @@ class Guard:
         with library_errors("the tokenizer cannot encode"):
             spell = LibrarySpeller(self._backend, {self._added[i].content: i for i in control - self._unknown})
         return variant, names, spell
+
+
+@cache
+def _single_word() -> tokenizers.Tokenizer:
+    """A tokenizer of one added token, "[", which is found where it is a word of its own."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.add_special_tokens([tokenizers.AddedToken("[", single_word=True)])
+    return library
+
+
+def _in_word(character: str) -> bool:
+    """Whether the library finds no single-word token next to this character. Its words also have marks and letters in
+    circles."""
+    if character.isascii():
+        return character.isalnum() or character == "_"
+    return not _single_word().encode(f"{character}[").ids
 
 
 def _unknown(backend: tokenizers.Tokenizer) -> frozenset[int]:
