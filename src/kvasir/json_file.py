@@ -24,8 +24,9 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """The JSON value in a file. Raises `ModelFileError` as `parse_json` does, and if the file cannot be read or is
-    longer than `max_bytes`."""
-    return parse_json(_read_bytes(path, max_bytes), str(path))
+    longer than `max_bytes`. Infinity and NaN are numbers here, since `config.json` files of published models hold them.
+    """
+    return parse_json(_read_bytes(path, max_bytes), str(path), constants=True)
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -33,11 +34,11 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     return _object(read_json(path, max_bytes), str(path))
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """Parses one JSON value. Raises `ModelFileError` for anything else, deep nesting, duplicate keys, and numbers
-    outside JSON (NaN, Infinity)."""
+def parse_json(text: str | bytes, where: str, constants: bool = False) -> Any:
+    """Parses one JSON value. Raises `ModelFileError` for anything else, deep nesting, duplicate keys, and, without
+    `constants`, for numbers outside JSON (NaN, Infinity)."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=float if constants else _no_constant)
     except RecursionError as error:
         raise ModelFileError(f"{where}: JSON nested too deeply") from error
     except ValueError as error:  # syntax, encoding, numbers with too many digits
