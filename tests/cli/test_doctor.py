@@ -95,6 +95,7 @@ def test_the_cpu_kernels_are_reported(quick, capsys):
     assert "no program executor: no compiler" in shown and "KVASIR_ISA" not in shown
 
 
+@pytest.mark.slow
 def test_a_forced_instruction_set_is_reported():
     done = run("kvasir.cli", "doctor", "--json", KVASIR_ISA="portable")
     told = json.loads(done.stdout)["native"]

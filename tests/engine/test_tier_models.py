@@ -37,6 +37,7 @@ def make(folder: str, executor: str, options: dict, **more) -> EngineCore:
     return core_of(folder, executor=executor, threads=1, block_size=16, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "executor", "options"), CASES)
 def test_a_restart_finds_what_was_computed(tmp_path, model, executor, options):
     made = tmp_path / "model"

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from kvasir.kv.tiers import record
 from tests.kv._disk import opened, parts, room_for, size_of
 from tests.kv._tiers import blocks_of, facts_of, load, payload_of, until
@@ -47,6 +49,7 @@ def finish(process: subprocess.Popen) -> str:
     return out
 
 
+@pytest.mark.slow
 def test_a_writer_killed_in_the_middle_leaves_nothing_wrong(folder):
     """After every death: each file that has a part's name is whole and right; the half written ones are gone."""
     facts = facts_of(64_000)

@@ -56,6 +56,7 @@ def test_all_see_what_all_have_written_before_a_barrier(pool, threads, pin, apar
         assert selftest(address, rounds) == checksum(threads, rounds)
 
 
+@pytest.mark.slow
 def test_more_threads_than_processors_are_not_slow(pool):
     """A barrier of 16 on two processors took 20 to 170 us; one that spins out its time slices takes milliseconds.
 

@@ -37,6 +37,7 @@ with suppress(Exception):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_open_program_writes_nothing_at_exit(tmp_path):
     files_of(tmp_path)

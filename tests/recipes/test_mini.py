@@ -151,6 +151,7 @@ def test_packed_conversations_do_not_see_each_other(tokenizer: Tokenizer):
     torch.testing.assert_close(hidden[:, at : at + alone.ids.shape[1]], other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_an_uninterrupted_one(tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(data, "SHAPES", [(1, 256)])
     monkeypatch.setattr(data, "SHAPE_WEIGHTS", [1])

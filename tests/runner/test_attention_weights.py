@@ -89,6 +89,7 @@ def watched(core: EngineCore, wants: Callable[[str], bool]) -> dict[tuple[str, i
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAST)
 def test_wanted_weights_change_no_row_and_are_the_same_batched(kind, tmp_path):
     folder = random_model(kind, tmp_path)

@@ -54,6 +54,7 @@ def test_every_room_that_computes_counts():
     assert set(SOURCE_PACKAGES) == rooms.intersection(checker.COMPUTING) - {"device"}
 
 
+@pytest.mark.slow
 def test_the_version_is_the_same_in_every_process():
     own = [numerics_version(executor, "a processor", OPS) for executor in ("program", "eager")]
     code = (
@@ -152,6 +153,7 @@ def test_blocks_of_libraries_that_compute_other_bits_are_not_used(tmp_path):
     assert again[2] > 0 and again[1] == expected[1], "its own blocks are"
 
 
+@pytest.mark.slow
 def test_the_probe_distinguishes_instruction_sets():
     """Where the processor has more than AVX2, and bfloat16 differs for it, no setting has to be known for that."""
     code = "from kvasir.runner.probe import probe; print(probe('cpu'))"

@@ -263,6 +263,7 @@ def test_denormal_logits_are_distinguished():
     assert NativeSampler(4).sample(x, [context(SamplingSpec())])[0].token == 2
 
 
+@pytest.mark.slow
 def test_the_draw_has_the_distribution():
     """The noise is the reference's, so a few thousand seeds suffice to see that no token is screened out wrongly."""
     vocab, count = 3000, 3000

@@ -396,6 +396,7 @@ def test_any_mix_of_requests_comes_to_an_end(seed):
     run(random.Random(seed))
 
 
+@pytest.mark.slow
 def test_the_chance_reaches_everything():
     """What the property is about does happen."""
     seen: dict[str, int] = defaultdict(int)

@@ -173,6 +173,7 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     equal()
 
 
+@pytest.mark.slow
 def test_of_a_long_guarded_text_the_first_slices_are_enough(monkeypatch):
     library = bytewise(pre_tokenizers.ByteLevel())
     library.add_special_tokens([AddedToken("<m>")])

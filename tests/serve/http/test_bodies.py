@@ -46,6 +46,7 @@ def test_json_without_its_content_type_is_answered(server, path, kind):
     assert other.json().keys() == answer.json().keys()
 
 
+@pytest.mark.slow
 def test_all_routes_judge_a_body_without_its_content_type_as_with_it(server):
     paths = posts()
     assert len(paths) > 25

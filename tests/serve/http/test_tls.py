@@ -208,6 +208,7 @@ def still_answers(open: ssl.SSLSocket) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_handshake_during_the_removal_of_its_authority_is_closed(made, tmp_path):
     ca = tmp_path / "ca"
     shutil.copy(made["client"].cert, ca)

@@ -19,6 +19,7 @@ def http(server):
         yield http
 
 
+@pytest.mark.slow
 def test_the_published_schema_is_kept(http):
     keep_to_schema(http, "^/(?!v1/responses)", 10, most=4)
 
