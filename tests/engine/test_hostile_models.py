@@ -24,6 +24,7 @@ from kvasir.cli.show import json_text
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.errors import ConfigError, KvasirError
+from kvasir.layers.tensors import tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.store.facts import read_details, read_model_info
 from kvasir.weights.gguf_split import open_gguf
@@ -111,7 +112,7 @@ def valid_folder(name: str) -> tuple[Path, dict[str, Any]]:
     source = dummy_source(kind(kind.Config.from_hf(config)))
     folder = scratch() / f"hostile-{name}"
     folder.mkdir()
-    tensors = {tensor: source.tensor(tensor).contiguous() for tensor in source.names()}
+    tensors = {tensor: tensor_of(source.array(tensor)).contiguous() for tensor in source.names()}
     save_file(tensors, folder / SHARD)
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     return folder, {

@@ -39,8 +39,8 @@ class DictSource:
         tensor = self.tensors[name]
         return TensorInfo(name, tuple(tensor.shape), "F32", tensor.nbytes, Path())
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return self.tensors[name].to(dtype or torch.float32)
+    def array(self, name: str) -> np.ndarray:
+        return self.tensors[name].detach().float().numpy()
 
     def raw(self, name: str) -> np.ndarray:
         return self.tensors[name].numpy().view(np.uint8)

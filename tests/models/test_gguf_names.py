@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
+from kvasir.layers.tensors import tensor_of
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
@@ -57,9 +58,9 @@ def test_the_weights_are_the_folders_bit_for_bit(name, folder):
     original = SafetensorsSource(need("models", folder))
     assert set(view.names()) == set(original.names())
     for tensor in original.names():
-        expected = original.tensor(tensor)
+        expected = tensor_of(original.array(tensor))
         assert view.info(tensor).shape == tuple(expected.shape) and view.info(tensor).name == tensor
-        assert torch.equal(view.tensor(tensor).float(), expected.float()), tensor
+        assert torch.equal(tensor_of(view.array(tensor)).float(), expected.float()), tensor
 
 
 def test_quantized_weights_lie_near_the_folders():
@@ -67,7 +68,7 @@ def test_quantized_weights_lie_near_the_folders():
     for kind, bound in (("Q8_0", 0.01), ("Q4_0", 0.12)):
         _, view = open_hf(f"TinyStories-656K-{kind}.gguf")
         for tensor in original.names():
-            expected, found = original.tensor(tensor).float(), view.tensor(tensor).float()
+            expected, found = tensor_of(original.array(tensor)).float(), tensor_of(view.array(tensor)).float()
             assert (found - expected).norm() <= bound * expected.norm(), (kind, tensor)
 
 
@@ -75,7 +76,7 @@ def test_raw_rows_come_in_the_same_order_as_the_decoded_ones():
     _, view = open_hf("stories260K-F32.gguf")
     for tensor in view.names():
         raw = torch.from_numpy(view.raw(tensor).copy()).view(torch.float32)
-        assert torch.equal(raw.view(view.info(tensor).shape), view.tensor(tensor))
+        assert torch.equal(raw.view(view.info(tensor).shape), tensor_of(view.array(tensor)))
 
 
 def test_the_bert_file_has_the_folders_names_and_its_pooling():
@@ -147,8 +148,8 @@ def test_transposed_weights_are_given_back_as_the_checkpoint_holds_them():
     view = HFView(source, {}, "gpt2")
     name = "transformer.h.0.attn.c_attn.weight"
     assert view.info(name).shape == (32, 96)
-    assert torch.equal(view.tensor(name), source.tensor("blk.0.attn_qkv.weight").T)
-    assert view.tensor("transformer.h.0.attn.c_attn.bias").shape == (96,)
+    assert torch.equal(tensor_of(view.array(name)), tensor_of(source.array("blk.0.attn_qkv.weight")).T)
+    assert tensor_of(view.array("transformer.h.0.attn.c_attn.bias")).shape == (96,)
 
 
 def test_each_expert_is_a_view_of_the_stack():
@@ -157,8 +158,8 @@ def test_each_expert_is_a_view_of_the_stack():
     assert list(view.names()) == [f"model.layers.1.mlp.experts.{e}.up_proj.weight" for e in range(4)]
     for e, name in enumerate(view.names()):
         assert view.info(name).shape == (2, 8) and view.info(name).nbytes == 64
-        assert np.array_equal(view.tensor(name), source.array[e])
-        assert np.array_equal(view.raw(name).view(np.float32), source.array[e])
+        assert np.array_equal(view.array(name), source.stack[e])
+        assert np.array_equal(view.raw(name).view(np.float32), source.stack[e])
         view.drop(name)
         assert source.dropped == (["blk.1.ffn_up_exps.weight"] if e == 3 else [])
 
@@ -173,35 +174,35 @@ def test_the_offset_of_gemma_norms_is_removed():
     source = DummySource({"blk.0.attn_norm.weight": (32,), "blk.0.attn_q.weight": (32, 32)})
     view = HFView(source, {}, "gemma2")
     name = "model.layers.0.input_layernorm.weight"
-    assert torch.equal(view.tensor(name), source.tensor("blk.0.attn_norm.weight") - 1)
-    query = view.tensor("model.layers.0.self_attn.q_proj.weight")
-    assert torch.equal(query, source.tensor("blk.0.attn_q.weight"))
+    assert torch.equal(tensor_of(view.array(name)), tensor_of(source.array("blk.0.attn_norm.weight")) - 1)
+    query = tensor_of(view.array("model.layers.0.self_attn.q_proj.weight"))
+    assert torch.equal(query, tensor_of(source.array("blk.0.attn_q.weight")))
 
 
 def test_rows_that_the_heads_cannot_share_are_refused():
     view = HFView(DummySource({"blk.0.attn_q.weight": (30, 8)}), {"num_attention_heads": 4}, "llama")
     with pytest.raises(ModelFileError, match="4 heads"):
-        view.tensor("model.layers.0.self_attn.q_proj.weight")
+        tensor_of(view.array("model.layers.0.self_attn.q_proj.weight"))
 
 
 class GGUFStack:
     """A source of one stack of experts' matrices."""
 
-    def __init__(self, array: np.ndarray):
-        self.array, self.dropped = array, []
+    def __init__(self, stack: np.ndarray):
+        self.stack, self.dropped = stack, []
         self.drop, self.close = self.dropped.append, list
 
     def names(self):
         return ["blk.1.ffn_up_exps.weight"]
 
     def info(self, name):
-        return TensorInfo(name, self.array.shape, "F32", self.array.nbytes, need())
+        return TensorInfo(name, self.stack.shape, "F32", self.stack.nbytes, need())
 
     def raw(self, name):
-        return self.array.reshape(-1, self.array.shape[-1]).view(np.uint8)
+        return self.stack.reshape(-1, self.stack.shape[-1]).view(np.uint8)
 
-    def tensor(self, name, dtype=None, index=None):
-        return torch.from_numpy(self.array if index is None else self.array[index])
+    def array(self, name, index=None):
+        return self.stack if index is None else self.stack[index]
 
 
 # --- metadata ---------------------------------------------------------------------------------------
@@ -220,8 +221,8 @@ class Tensors:
         array = self.arrays[name]
         return TensorInfo(name, array.shape, "F32", array.nbytes, need())
 
-    def tensor(self, name, dtype=None):
-        return torch.from_numpy(self.arrays[name])
+    def array(self, name):
+        return self.arrays[name]
 
 
 def metadata(architecture: str, **changes) -> dict:

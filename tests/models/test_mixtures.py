@@ -6,7 +6,7 @@ import torch
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import MoE
-from kvasir.layers.tensors import TensorPlace
+from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.weights.load import fill
 from tests.models.driver import logits_of
@@ -22,7 +22,7 @@ def read(name: str, **changes):
 def tensors_of(name: str) -> dict[str, torch.Tensor]:
     kind = model_class_for(config_of(name))
     source = dummy_source(kind(kind.Config.from_hf(config_of(name))))
-    return {tensor: source.tensor(tensor) for tensor in source.names()}
+    return {tensor: tensor_of(source.array(tensor)) for tensor in source.names()}
 
 
 def filled(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32):

@@ -11,7 +11,7 @@ from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import SharedMoE
-from kvasir.layers.tensors import TensorPlace
+from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.ops.gated_delta import Heads
 from kvasir.runner import selftest
@@ -100,7 +100,7 @@ def test_the_head_that_drafts_is_left_out():
     kind = model_class_for(config_of("qwen3-next"))
     config = kind.Config.from_hf(config_of("qwen3-next"))
     source = dummy_source(kind(config))
-    tensors = {name: source.tensor(name) for name in source.names()}
+    tensors = {name: tensor_of(source.array(name)) for name in source.names()}
     fill(kind(config), DictSource({**tensors, "mtp.layers.0.mlp.gate.weight": torch.ones(2, 2)}), TensorPlace())
     with pytest.raises(ModelFileError, match=r"mtp2"):
         fill(kind(config), DictSource({**tensors, "mtp2.weight": torch.ones(2, 2)}), TensorPlace())
@@ -153,7 +153,7 @@ def test_the_memory_reaches_back_over_many_blocks():
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
     source = dummy_source(model)
-    tensors = {name: source.tensor(name) for name in source.names()}
+    tensors = {name: tensor_of(source.array(name)) for name in source.names()}
     tensors |= {name: tensor - 4.0 for name, tensor in tensors.items() if name.endswith("A_log")}  # slow decay
     fill(model, DictSource(tensors), TensorPlace())
     ids = random_ids(100, 96)

@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from kvasir.layers.tensors import tensor_of
 from kvasir.weights.find import find_model
 from kvasir.weights.source import SafetensorsSource
 from tests.quant.kquants import quantize
@@ -44,7 +45,7 @@ def tensors() -> dict[str, np.ndarray]:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     source, found = SafetensorsSource(FOLDER), {}
     for name in source.names():
-        weight = source.tensor(name).float().numpy()
+        weight = tensor_of(source.array(name)).float().numpy()
         role = name.split(".")[-2]
         if role in heads:  # llama.cpp turns neighbours, Hugging Face halves
             weight = weight.reshape(heads[role], 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)

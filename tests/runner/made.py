@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from kvasir.engine.core import EngineCore
+from kvasir.layers.tensors import tensor_of
 from kvasir.types import Request, SamplingParams
 from kvasir.weights.find import find_model
 from kvasir.weights.local import ModelFiles
@@ -40,6 +41,6 @@ def files_of(folder: Path, family: str = "llama", **change) -> ModelFiles:
     config = {**config_of(family), **change}
     kind = model_class_for(config)
     source = dummy_source(kind(kind.Config.from_hf(config)))
-    save_file({name: source.tensor(name) for name in source.names()}, folder / "model.safetensors")
+    save_file({name: tensor_of(source.array(name)) for name in source.names()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return find_model(folder)

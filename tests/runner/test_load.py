@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvasir.errors import ConfigError
+from kvasir.layers.tensors import tensor_of
 from kvasir.ops import native
 from kvasir.parallel import SOLO
 from kvasir.parallel.local import LocalRanks
@@ -113,5 +114,5 @@ def test_the_model_is_the_same_under_both_executors(files):
 def test_a_folder_and_its_config_are_opened_together(files):
     config, source = open_checkpoint(files)
     assert config["model_type"] == "llama" and "model.norm.weight" in set(source.names())
-    assert source.tensor("model.norm.weight").dtype == torch.float32
+    assert tensor_of(source.array("model.norm.weight")).dtype == torch.float32
     assert find_model(files.root).weights == files.weights

@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.tensors import tensor_of
 from kvasir.weights.safetensors import DTYPES, INDEX, SafetensorsFile, SafetensorsFolder
 from tests._shared import need
 from tests.weights import _files as write
@@ -57,7 +58,7 @@ def test_every_dtype_that_the_package_writes(tmp_path):
         assert file.metadata == {"note": "x"}
         assert set(file.names()) == set(tensors)
         for name, theirs in tensors.items():
-            assert same_bits(file.torch(name), theirs)
+            assert same_bits(tensor_of(file.array(name)), theirs)
             assert file.raw(name).tobytes() == theirs.reshape(-1).view(torch.uint8).numpy().tobytes()
             assert file.info(name).nbytes == theirs.nbytes and file.info(name).shape == tuple(theirs.shape)
         assert all(file.info(name).dtype == name for name in known)
@@ -69,7 +70,7 @@ def test_packed_dtypes_are_read_raw_only(tmp_path):
     with SafetensorsFolder(tmp_path) as folder:
         assert folder.raw("a").tobytes() == b"abc"
         with pytest.raises(UnsupportedModel, match="F6_E2M3"):
-            folder.torch("b")
+            folder.array("b")
 
 
 def test_tensors_share_the_file_where_they_are_aligned(tmp_path):
@@ -78,9 +79,9 @@ def test_tensors_share_the_file_where_they_are_aligned(tmp_path):
         path = tmp_path / "m.safetensors"
         path.write_bytes(write.safetensors_bytes(json.dumps(header) + " " * padding, b"x" + bytes(8)))
         file = SafetensorsFile(path)
-        assert file.torch("b").tolist() == [0, 0]
-        assert file.torch("b").data_ptr() % 4 == 0
-        assert file.torch("a").data_ptr() == file.raw("a").ctypes.data
+        assert file.array("b").tolist() == [0, 0]
+        assert file.array("b").ctypes.data % 4 == 0
+        assert file.array("a").ctypes.data == file.raw("a").ctypes.data
 
 
 @pytest.mark.parametrize("name", ["stories260K", "TinyStories-656K", "gpt-nano-sort"])
@@ -89,7 +90,7 @@ def test_real_models(name):
     theirs = safetensors.torch.load_file(folder / "model.safetensors")
     with SafetensorsFolder(folder) as ours:
         assert set(ours.names()) == set(theirs)
-        assert all(same_bits(ours.torch(tensor), theirs[tensor]) for tensor in theirs)
+        assert all(same_bits(tensor_of(ours.array(tensor)), theirs[tensor]) for tensor in theirs)
 
 
 def test_shards_are_one_folder(shards):
@@ -98,9 +99,9 @@ def test_shards_are_one_folder(shards):
         assert folder.names() == ["a", "b", "c"]
         assert folder.metadata == {"format": "pt"}
         assert folder.info("c").file == path / "m-2.safetensors"
-        assert all(same_bits(folder.torch(name), tensor) for name, tensor in tensors.items())
+        assert all(same_bits(tensor_of(folder.array(name)), tensor) for name, tensor in tensors.items())
         folder.drop("a")
-        assert same_bits(folder.torch("a"), tensors["a"])
+        assert same_bits(tensor_of(folder.array("a")), tensors["a"])
 
 
 def test_missing_shards_and_names_are_named(shards):

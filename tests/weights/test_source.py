@@ -3,10 +3,8 @@
 import gguf
 import numpy as np
 import pytest
-import torch
 
 from kvasir.quant.gguf_types import GGMLType
-from kvasir.weights import source as module
 from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource, WeightSource
 from tests._shared import need
 from tests.weights import _files as write
@@ -25,11 +23,10 @@ def test_gguf_and_safetensors_hold_the_same_model(kind):
     theirs: WeightSource = SafetensorsSource(need("models/TinyStories-656K"))
     step = {"BF16": 0, "F16": 2**-11, "Q8_0": 1 / 127, "Q4_0": 1 / 8}[kind]
     for name, hf_name in PAIRS.items():
-        expected = theirs.tensor(hf_name, torch.float32)
-        tensor = ours.tensor(name, torch.float32)
-        assert ours.info(name).shape == theirs.info(hf_name).shape == tuple(tensor.shape)
-        tolerance = 0 if "norm" in name else step * expected.abs().max()
-        assert (tensor - expected).abs().max() <= tolerance
+        expected, array = theirs.array(hf_name).astype(np.float32), ours.array(name).astype(np.float32)
+        assert ours.info(name).shape == theirs.info(hf_name).shape == array.shape
+        tolerance = 0 if "norm" in name else step * np.abs(expected).max()
+        assert np.abs(array - expected).max() <= tolerance
     for source in (ours, theirs):
         assert set(source.names()) >= set(PAIRS if source is ours else PAIRS.values())
         source.close()
@@ -51,16 +48,13 @@ def packed(tmp_path):
     return GGUFSource(path), values
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_quantized_weights_are_decoded_then_rounded_once(packed, dtype, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 256)  # several chunks, the last not full
+def test_quantized_weights_are_decoded(packed):
     source, _ = packed
     data = source.raw("q")
     assert data.shape == (50, 54) and source.info("q").dtype == "Q4_0"
-    expected = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType.Q4_0))
-    tensor = source.tensor("q", dtype)
-    assert tensor.dtype == (dtype or torch.float32)
-    assert tensor.equal(expected.to(tensor.dtype))
+    array = source.array("q")
+    assert array.dtype == np.float32
+    assert np.array_equal(array, gguf.dequantize(data, gguf.GGMLQuantizationType.Q4_0))
 
 
 def test_one_matrix_of_a_stack_is_decoded_as_with_the_others(tmp_path):
@@ -75,49 +69,47 @@ def test_one_matrix_of_a_stack_is_decoded_as_with_the_others(tmp_path):
     writer.close()
     source = GGUFSource(path)
     for name in "qh":
-        for dtype in (None, torch.bfloat16):
-            whole = source.tensor(name, dtype)
-            assert tuple(whole.shape) == (3, 10, 64)
-            assert all(torch.equal(source.tensor(name, dtype, index=i), whole[i]) for i in range(3))
+        whole = source.array(name)
+        assert whole.shape == (3, 10, 64)
+        assert all(np.array_equal(source.array(name, index=i), whole[i]) for i in range(3))
 
 
 def test_plain_weights_are_views_of_the_file(packed):
     source, values = packed
-    tensor = source.tensor("h")
-    assert tensor.dtype == torch.float16 and tensor.numpy().tobytes() == values.astype(np.float16).tobytes()
-    assert tensor.data_ptr() == source.raw("h").ctypes.data
-    assert source.tensor("i").tolist() == [0, 1, 2, 3, 4]
+    array = source.array("h")
+    assert array.dtype == np.float16 and array.tobytes() == values.astype(np.float16).tobytes()
+    assert array.ctypes.data == source.raw("h").ctypes.data
+    assert source.array("i").tolist() == [0, 1, 2, 3, 4]
     source.drop("h")
     source.close()
-    assert tensor.numpy().tobytes() == values.astype(np.float16).tobytes()
+    assert array.tobytes() == values.astype(np.float16).tobytes()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GGMLType if kind.is_plain], ids=lambda kind: kind.name)
-def test_every_plain_type_of_the_table_has_a_torch_dtype(kind, tmp_path):
+def test_every_plain_type_of_the_table_has_an_array_type(kind, tmp_path):
     data = bytes(range(3, 3 + 5 * kind.type_size))
     (tmp_path / "m.gguf").write_bytes(write.gguf_bytes((), [write.entry("a", [5], kind, 0)], data))
-    tensor = GGUFSource(tmp_path / "m.gguf").tensor("a")
+    array = GGUFSource(tmp_path / "m.gguf").array("a")
     letters = kind.name.rstrip("0123456789")
-    assert str(tensor.dtype) == f"torch.{ {'F': 'float', 'BF': 'bfloat', 'I': 'int'}[letters] }{8 * kind.type_size}"
-    assert tensor.shape == (5,) and tensor.view(torch.uint8).numpy().tobytes() == data
+    assert array.dtype.name == f"{ {'F': 'float', 'BF': 'bfloat', 'I': 'int'}[letters] }{8 * kind.type_size}"
+    assert array.shape == (5,) and array.tobytes() == data
 
 
 def test_unknown_names(packed, tmp_path):
     for source in (packed[0], DummySource({})):
         with pytest.raises(KeyError):
-            source.tensor("nothing")
+            source.array("nothing")
 
 
 def test_dummy_weights_depend_on_name_shape_and_seed_alone():
     shapes = {"a.weight": (64, 256), "norm.weight": (1000,), "a.bias": (1000,)}
     first, second = DummySource(shapes), DummySource({**dict(reversed(shapes.items())), "b": (2,)})
     for name, shape in shapes.items():
-        tensor = first.tensor(name)
-        assert tuple(tensor.shape) == first.info(name).shape == shape
-        assert tensor.equal(second.tensor(name))
-        assert not tensor.equal(DummySource(shapes, seed=1).tensor(name))
-        assert first.raw(name).tobytes() == tensor.numpy().tobytes()
-        assert first.tensor(name, torch.bfloat16).equal(tensor.bfloat16())
-    assert first.tensor("a.weight").std() == pytest.approx(1 / 16, rel=0.05)
-    assert first.tensor("norm.weight").mean() == pytest.approx(1, abs=0.02)
-    assert first.tensor("a.bias").mean() == pytest.approx(0, abs=0.02)
+        array = first.array(name)
+        assert array.shape == first.info(name).shape == shape
+        assert np.array_equal(array, second.array(name))
+        assert not np.array_equal(array, DummySource(shapes, seed=1).array(name))
+        assert first.raw(name).tobytes() == array.tobytes()
+    assert first.array("a.weight").std() == pytest.approx(1 / 16, rel=0.05)
+    assert first.array("norm.weight").mean() == pytest.approx(1, abs=0.02)
+    assert first.array("a.bias").mean() == pytest.approx(0, abs=0.02)

@@ -151,7 +151,7 @@ def _short(value: Any) -> Any:
 
 
 def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
-    """Builds the model without weights and reads its needs. Imports torch.
+    """Builds the model without weights and reads its needs.
 
     Raises UnsupportedModel or ModelFileError if this engine cannot run the model, ConfigError for a context beyond the
     model's positions.
@@ -165,7 +165,7 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
     try:
         kind = model_class_for(config)
         model = kind(kind.Config.from_hf(config))  # type: ignore[attr-defined]
-        dtype = str(choose_dtype("auto", source)).removeprefix("torch.")
+        dtype = choose_dtype("auto", source)
         longest = model.config.context_length
         if max_model_len is not None and not 1 <= max_model_len <= longest:
             raise ConfigError(f"max_model_len is {max_model_len}", f"this model has 1 to {longest} positions")
@@ -202,7 +202,7 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
     sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
     return MemoryFacts(
         dtype,
-        weights=weight_bytes(model, source, weights, Packer(weights) if packed else None),
+        weights=weight_bytes(model, source, dtype, Packer(dtype) if packed else None),
         kv_token=sum(size for size, _ in sizes),
         kv_context=sum(size * min(context, window or context) for size, window in sizes),
     )

@@ -24,7 +24,7 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     loaded = load_model(find_model(model), dtype, options=LoadOptions("program", quantize=quantize))
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
-    kv_dtype = "float32" if "float32" in str(loaded.dtype) else "bfloat16"
+    kv_dtype = "float32" if loaded.dtype == "float32" else "bfloat16"
     groups = len(KVLayout.of(spec).groups)
     cache = NativeCache(spec, [2] * groups, 64, kv_dtype)
     program = Program(loaded.trace, cache, max_tokens=_ROWS, max_rows=1, max_positions=_ROWS, threads=1)

@@ -38,7 +38,6 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     from kvasir.runner.make import cache_groups_of, make_runner
     from kvasir.runner.numerics import numerics_version
     from kvasir.weights.find import find_model
-    from kvasir.weights.load import DTYPES
 
     imported = time.perf_counter()
     device = devices.detect(options.device)
@@ -48,8 +47,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
     files = find_model(options.model, options.revision)
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
-    loaded = load_model(files, options.dtype, device.torch, progress, load_options)
-    model, dtype = loaded.model, _name(DTYPES, loaded.dtype)
+    loaded = load_model(files, options.dtype, device.kind, progress, load_options)
+    model, dtype = loaded.model, loaded.dtype
     executor = "program" if loaded.trace else "eager"
     kernels = ops.choose(device, dtype)
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
@@ -132,10 +131,6 @@ def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:
     if tokenizer is None:
         raise ConfigError("this model has no tokenizer, which grammars need")
     return Vocabulary(tokenizer, info.vocab_size, tuple(dict.fromkeys((*info.eos_ids, *tokenizer.eos_ids))))
-
-
-def _name(dtypes: dict, dtype: object) -> str:
-    return next(name for name, d in dtypes.items() if d == dtype)
 
 
 def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:

@@ -38,7 +38,7 @@ class Take:
         return (self.rows[1] - self.rows[0], *shape[1:])
 
     def of(self, tensor: Tensor) -> Tensor:
-        if self.transposed and tensor.dim() == 2:
+        if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
         return self.of_rows(tensor)
 

@@ -9,7 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GROUP = 32  # elements of a 16-bit row that a product may read at once
+from kvasir.errors import UnsupportedModel
+from kvasir.layers.places import padded
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's type of the name "float32", "bfloat16" or "float16"."""
+    return getattr(torch, name)
+
+
+def tensor_of(array: Any) -> Tensor:
+    """A tensor that shares the memory of an array, whose type may be one of ml_dtypes; a tensor is returned as it is.
+
+    Raises UnsupportedModel for a type that torch does not have."""
+    if isinstance(array, Tensor):
+        return array
+    dtype = getattr(torch, array.dtype.name, None)
+    if dtype is None:
+        raise UnsupportedModel(f"torch has no {array.dtype.name}", "use the model in float32, float16 or bfloat16")
+    plain = array.view(f"V{array.dtype.itemsize}").view(f"u{array.dtype.itemsize}")
+    return torch.from_numpy(plain).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +39,15 @@ class TensorPlace:
     device: torch.device | str = "cpu"
 
     def exact(self, array: Any) -> Tensor:
-        return torch.as_tensor(array).to(self.device, torch.float32).contiguous()
+        return tensor_of(array).to(self.device, torch.float32).contiguous()
 
     def matrix(self, array_NK: Any) -> Tensor:
-        return torch.as_tensor(array_NK).to(self.device, self.dtype)
+        return tensor_of(array_NK).to(self.device, self.dtype)
 
     def segmented(self, array_NK: Any, segments: int) -> Tensor:
-        """A 16-bit type is zero-padded after each segment to a multiple of 32, because products of other depths may
-        read into the next row. A view if nothing has to move."""
+        """Each segment ends in zero columns up to its `padded` width. A view if nothing has to move."""
         weight = self.matrix(array_NK).unflatten(1, (segments, -1)).transpose(0, 1)
-        missing = -weight.shape[-1] % _GROUP if self.dtype != torch.float32 else 0
+        missing = padded(weight.shape[-1], self.dtype.itemsize) - weight.shape[-1]
         return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
     def in_float32(self) -> TensorPlace:

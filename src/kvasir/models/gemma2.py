@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import ml_dtypes
+import numpy as np
 from torch import Tensor
 
 from kvasir.layers.attention import Attention
@@ -121,8 +122,9 @@ class Gemma2(Decoder):
     @property
     def embed_scale(self) -> float:
         """The square root of the width, rounded to the embedding table's dtype, as in training."""
-        kind = getattr(self.embed.weight, "dtype", torch.bfloat16)
-        return float(torch.tensor(self.config.width**0.5, dtype=kind))
+        kind = str(getattr(self.embed.weight, "dtype", "bfloat16")).removeprefix("torch.")
+        scale = np.float32(self.config.width**0.5)
+        return float(ml_dtypes.bfloat16(scale) if kind == "bfloat16" else np.dtype(kind).type(scale))
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
         """Float32 [T, D]: the hidden rows after the last norm."""

@@ -300,7 +300,7 @@ def _factors(source: TensorSource, name: str) -> list[float]:
     shape = source.info(name).shape
     if math.prod(shape) > MAX_WIDTH:
         raise ModelFileError(f"{name} has shape {shape}", "expected one number per frequency")
-    return source.tensor(name).flatten().tolist()
+    return source.array(name).flatten().tolist()
 
 
 def _pooling(f: Fields) -> dict[str, Any]:

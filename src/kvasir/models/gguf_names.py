@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from kvasir.errors import ModelFileError
 from kvasir.models.config import MAX_EXPERTS
@@ -145,8 +144,8 @@ class TensorSource(Protocol):
         """The rows' bytes, uint8 [rows, bytes per row]."""
         ...
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None, index: int | None = None) -> torch.Tensor:
-        """The tensor in its own dtype or in `dtype`; with `index`, one matrix of a stack of experts."""
+    def array(self, name: str, index: int | None = None) -> np.ndarray:
+        """The tensor in its own type; with `index`, one matrix of a stack of experts."""
         ...
 
     def drop(self, name: str) -> None:
@@ -178,13 +177,13 @@ def hf_name(architecture: str, name: str) -> str | None:
     return f"{prefix}{family.names[module]}.{kind}"
 
 
-def halves_from_pairs(num_rows: int, num_heads: int) -> torch.Tensor:
+def halves_from_pairs(num_rows: int, num_heads: int) -> np.ndarray:
     """Indices (int64 [num_rows]) that reorder rows from adjacent pairs to halves, head by head.
 
     Within a head the file holds x0 y0 x1 y1 ..., Hugging Face x0 x1 ... y0 y1 ...
     """
-    rows = torch.arange(num_rows).view(num_heads, num_rows // num_heads // 2, 2)
-    return rows.transpose(1, 2).reshape(num_rows)
+    rows = np.arange(num_rows).reshape(num_heads, num_rows // num_heads // 2, 2)
+    return rows.swapaxes(1, 2).reshape(num_rows)
 
 
 class HFView:
@@ -219,19 +218,19 @@ class HFView:
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         return replace(info, name=name, shape=shape)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """As `WeightSource.tensor`: a view where the file is only transposed, a copy where another change of the
+    def array(self, name: str) -> np.ndarray:
+        """As `WeightSource.array`: a view where the file is only transposed, a copy where another change of the
         converter is undone."""
         stored, place = self._stored[name]
         if place is not None:
-            return self._source.tensor(stored, dtype, place)
-        tensor = self._source.tensor(stored, dtype)
+            return self._source.array(stored, place)
+        array = self._source.array(stored)
         if self._is_transposed(name):
-            return tensor.T
+            return array.T
         if _parts(stored)[1] in self._family.raised:
-            return tensor - 1.0
-        order = self._row_order(name, tensor.shape[0] if tensor.ndim else 1)
-        return tensor if order is None else tensor[order]
+            return array.astype(np.float32) - np.float32(1)
+        order = self._row_order(name, array.shape[0] if array.ndim else 1)
+        return array if order is None else array[order]
 
     def raw(self, name: str) -> np.ndarray:
         """The rows' bytes, uint8 [rows, bytes per row], in the checkpoint's row order.
@@ -244,7 +243,7 @@ class HFView:
             rows = self._source.info(stored).shape[1]
             data = data[place * rows : (place + 1) * rows]
         order = self._row_order(name, data.shape[0])
-        return data if order is None else data[order.numpy()]
+        return data if order is None else data[order]
 
     def drop(self, name: str) -> None:
         """As `WeightSource.drop`; a stack of experts is dropped with its last matrix."""
@@ -256,7 +255,7 @@ class HFView:
         _, module, kind = _parts(self._stored[name][0])
         return kind == "weight" and module in self._family.transposed
 
-    def _row_order(self, name: str, num_rows: int) -> torch.Tensor | None:
+    def _row_order(self, name: str, num_rows: int) -> np.ndarray | None:
         _, module, _ = _parts(self._stored[name][0])
         if module not in self._family.paired_rows:
             return None

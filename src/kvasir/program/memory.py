@@ -30,7 +30,7 @@ class ProgramMemory:
 
     def vector(self, tensor: Any) -> int:
         """The address of the tensor's values as contiguous float32."""
-        array = np.ascontiguousarray(tensor.float().numpy())
+        array = np.ascontiguousarray(tensor, np.float32)
         self.kept.append(array)
         return array.ctypes.data
 

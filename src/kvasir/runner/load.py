@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
 from kvasir.layers.kv_cache import no_op
-from kvasir.layers.tensors import TensorPlace
+from kvasir.layers.places import HostPlace, Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -31,6 +29,8 @@ from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -43,7 +43,7 @@ class LoadedModel:
     model: Any
     config: Mapping[str, Any]
     architecture: str
-    dtype: torch.dtype
+    dtype: str
     num_parameters: int
     bytes: int
     trace: Trace | None = None
@@ -72,7 +72,7 @@ class LoadOptions:
 def load_model(
     files: ModelFiles,
     dtype: str = "auto",
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
     progress: Progress | None = None,
     options: LoadOptions | None = None,
     report: Report | None = None,
@@ -84,7 +84,6 @@ def load_model(
     is not available.
     """
     options = options or LoadOptions()
-    device = torch.device(device)
     reason = _no_program(options, device) if options.executor != "eager" else "eager"
     if not reason:
         try:
@@ -99,10 +98,10 @@ def load_model(
     return _load(files, dtype, device, progress, None, options, notes)
 
 
-def _no_program(options: LoadOptions, device: torch.device) -> str:
+def _no_program(options: LoadOptions, device: str) -> str:
     """Why no program can run with these options, found before any file is read; "" if one can."""
-    if device.type != "cpu":
-        return f"programs run on the CPU, not on {device.type}"
+    if device != "cpu":
+        return f"programs run on the CPU, not on {device}"
     if options.block_size % 16:
         return f"programs need blocks of 16 tokens or a multiple, not {options.block_size}"
     return native.reason()
@@ -117,7 +116,7 @@ def _load_program(
     files: ModelFiles, dtype: str, progress: Progress | None, options: LoadOptions, report: Report | None
 ) -> LoadedModel:
     packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
-    loaded = _load(files, dtype, torch.device("cpu"), progress, packer, options)
+    loaded = _load(files, dtype, "cpu", progress, packer, options)
     traced = trace(loaded.model, options.hidden)
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
     return replace(loaded, trace=traced)
@@ -126,9 +125,9 @@ def _load_program(
 def _load(
     files: ModelFiles,
     dtype: str,
-    device: torch.device,
+    device: str,
     progress: Progress | None,
-    packer: Callable[[torch.dtype], Packer] | None,
+    packer: Callable[[str], Packer] | None,
     options: LoadOptions,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
@@ -140,12 +139,12 @@ def _load(
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
-    weights_dtype = choose_dtype(dtype, source, device.type)
+    weights_dtype = choose_dtype(dtype, source, device)
     hold = packer(weights_dtype) if packer else None
     if options.mesh.size > 1:
         split(model, options.mesh, source, weights_dtype, hold)
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
-    filled = fill(model, source, TensorPlace(weights_dtype, device), progress, hold)
+    filled = fill(model, source, _place(packer, weights_dtype, device), progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
@@ -154,7 +153,16 @@ def _load(
     )  # fmt: skip
 
 
-def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, packer: Packer | None) -> None:
+def _place(packer: Any, dtype: str, device: str) -> Place:
+    """Where the modules keep what is not packed: in NumPy arrays for a program, in torch tensors for eager."""
+    if packer:
+        return HostPlace()
+    from kvasir.layers.tensors import TensorPlace, torch_dtype
+
+    return TensorPlace(torch_dtype(dtype), device)
+
+
+def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Packer | None) -> None:
     """Reduces the model to this rank's shards. Sums are cut at the segments of the weights' packed formats."""
     cuts: dict[int, int] = {}
 
@@ -167,11 +175,11 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: torch.dtype, pack
     model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
 
 
-def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: Packer | None = None) -> int:
-    """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get tensors without
+def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | None = None) -> int:
+    """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get arrays without
     memory, which a later `fill` replaces, for what is not packed. Raises UnsupportedModel, or ModelFileError as `fill`
     does."""
-    total, nowhere = 0, TensorPlace(dtype, "meta")
+    total, nowhere = 0, SizePlace(_ITEM_BYTES[dtype])
 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
         nonlocal total
@@ -183,7 +191,7 @@ def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: P
                 "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
             ) from error
         if size is None:
-            size = leaf.put(name, torch.empty(leaf.expects()[name], device="meta"), nowhere).nbytes
+            size = leaf.put(name, no_memory(leaf.expects()[name]), nowhere).nbytes
         total += size
         return True
 
@@ -191,8 +199,8 @@ def weight_bytes(model: Any, source: WeightSource, dtype: torch.dtype, packer: P
     return total
 
 
-def _check_room(needed: int, device: torch.device) -> None:
-    if needed > (free := devices.available(device.type)):
+def _check_room(needed: int, device: str) -> None:
+    if needed > (free := devices.available(device)):
         raise ConfigError(
             f"the weights take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB of memory are free",
             "raise the memory limit, quantize the model, or use a smaller one",

@@ -10,6 +10,7 @@ from kvasir import device as devices
 from kvasir.config import EngineConfig
 from kvasir.errors import ConfigError
 from kvasir.layers.kv_cache import KVCache, cache_groups
+from kvasir.layers.tensors import torch_dtype
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program import cache as program_cache
 from kvasir.program.cache import NativeCache
@@ -31,7 +32,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
         return program_cache.cache_groups(spec, block_size, kv_dtype)
     if kv_dtype not in DTYPES:
         raise ConfigError(f"the eager executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
-    return cache_groups(spec, block_size, DTYPES[kv_dtype])
+    return cache_groups(spec, block_size, torch_dtype(kv_dtype))
 
 
 def make_runner(
@@ -40,11 +41,11 @@ def make_runner(
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test."""
     model, spec = loaded.model, loaded.model.cache_spec()
     if loaded.trace is None:
-        if device.type == "cpu" and loaded.dtype == torch.float32:
+        if device.type == "cpu" and loaded.dtype == "float32":
             devices.set_threads(1)  # MKL's float32 products depend on the number of threads on some processors
         for rope in ropes(model):
             rope.reserve(capacity.max_model_len + 1, device)
-        cache = KVCache(spec, config.num_blocks, config.block_size, DTYPES[config.kv_dtype], device)
+        cache = KVCache(spec, config.num_blocks, config.block_size, torch_dtype(config.kv_dtype), device)
         grade = selftest.run(model, cache)
         info, copies = replace(info, grade=grade), _copies(config, cache)
         executor = EagerExecutor(

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-import torch
 
 from kvasir.errors import ConfigError
 from kvasir.layers.embedding import Embedding
@@ -27,7 +27,7 @@ from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, pack
 from kvasir.weights.source import WeightSource
 
 FLOATS = ("F32", "F16", "BF16")
-_STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 GROUP = 32  # values of a row that share a scale
 # Formats that `quantize` gives to the linear layers, and to the embedding table and the head.
 QUANTIZE = {"q8": ("Q8_0", "Q8_0"), "q4": ("Q4_0", "Q8_0")}
@@ -45,7 +45,7 @@ class Packer:
     changed, kept: with `quantize`, the number of matrices it changed, and the names of the others by reason.
     """
 
-    dtype: torch.dtype
+    dtype: str
     quantize: str = ""
     threads: int = 1
     report: Report | None = None
@@ -111,7 +111,7 @@ class Packer:
         """Packs a shard. rows: of the shard, with all columns. cols: of the whole matrix. The shard has its part of the
         whole matrix's segments."""
         to, segments = self._plan(leaf, kind, cols)
-        in_float32 = _is_exact(leaf) or self.dtype == torch.float32
+        in_float32 = _is_exact(leaf) or self.dtype == "float32"
         kind, rows, to = take_columns(kind, rows, cols, shard.columns, to)
         packed = pack_rows(
             kind, rows, *shard.shape, segments // shard.parts,
@@ -131,7 +131,7 @@ class Packer:
             return kind
         if self.quantize and not self._why_kept(leaf, kind, cols):
             return QUANTIZE[self.quantize][isinstance(leaf, Embedding | Head)]
-        return "BF16" if kind == "F32" and self.dtype == torch.bfloat16 else kind
+        return "BF16" if kind == "F32" and self.dtype == "bfloat16" else kind
 
     def _why_kept(self, leaf: Any, kind: str, cols: int) -> str:
         """Why `quantize` does not change a matrix; "" if it does."""
@@ -163,13 +163,13 @@ def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.nda
     """The format and the rows' bytes, uint8 [rows, bytes per row]; a view of the file if no bytes have to move."""
     kind = source.info(stored).dtype
     if kind in (*FLOATS, "F64"):
-        tensor = source.tensor(stored, torch.float32 if kind == "F64" else None)
-        tensor = (take.of(tensor) if take else tensor).contiguous()
-        return _STORED[tensor.dtype], tensor.view(torch.uint8).numpy()
+        array = source.array(stored)
+        array = array.astype(np.float32) if kind == "F64" else array
+        array = np.ascontiguousarray(take.of(array) if take else array)
+        return "F32" if kind == "F64" else kind, array.view(np.uint8)
     raw = source.raw(stored)
     return kind, take.of_rows(raw) if take else raw
 
 
 def _floats(kind: str, rows: np.ndarray) -> np.ndarray:
-    dtype = next(d for d, name in _STORED.items() if name == kind)
-    return torch.from_numpy(rows).view(dtype).float().numpy()
+    return rows.view(_TYPES[kind]).astype(np.float32)

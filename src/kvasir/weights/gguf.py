@@ -19,16 +19,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.weights.gguf_cursor import Cursor
 from kvasir.weights.mapped import MappedFile
-
-if TYPE_CHECKING:
-    import torch
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -45,7 +41,7 @@ _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor's entry. shape: outermost first, as in numpy and torch. offset: from the file's first byte."""
+    """A tensor's entry. shape: outermost first, as in NumPy. offset: from the file's first byte."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,11 +76,11 @@ class GGUFFile:
         row_bytes = tensor.ggml_type.row_bytes(tensor.shape[-1] if tensor.shape else 1)
         return self._file.view(tensor.offset, tensor.nbytes).reshape(-1, row_bytes)
 
-    def tensor(self, name: str, dtype: "torch.dtype") -> "torch.Tensor":
-        """A tensor of a plain type as a torch tensor that shares the mapping's memory."""
+    def array(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """A tensor of a plain type, as an array that shares the mapping's memory."""
         tensor = self.tensors[name]
         assert tensor.ggml_type.is_plain and tensor.ggml_type.type_size == dtype.itemsize
-        return self._file.tensor(tensor.offset, dtype, tensor.shape, tensor.nbytes)
+        return self._file.array(tensor.offset, dtype, tensor.shape, tensor.nbytes)
 
     def drop(self, name: str) -> None:
         """Returns a tensor's pages to the system."""

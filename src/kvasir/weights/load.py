@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.weights.source import WeightSource
@@ -22,8 +21,9 @@ Progress = Callable[[int, int], None]  # bytes of the file read so far, and in t
 # (module, its tensor's name, source, name in the source, Take or None) -> whether it has stored the tensor
 Hold = Callable[[Any, str, WeightSource, str, Any], bool]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")  # of weights
 _SHOWN = 5
+_VIEWS = ("F32", "F16", "BF16", "F64")  # types of which sources give views of the file
 _NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # dtypes that are not real-valued weights
 
 
@@ -66,7 +66,7 @@ class _Wanted:
     take: Any
 
 
-def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> torch.dtype:
+def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> str:
     """The dtype of the weights. "auto" is float32 if all matrices are stored as F32 or F64, else bfloat16.
 
     Raises ConfigError for an unknown dtype, or float16 on the CPU.
@@ -74,12 +74,12 @@ def choose_dtype(asked: str, source: WeightSource, device: str = "cpu") -> torch
     if asked == "auto":
         infos = [source.info(name) for name in source.names()]
         matrices = {info.dtype for info in infos if len(info.shape) > 1}
-        return torch.float32 if matrices <= {"F32", "F64"} else torch.bfloat16
+        return "float32" if matrices <= {"F32", "F64"} else "bfloat16"
     if asked not in DTYPES:
         raise ConfigError(f"unknown dtype {asked!r}", f"choose auto, {', '.join(DTYPES)}")
     if asked == "float16" and device == "cpu":
         raise ConfigError("float16 has no fast arithmetic on most processors", "use --dtype bfloat16")
-    return DTYPES[asked]
+    return asked
 
 
 def fill(
@@ -106,11 +106,10 @@ def fill(
             if progress:
                 progress(done, total)
             continue
-        tensor = source.tensor(item.stored)
-        taken = item.take.of(tensor) if item.take else tensor
-        kept = item.leaf.put(item.name, taken, place)
+        array = source.array(item.stored)
+        kept = item.leaf.put(item.name, item.take.of(array) if item.take else array, place)
         held += kept.nbytes
-        if _is_view_of_file(kept, tensor, source.info(item.stored).dtype):
+        if _is_within(kept, array) and source.info(item.stored).dtype in _VIEWS:
             mapped += kept.nbytes
         else:
             source.drop(item.stored)
@@ -192,7 +191,8 @@ def _check_all_used(model: Fillable, source: WeightSource, used: Iterable[str]) 
         )
 
 
-def _is_view_of_file(kept: Tensor, tensor: Tensor, stored: str) -> bool:
-    """Whether the module keeps the mapped pages themselves rather than a copy."""
-    same_type = DTYPES.get({"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(stored, "")) == tensor.dtype
-    return same_type and kept.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+def _is_within(kept: Any, array: np.ndarray) -> bool:
+    """Whether a module keeps the memory of the array rather than a copy. kept: an array or a tensor."""
+    if hasattr(kept, "data_ptr"):
+        return array.ctypes.data <= kept.data_ptr() < array.ctypes.data + max(array.nbytes, 1)
+    return np.may_share_memory(kept, array)

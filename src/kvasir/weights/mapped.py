@@ -6,14 +6,11 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from kvasir.errors import ModelFileError
-
-if TYPE_CHECKING:
-    import torch
 
 # Private and writable, because torch has no read-only tensors: an accidental write then changes our memory instead of
 # the file, and does not crash the process. Without NORESERVE, Linux refuses to map files larger than memory.
@@ -67,17 +64,10 @@ class MappedFile:
         view.flags.writeable = False
         return view
 
-    def tensor(self, offset: int, dtype: "torch.dtype", shape: tuple[int, ...], nbytes: int) -> "torch.Tensor":
-        """A range as a torch tensor that shares the mapping's memory, or a copy if the offset is not aligned to the
-        dtype."""
-        import torch
-
-        if not nbytes:
-            return torch.empty(shape, dtype=dtype)
+    def array(self, offset: int, dtype: np.dtype, shape: tuple[int, ...], nbytes: int) -> np.ndarray:
+        """A range as an array that shares the mapping's memory, or a copy if the offset is not aligned to the dtype."""
         source = self._slice(offset, nbytes)
-        if offset % dtype.itemsize:
-            source = source.copy()
-        return torch.from_numpy(source).view(dtype).reshape(shape)
+        return (source.copy() if offset % dtype.itemsize else source).view(dtype).reshape(shape)
 
     def drop(self, offset: int, nbytes: int) -> None:
         """Returns the whole pages of a range to the system; they are read again on the next access."""

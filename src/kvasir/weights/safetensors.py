@@ -13,26 +13,24 @@ import re
 import struct
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from kvasir.errors import MAX_QUOTED, ModelFileError, UnsupportedModel, bounded, quoted
 from kvasir.json_file import parse_object, read_json_object
 from kvasir.weights.mapped import MappedFile, TensorInfo
 
-if TYPE_CHECKING:
-    import torch
-
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's limit
 MAX_NAME_BYTES = 255  # the limit of file names
-MAX_DIMS = 64  # the limit of numpy and torch
+MAX_DIMS = 64  # the limit of NumPy
 
 _SHARD_NAME = re.compile(r"-\d+-of-\d+\.safetensors$")
 
-# Bits per element, and torch's name if torch has the dtype.
+# Bits per element, and the type's name in NumPy or ml_dtypes if its elements are whole bytes.
 DTYPES: dict[str, tuple[int, str | None]] = {
     "BOOL": (8, "bool"),
     "U8": (8, "uint8"),
@@ -60,7 +58,7 @@ DTYPES: dict[str, tuple[int, str | None]] = {
 
 
 class SafetensorsFile:
-    """One mapped file. It owns the mapping; `raw` and `torch` share its memory.
+    """One mapped file. It owns the mapping; `raw` and `array` share its memory.
 
     tensors: names to `TensorInfo`. metadata: the header's free-form part (strings to strings).
     """
@@ -81,19 +79,19 @@ class SafetensorsFile:
         """A tensor's bytes: uint8 [nbytes], a read-only view of the mapping."""
         return self._file.view(self._offsets[name], self.tensors[name].nbytes)
 
-    def torch(self, name: str) -> "torch.Tensor":
-        """A tensor that shares the mapping's memory. Raises `UnsupportedModel` if torch lacks the dtype (4- and 6-bit
-        floats)."""
-        import torch
+    def array(self, name: str) -> np.ndarray:
+        """A tensor in the file's number type; it shares the mapping's memory.
 
+        Raises `UnsupportedModel` for floats of 4 or 6 bits."""
         info = self.tensors[name]
-        dtype = getattr(torch, DTYPES[info.dtype][1] or "", None)
-        if dtype is None:
+        kind = DTYPES[info.dtype][1]
+        if kind is None:
             raise UnsupportedModel(
-                f"{self.path}: {quoted(name)} is {info.dtype}, which torch does not have",
+                f"{self.path}: {quoted(name)} is {info.dtype}, which has no arithmetic here",
                 "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
             )
-        return self._file.tensor(self._offsets[name], dtype, info.shape, info.nbytes)
+        dtype = np.dtype(getattr(np, kind, None) or getattr(ml_dtypes, kind))
+        return self._file.array(self._offsets[name], dtype, info.shape, info.nbytes)
 
     def drop(self, name: str) -> None:
         """Returns a tensor's pages to the system."""
@@ -136,9 +134,11 @@ class SafetensorsFolder:
         """A tensor's bytes: uint8 [nbytes], a read-only view of the mapping."""
         return self._file_of[name].raw(name)
 
-    def torch(self, name: str) -> "torch.Tensor":
-        """A tensor that shares the mapping's memory. Raises `UnsupportedModel` if torch lacks the dtype."""
-        return self._file_of[name].torch(name)
+    def array(self, name: str) -> np.ndarray:
+        """A tensor in the file's number type; it shares the mapping's memory.
+
+        Raises `UnsupportedModel` for floats of 4 or 6 bits."""
+        return self._file_of[name].array(name)
 
     def drop(self, name: str) -> None:
         """Returns a tensor's pages to the system."""

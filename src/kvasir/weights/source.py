@@ -5,33 +5,30 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import ml_dtypes
 import numpy as np
-import torch
 
-from kvasir.quant.gguf_types import GGMLType, dequantize_into
+from kvasir.quant.gguf_types import GGMLType, dequantize
 from kvasir.weights.gguf_split import GGUFModel, open_gguf
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.safetensors import SafetensorsFolder
 
-# Weights per decoded chunk if the result is not float32: bounds the memory used besides the result.
-CHUNK = 1 << 20
-
 _PLAIN_GGML = {
-    GGMLType.F32: torch.float32,
-    GGMLType.F16: torch.float16,
-    GGMLType.BF16: torch.bfloat16,
-    GGMLType.F64: torch.float64,
-    GGMLType.I8: torch.int8,
-    GGMLType.I16: torch.int16,
-    GGMLType.I32: torch.int32,
-    GGMLType.I64: torch.int64,
+    GGMLType.F32: np.dtype(np.float32),
+    GGMLType.F16: np.dtype(np.float16),
+    GGMLType.BF16: np.dtype(ml_dtypes.bfloat16),
+    GGMLType.F64: np.dtype(np.float64),
+    GGMLType.I8: np.dtype(np.int8),
+    GGMLType.I16: np.dtype(np.int16),
+    GGMLType.I32: np.dtype(np.int32),
+    GGMLType.I64: np.dtype(np.int64),
 }
 
 
 class WeightSource(Protocol):
     """Named tensors in any format. Unknown names raise `KeyError`.
 
-    Tensors and arrays may share memory with a mapped file, so callers must not modify them.
+    Arrays may share memory with a mapped file, so callers must not modify them.
     """
 
     def names(self) -> Iterable[str]:
@@ -46,12 +43,12 @@ class WeightSource(Protocol):
         """A tensor's bytes as stored in the file, uint8, for packing."""
         ...
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A tensor on the CPU as `dtype`; by default as stored, or float32 if it is quantized."""
+    def array(self, name: str) -> np.ndarray:
+        """A tensor in the file's number type (bfloat16 and float8 are ml_dtypes'), float32 if it is quantized."""
         ...
 
     def drop(self, name: str) -> None:
-        """Declares that a tensor's file pages are no longer needed. Copies from `tensor` stay valid."""
+        """Declares that a tensor's file pages are no longer needed. Copies stay valid."""
         ...
 
     def close(self) -> None:
@@ -68,12 +65,9 @@ class SafetensorsSource:
         self.names = self._folder.names
         self.info = self._folder.info
         self.raw = self._folder.raw
+        self.array = self._folder.array
         self.drop = self._folder.drop
         self.close = self._folder.close
-
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A view of the file, or a converted copy. Raises `UnsupportedModel` if torch lacks the dtype."""
-        return _cast(self._folder.torch(name), dtype)
 
 
 class GGUFSource:
@@ -95,22 +89,19 @@ class GGUFSource:
         tensor = self.model.tensors[name]
         return TensorInfo(name, tensor.shape, tensor.ggml_type.name, tensor.nbytes, self.model.part(name).path)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None, index: int | None = None) -> torch.Tensor:
+    def array(self, name: str, index: int | None = None) -> np.ndarray:
         """A view for plain number types, else decoded weights. Raises `UnsupportedModel` for Q8_1.
 
         index: return only this matrix of a stack; the others are not read.
         """
         tensor = self.model.tensors[name]
-        plain = _PLAIN_GGML.get(tensor.ggml_type)
-        if plain is not None:
-            whole = self.model.part(name).tensor(name, plain)
-            return _cast(whole if index is None else whole[index], dtype)
+        if plain := _PLAIN_GGML.get(tensor.ggml_type):
+            whole = self.model.part(name).array(name, plain)
+            return whole if index is None else whole[index]
         shape, data = tensor.shape, self.model.data(name)
         if index is not None:
             shape, data = shape[1:], data[index * shape[1] : (index + 1) * shape[1]]
-        out = torch.empty(shape, dtype=dtype or torch.float32)
-        _decode(out.view(-1), data.reshape(-1), tensor.ggml_type)
-        return out
+        return dequantize(np.ascontiguousarray(data), tensor.ggml_type, shape)
 
 
 class DummySource:
@@ -132,37 +123,19 @@ class DummySource:
         return TensorInfo(name, shape, "F32", 4 * int(np.prod(shape)), Path())
 
     def raw(self, name: str) -> np.ndarray:
-        return self.tensor(name).numpy().view(np.uint8).reshape(-1)
+        return self.array(name).view(np.uint8).reshape(-1)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def array(self, name: str) -> np.ndarray:
         shape = self._shapes[name]
         key = hashlib.blake2b(f"{self._seed} {name} {shape}".encode(), digest_size=8).digest()
         normal = np.random.Generator(np.random.Philox(int.from_bytes(key, "little")))
-        values = torch.from_numpy(normal.standard_normal(shape, dtype=np.float32))
+        values = normal.standard_normal(shape, dtype=np.float32)
         if len(shape) > 1:
-            return _cast(values / shape[-1] ** 0.5, dtype)
-        return _cast(0.1 * values + name.endswith("weight"), dtype)
+            return values / np.float32(shape[-1] ** 0.5)
+        return np.float32(0.1) * values + np.float32(name.endswith("weight"))
 
     def drop(self, name: str) -> None:
         """Does nothing: there is no file."""
 
     def close(self) -> None:
         """Does nothing: there is no file."""
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return tensor if dtype is None else tensor.to(dtype)
-
-
-def _decode(out: torch.Tensor, data: np.ndarray, ggml_type: GGMLType) -> None:
-    """Decodes into a flat tensor of any dtype, in chunks if a conversion is necessary."""
-    if out.dtype == torch.float32:
-        dequantize_into(out.numpy(), data, ggml_type)
-        return
-    buffer = np.empty(min(CHUNK, out.numel()), np.float32)
-    for start in range(0, out.numel(), CHUNK):
-        target = out[start : start + CHUNK]
-        chunk = buffer[: target.numel()]
-        first, size = ggml_type.row_bytes(start), ggml_type.row_bytes(target.numel())
-        dequantize_into(chunk, data[first : first + size], ggml_type)
-        target.copy_(torch.from_numpy(chunk))

@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from kvasir.errors import ConfigError
 from kvasir.ops.linear import native
@@ -70,13 +69,13 @@ class PackedMatrix:
         return self.format, self.activation, self.rows, self.cols, self.segments
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> str:
         """The dtype of the surrounding model: the type of input rows for float weights."""
-        return torch.float32 if self.activation == "float32" else torch.bfloat16
+        return "float32" if self.activation == "float32" else "bfloat16"
 
-    def row(self, index: int) -> torch.Tensor:
+    def row(self, index: int) -> np.ndarray:
         """Row `index` as float32 [cols]."""
-        return torch.from_numpy(native.lookup(self, [index])[0])
+        return native.lookup(self, [index])[0]
 
     def __repr__(self) -> str:
         return f"PackedMatrix({self.format} [{self.rows}, {self.cols}], {self.segments} segments, {self.activation})"
