@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import CacheKind, attention
-from kvasir.layers.batch import Batch
 from kvasir.layers.linear import QKV, Out
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
@@ -16,6 +13,11 @@ from kvasir.layers.rope import Rope
 from kvasir.ops.activation import sigmoid
 from kvasir.ops.attention import paged_attention
 from kvasir.parallel import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 
 class Attention(Module):

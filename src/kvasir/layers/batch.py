@@ -20,9 +20,9 @@ from kvasir.caches import State
 from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
 from kvasir.layers.rows import RowArrays
-from kvasir.ops.attention import AttentionPlan, plan_attention
+from kvasir.ops.attention.plan import AttentionPlan, plan_attention
 from kvasir.ops.attention.weights import attention_weights
-from kvasir.ops.gated_delta import StatePlan, plan_states
+from kvasir.ops.gated_delta.plan import StatePlan, plan_states
 from kvasir.ops.linear import TILE
 from kvasir.plan import Work
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import pick_rows
 from kvasir.ops.embedding import embedding, row
 from kvasir.parallel import SOLO, Cut, Mesh, cut
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PANEL = 16  # rows per panel of a packed matrix
 

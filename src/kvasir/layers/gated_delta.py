@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import State
-from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, silu
-from kvasir.ops.gated_delta import Heads, delta_gates, gated_delta
+from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta
 from kvasir.parallel import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 # letters: T token rows, D model width, H heads of q and k, V heads of v
 
@@ -75,7 +76,7 @@ class GatedDelta(Module):
         q, k, v, z = qkvz_TH.split((h.dim, h.dim, shared, shared), dim=-1)
         b, a = self.ba(x_TD, batch).view(-1, self.num_rates // share, 2, share)[:, own].unbind(2)
         beta_TV, decay_TV = delta_gates(b.flatten(1), a.flatten(1), self.log_rate, self.bias)
-        inputs_TI = torch.cat([*(part.flatten(1) for part in (q, k, v)), beta_TV, decay_TV], dim=1)
+        inputs_TI = delta_inputs(q.flatten(1), k.flatten(1), v.flatten(1), beta_TV, decay_TV)
         mixed_TVe = gated_delta(
             inputs_TI,
             self.conv.kernel,

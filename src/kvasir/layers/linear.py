@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from kvasir.layers.embedding import Embedding, vocabulary_cut
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
@@ -31,6 +29,8 @@ from kvasir.ops.linear.packed import num_segments
 from kvasir.parallel import SOLO, Mesh, cut
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kvasir.layers.batch import Batch
 
 

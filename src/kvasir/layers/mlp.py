@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Down, GateUp, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.ops.activation import ACTIVATIONS
 from kvasir.parallel import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 
 class GatedMLP(Module):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.places import Place
 from kvasir.parallel import Mesh
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # for a linear layer whose sum ranks may split: the number of segments of the sum in its weight format
 Segments = Callable[[Any], int]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from kvasir.layers.batch import Batch
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module, Segments
@@ -14,6 +11,11 @@ from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, sigmoid
 from kvasir.ops.moe import experts, route
 from kvasir.parallel import ExpertShare, Mesh, cut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 
 class Router(Plain):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.module import Module
 from kvasir.layers.places import Place
 from kvasir.ops.norm import layer_norm, rms_norm
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RMSNorm(Module):

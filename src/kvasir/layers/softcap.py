@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvasir.layers.module import Module
 from kvasir.ops.activation import softcap
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SoftCap(Module):

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
-from kvasir.layers.batch import Batch
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.mlp import ACTIVATIONS, MLP
@@ -23,6 +20,11 @@ from kvasir.layers.norm import LayerNorm
 from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
 from kvasir.models.pooling import Pooling, pooling_of
 from kvasir.types import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 # letters: T packed token rows, D model width, n rows of one text
 

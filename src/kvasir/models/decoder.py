@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
-from kvasir.layers.batch import Batch
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.embedding import VocabularyEmbedding
 from kvasir.layers.linear import Head
@@ -31,6 +28,11 @@ from kvasir.models.config import (
 from kvasir.models.pooling import Pooling, pooling_of
 from kvasir.models.rope import read_rope, read_rotary_share
 from kvasir.types import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

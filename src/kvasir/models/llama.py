@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.attention import Attention
-from kvasir.layers.batch import Batch
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
 from kvasir.models.config import Fields
 from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 # letters: T packed token rows, D model width
 

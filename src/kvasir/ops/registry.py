@@ -1,26 +1,34 @@
 """The registry of ops. An op's plain torch body is its contract, its fallback and the reference in tests.
 
-    @op
-    def rms_norm(x, weight, eps): ...                       # ops/norm/__init__.py
+    @op                                                     # ops/norm/__init__.py, which does not import torch
+    def rms_norm(x, weight, eps): ...
 
-    @rms_norm.impl("native", on="cpu", refuses=reason)      # ops/norm/native.py
-    def native(x, weight, eps): ...
+    rms_norm.impl_at("kvasir.ops.norm.native:rms_norm_native", "native", on="cpu", refuses=reason)
 
-An implementation has the body's signature. `refuses` gets the facts of the whole run (device, dtype) and returns why
-the implementation cannot be used, "" if it can. `choose` selects once at start; the selections can be printed. A device
-without a selection uses the body.
+    def rms_norm(x, weight, eps):                           # ops/norm/body.py
+        return ...
+
+The declaration has the signature and the docstring. The body has the same name, in the module `body` beside the
+declaration; an implementation has the body's signature. Both are imported when they are first called, so a program can
+record ops without importing torch.
+
+`refuses` gets the facts of the whole run (device, dtype) and returns why the implementation cannot be used, "" if it
+can. `choose` selects once at start; the selections can be printed. A device without a selection uses the body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
+from importlib import import_module
 from inspect import signature
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from kvasir.device import Device
 from kvasir.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvasir.device import Device
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,12 +47,25 @@ class MachineFacts:
     dtype: str = "float32"
 
 
-@dataclass(frozen=True, slots=True)
+def _never(facts: MachineFacts) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
 class Impl:
+    """source: the function, or "module:function", which is imported on first use."""
+
     name: str
     on: str
-    function: Callable[..., Any]
-    refuses: Callable[[MachineFacts], str]
+    source: Callable[..., Any] | str
+    refuses: Callable[[MachineFacts], str] = _never
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        if not isinstance(self.source, str):
+            return self.source
+        module, _, name = self.source.partition(":")
+        return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +87,54 @@ class Op(Generic[P, R]):
     """A function that calls the implementation selected for its first argument's device, or records the call if that
     argument is a symbolic value (kvasir.ops.graph).
 
-    shapes: computes the results' shapes, without the rows, from the arguments; by default there is one result of the
-    first argument's shape.
+    declaration: has the signature and the docstring. plain: the body. shapes: computes the results' shapes, without the
+    rows, from the arguments; by default there is one result of the first argument's shape.
     """
 
     name: str
-    body: Callable[P, R]
+    declaration: Callable[P, R]
+    plain: Impl
     shapes: Shapes | None = None
     impls: list[Impl] = field(default_factory=list)
-    chosen: dict[str, Callable[P, R]] = field(default_factory=dict)
+    chosen: dict[str, Impl] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
+
+    @property
+    def body(self) -> Callable[P, R]:
+        """The plain torch body; imports torch."""
+        return self.plain.function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
         kind = first.device.type
         if kind == TRACE:
             return self._record(first, args, kwargs)
-        return self.chosen.get(kind, self.body)(*args, **kwargs)
+        return self.chosen.get(kind, self.plain).function(*args, **kwargs)
 
     def _record(self, first: Any, args: Any, kwargs: Any) -> Any:
-        bound = signature(self.body).bind(*args, **kwargs)
+        bound = signature(self.declaration).bind(*args, **kwargs)
         bound.apply_defaults()
         shapes = self.shapes(*bound.args) if self.shapes else (first.shape,)
         return first.graph.record(self.name, bound.args, shapes, first.domain)
 
     def impl(
-        self, name: str, *, on: str, refuses: Callable[[MachineFacts], str] = lambda facts: ""
+        self, name: str, *, on: str, refuses: Callable[[MachineFacts], str] = _never
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Registers an implementation for the device kind `on`; implementations registered earlier are preferred."""
 
         def register(function: Callable[P, R]) -> Callable[P, R]:
-            assert all(impl.name != name for impl in self.impls), f"{self.name}: {name} is registered twice"
-            self.impls.append(Impl(name, on, function, refuses))
+            self._add(Impl(name, on, function, refuses))
             return function
 
         return register
+
+    def impl_at(self, source: str, name: str, *, on: str, refuses: Callable[[MachineFacts], str] = _never) -> None:
+        """Registers the implementation at `source`, "module:function"."""
+        self._add(Impl(name, on, source, refuses))
+
+    def _add(self, impl: Impl) -> None:
+        assert all(other.name != impl.name for other in self.impls), f"{self.name}: {impl.name} is registered twice"
+        self.impls.append(impl)
 
     def choose(self, facts: MachineFacts, wanted: str | None = None) -> Choice:
         """Selects the first implementation that does not refuse, else the body.
@@ -120,17 +154,18 @@ class Op(Generic[P, R]):
             )
             names = ", ".join([BODY, *(impl.name for impl in self.impls if impl.on == kind)])
             raise ConfigError(f"{self.name} cannot run as {wanted} on {kind} ({tried})", f"available: {names}")
-        self.chosen[kind] = found.function if found else self.body
-        self.choices[kind] = Choice(self.name, kind, found.name if found else BODY, tuple(refused))
+        self.chosen[kind] = found or self.plain
+        self.choices[kind] = Choice(self.name, kind, self.chosen[kind].name, tuple(refused))
         return self.choices[kind]
 
 
-def op(body: Callable[P, R]) -> Op[P, R]:
-    """Makes an op from its plain torch body; the function's name is the op's name."""
-    name = body.__name__
+def op(declaration: Callable[P, R]) -> Op[P, R]:
+    """Makes an op from its declaration, whose name is the op's name; the body is in the module `body` beside it."""
+    name = declaration.__name__
     assert name not in OPS, f"two ops have the name {name}"
-    OPS[name] = entry = Op(name, body)
-    update_wrapper(entry, body)
+    plain = Impl(BODY, "any", f"{declaration.__module__}.body:{name}")
+    OPS[name] = entry = Op(name, declaration, plain)
+    update_wrapper(entry, declaration)
     return entry
 
 
@@ -138,8 +173,8 @@ def op_with(shapes: Shapes) -> Callable[[Callable[P, R]], Op[P, R]]:
     """`op` for a function whose results differ in shape from its first argument. shapes: gets the function's arguments
     and returns each result's shape without the rows."""
 
-    def make(body: Callable[P, R]) -> Op[P, R]:
-        entry = op(body)
+    def make(declaration: Callable[P, R]) -> Op[P, R]:
+        entry = op(declaration)
         entry.shapes = shapes
         return entry
 

@@ -1,4 +1,4 @@
-"""The structures of csrc/attention.h, and the native paged cache and attention on tensors, for tests.
+"""The structures of csrc/attention.h, and the native paged cache and attention on arrays, for tests.
 
 A model's program fills the structures and calls the kernels itself. The cache is opaque bytes here: the kernels define
 its tile layout (csrc/attention_layout.h), which differs from the torch body's [blocks, block size, K, d].
@@ -14,8 +14,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from kvasir.ops import native
 from kvasir.plan import Work
@@ -112,9 +110,9 @@ class Layout:
             raise ValueError(f"the native kernels have no cache like {self}")
         return size
 
-    def new_cache(self, blocks: int) -> Tensor:
+    def new_cache(self, blocks: int) -> np.ndarray:
         """Keys and values of one layer, uint8 [2, blocks, block bytes], with every number NaN (or with a NaN scale)."""
-        return torch.full((2, blocks, self.block_bytes()), 0xFF, dtype=torch.uint8)
+        return np.full((2, blocks, self.block_bytes()), 0xFF, np.uint8)
 
     def _struct(self) -> CacheLayoutStruct:
         sizes = (self.kv_heads, self.head_dim, self.block_size)
@@ -123,10 +121,11 @@ class Layout:
         return CacheLayoutStruct(FORMATS.index(self.format), *sizes)
 
 
-def store_kv(layout: Layout, cache: Tensor, k_TKd: Tensor, v_TKd: Tensor, slots_T: Tensor) -> None:
+def store_kv(layout: Layout, cache: Any, k_TKd: Any, v_TKd: Any, slots_T: Any) -> None:
     """Writes rows of keys and values, float32 [T, K, d], to their slots, rounded to the cache's format.
 
-    slots: int64, block * block size + offset in the block. Raises ValueError for bad arrays or slots out of range.
+    Arguments are NumPy arrays or CPU tensors. slots: int64, block * block size + offset in the block. Raises ValueError
+    for bad arrays or slots out of range.
     """
     rows = slots_T.shape[0]
     shape = (rows, layout.kv_heads, layout.head_dim)
@@ -142,8 +141,8 @@ def store_kv(layout: Layout, cache: Tensor, k_TKd: Tensor, v_TKd: Tensor, slots_
 
 def attention(
     layout: Layout,
-    cache: Tensor,
-    q_THd: Tensor,
+    cache: Any,
+    q_THd: Any,
     works: Sequence[Work],
     starts: Sequence[int],
     tables: Sequence[np.ndarray],
@@ -151,19 +150,20 @@ def attention(
     *,
     window: int = 0,
     softcap: float = 0.0,
-    sinks_H: Tensor | None = None,
-    alibi_slopes_H: Tensor | None = None,
+    sinks_H: Any = None,
+    alibi_slopes_H: Any = None,
     threads: int = 1,
-    out: Tensor | None = None,
-) -> Tensor:
-    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d]. Other rows of `out` (default: zeros) stay
-    unchanged.
+    out: Any = None,
+) -> Any:
+    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d], in `out` (default: a NumPy array of zeros), whose
+    other rows stay unchanged.
 
-    starts: the first token row of each work. tables: int32 block ids, indexed by a work's row. threads: the size of a
-    thread team that exists for this call. Raises ValueError for inconsistent arguments.
+    Arguments are NumPy arrays or CPU tensors. starts: the first token row of each work. tables: int32 block ids,
+    indexed by a work's row. threads: the size of a thread team that exists for this call. Raises ValueError for
+    inconsistent arguments.
     """
     rows, heads, _ = q_THd.shape
-    out = torch.zeros_like(q_THd) if out is None else out
+    out = np.zeros(tuple(q_THd.shape), np.float32) if out is None else out
     shape = (rows, heads, layout.head_dim)
     if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX:
         raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
@@ -172,7 +172,7 @@ def attention(
     used = [np.ascontiguousarray(tables[work.row], np.int32) for work in works]
     for work, first, table in zip(works, starts, used, strict=True):
         _check(layout, cache, work, first, table, rows, window)
-    scratch = torch.empty(threads * attention_scratch(struct, heads) + 64, dtype=torch.uint8)
+    scratch = np.empty(threads * attention_scratch(struct, heads) + 64, np.uint8)
     addresses = (c_void_p * len(works))(*(table.ctypes.data for table in used))  # one group per work
     pieces = (Piece * len(works))()
     for i, (piece, work, first) in enumerate(zip(pieces, works, starts, strict=True)):
@@ -196,21 +196,21 @@ def attention(
         ctypes.addressof(pieces),
         len(pieces),
         0,
-        -(-scratch.data_ptr() // 64) * 64,
+        -(-scratch.ctypes.data // 64) * 64,
     )
     if _call("kvasir_attention", c_int32, c_void_p, c_int32)(byref(args), threads) != 0:
         raise ValueError(f"invalid number of threads: {threads}")
     return out
 
 
-def _halves(layout: Layout, cache: Tensor) -> tuple[int, int]:
+def _halves(layout: Layout, cache: Any) -> tuple[int, int]:
     """The addresses of the keys and the values of a layer's cache."""
     shape = (2, cache.shape[1], layout.block_bytes())
     base = native.address(cache, "cache", shape, "uint8", writable=True)
     return base, base + shape[1] * shape[2]
 
 
-def _check(layout: Layout, cache: Tensor, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
+def _check(layout: Layout, cache: Any, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
     """Raises ValueError if a work's rows or blocks do not exist; blocks entirely before the window may be stale."""
     if not (0 <= first <= rows - work.count and work.count >= 0 <= work.start and work.end <= _MAX):
         raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")

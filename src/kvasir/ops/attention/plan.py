@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.ops.attention import BUDGET, TILE
 from kvasir.plan import Work
 
-TILE = 64
 ROWS = 16
-# Maximum float32 values of keys, values, scores and partial results of items that are computed together.
-BUDGET = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)

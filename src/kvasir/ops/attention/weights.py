@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.ops.attention import paged_attention, plan_attention
+from kvasir.ops.attention import paged_attention
+from kvasir.ops.attention.plan import plan_attention
 from kvasir.plan import Work
 
 _COLUMNS = 64  # positions per pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kvasir.ops.registry import op_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _width(ids_T: Tensor, weight_ND: Tensor, first: int | None) -> tuple[tuple[int, ...], ...]:
@@ -18,12 +20,10 @@ def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Ten
 
     first: if given, the weight is the part of the table that starts at this id; rows for ids outside it are zeros.
     """
-    if first is None:
-        return weight_ND[ids_T].float()
-    here_T = (ids_T >= first) & (ids_T < first + len(weight_ND))
-    return torch.where(here_T.unsqueeze(1), weight_ND[torch.where(here_T, ids_T - first, 0)].float(), 0.0)
+    ...
 
 
-def row(weight_ND: Tensor, index: int) -> Tensor:
-    """Row `index` as float32 [D]; also for packed tables."""
-    return weight_ND[index].float() if isinstance(weight_ND, Tensor) else weight_ND.row(index)
+def row(weight_ND: Any, index: int) -> Any:
+    """Row `index` as float32 [D], of a tensor or of a packed table."""
+    row_of = getattr(weight_ND, "row", None)
+    return row_of(index) if row_of else weight_ND[index].float()

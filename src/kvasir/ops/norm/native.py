@@ -1,4 +1,4 @@
-"""The native implementations of the norms."""
+"""The native implementations of the norms, on tensors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from kvasir.ops import native
-from kvasir.ops.norm import rms_norm
-from kvasir.ops.registry import MachineFacts
 
 
-def _refuses(facts: MachineFacts) -> str:
-    return native.reason()
-
-
-@rms_norm.impl("native", on="cpu", refuses=_refuses)
 def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The kernel on one thread; copies x if it is not contiguous."""
     x = x.contiguous()

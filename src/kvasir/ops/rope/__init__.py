@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvasir.ops.registry import op
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @op
@@ -14,7 +16,4 @@ def rope(x_THd: Tensor, cos_Th: Tensor, sin_Th: Tensor) -> Tensor:
 
     Only the first `rotated` dimensions of a head are rotated; the others are unchanged.
     """
-    half = cos_Th.shape[-1]
-    cos, sin = cos_Th.unsqueeze(1), sin_Th.unsqueeze(1)
-    a, b = x_THd[..., :half], x_THd[..., half : 2 * half]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, x_THd[..., 2 * half :]], dim=-1)
+    ...

@@ -1,0 +1,13 @@
+"""The torch body of embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Tensor:
+    if first is None:
+        return weight_ND[ids_T].float()
+    here_T = (ids_T >= first) & (ids_T < first + len(weight_ND))
+    return torch.where(here_T.unsqueeze(1), weight_ND[torch.where(here_T, ids_T - first, 0)].float(), 0.0)

@@ -1,0 +1,28 @@
+"""The torch bodies of the norms."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """The sum over the last dimension [..., n] -> [..., 1] by halving; an odd width is padded with a zero."""
+    while (width := x.shape[-1]) > 1:
+        if width % 2:
+            x = F.pad(x, (0, 1))
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    mean = tree_sum(x * x) / x.shape[-1]
+    return x * (1.0 / torch.sqrt(mean + eps)) * weight
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    centred = x - tree_sum(x) / x.shape[-1]
+    variance = tree_sum(centred * centred) / x.shape[-1]
+    return centred * (1.0 / torch.sqrt(variance + eps)) * weight + bias
