@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.ops.attention import paged_attention, plan_attention, store_kv
+from kvasir.ops.attention import paged_attention, store_kv
+from kvasir.ops.attention.plan import plan_attention
 from kvasir.plan import Work
 from tests.examples import examples
 

@@ -1,10 +1,15 @@
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+
 import pytest
 import torch
 
 from kvasir import ops
 from kvasir.device import Device
 from kvasir.errors import ConfigError
-from kvasir.ops.registry import OPS, MachineFacts, Op
+from kvasir.ops.registry import BODY, OPS, Impl, MachineFacts, Op
 
 CPU = Device("cpu", "a processor", 1, 1, 1, 1)
 
@@ -14,7 +19,7 @@ def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
 
 
 def make() -> Op:
-    op = Op("double", double)
+    op = Op("double", double, Impl(BODY, "any", double))
     op.impl("picky", on="cpu", refuses=lambda f: "" if f.dtype == "bfloat16" else f"not for {f.dtype}")(
         lambda x, factor=2.0: x * factor + 100
     )
@@ -69,3 +74,48 @@ def test_the_table_names_every_op(real_table):
     assert {choice.op: choice.chosen for choice in ops.table()} == chosen
     with pytest.raises(ConfigError, match="'rms'"):
         ops.choose(CPU, wanted={"rms": "torch"})
+
+
+def test_an_implementation_is_imported_when_it_is_first_called(tmp_path, monkeypatch):
+    (tmp_path / "doubled_elsewhere.py").write_text("def twice(x, factor=2.0):\n    return x * factor + 400\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    op = Op("double", double, Impl(BODY, "any", double))
+    op.impl_at("doubled_elsewhere:twice", "elsewhere", on="cpu")
+    assert op.choose(MachineFacts(CPU)).chosen == "elsewhere"
+    assert "doubled_elsewhere" not in sys.modules
+    assert float(op(torch.tensor(3.0))) == 406
+    monkeypatch.delitem(sys.modules, "doubled_elsewhere")
+
+
+def test_every_body_has_the_signature_of_its_declaration():
+    import kvasir.ops.collective  # noqa: F401
+
+    ops.table()
+    own = [op for op in OPS.values() if op.__module__.startswith("kvasir.ops.")]
+    assert len(own) > 15
+    for op in own:
+        assert signature(op.body) == signature(op.declaration), op.name
+        assert all(signature(impl.function) == signature(op.declaration) for impl in op.impls), op.name
+        assert op.__doc__ and not op.body.__doc__, op.name
+
+
+RECORDS = """
+import sys
+sys.modules["torch"] = None  # importing it raises ImportError
+from kvasir import ops
+from kvasir.ops.collective import all_gather
+from kvasir.ops.graph import ROWS, Graph
+from kvasir.ops.norm import rms_norm
+
+ops.table()
+graph = Graph()
+x = graph.value(ROWS, (8,))
+assert rms_norm(x, "weight", eps=1e-5).shape == (8,)
+assert [node.op for node in graph.nodes] == ["rms_norm"]
+assert graph.nodes[0].inputs == (x, "weight", 1e-5)
+"""
+
+
+def test_ops_are_declared_and_recorded_without_torch():
+    path = str(Path(ops.__file__).parents[2])
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r})\n{RECORDS}"], check=True)
