@@ -9,7 +9,8 @@ import torch
 from kvasir import ops
 from kvasir.device import Device
 from kvasir.errors import ConfigError
-from kvasir.ops.registry import BODY, OPS, Impl, MachineFacts, Op
+from kvasir.ops import native
+from kvasir.ops.registry import OPS, MachineFacts, Op
 
 CPU = Device("cpu", "a processor", 1, 1, 1, 1)
 
@@ -19,7 +20,7 @@ def double(x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
 
 
 def make() -> Op:
-    op = Op("double", double, Impl(BODY, "any", double))
+    op = Op("double", double)
     op.impl("picky", on="cpu", refuses=lambda f: "" if f.dtype == "bfloat16" else f"not for {f.dtype}")(
         lambda x, factor=2.0: x * factor + 100
     )
@@ -72,6 +73,10 @@ def test_the_table_names_every_op(real_table):
     chosen = {choice.op: choice.chosen for choice in ops.choose(CPU, wanted={"rms_norm": "torch"})}
     assert chosen["rms_norm"] == "torch"
     assert {choice.op: choice.chosen for choice in ops.table()} == chosen
+    # Its module, once imported, must not hide kvasir.ops.native.
+    assert OPS["rms_norm"].impls[0].function.__module__ == "kvasir.ops.norm.native"
+    best = {choice.op: choice.chosen for choice in ops.choose(CPU)}
+    assert best["rms_norm"] == ("native" if native.available() else "torch")
     with pytest.raises(ConfigError, match="'rms'"):
         ops.choose(CPU, wanted={"rms": "torch"})
 
@@ -79,7 +84,7 @@ def test_the_table_names_every_op(real_table):
 def test_an_implementation_is_imported_when_it_is_first_called(tmp_path, monkeypatch):
     (tmp_path / "doubled_elsewhere.py").write_text("def twice(x, factor=2.0):\n    return x * factor + 400\n")
     monkeypatch.syspath_prepend(tmp_path)
-    op = Op("double", double, Impl(BODY, "any", double))
+    op = Op("double", double)
     op.impl_at("doubled_elsewhere:twice", "elsewhere", on="cpu")
     assert op.choose(MachineFacts(CPU)).chosen == "elsewhere"
     assert "doubled_elsewhere" not in sys.modules

@@ -87,17 +87,21 @@ class Op(Generic[P, R]):
     """A function that calls the implementation selected for its first argument's device, or records the call if that
     argument is a symbolic value (kvasir.ops.graph).
 
-    declaration: has the signature and the docstring. plain: the body. shapes: computes the results' shapes, without the
-    rows, from the arguments; by default there is one result of the first argument's shape.
+    declaration: has the signature and the docstring. source: of the body, as in Impl; by default the declaration has
+    it. shapes: computes the results' shapes, without the rows, from the arguments; by default there is one result of
+    the first argument's shape.
     """
 
     name: str
     declaration: Callable[P, R]
-    plain: Impl
+    source: str = ""
     shapes: Shapes | None = None
     impls: list[Impl] = field(default_factory=list)
     chosen: dict[str, Impl] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plain = Impl(BODY, "any", self.source or self.declaration)
 
     @property
     def body(self) -> Callable[P, R]:
@@ -163,8 +167,7 @@ def op(declaration: Callable[P, R]) -> Op[P, R]:
     """Makes an op from its declaration, whose name is the op's name; the body is in the module `body` beside it."""
     name = declaration.__name__
     assert name not in OPS, f"two ops have the name {name}"
-    plain = Impl(BODY, "any", f"{declaration.__module__}.body:{name}")
-    OPS[name] = entry = Op(name, declaration, plain)
+    OPS[name] = entry = Op(name, declaration, f"{declaration.__module__}.body:{name}")
     update_wrapper(entry, declaration)
     return entry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvasir.ops import native
+from kvasir.ops.native import reason
 from kvasir.ops.registry import op
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     ...
 
 
-rms_norm.impl_at("kvasir.ops.norm.native:rms_norm_native", "native", on="cpu", refuses=lambda facts: native.reason())
+rms_norm.impl_at("kvasir.ops.norm.native:rms_norm_native", "native", on="cpu", refuses=lambda facts: reason())
 
 
 @op
