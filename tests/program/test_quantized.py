@@ -224,8 +224,8 @@ def test_embeddings_of_a_k_quantized_bert():
     for ids in (case["ids"] for case in cases):
         (rows,) = driver.step(eager, cache, [(ids, 0, driver.table(1, 2))], causal=False)
         hidden = Driver(program_of(model), ids).hidden(0, len(ids), bidirectional=True)
-        a, b = model.model.pool(torch.from_numpy(hidden)), eager.pool(rows)
-        assert torch.nn.functional.cosine_similarity(a, b, dim=0) > 0.999
+        a, b = model.model.pool(hidden), eager.pool(rows.numpy())
+        assert a @ b / np.sqrt((a @ a) * (b @ b)) > 0.999
 
 
 def test_greedy_tokens_of_stories260k():

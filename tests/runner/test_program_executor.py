@@ -18,6 +18,7 @@ from kvasir.runner import program_executor  # noqa: E402
 from kvasir.runner.eager_executor import taken  # noqa: E402
 from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
 from kvasir.sampling.native import NativeSampler  # noqa: E402
+from kvasir.sampling.rows import RowContext  # noqa: E402
 
 
 @pytest.fixture
@@ -72,15 +73,15 @@ def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
 
     def reference(executor, logits, works, masks):
         rows = [executor.rows[work.row] for work in works]
-        contexts = [sampler.RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows]
+        contexts = [RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows]
         calls.append(len(works))
-        return map(taken, sampler.sample(logits, contexts))
+        return map(taken, sampler.sample(torch.from_numpy(logits), contexts))
 
     for module in (marshal, program, program_executor):
         monkeypatch.setattr(module, "MAX_CHOSEN", chosen)
     monkeypatch.setattr(guidance, "masked", lambda seq: len(seq.tokens) % 3 > 0)
     monkeypatch.setattr(program_executor.ProgramExecutor, "take", reference)
-    monkeypatch.setattr(NativeSampler, "describe", lambda _, *args: logprobs.logprobs(*args))
+    monkeypatch.setattr(NativeSampler, "describe", lambda _, x, *args: logprobs.logprobs(torch.from_numpy(x), *args))
     same(expected, together(program_core(folder), requests_of_all()))
     assert sum(calls) > len(OPTIONS)
 

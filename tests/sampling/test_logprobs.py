@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvasir.sampling import logprobs as room
-from kvasir.sampling.logprobs import BadLogits, logprobs
+from kvasir.sampling.logprobs import logprobs
+from kvasir.sampling.rows import BadLogits
 from tests.sampling import oracle
 
 VALUES = st.floats(-40, 40, width=32) | st.sampled_from([0.0, -0.0, 1.0, 2.0, -math.inf])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import logprobs as room
 from kvasir.sampling.logprobs import logprobs
-from kvasir.sampling.sampler import RowContext, sample
+from kvasir.sampling.rows import RowContext
+from kvasir.sampling.sampler import sample
 from tests.examples import examples
 from tests.sampling import oracle
 from tests.sampling.test_filters import on_an_edge

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
@@ -121,7 +123,7 @@ class Bert(Module):
             batch.after_layer(i, x_TD)
         return x_TD
 
-    def pool(self, hidden_nD: Tensor) -> Tensor:
+    def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
         """One text's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
@@ -140,7 +142,7 @@ class GPT2(Module):
         """Float32 [R, vocabulary] logits of the selected hidden rows."""
         return self.head(hidden_RD)
 
-    def pool(self, hidden_nD: Tensor) -> Tensor:
+    def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
         """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 

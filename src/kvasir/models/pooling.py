@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json, read_json_object
@@ -40,31 +39,32 @@ class Pooling:
     normalize: bool = True
     max_length: int = 0
 
-    def __call__(self, hidden_nD: Tensor) -> Tensor:
+    @np.errstate(all="ignore")  # faulty rows give infinities and NaN
+    def __call__(self, hidden_nD: np.ndarray) -> np.ndarray:
         """float32 [n, D], the rows of one text, to float32 [D]. The bits depend only on these rows. Raises
         UnsupportedModel for the kind "none"."""
         if self.kind == "none":
             raise UnsupportedModel("the model is not meant for embeddings: its pooling is none", "use another model")
         if self.kind == "mean":
-            pooled_D = _tree_sum(hidden_nD) / hidden_nD.shape[0]
+            pooled_D = _tree_sum(hidden_nD) / np.float32(len(hidden_nD))
         else:
             pooled_D = hidden_nD[0 if self.kind == "cls" else -1]
         return _normalized(pooled_D) if self.normalize else pooled_D
 
 
-def _tree_sum(x_nD: Tensor) -> Tensor:
-    """The sum of the rows by halving: for each n the order is fixed, independent of torch's own sum."""
-    while (n := x_nD.shape[0]) > 1:
+def _tree_sum(x_nD: np.ndarray) -> np.ndarray:
+    """The sum of the rows by halving: for each n the order is fixed, which NumPy's own sum does not promise."""
+    while (n := len(x_nD)) > 1:
         half = n // 2
         halved = x_nD[:half] + x_nD[half : 2 * half]
-        x_nD = torch.cat([halved, x_nD[2 * half :]]) if n % 2 else halved
+        x_nD = np.concatenate([halved, x_nD[2 * half :]]) if n % 2 else halved
     return x_nD[0]
 
 
-def _normalized(x_D: Tensor) -> Tensor:
+def _normalized(x_D: np.ndarray) -> np.ndarray:
     """Scales the vector to length 1; zeros stay zeros."""
-    length = _tree_sum((x_D * x_D).unsqueeze(1)).sqrt()
-    return x_D / length.clamp_min(1e-12)
+    length = np.sqrt(_tree_sum((x_D * x_D)[:, None]))
+    return x_D / np.maximum(length, np.float32(1e-12))
 
 
 def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:

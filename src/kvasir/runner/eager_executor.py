@@ -22,8 +22,9 @@ from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, mov
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
-from kvasir.sampling.logprobs import BadLogits, logprobs
-from kvasir.sampling.sampler import RowContext, Sampled, sample
+from kvasir.sampling.logprobs import logprobs
+from kvasir.sampling.rows import BadLogits, RowContext, Sampled
+from kvasir.sampling.sampler import sample
 
 _TILE = 32  # token rows whose log-probabilities are read at a time
 
@@ -37,7 +38,7 @@ class Results:
     taken: list[Taken] = field(default_factory=list)
     read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
     drafted: dict[int, Tensor] = field(default_factory=dict)  # [1 + drafted, V], of the last known id and of the draft
-    pooled: dict[int, Tensor] = field(default_factory=dict)
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)
     hidden: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     saved: tuple[Exported, ...] = ()
 
@@ -116,7 +117,7 @@ class EagerExecutor:
             if any(work.read):
                 found.read[at] = self._read(work, hidden_TD[mine])
             if work.want_pooled:
-                found.pooled[at] = self.model.pool(hidden_TD[mine])
+                found.pooled[at] = self.model.pool(_host(hidden_TD[mine]))
             for name in work.want_hidden:
                 found.hidden[at, name] = batch.output(at, name)
         if chosen := [*step.now, *step.later]:
@@ -202,17 +203,17 @@ class EagerHandle:
         return self.future.result().read[at]
 
     def pooled(self, at: int) -> bytes:
-        return _bytes(self.future.result().pooled[at])
+        return self.future.result().pooled[at].tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:
-        return _bytes(self.future.result().hidden[at, name])
+        return _host(self.future.result().hidden[at, name]).tobytes()
 
     def saved(self) -> tuple[memoryview, ...]:
         return wait_all(self.future.result().saved)
 
 
-def _bytes(rows: Tensor) -> bytes:
-    return rows.float().cpu().numpy().tobytes()
+def _host(rows: Tensor) -> np.ndarray:
+    return rows.float().cpu().numpy()
 
 
 def taken(found: Sampled) -> Taken:

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvasir.layers.adapters import Pairs
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE, Piece
@@ -26,7 +25,6 @@ from kvasir.runner.blocks import move_blocks, wait_all
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
-from kvasir.sampling.logprobs import BadLogits
 from kvasir.sampling.native import (
     SAMPLE_ERRORS,
     NativeSampler,
@@ -37,6 +35,7 @@ from kvasir.sampling.native import (
     fill_spec,
     next_carry,
 )
+from kvasir.sampling.rows import BadLogits
 
 
 class ProgramExecutor:
@@ -112,7 +111,7 @@ class ProgramExecutor:
     def sampler(self) -> NativeSampler:
         return NativeSampler(self.program.vocab, self.program.pool)
 
-    def take(self, logits: torch.Tensor, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
+    def take(self, logits: np.ndarray, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
         """Samples one id from each row of logits."""
         specs = (SampleRow * len(works))()
         for spec_at, (work, mask) in enumerate(zip(works, masks, strict=True)):
@@ -171,7 +170,7 @@ class ProgramHandle:
     def _along(self, place: int, mask: bytes | None) -> Taken:
         executor, work = self.executor, self.step.works[place]
         row, end = executor.rows[work.row], self.step.starts[place + 1]
-        logits = torch.from_numpy(executor.program.logits_of(range(end - 1 - work.drafted, end)))
+        logits = executor.program.logits_of(range(end - 1 - work.drafted, end))
 
         def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
             specs = (SampleRow * 1)(executor.program.states[work.row].spec)
@@ -181,7 +180,7 @@ class ProgramHandle:
 
         return along(work, row, mask, draw)
 
-    def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], torch.Tensor]]:
+    def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray]]:
         """Places of works with the logits of their last token rows: contiguous slices of the buffer if the run left
         them there, otherwise computed again."""
         program, left, open_ = self.executor.program, self._left(), list(at)
@@ -196,7 +195,7 @@ class ProgramHandle:
             else:
                 count = min(len(open_), MAX_CHOSEN)
                 logits = program.logits_of([self.step.starts[place + 1] - 1 for place in open_[:count]])
-            yield open_[:count], torch.from_numpy(logits)
+            yield open_[:count], logits
             open_ = open_[count:]
 
     def _left(self) -> dict[int, int]:
@@ -210,7 +209,7 @@ class ProgramHandle:
         for begin in range(*work.read, MAX_CHOSEN):
             end = min(begin + MAX_CHOSEN, work.read[1])
             rows = range(first + begin - work.start, first + end - work.start)
-            logits = torch.from_numpy(self.executor.program.logits_of(rows))
+            logits = self.executor.program.logits_of(rows)
             try:
                 entries += self.executor.sampler.describe(logits, *row.read(begin, end))
             except BadLogits as error:
@@ -219,9 +218,7 @@ class ProgramHandle:
 
     def pooled(self, at: int) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]
-        hidden = torch.from_numpy(self.executor.program.hidden(end)[first:].copy())
-        with torch.inference_mode():
-            return self.executor.model.pool(hidden).float().numpy().tobytes()
+        return self.executor.model.pool(self.executor.program.hidden(end)[first:]).tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]

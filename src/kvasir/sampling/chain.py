@@ -23,21 +23,18 @@ With neutral parameters the bits are those of `filters`. Letters: V vocabulary, 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvasir.plan import SamplingSpec
+from kvasir.sampling.carry import GREEDY_BELOW, carried, is_adaptive, packed
 from kvasir.sampling.gumbel import Noise, draw_listed
 from kvasir.sampling.numerics import LOG2_E, best_ids, centred, entropy, log, log_weight, mass_of, tree_sum, weights
 from kvasir.sampling.philox import STREAM_XTC, split_seed, token_words
 
-GREEDY_BELOW = 1e-5  # as in vLLM, a temperature below this is greedy
 NONE_TO_EXCLUDE = 0.5  # two tokens cannot both be more probable
-CARRIED = 2  # numbers of a carry at most
 SHARPNESS, INVERSE_WIDTH = 10.0, 1.0 / 0.3  # of adaptive-p, as in llama.cpp
 TINY = 1e-300  # replaces 0, which has no logarithm
 
@@ -52,37 +49,6 @@ def needs_chain(spec: SamplingSpec) -> bool:
         or spec.mirostat != 0
         or is_adaptive(spec)
     )
-
-
-def is_adaptive(spec: SamplingSpec) -> bool:
-    """Whether adaptive-p acts. As in llama.cpp, mirostat takes its place."""
-    return spec.adaptive_target >= 0.0 and spec.mirostat == 0
-
-
-def draws(spec: SamplingSpec) -> bool:
-    """Whether the token is drawn at random; otherwise sampling is greedy, and no filter matters."""
-    return spec.temperature >= GREEDY_BELOW
-
-
-def carried(spec: SamplingSpec, carry: bytes) -> tuple[float, ...]:
-    """The sampler's state at this position, at most CARRIED numbers; () if the row has none. carry: as `packed` makes
-    it, or empty at the first position."""
-    first = _first(spec)
-    return struct.unpack(f"<{len(first)}d", carry) if first and carry else first
-
-
-def _first(spec: SamplingSpec) -> tuple[float, ...]:
-    if spec.mirostat and draws(spec):
-        return (2.0 * spec.mirostat_tau,)
-    if is_adaptive(spec) and draws(spec):
-        left = 1.0 - spec.adaptive_decay
-        return (spec.adaptive_target / left, 1.0 / left)
-    return ()
-
-
-def packed(state: Sequence[float]) -> bytes:
-    """The carry that holds this state: little-endian float64."""
-    return struct.pack(f"<{len(state)}d", *state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from kvasir.sampling.numerics import best_ids, centred, log_weight, total_weight
+from kvasir.sampling.rows import BadLogits, Entry, fault
 
 CPU_ROWS = 4
-Entry = tuple[int, float, int, tuple[tuple[int, float], ...]]
-
-
-class BadLogits(ValueError):
-    """A row has no valid distribution: it holds a NaN, or only -inf."""
 
 
 def chunks(num_rows: int, device: torch.device) -> Iterator[slice]:
@@ -29,13 +25,6 @@ def chunks(num_rows: int, device: torch.device) -> Iterator[slice]:
     size = CPU_ROWS if device.type == "cpu" else 64
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
-
-
-def fault(peak: float) -> str:
-    """The error message for a row with this maximum (NaN if the row holds one); empty if the row is valid."""
-    if peak != peak:
-        return "the model's logits hold NaN"
-    return "all of the model's logits are -inf" if peak == float("-inf") else ""
 
 
 def logprobs(logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:

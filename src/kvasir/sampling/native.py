@@ -13,23 +13,19 @@ from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from kvasir.fields import NATIVE
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
-from kvasir.sampling import dry, sampler
-from kvasir.sampling.chain import CARRIED, carried, packed
-from kvasir.sampling.logprobs import BadLogits, Entry, fault
-from kvasir.sampling.numerics import MAX_VOCAB
-from kvasir.sampling.sampler import RowContext
+from kvasir.sampling import dry, rows
+from kvasir.sampling.carry import CARRIED, carried, packed
+from kvasir.sampling.rows import MAX_VOCAB, NOTHING_ALLOWED, BadLogits, Entry, RowContext, fault
 
 MAX_LOGPROBS = 128
 SAMPLE_ERRORS = {
     1: fault(float("nan")),
     2: fault(float("-inf")),
-    3: sampler.NOTHING_ALLOWED,
+    3: NOTHING_ALLOWED,
     4: "logit_bias names a token outside the vocabulary",
 }
 BIAS_OUTSIDE = 4
@@ -198,20 +194,19 @@ class NativeSampler:
         self._vocab, self._pool = vocab, pool
         self._scratch = np.empty(sample_scratch(vocab) // 8 * (pool.threads if pool else 1), np.int64)
 
-    def sample(self, logits_RV: Tensor, rows: Sequence[RowContext]) -> list[sampler.Sampled]:
-        """As `sampler.sample`, with the same bits. logits_RV: on the CPU; rows may be strided, strided values in a row
-        are copied.
+    def sample(self, logits_RV: Any, contexts: Sequence[RowContext]) -> list[rows.Sampled]:
+        """As `sampler.sample`, with the same bits. logits_RV: as in `run`.
 
-        Raises ValueError for other logits, or if more log-probabilities are asked for than the kernel supports.
+        Raises ValueError for a wrong shape, or if more log-probabilities are asked for than the kernel supports.
         """
-        specs = (SampleRow * len(rows))()
-        kept = [_fill_row(spec, row) for spec, row in zip(specs, rows, strict=True)]
+        specs = (SampleRow * len(contexts))()
+        kept = [_fill_row(spec, row) for spec, row in zip(specs, contexts, strict=True)]
         results = self.run(logits_RV, specs)
         del kept  # keeps the arrays alive until after the kernel's call
-        return [self._result(found, row) for found, row in zip(results, rows, strict=True)]
+        return [self._result(found, row) for found, row in zip(results, contexts, strict=True)]
 
-    def describe(self, logits_RV: Tensor, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
-        """As `logprobs.logprobs`, with the same bits, for logits as in `sample`."""
+    def describe(self, logits_RV: Any, tokens: Sequence[int], best: Sequence[int]) -> list[Entry]:
+        """As `logprobs.logprobs`, with the same bits, for logits as in `run`."""
         specs = (SampleRow * len(tokens))()
         for spec, token, asked in zip(specs, tokens, best, strict=True):
             if not 0 <= token < self._vocab or asked > MAX_LOGPROBS:
@@ -226,20 +221,17 @@ class NativeSampler:
             entries.append(entry)
         return entries
 
-    def run(self, logits_RV: Tensor, specs: Any) -> Any:
-        """An array of Sampled for an array of SampleRow. The arrays that the rows point to must stay alive during the
-        call."""
-        if tuple(logits_RV.shape) != (len(specs), self._vocab):
-            raise ValueError(f"logits of shape {tuple(logits_RV.shape)} for {len(specs)} contexts of {self._vocab}")
-        if logits_RV.device.type != "cpu":
-            raise ValueError(f"the native sampler reads logits on the CPU, they are on {logits_RV.device}")
-        logits_RV = logits_RV.to(torch.float32)
-        if logits_RV.stride(1) != 1:
-            logits_RV = logits_RV.contiguous()
+    def run(self, logits_RV: Any, specs: Any) -> Any:
+        """An array of SampledStruct for an array of SampleRow. logits_RV: [rows, vocabulary], anything that NumPy can
+        view as an array. Float32 rows are read where they are, at any distance from each other; other numbers are
+        copied. The arrays that the rows point to must stay alive during the call."""
+        logits_RV = _readable(logits_RV)
+        if logits_RV.shape != (len(specs), self._vocab):
+            raise ValueError(f"logits of shape {logits_RV.shape} for {len(specs)} contexts of {self._vocab}")
         results = (SampledStruct * len(specs))()
         args = SampleArgs(
-            logits_RV.data_ptr(),
-            logits_RV.stride(0),
+            logits_RV.ctypes.data,
+            logits_RV.strides[0] // logits_RV.itemsize,
             self._vocab,
             len(specs),
             ctypes.addressof(specs),
@@ -249,17 +241,24 @@ class NativeSampler:
         _call()(ctypes.addressof(args), self._pool.address if self._pool else None)
         return results
 
-    def _result(self, found: SampledStruct, row: RowContext) -> sampler.Sampled:
+    def _result(self, found: SampledStruct, row: RowContext) -> rows.Sampled:
         if found.error:
-            return sampler.Sampled(-1, None, row.carry, self._error(found.error, row.spec))
+            return rows.Sampled(-1, None, row.carry, self._error(found.error, row.spec))
         entry = entry_of(found, row.spec.logprobs, self._vocab)
-        return sampler.Sampled(found.token, entry, next_carry(found, row.spec, row.carry))
+        return rows.Sampled(found.token, entry, next_carry(found, row.spec, row.carry))
 
     def _error(self, error: int, spec: SamplingSpec) -> str:
         if error != BIAS_OUTSIDE:
             return SAMPLE_ERRORS[error]
         outside = next(i for i in _totals(spec) if not 0 <= i < self._vocab)
         return f"logit_bias names token {outside}, the vocabulary has {self._vocab}"
+
+
+def _readable(logits: Any) -> np.ndarray:
+    """The logits in float32 with adjacent values in a row; a copy unless they are so already."""
+    array = np.asarray(logits, np.float32)
+    whole = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] % array.itemsize == 0
+    return array if whole else np.ascontiguousarray(array)
 
 
 def entry_of(found: SampledStruct, asked: int, vocab: int) -> Entry | None:

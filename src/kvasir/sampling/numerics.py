@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-FRACTION_BITS = 40  # fraction bits of a weight; 2^22 tokens of weight 1 fit in an int64
-MAX_VOCAB = 1 << (62 - FRACTION_BITS)
+from kvasir.sampling.rows import FRACTION_BITS
 
 # ln 2 as a sum: the first part has 21 trailing zero bits, so that its product with an exponent is exact.
 LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")

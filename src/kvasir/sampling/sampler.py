@@ -14,54 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.plan import SamplingSpec
 from kvasir.sampling import chain
-from kvasir.sampling.chain import draws, needs_chain
+from kvasir.sampling.carry import draws
+from kvasir.sampling.chain import needs_chain
 from kvasir.sampling.filters import listed, min_p_, needs_list, scaled
 from kvasir.sampling.gumbel import Noise, draw, draw_listed
-from kvasir.sampling.logprobs import Entry, chunks, fault, logprobs
-from kvasir.sampling.numerics import MAX_VOCAB, first_at
+from kvasir.sampling.logprobs import chunks, logprobs
+from kvasir.sampling.numerics import first_at
 from kvasir.sampling.processors import changes_logits, process_
-
-NOTHING_ALLOWED = "no token is allowed: grammar, min_tokens, bad_words and logit_bias forbid all of them"
-
-
-@dataclass(frozen=True, slots=True)
-class RowContext:
-    """Everything besides its logits that a row's token depends on.
-
-    ids: int32, all known ids up to the position, the first `prompt_len` of them the prompt. position: absolute position
-    of the token to sample, len(ids). mask: int32 words of a grammar, bit i & 31 of word i >> 5 allows token i; None
-    allows all. carry: the sampler's state at this position, which is not a function of the ids.
-    """
-
-    spec: SamplingSpec
-    ids: np.ndarray
-    prompt_len: int
-    position: int
-    mask: np.ndarray | None = None
-    carry: bytes = b""
-
-    @property
-    def num_sampled(self) -> int:
-        """Number of known ids after the prompt."""
-        return len(self.ids) - self.prompt_len
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """token: -1 if there is none; `error` then gives the reason. logprob: as in `plan.RowResult`, if requested."""
-
-    token: int
-    logprob: Entry | None = None
-    carry: bytes = b""
-    error: str = ""
+from kvasir.sampling.rows import MAX_VOCAB, NOTHING_ALLOWED, Entry, RowContext, Sampled, fault
 
 
 def sample(logits_RV: Tensor, rows: Sequence[RowContext]) -> list[Sampled]:
