@@ -123,11 +123,14 @@ def free_blocks(core: EngineCore) -> list[frozenset[int]]:
     return [pool.free_ids for pool in core.scheduler.kv.pools]
 
 
+NANS = {"uint8": 255, "uint16": 0x7FC0}  # of caches that hold numbers as bits: int8 with its scales, bfloat16
+
+
 def poison(core: EngineCore, blocks: Sequence[Set[int]]) -> int:
     """Fills blocks of each cache group with NaN; how many. No step under way may read them."""
     cache = core.runner.cache  # type: ignore[attr-defined]
     for tensor, ids in zip(cache.tensors, blocks, strict=True):
-        tensor[:, :, sorted(ids)] = float("nan") if tensor.is_floating_point() else 255
+        tensor[:, :, sorted(ids)] = NANS.get(str(tensor.dtype), float("nan"))
     return sum(map(len, blocks))
 
 

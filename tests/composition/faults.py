@@ -103,7 +103,7 @@ def foreign_scale(core: Any) -> None:
             numbers = 16 * ((layout.head_dim + 15) // 16 * 16)
             for block in (b for b in range(1, pool.num_blocks) if pool._count[b]):
                 scales = cache.tensors[group][:, 0, block, numbers : numbers + 8]
-                scales.copy_(scales.roll(4, -1))
+                scales[:] = np.roll(scales, 4, -1)
         return run()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvasir.sched.sequence import Sequence
 from tests.engine.cores import core_of, random_model
-from tests.oracle import Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
+from tests.oracle import NANS, Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
 
 torch = pytest.importorskip("torch")
 
@@ -126,7 +126,7 @@ def test_nan_in_foreign_blocks_stays_there(case):
 
     def poison(core) -> None:
         for tensor, free in zip(cache.tensors, free_blocks(core), strict=True):
-            tensor[:, :, sorted(free)] = float("nan")
+            tensor[:, :, sorted(free)] = NANS.get(str(tensor.dtype), float("nan"))
 
     same(expected, together(core, requests, seed=5, each_step=poison))
 

@@ -55,7 +55,7 @@ def test_experts_are_no_slots(tree):
 
 def test_an_adapter_changes_its_own_rows_only(tree, batch):
     before = tree.mlp.gate_up(X, batch)
-    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR})
+    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR}, torch.from_numpy)
     gate, up = tree.mlp.gate_up(X, batch)
     a, b, scale = PAIR
     assert torch.equal(gate, before[0])
@@ -68,22 +68,22 @@ def test_two_adapters_are_the_same_as_each_alone(tree, batch):
     second = *PAIR[:2], -2.0
     alone = []
     for adapter, pair in ((1, PAIR), (2, second)):
-        set_adapter(tree, adapter, {"mlp.gate_up.up": pair})
+        set_adapter(tree, adapter, {"mlp.gate_up.up": pair}, torch.from_numpy)
         alone.append(tree.mlp.gate_up(X, batch)[1])
-        set_adapter(tree, adapter, {})
-    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR})
-    set_adapter(tree, 2, {"mlp.gate_up.up": second})
+        set_adapter(tree, adapter, {}, torch.from_numpy)
+    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR}, torch.from_numpy)
+    set_adapter(tree, 2, {"mlp.gate_up.up": second}, torch.from_numpy)
     both = tree.mlp.gate_up(X, batch)[1]
     assert torch.equal(both[3:7], alone[0][3:7]) and torch.equal(both[7:9], alone[1][7:9])
 
 
 def test_setting_an_adapter_again_replaces_all_of_its_pairs(tree, batch):
     before = tree.mlp.gate_up(X, batch)
-    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR})
-    set_adapter(tree, 1, {"mlp.gate_up.gate": PAIR})
+    set_adapter(tree, 1, {"mlp.gate_up.up": PAIR}, torch.from_numpy)
+    set_adapter(tree, 1, {"mlp.gate_up.gate": PAIR}, torch.from_numpy)
     gate, up = tree.mlp.gate_up(X, batch)
     assert torch.equal(up, before[1]) and not torch.equal(gate, before[0])
-    set_adapter(tree, 1, {})
+    set_adapter(tree, 1, {}, torch.from_numpy)
     assert torch.equal(tree.mlp.gate_up(X, batch)[0], before[0])
 
 
@@ -101,6 +101,6 @@ def test_setting_an_adapter_again_replaces_all_of_its_pairs(tree, batch):
 def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(tree, batch, adapter, pairs, named):
     before = tree.mlp.gate_up(X, batch)[1]
     with pytest.raises(ValueError, match=named):
-        set_adapter(tree, adapter, {"mlp.gate_up.gate": PAIR, **pairs})
+        set_adapter(tree, adapter, {"mlp.gate_up.gate": PAIR, **pairs}, torch.from_numpy)
     assert torch.equal(tree.mlp.gate_up(X, batch)[1], before)
     assert not any(held for module, _ in slots(tree).values() for held in module.adapters.values())

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from kvasir.caches import PagedKV, State, Window
-from kvasir.layers.kv_cache import KVCache, cache_groups
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.kv_layout import cache_groups
 
 FULL, WINDOW, WIDE = PagedKV(2, 8), Window(2, 8, window=32), PagedKV(4, 8)
 STATE = State((3, 5, 7), inputs=11, before=3)
@@ -11,7 +12,7 @@ SPEC = (FULL, WINDOW, FULL, WIDE, WINDOW)
 
 def test_layers_of_equal_reach_share_a_table():
     """Whatever the sizes of their heads."""
-    groups = cache_groups(SPEC, 16, torch.bfloat16)
+    groups = cache_groups(SPEC, 16, "bfloat16")
     assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("full", (0, 2, 3), 0), ("window", (1, 4), 32)]
     assert [g.bytes_per_block for g in groups] == [2 * heads * 16 * 8 * 2 for heads in (2 + 2 + 4, 2 + 2)]
 
@@ -54,7 +55,7 @@ def test_a_size_for_every_group():
 def test_states_are_blocks_of_float32():
     """Whatever the type of keys and values; only the block of the token before is still needed."""
     spec = (STATE, FULL, STATE)
-    groups = cache_groups(spec, 16, torch.bfloat16)
+    groups = cache_groups(spec, 16, "bfloat16")
     assert [(g.kind.name, g.layers, g.kind.reach) for g in groups] == [("state", (0, 2), 2), ("full", (1,), 0)]
     cache = KVCache(spec, [5, 7], 16, torch.bfloat16)
     assert groups[0].bytes_per_block == 2 * 4 * (3 * 5 * 7 + (3 + 16) * 11) == cache.tensors[0].nbytes / 5

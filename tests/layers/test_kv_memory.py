@@ -1,20 +1,22 @@
 """Bytes of tensors, and the memory of a pool that an executor allocates in its own layout."""
 
+import numpy as np
 import pytest
 import torch
 
 from kvasir.caches import PagedKV, Window
+from kvasir.layers.kv_cache import bytes_of, from_bytes
 from kvasir.layers.kv_layout import KVLayout
-from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
+from kvasir.layers.kv_memory import PagedMemory, joined
 
 KIND, WINDOW = PagedKV(1, 2), Window(1, 2, window=8)
 
 
 class Flat(PagedMemory):
-    """One flat tensor per field, without the shape of a block."""
+    """One flat array per field, without the shape of a block."""
 
     def _allocate(self, bank, num_blocks):
-        return [torch.zeros(len(bank.layers), field.copies, num_blocks, 4) for field in bank.fields]
+        return [np.zeros((len(bank.layers), field.copies, num_blocks, 4), np.float32) for field in bank.fields]
 
 
 def made(specs, num_blocks=(5, 5)) -> Flat:

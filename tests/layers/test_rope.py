@@ -9,6 +9,7 @@ import torch
 
 from kvasir.layers.elementary import sin_cos
 from kvasir.layers.rope import PIECE, Angles, Rope, RopeScaling, frequencies
+from kvasir.layers.rope_tensors import AngleTensors, angles_of
 
 PLAIN = 500000.0 ** (-np.arange(0, 64, 2) / 64)
 KINDS = {
@@ -70,7 +71,7 @@ class Positions:
 
 
 def rows(rope: Rope, positions: list[int], *spans: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    return rope.rows(torch.tensor(positions), [Positions(*span) for span in spans])
+    return angles_of(rope, torch.tensor(positions), [Positions(*span) for span in spans])
 
 
 def test_rows_depend_on_their_positions_alone():
@@ -96,7 +97,7 @@ def test_a_step_computes_the_pieces_that_its_tokens_lie_in_and_no_others(monkeyp
     monkeypatch.setattr("kvasir.layers.rope.sin_cos", count)
     table, rope = Angles(Rope(8, 10000.0), 1 << 20), Rope(8, 10000.0)
     assert computed == [PIECE], "the start computes one"
-    at = table.cos.data_ptr(), table.sin.data_ptr()
+    at = table.cos.ctypes.data, table.sin.ctypes.data
     for start, end, pieces in [(65535, 65536, 1), (65536, 65537, 1), (65537, 65538, 0), (700, 1300, 4), (0, 1024, 1)]:
         computed.clear()
         table.fill(start, end)
@@ -105,7 +106,7 @@ def test_a_step_computes_the_pieces_that_its_tokens_lie_in_and_no_others(monkeyp
     table.fill(0, 1500)
     assert table.until == 6 * PIECE
     assert np.array_equal(table.cos[:1500], whole[0]) and np.array_equal(table.sin[:1500], whole[1])
-    assert at == (table.cos.data_ptr(), table.sin.data_ptr())
+    assert at == (table.cos.ctypes.data, table.sin.ctypes.data)
     table.fill((1 << 20) - 1, 1 << 20)
 
 
@@ -114,3 +115,10 @@ def test_the_last_piece_may_be_short():
     table.fill(PIECE, PIECE + 3)
     assert table.until == PIECE + 3
     assert np.array_equal(table.cos, Rope(8, 10000.0).table(0, PIECE + 3)[0])
+
+
+def test_tensors_of_the_host_are_the_memory_of_the_tables():
+    tensors, angles = AngleTensors(Rope(8, 10000.0), 2 * PIECE, "cpu"), Angles(Rope(8, 10000.0), 2 * PIECE)
+    tensors.fill(0, 2 * PIECE)
+    assert angles.fill(0, 2 * PIECE) == [slice(PIECE, 2 * PIECE)]
+    assert np.array_equal(tensors.cos.numpy(), angles.cos) and np.array_equal(tensors.sin.numpy(), angles.sin)

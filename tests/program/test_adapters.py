@@ -93,7 +93,7 @@ def test_agree_with_merged_weights(case):
     program = program_of(model, blocks=40, rows=256, fill=np.nan)
     for adapter, its in pairs.items():
         program.set_adapter(adapter, its)
-        set_adapter(plain, adapter, its)
+        set_adapter(plain, adapter, its, torch.from_numpy)
     company = Company(program, sequences, ids)
     found = company.step(*((i, 0, len(s)) for i, s in enumerate(sequences)))
     for theirs in (found, eager_hidden(plain, sequences, ids)):
@@ -149,12 +149,12 @@ def test_eager_rows_have_the_same_bits_alone_and_batched(case):
     folder, _ = case
     model = eager_of(folder)
     (plain,) = eager_hidden(model, [IDS], [0])
-    set_adapter(model, 1, made(model, 1, 16))
-    set_adapter(model, 2, made(model, 2, 3))
+    set_adapter(model, 1, made(model, 1, 16), torch.from_numpy)
+    set_adapter(model, 2, made(model, 2, 3), torch.from_numpy)
     (alone,) = eager_hidden(model, [IDS], [2])
     found = eager_hidden(model, [OTHER[:9], IDS, OTHER, IDS], [1, 2, 0, 0])
     assert np.array_equal(bits(found[1]), bits(alone)) and np.array_equal(bits(found[3]), bits(plain))
-    set_adapter(model, 2, {})
+    set_adapter(model, 2, {}, torch.from_numpy)
     assert np.array_equal(bits(eager_hidden(model, [IDS], [2])[0]), bits(plain))
 
 
@@ -227,12 +227,12 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     program = program_of(model)
     good = made(model.model, 1, 4)
     program.set_adapter(1, good)
-    set_adapter(eager, 1, good)
+    set_adapter(eager, 1, good, torch.from_numpy)
     before = Company(program, [IDS], [1]).step((0, 0, 20))[0]
     slot = "layers.1.mlp.down"
     a, b, scale = good[slot]
     wrong = [(a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[:0], b[:, :0]), (a[0], b), (a, b[0])]
-    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs)):
+    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs, torch.from_numpy)):
         for pair in wrong:
             with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down.*\[rank, 96\].*\[64, rank\]"):
                 call(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})

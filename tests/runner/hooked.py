@@ -59,19 +59,19 @@ class Sent(Hooked):
     """elsewhere: of each layer, what was there when it had ended."""
 
     def hooks(self) -> Hooks:
-        self.elsewhere: dict[int, list[Tensor]] = {}
+        self.elsewhere: dict[int, list[np.ndarray]] = {}
         return Hooks(after_layer=self.send)
 
-    def here(self, layer: int) -> list[Tensor]:
-        return [array.view(torch.uint8) for array in self.cache.arrays(layer)]
+    def here(self, layer: int) -> list[np.ndarray]:
+        return [array.view(np.uint8) for array in self.cache.arrays(layer)]
 
     def send(self, layer: int, _: np.ndarray) -> None:
-        self.elsewhere[layer] = [array.clone() for array in self.here(layer)]
+        self.elsewhere[layer] = [array.copy() for array in self.here(layer)]
 
     def check(self) -> None:
         """The rest of a step has added nothing."""
         for layer, arrays in self.elsewhere.items():
-            assert all(map(torch.equal, arrays, self.here(layer)))
+            assert all(map(np.array_equal, arrays, self.here(layer)))
 
 
 class Calibrating(Hooked):

@@ -225,6 +225,7 @@ def test_other_rows_threads_and_strides_change_no_bit():
                 assert NativeSampler(vocab, pool).sample(x[:count], contexts[:count]) == alone[:count]
     assert sampler.sample(x[:1].expand(3, -1), contexts[:1] * 3) == alone[:1] * 3
     assert sampler.sample(x.T.contiguous().T, contexts) == alone
+    assert sampler.sample(x.numpy(), contexts) == sampler.sample(x.double().numpy(), contexts) == alone
     assert torch.equal(x, before)
     same_everywhere(before.half(), contexts)
 

@@ -192,13 +192,13 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
     use."""
     import torch
 
-    from kvasir.layers.kv_cache import cache_groups
+    from kvasir.layers.kv_layout import cache_groups
     from kvasir.program import cache as programs
     from kvasir.runner.load import weight_bytes
     from kvasir.runner.packing import Packer
 
     spec, block, weights = model.cache_spec(), EngineOptions("").block_size, getattr(torch, dtype)
-    groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, weights)
+    groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, dtype)
     sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
     return MemoryFacts(
         dtype,

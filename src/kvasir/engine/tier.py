@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions
 from kvasir.errors import ConfigError
@@ -14,10 +15,12 @@ from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
-from kvasir.layers.kv_cache import KVCache
-from kvasir.program.cache import NativeCache
 from kvasir.types import ModelInfo
 from kvasir.weights.local import ModelFiles
+
+if TYPE_CHECKING:
+    from kvasir.layers.kv_cache import KVCache
+    from kvasir.program.cache import NativeCache
 
 SAMPLES = 16  # pieces of each weight file that enter its identity, besides its size and time
 SAMPLE_BYTES = 1 << 16

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.module import Module, Shard
@@ -39,7 +41,7 @@ class Slot:
         whole, shard = low_rank(self.name, self.shape, *pair), self.shard
         segments = num_segments(self.shape[1], "F32") if self.reduces else 1
         a, b = whole.a[:, slice(*shard.columns)], whole.b[slice(*shard.rows)]
-        return LowRankPair(a.contiguous(), b.contiguous(), segments // shard.parts)
+        return LowRankPair(np.ascontiguousarray(a), np.ascontiguousarray(b), segments // shard.parts)
 
 
 def linears(model: Module) -> dict[str, tuple[Linear, str]]:
@@ -68,12 +70,14 @@ def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:
         raise ValueError(f"the model has no slot {unknown[0]!r}; it has {', '.join(list(slots)[:3])} ...")
 
 
-def set_adapter(model: Module, adapter: int, pairs: Pairs) -> None:
+def set_adapter(model: Module, adapter: int, pairs: Pairs, keep: Callable[[np.ndarray], Any]) -> None:
     """Replaces the pairs of an adapter id, which are added to the products of its rows; empty pairs remove the adapter.
+    keep: makes a tensor of an array.
     Raises ValueError for an invalid id, slot or shape."""
     found = slots(model)
     check_adapter(adapter, pairs, found)
-    made = {name: Slot.of(name, *found[name]).take(pair) for name, pair in pairs.items()}
+    taken = ((name, Slot.of(name, *found[name]).take(pair)) for name, pair in pairs.items())
+    made = {name: pair._replace(a=keep(pair.a), b=keep(pair.b)) for name, pair in taken}
     for slot, (module, part) in found.items():
         held = module.adapters.setdefault(part, {})
         held.pop(adapter, None)

@@ -19,6 +19,7 @@ from torch import Tensor
 from kvasir.caches import State
 from kvasir.layers.kv_cache import SCRATCH_BLOCK, KVCache
 from kvasir.layers.rope import Rope
+from kvasir.layers.rope_tensors import angles_of
 from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention.plan import AttentionPlan, plan_attention
 from kvasir.ops.attention.weights import attention_weights
@@ -134,7 +135,7 @@ class Batch:
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin for every row."""
         if rope not in self._made:
-            self._made[rope] = rope.rows(self.positions_T, self.works)
+            self._made[rope] = angles_of(rope, self.positions_T, self.works)
         return self._made[rope]
 
     def store(self, layer: int, k_TKd: Tensor, v_TKd: Tensor) -> None:

@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvasir.caches import State
-from kvasir.layers.kv_layout import Bank, KVLayout, Spec
-from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
+from kvasir.layers.kv_layout import Bank, KVLayout, Spec, cache_groups
+from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.ops.attention import store_kv
-from kvasir.plan import Bytes, CacheGroup
+from kvasir.plan import Bytes
 
 SCRATCH_BLOCK = 0  # never allocated to a sequence; padding rows write there
-_COMPUTES = ("attention", "recurrent layers")  # the supported values of caches.Kind.needs
 
 
-def cache_groups(spec: Spec | KVLayout, block_size: int, dtype: torch.dtype) -> tuple[CacheGroup, ...]:
-    """The groups as the scheduler plans them; bytes_per_block is the sum over a group's layers."""
-    return KVLayout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, dtype.itemsize))
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, which must not be written to afterwards."""
+    return tensor.cpu().flatten().view(torch.uint8).numpy().data.toreadonly()
 
 
-def no_op(spec: Spec | KVLayout) -> str:
-    """Why the torch ops cannot compute with these caches; "" if they can."""
-    missing = [kind.needs for kind in KVLayout.of(spec).kinds if kind.needs not in _COMPUTES]
-    return f"no op computes {missing[0]}" if missing else ""
+def from_bytes(data: Bytes, dtype: torch.dtype) -> Tensor:
+    """A flat tensor with a copy of the bytes."""
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype)
 
 
 class KVCache(PagedMemory):
@@ -46,9 +45,10 @@ class KVCache(PagedMemory):
         device: torch.device | str = "cpu",
         rows: int = 0,
     ):
-        self.dtype = dtype
+        self.dtype, self.device = dtype, torch.device(device)
         layout = KVLayout.of(spec)
-        super().__init__(layout, cache_groups(layout, block_size, dtype), num_blocks, block_size, device)
+        groups = cache_groups(layout, block_size, str(dtype).removeprefix("torch."))
+        super().__init__(layout, groups, num_blocks, block_size)
         self._rows = [
             torch.empty((len(bank.layers), rows, *bank.kind.row_shape), device=device) if bank.kind.row_shape else None
             for bank in self.banks
@@ -63,6 +63,9 @@ class KVCache(PagedMemory):
             )
             for field in bank.fields
         ]
+
+    def _indices(self, blocks: np.ndarray) -> Tensor:
+        return torch.from_numpy(blocks).to(self.device)
 
     def k(self, layer: int) -> Tensor:
         """[blocks, block size, kv heads, head dim]"""

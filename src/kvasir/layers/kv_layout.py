@@ -10,6 +10,8 @@ from kvasir.caches import CacheKind, Field, Shared
 from kvasir.plan import CacheGroup
 
 Spec = Sequence[CacheKind | Shared]
+_COMPUTES = ("attention", "recurrent layers")  # values of caches.Kind.needs that the eager executor supports
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,15 @@ class KVLayout:
     def row_bytes(self) -> int:
         """Bytes of per-row data of one runner row, not counting its blocks."""
         return sum(self.kinds[layer].row_bytes for layers in self.groups for layer in layers)
+
+
+def cache_groups(spec: Spec | KVLayout, block_size: int, dtype: str) -> tuple[CacheGroup, ...]:
+    """The groups of the eager executor's cache (kv_cache) as the scheduler plans them, for keys and values of a dtype;
+    bytes_per_block is the sum over a group's layers."""
+    return KVLayout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, _BYTES[dtype]))
+
+
+def no_op(spec: Spec | KVLayout) -> str:
+    """Why the torch ops cannot compute with these caches; "" if they can."""
+    missing = [kind.needs for kind in KVLayout.of(spec).kinds if kind.needs not in _COMPUTES]
+    return f"no op computes {missing[0]}" if missing else ""

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from kvasir.caches import CacheKind
 from kvasir.layers.kv_layout import Bank, KVLayout
-from kvasir.plan import Bytes, CacheGroup
+from kvasir.plan import CacheGroup
 
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, which must not be written to afterwards."""
-    return tensor.cpu().flatten().view(torch.uint8).numpy().data.toreadonly()
-
-
-def from_bytes(data: Bytes, dtype: torch.dtype) -> Tensor:
-    """A flat tensor with a copy of the bytes."""
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype)
+Array = Any  # NumPy's, or a tensor of the executor
 
 
 def joined(parts: Sequence[memoryview]) -> memoryview:
@@ -30,21 +20,19 @@ def joined(parts: Sequence[memoryview]) -> memoryview:
 
 
 class PagedMemory:
-    """Owns the cache tensors. The layers of a bank share them: for each field one [layers, copies, blocks, ...].
-    Contents start uninitialised; blocks are read only after a sequence has written them.
+    """Owns the arrays of a cache. The layers of a bank share them: for each field one [layers, copies, blocks, ...].
+    Contents start undefined; blocks are read only after a sequence has written them.
 
     groups: as the scheduler plans them. spec: the kind of each layer. Layers are numbered as in their model (`of`).
     """
 
     def __init__(
-        self, layout: KVLayout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int,
-        device: torch.device | str = "cpu",
+        self, layout: KVLayout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int
     ):  # fmt: skip
         if len(num_blocks) != len(groups):
             raise ValueError(f"{len(num_blocks)} sizes for {len(groups)} groups of layers")
         self.layout, self.groups = layout, groups
         self.num_blocks, self.block_size = tuple(num_blocks), block_size
-        self.device = torch.device(device)
         self.banks = layout.banks(block_size)
         self._banked = [self._allocate(bank, num_blocks[bank.group]) for bank in self.banks]
         self.tensors = [tensor for tensors in self._banked for tensor in tensors]
@@ -55,8 +43,8 @@ class PagedMemory:
         self._layers = range(len(layout.kinds))
         self.spec: tuple[CacheKind, ...] = layout.kinds
 
-    def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
-        """Allocates the tensors of a bank."""
+    def _allocate(self, bank: Bank, num_blocks: int) -> list[Array]:
+        """Allocates the arrays of a bank, of any type that is indexed like NumPy's."""
         raise NotImplementedError
 
     def of(self, model: str) -> Self:
@@ -78,25 +66,29 @@ class PagedMemory:
         """(bank, index in the bank) of the memory that a layer reads."""
         return self._places[self._layers[layer]]
 
-    def arrays(self, layer: int) -> list[Tensor]:
+    def arrays(self, layer: int) -> list[Array]:
         """For each field, [copies, blocks, ...]."""
         return self._arrays[self._layers[layer]]
 
-    def of_group(self, group: int) -> list[tuple[Bank, list[Tensor]]]:
+    def of_group(self, group: int) -> list[tuple[Bank, list[Array]]]:
         return [(bank, own) for bank, own in zip(self.banks, self._banked, strict=True) if bank.group == group]
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (source, target) blocks of a group in all its layers. All sources are read before any target is
         written."""
         if pairs:
-            sources, targets = torch.tensor(pairs, device=self.device).T
+            sources, targets = self._indices(np.array(pairs).T)
             for _, tensors in self.of_group(group):
                 for tensor in tensors:
                     tensor[:, :, targets] = tensor[:, :, sources]
 
+    def _indices(self, blocks: np.ndarray) -> Array:
+        """Block numbers as the arrays of this memory are indexed."""
+        return blocks
+
     def fill_(self, value: float) -> None:
         for tensor in self.tensors:
-            tensor.fill_(value)
+            tensor[...] = value
 
     def bytes_per_block(self, group: int) -> int:
         return self.groups[group].bytes_per_block

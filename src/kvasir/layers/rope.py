@@ -8,20 +8,20 @@ arXiv:2402.13753; llama3: the Llama 3.1 model card and its reference code; linea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from kvasir.layers.elementary import log, power, sin_cos
+from kvasir.layers.pages import paged
 from kvasir.ops.rope import rope
-from kvasir.plan import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 PIECE = 256  # positions per computation of angles: about two milliseconds
-_FIRST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +111,7 @@ class Rope:
         scaling = scaling or RopeScaling()
         self.frequencies = frequencies(dim, theta, scaling)
         self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
-        self._angles: Angles | None = None
-
-    def rows(self, positions_T: Tensor, works: Sequence[Work]) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, dim / 2]. positions: int64, each within one of the works, or 0."""
-        end = max(work.end for work in works)
-        if self._angles is None or end > self._angles.length or self._angles.device != positions_T.device:
-            self.reserve(max(_FIRST_ROWS, 1 << (end - 1).bit_length()), positions_T.device)
-        assert self._angles is not None
-        for work in works:
-            self._angles.fill(work.start, work.end)
-        return self._angles.cos[positions_T], self._angles.sin[positions_T]
-
-    def reserve(self, length: int, device: torch.device) -> None:
-        """Allocates the tables for all positions below `length`, so that steps need not allocate."""
-        self._angles = Angles(self, length, device)
+        self.tensors: Any = None  # the eager executor's tables (rope_tensors)
 
     @property
     def half(self) -> int:
@@ -143,17 +129,16 @@ class Rope:
 
 
 class Angles:
-    """cos and sin of a rotary embedding: float32 [length, dim / 2] each, on one device, at a fixed address.
+    """cos and sin of a rotary embedding: float32 [length, dim / 2] each, at a fixed address.
 
-    Memory is allocated at once. Rows are computed in runs of PIECE positions when a step first needs them, so that
+    Memory is reserved at once. Rows are computed in runs of PIECE positions when a step first needs them, so that
     neither loading a model with a long context nor any single step computes the whole table.
     """
 
-    def __init__(self, rope: Rope, length: int, device: torch.device | str = "cpu"):
-        self.length, self.device = length, torch.device(device)
+    def __init__(self, rope: Rope, length: int):
+        self.length = length
         self._rope = rope
-        self.cos = torch.empty(length, rope.half, device=self.device)
-        self.sin = torch.empty(length, rope.half, device=self.device)
+        self.cos, self.sin = (paged((length, rope.half), np.float32) for _ in range(2))
         self._there = np.zeros(-(-length // PIECE), bool)
         self.until = 0  # rows below it are computed
         self.fill(0, 1)  # padding rows of a step are at position 0
@@ -163,19 +148,19 @@ class Angles:
         """Bytes of the tables for `length` positions."""
         return 2 * 4 * rope.half * length
 
-    def fill(self, start: int, end: int) -> None:
-        """Computes the rows [start, end) that are missing; end is at most `length`."""
+    def fill(self, start: int, end: int) -> list[slice]:
+        """Computes the rows [start, end) that are missing; end is at most `length`. Returns the rows that it has
+        computed."""
         if end <= self.until:
-            return
-        for piece in range(start // PIECE, -(-end // PIECE)):
-            if not self._there[piece]:
-                self._compute(piece)
+            return []
+        pieces = range(start // PIECE, -(-end // PIECE))
+        computed = [self._compute(piece) for piece in pieces if not self._there[piece]]
         missing = np.flatnonzero(~self._there)
         self.until = int(missing[0]) * PIECE if missing.size else self.length
+        return computed
 
-    def _compute(self, piece: int) -> None:
-        first, end = piece * PIECE, min((piece + 1) * PIECE, self.length)
-        cos, sin = self._rope.table(first, end)
-        self.cos[first:end] = torch.from_numpy(cos).to(self.device)
-        self.sin[first:end] = torch.from_numpy(sin).to(self.device)
+    def _compute(self, piece: int) -> slice:
+        rows = slice(piece * PIECE, min((piece + 1) * PIECE, self.length))
+        self.cos[rows], self.sin[rows] = self._rope.table(rows.start, rows.stop)
         self._there[piece] = True
+        return rows

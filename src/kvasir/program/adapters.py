@@ -6,7 +6,6 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from kvasir.layers.adapters import Pairs, Slot, check_adapter
 from kvasir.ops.linear.low_rank import LowRankPair
@@ -89,6 +88,6 @@ def _pack(pair: LowRankPair) -> tuple[PackedMatrix, PackedMatrix]:
     return _matrix(pair.a, pair.segments), _matrix(pair.b, 1)
 
 
-def _matrix(tensor: Tensor, segments: int) -> PackedMatrix:
-    rows, cols = tensor.shape
-    return pack_rows("F32", tensor.numpy().view(np.uint8), rows, cols, segments, threads=1)
+def _matrix(array: np.ndarray, segments: int) -> PackedMatrix:
+    rows, cols = array.shape
+    return pack_rows("F32", array.view(np.uint8), rows, cols, segments, threads=1)

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvasir.caches import CacheKind
 from kvasir.layers.kv_layout import Bank, KVLayout, Spec
-from kvasir.layers.kv_memory import PagedMemory, bytes_of, from_bytes, joined
+from kvasir.layers.kv_memory import PagedMemory, joined
+from kvasir.layers.pages import paged
 from kvasir.ops.attention.native import FORMATS, CacheLayoutStruct, cache_block_bytes
 from kvasir.plan import Bytes, CacheGroup
 from kvasir.program.native import MAX_GROUPS
 
 _ITEM = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.uint8,  # bytes, stored with their scales
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),  # the numbers' bits
+    "float16": np.dtype(np.float16),
+    "int8": np.dtype(np.uint8),  # bytes, stored with their scales
 }
-
-
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
 _COMPUTES = ("attention",)  # values of caches.Kind.needs that have kernels
@@ -60,7 +58,7 @@ def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple
 
 
 class NativeCache(PagedMemory):
-    """The KV cache of a program. Each bank is one tensor [layers, 2, blocks, numbers of a block].
+    """The KV cache of a program. Each bank is one array [layers, 2, blocks, numbers of a block].
 
     kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16. Raises ValueError for a cache
     kind without a kernel.
@@ -73,10 +71,10 @@ class NativeCache(PagedMemory):
         self.kv_dtype = kv_dtype
         super().__init__(layout, cache_groups(layout, block_size, kv_dtype), num_blocks, block_size)
 
-    def _allocate(self, bank: Bank, num_blocks: int) -> list[Tensor]:
+    def _allocate(self, bank: Bank, num_blocks: int) -> list[np.ndarray]:
         item = _ITEM[self.kv_dtype]
         size = cache_block_bytes(layout_of(bank.kind, self.block_size, self.kv_dtype))
-        return [torch.empty((len(bank.layers), 2, num_blocks, size // item.itemsize), dtype=item)]
+        return [paged((len(bank.layers), 2, num_blocks, size // item.itemsize), item)]
 
     def layout_at(self, layer: int) -> CacheLayoutStruct:
         """The kernels' description of a layer's blocks."""
@@ -85,7 +83,7 @@ class NativeCache(PagedMemory):
     def address(self, layer: int, values: bool) -> int:
         """The address of block 0 of the layer's keys or, with `values`, of its values."""
         (array,) = self.arrays(layer)
-        return array[int(values)].data_ptr()
+        return array[int(values)].ctypes.data
 
     def orders(self, group: int) -> list[tuple[Bank, str]]:
         """Each bank of a group with the axes of its part of an exported block, outermost first."""
@@ -99,63 +97,74 @@ class NativeCache(PagedMemory):
     def export(self, group: int, block: int) -> memoryview:
         """A copy of a block's bytes in all layers of the group: for each bank [layers, 2, heads, tokens, dim]. In int8
         caches the numbers of each token are followed by its float32 scale."""
-        return joined([self._export(bank, tensor, block) for bank, (tensor,) in self.of_group(group)])
+        return joined([self._export(bank, array, block) for bank, (array,) in self.of_group(group)])
 
-    def _export(self, bank: Bank, tensor: Tensor, block: int) -> memoryview:
+    def _export(self, bank: Bank, array: np.ndarray, block: int) -> memoryview:
         kind, parts = bank.kind, []
-        for keys, values in self._numbers(kind, tensor, block):
-            part = torch.empty((*self._shape(bank), values[0, 0].numel() // self.block_size), dtype=tensor.dtype)
-            part[:, 0].view(keys.dtype).view(keys.shape).copy_(keys)
-            part[:, 1].view(values.shape).copy_(values)
+        for keys, values in self._numbers(kind, array, block):
+            part = np.empty((*self._shape(bank), values[0, 0].size // self.block_size), array.dtype)
+            part[:, 0].view(keys.dtype).reshape(keys.shape)[...] = keys  # a view: only axes of a token's are divided
+            part[:, 1].reshape(values.shape)[...] = values
             parts.append(part)
         found = parts[0][..., : kind.key_dim]
         if self.kv_dtype == "int8":
-            found = torch.cat([found, parts[1]], -1)
+            found = np.concatenate([found, parts[1]], -1)
             found[:, 0, ..., : kind.key_dim] ^= _KEY_OFFSET
-        return bytes_of(found.contiguous())
+        return np.ascontiguousarray(found).reshape(-1).view(np.uint8).data.toreadonly()
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes bytes from `export` into a block."""
         rest = memoryview(data)
-        for bank, (tensor,) in self.of_group(group):
+        for bank, (array,) in self.of_group(group):
             width = bank.kind.key_dim + 4 * (self.kv_dtype == "int8")
-            size = prod(self._shape(bank)) * width * tensor.itemsize
-            self._import(bank, tensor, block, rest[:size])
+            size = prod(self._shape(bank)) * width * array.itemsize
+            self._import(bank, array, block, rest[:size])
             rest = rest[size:]
 
-    def _import(self, bank: Bank, tensor: Tensor, block: int, data: Bytes) -> None:
+    def _import(self, bank: Bank, array: np.ndarray, block: int, data: Bytes) -> None:
         dim = bank.kind.key_dim
-        found = from_bytes(data, tensor.dtype).view(*self._shape(bank), -1)
+        found = np.frombuffer(data, array.dtype).reshape(*self._shape(bank), -1)
         if self.kv_dtype == "int8":
+            found = found.copy()
             found[:, 0, ..., :dim] ^= _KEY_OFFSET
-        parts = (torch.nn.functional.pad(found[..., :dim], (0, _padded(dim) - dim)), found[..., dim:])
-        for (keys, values), part in zip(self._numbers(bank.kind, tensor, block), parts, strict=False):
-            keys.copy_(part[:, 0].contiguous().view(keys.dtype).view(keys.shape))
-            values.copy_(part[:, 1].reshape(values.shape))
+        parts = (_widened(found[..., :dim], _padded(dim)), found[..., dim:])
+        for (keys, values), part in zip(self._numbers(bank.kind, array, block), parts, strict=False):
+            keys[...] = part[:, 0].view(keys.dtype).reshape(keys.shape)
+            values[...] = part[:, 1].reshape(values.shape)
 
     def _shape(self, bank: Bank) -> tuple[int, ...]:
         return len(bank.layers), 2, bank.kind.heads, self.block_size
 
-    def _numbers(self, kind: CacheKind, tensor: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
+    def _numbers(self, kind: CacheKind, array: np.ndarray, block: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Views of a block's keys and values and, for int8, of their scales: [layers, heads, tiles, 16 tokens or 8
         pairs, numbers of a token], as in the tiles (csrc/attention_layout.h). Adjacent dimensions of a key are viewed
         as one 32-bit number: copying them like this is several times faster."""
         dim, tiles = _padded(kind.key_dim), self.block_size // TILE
-        view = tensor[:, :, block].unflatten(-1, (kind.heads, tiles, -1))
-        keys, values = view.unbind(1)
+        view = array[:, :, block].reshape(len(array), 2, kind.heads, tiles, -1)
+        keys, values = view[:, 0], view[:, 1]
         size = TILE * dim
         k, v = keys[..., :size], values[..., :size]
         if self.kv_dtype in ("bfloat16", "int8"):
-            k = k.view(torch.int32)
-        k = k.unflatten(-1, (-1, TILE)).transpose(3, 4)
+            k = k.view(np.int32)
+        k = k.reshape(*k.shape[:-1], -1, TILE).swapaxes(3, 4)
         if self.kv_dtype == "bfloat16":
-            v = v.unflatten(-1, (TILE // 2, dim, 2)).transpose(4, 5)
+            v = v.reshape(*v.shape[:-1], TILE // 2, dim, 2).swapaxes(4, 5)
         found = [(k, v)]
         if self.kv_dtype == "int8":
             found.append((keys[..., size:], values[..., size:]))
         return found
 
     def fill_(self, value: float) -> None:
-        """Fills all blocks with a number; int8 caches are filled with bytes of 255, which makes their scales NaN."""
-        for tensor in self.tensors:
-            tensor.fill_(255 if tensor.dtype == torch.uint8 else value)
+        """Fills all blocks with a number that the dtype can hold; int8 caches are filled with bytes of 255, which makes
+        their scales NaN."""
+        bits = {"int8": 255, "bfloat16": np.float32(value).view(np.uint32) >> 16}
+        super().fill_(bits.get(self.kv_dtype, value))
+
+
+def _widened(rows: np.ndarray, width: int) -> np.ndarray:
+    """The rows with zeros after their numbers."""
+    if rows.shape[-1] == width:
+        return rows
+    wide = np.zeros((*rows.shape[:-1], width), rows.dtype)
+    wide[..., : rows.shape[-1]] = rows
+    return wide

@@ -171,7 +171,7 @@ class Marshal:
         out, rows = instruction.buffers
         if rope not in self._angles:
             angles = Angles(rope, self._max_positions)
-            self._angles[rope] = (native.RopeTable(angles.cos.data_ptr(), angles.sin.data_ptr()), angles)
+            self._angles[rope] = (native.RopeTable(angles.cos.ctypes.data, angles.sin.ctypes.data), angles)
         heads, head_dim = x.shape
         n = [heads, head_dim, rope.half, x.width, x.width]
         self._set(instr, "rope", [self._at(out), self._at(rows), ctypes.addressof(self._angles[rope][0])], n)

@@ -28,9 +28,9 @@ class ProgramMemory:
         flat = self.arena[buffer.offset : buffer.offset + count * buffer.row_bytes]
         return flat.view(np.float32).reshape(count, -1)
 
-    def vector(self, tensor: Any) -> int:
-        """The address of the tensor's values as contiguous float32."""
-        array = np.ascontiguousarray(tensor, np.float32)
+    def vector(self, values: Any) -> int:
+        """The address of an array's values as contiguous float32."""
+        array = np.ascontiguousarray(values, np.float32)
         self.kept.append(array)
         return array.ctypes.data
 

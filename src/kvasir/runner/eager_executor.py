@@ -82,7 +82,7 @@ class EagerExecutor:
         return EagerHandle(self, step, self.submit(self.compute, step))
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        self._thread.submit(set_adapter, self.model, adapter, pairs or {}).result()
+        self._thread.submit(set_adapter, self.model, adapter, pairs or {}, torch.from_numpy).result()
 
     def close(self) -> None:
         self._thread.shutdown()

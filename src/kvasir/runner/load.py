@@ -10,7 +10,7 @@ from typing import Any
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
-from kvasir.layers.kv_cache import no_op
+from kvasir.layers.kv_layout import no_op
 from kvasir.layers.places import HostPlace, Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf

@@ -9,7 +9,9 @@ import torch
 from kvasir import device as devices
 from kvasir.config import EngineConfig
 from kvasir.errors import ConfigError
-from kvasir.layers.kv_cache import KVCache, cache_groups
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.kv_layout import cache_groups
+from kvasir.layers.rope_tensors import reserve
 from kvasir.layers.tensors import torch_dtype
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program import cache as program_cache
@@ -32,7 +34,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
         return program_cache.cache_groups(spec, block_size, kv_dtype)
     if kv_dtype not in DTYPES:
         raise ConfigError(f"the eager executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
-    return cache_groups(spec, block_size, torch_dtype(kv_dtype))
+    return cache_groups(spec, block_size, kv_dtype)
 
 
 def make_runner(
@@ -44,7 +46,7 @@ def make_runner(
         if device.type == "cpu" and loaded.dtype == "float32":
             devices.set_threads(1)  # MKL's float32 products depend on the number of threads on some processors
         for rope in ropes(model):
-            rope.reserve(capacity.max_model_len + 1, device)
+            reserve(rope, capacity.max_model_len + 1, device)
         cache = KVCache(spec, config.num_blocks, config.block_size, torch_dtype(config.kv_dtype), device)
         grade = selftest.run(model, cache)
         info, copies = replace(info, grade=grade), _copies(config, cache)

@@ -6,32 +6,34 @@ Rows are independent of each other and of the other rows' adapters: a row's bits
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvasir.ops.linear import linear
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class LowRankPair(NamedTuple):
-    """An adapter's change of one matrix [N, K]: a float32 [rank, K], b float32 [N, rank], with the scale included in b.
-    The sum over K is computed in `segments`, like that of the matrix."""
+    """An adapter's change of one matrix [N, K]: a float32 [rank, K], b float32 [N, rank], with the scale included in b:
+    arrays, or tensors of the eager executor. The sum over K is computed in `segments`, like that of the matrix."""
 
-    a: Tensor
-    b: Tensor
+    a: Any
+    b: Any
     segments: int = 1
 
 
 def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) -> LowRankPair:
-    """The pair for a matrix of this shape, from A [rank, inputs] and B [outputs, rank], arrays or tensors of floats.
-    Raises ValueError if the shapes do not match."""
-    a, b = (torch.as_tensor(x).detach().to("cpu", torch.float32) for x in (a, b))
+    """The pair for a matrix of this shape, from A [rank, inputs] and B [outputs, rank]: arrays of floats, or
+    tensors in the host's memory. Raises ValueError if the shapes do not match."""
+    a, b = (np.asarray(x, np.float32) for x in (a, b))
     outputs, inputs = shape
-    rank = a.shape[0] if a.dim() == 2 else 0
-    if rank < 1 or (tuple(a.shape), tuple(b.shape)) != ((rank, inputs), (outputs, rank)):
+    rank = a.shape[0] if a.ndim == 2 else 0
+    if rank < 1 or (a.shape, b.shape) != ((rank, inputs), (outputs, rank)):
         raise ValueError(f"{slot} needs A [rank, {inputs}] and B [{outputs}, rank], not {[*a.shape]} and {[*b.shape]}")
-    return LowRankPair(a.contiguous(), (b * scale).contiguous())
+    return LowRankPair(np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale)))
 
 
 def add_low_rank(
@@ -48,5 +50,5 @@ def add_low_rank(
         if mine_T1.any():
             a_SRk = pair.a.unflatten(1, (pair.segments, -1)).transpose(0, 1).contiguous()
             delta_TN = linear(whole(linear(x_TK, a_SRk)), pair.b.unsqueeze(0))
-            out_TN = torch.where(mine_T1, out_TN + delta_TN, out_TN)
+            out_TN = (out_TN + delta_TN).where(mine_T1, out_TN)
     return out_TN
