@@ -454,6 +454,12 @@ def engine_environment() -> dict[str, str]:
     return {**_COMPUTING, **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
+def threads_environment(threads: int) -> dict[str, str]:
+    """The environment for a process whose numpy computes with this many threads."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    return {**engine_environment(), **dict.fromkeys(names, str(threads))}
+
+
 def prepare_torch() -> None:
     """Configures the libraries under torch for an engine; call it before torch is imported."""
     for name, value in _COMPUTING.items():

@@ -17,14 +17,15 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 
 @contextmanager
-def serving(model: str, *flags: str, key: str | None = None):
-    """Yields the base address; asks for a graceful stop at the end and expects status 0."""
+def serving(model: str, *flags: str, key: str | None = None, path: str = ""):
+    """Yields the base address; asks for a graceful stop at the end and expects status 0. path: a folder for the start
+    of PYTHONPATH."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", model, "--port", str(port), *flags]
     command += ["--api-key", key] if key else []
-    env = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{SRC}", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     base = f"http://127.0.0.1:{port}"
     try:

@@ -12,7 +12,7 @@ def transformers():
 @pytest.fixture(scope="session")
 def exact_machine():
     """Skips where the libraries under torch do not keep the contract at all (the engine then says "close")."""
-    from kvasir.runner.selftest import run
+    from kvasir.runner.eager_selftest import run
     from tests.models.driver import make_cache
     from tests.models.families import config_of
     from tests.models.oracle import dummy

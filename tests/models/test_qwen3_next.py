@@ -14,7 +14,7 @@ from kvasir.layers.moe import SharedMoE
 from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.ops.gated_delta import Heads
-from kvasir.runner import selftest
+from kvasir.runner import eager_selftest as selftest
 from kvasir.weights.find import find_model
 from kvasir.weights.load import fill
 from tests.engine.cores import core_of, random_model

@@ -1,7 +1,6 @@
 """Runners as the options want them: cache, executor and grade."""
 
 import pytest
-import torch
 
 from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
 from kvasir.errors import ConfigError
@@ -13,7 +12,6 @@ from kvasir.runner.make import cache_groups_of, make_runner
 from kvasir.types import ModelInfo
 from tests.runner.made import files_of
 
-CPU = torch.device("cpu")
 EXECUTORS = ["eager", pytest.param("program", marks=pytest.mark.skipif(not native.available(), reason=native.reason()))]
 
 
@@ -33,7 +31,7 @@ def made(files, executor: str, kv_dtype: str = "float32", **options):
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, 16, groups, config.num_blocks, 96
     )
-    return make_runner(loaded, config, capacity, ModelInfo("m", "m", ("generate",), 96, 256), CPU)
+    return make_runner(loaded, config, capacity, ModelInfo("m", "m", ("generate",), 96, 256))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -75,7 +73,7 @@ def test_blocks_are_copied_in_the_background_only_with_a_tier(files, monkeypatch
         def close(self):
             closed.append(True)
 
-    monkeypatch.setattr("kvasir.device.copier", lambda device, num_bytes: Copies())
+    monkeypatch.setattr("kvasir.runner.make_eager.copier", lambda device, num_bytes: Copies())
     made(files, "eager", cache_host=0).close()
     assert not closed
     made(files, "eager", cache_peer="/tmp/kvasir-peer").close()

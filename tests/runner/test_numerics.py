@@ -12,6 +12,7 @@ from kvasir.device import libraries
 from kvasir.device.capability import processor_flags
 from kvasir.ops import native
 from kvasir.runner import numerics
+from kvasir.runner import probe as probe_module
 from kvasir.runner.numerics import PACKAGE, SOURCE_PACKAGES, numerics_version, sources_digest
 from kvasir.runner.probe import probe
 from tests.engine.cores import random_model
@@ -74,10 +75,10 @@ def test_the_version_covers_what_the_executor_depends_on(monkeypatch):
     assert versions("another")[0] == program and versions("another")[1] != eager
     assert versions("a processor", ())[0] == program and versions("a processor", ())[1] != eager
     with monkeypatch.context() as patch:
-        patch.setattr(numerics.torch, "__version__", "0.1")
+        patch.setattr(torch, "__version__", "0.1")
         assert versions("a processor")[0] == program and versions("a processor")[1] != eager
     for module, name, value in (
-        (numerics, "probe", lambda kind: "other bits"),
+        (probe_module, "probe", lambda kind: "other bits"),
         (libraries, "library_settings", lambda: {"MKL_CBWR": "COMPATIBLE"}),
         (libraries, "processor_flags", lambda: {"sse2"}),
     ):

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from kvasir.ops import native
-from kvasir.runner.selftest import run, run_program
+from kvasir.runner.eager_selftest import run
+from kvasir.runner.selftest import run_program
 from tests.engine.cores import random_model
 from tests.models.driver import make_cache
 from tests.models.families import config_of

@@ -12,17 +12,20 @@ from kvasir.cli.formats import formats
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
 from kvasir.config import GIB, EngineOptions, env, prepare_torch
+from kvasir.device import INSTALL_TORCH, has_driver, has_torch
+from kvasir.engine.build import need_executor
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import Request, SamplingParams
 
 MODEL = "kvasir-mini"
 NEEDED = """
-    torch numpy safetensors tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
+    numpy ml_dtypes tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
     pydantic pyzmq prometheus-client psutil
     """.split()
 # Extra -> (a distribution whose presence shows that it is installed, the feature that needs it).
 EXTRAS = {
+    "torch": ("torch", "eager executor: GPUs, machines without the native kernels"),
     "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
     "bench": ("matplotlib", "plots of kvasir bench"),
     "demo": ("openai", "make demo"),
@@ -86,9 +89,19 @@ def _broken_installation() -> Problem | None:
         hint = "install Kvasir with its dependencies: pip install kvasir-llm"
         return Problem(f"not installed: {', '.join(missing)}", hint, fatal=True)
     try:
+        need_executor()
+    except ConfigError as error:
+        return Problem(error.message, error.hint, fatal=True)
+    return _broken_torch()
+
+
+def _broken_torch() -> Problem | None:
+    if not has_torch():
+        return None
+    try:
         import torch  # noqa: F401
     except Exception as error:  # a damaged library can raise anything
-        return Problem(f"torch cannot be imported: {error}", "reinstall torch", fatal=True)
+        return Problem(f"torch cannot be imported: {error}", "reinstall torch, or remove it", fatal=True)
     return None
 
 
@@ -202,13 +215,20 @@ def _executor(native: dict[str, Any], cores: int) -> Iterator[tuple[str, str]]:
         yield "", f"KVASIR_ISA={' or '.join(native['lower'])} selects lower ones: same outputs, slower"
 
 
+def _gpu(gpu: dict[str, Any] | None) -> str:
+    if gpu:
+        return f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}"
+    if has_driver() and not has_torch():
+        return f"not used, since torch is not installed: {INSTALL_TORCH}"
+    return "none"
+
+
 def _reasons(refused: dict[str, str]) -> str:
     return "; ".join(f"{name}: {why}" for name, why in refused.items())
 
 
 def _show_machine(facts: dict[str, Any]) -> None:
     machine, native = facts["machine"], facts["native"]
-    gpu = machine["gpu"]
     pairs = [
         ("processor", f"{machine['cpu']}, {machine['cores']} of {machine['logical_cpus']} for this process"),
         ("features", " ".join(machine["features"]) or "none set"),
@@ -216,7 +236,7 @@ def _show_machine(facts: dict[str, Any]) -> None:
             "memory",
             f"{bytes_text(machine['memory_available_bytes'])} free of {bytes_text(machine['memory_bytes'])}",
         ),
-        ("GPU", f"{gpu['name']}, {bytes_text(gpu['memory_bytes'])}" if gpu else "none visible to torch"),
+        ("GPU", _gpu(machine["gpu"])),
         ("system", machine["system"]),
         *_executor(native, machine["cores"]),
     ]

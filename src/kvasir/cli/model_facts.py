@@ -190,14 +190,12 @@ def read_needs(files: ModelFiles, max_model_len: int | None = None) -> Needs:
 def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> MemoryFacts:
     """Keys and values have the dtype of the weights by default. packed: weights and KV cache in the form that programs
     use."""
-    import torch
-
     from kvasir.layers.kv_layout import cache_groups
     from kvasir.program import cache as programs
     from kvasir.runner.load import weight_bytes
     from kvasir.runner.packing import Packer
 
-    spec, block, weights = model.cache_spec(), EngineOptions("").block_size, getattr(torch, dtype)
+    spec, block = model.cache_spec(), EngineOptions("").block_size
     groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, dtype)
     sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
     return MemoryFacts(

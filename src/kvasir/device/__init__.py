@@ -3,19 +3,21 @@
 The vendor's names (torch.cuda) occur only here.
 """
 
-from kvasir.device.capability import Device, detect
+from kvasir.device.capability import Device, detect, has_driver
 from kvasir.device.control import allocated, available, set_threads, synchronize
-from kvasir.device.copies import Copier, copier
+from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.memory import host_memory
 
 __all__ = [
-    "Copier",
+    "INSTALL_TORCH",
     "Device",
     "allocated",
     "available",
-    "copier",
     "detect",
+    "has_driver",
+    "has_torch",
     "host_memory",
+    "need_torch",
     "set_threads",
     "synchronize",
 ]

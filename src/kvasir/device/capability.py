@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from kvasir.device.torch_extra import has_torch, need_torch
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
 
@@ -17,6 +18,8 @@ _FEATURES = """
     avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_bf16 amx_int8
     asimd asimddp bf16 i8mm sve
     """.split()
+# One of these exists where a driver serves a GPU: of NVIDIA, AMD, or Windows to its Linux.
+_GPU_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,6 @@ class Device:
     processors: int
     features: tuple[str, ...] = ()
 
-    @property
-    def torch(self) -> torch.device:
-        return torch.device(self.kind)
-
     def __str__(self) -> str:
         gib = 1 << 30
         return (
@@ -51,14 +50,30 @@ class Device:
 def detect(kind: str = "auto") -> Device:
     """Makes the record of the requested device; "auto" is a GPU if torch finds one, else the CPU.
 
-    Raises ConfigError for an unknown kind, or for "cuda" without a GPU.
+    Imports torch for "cuda", and for "auto" if the system has a GPU's driver. Raises ConfigError for an unknown kind,
+    or for "cuda" without torch or without a GPU.
     """
     if kind not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"unknown device {kind!r}", "choose auto, cpu or cuda")
-    has_gpu = torch.cuda.is_available() if kind != "cpu" else False
-    if kind == "cuda" and not has_gpu:
+    if kind == "cuda":
+        need_torch("device cuda is selected")
+    may_have_gpu = kind == "cuda" or (kind == "auto" and has_driver() and has_torch())
+    if may_have_gpu and _sees_gpu():
+        return _gpu()
+    if kind == "cuda":
         raise ConfigError("device cuda is selected, but torch sees no GPU", "use --device cpu")
-    return _gpu() if has_gpu else _cpu()
+    return _cpu()
+
+
+def has_driver(paths: Iterable[str] = _GPU_DRIVERS) -> bool:
+    """Whether the system may have a GPU. A look at its files, since importing torch takes seconds."""
+    return sys.platform == "win32" or any(map(os.path.exists, paths))
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _cpu() -> Device:
@@ -68,6 +83,8 @@ def _cpu() -> Device:
 
 
 def _gpu() -> Device:
+    import torch
+
     free, total = torch.cuda.mem_get_info()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     capability = f"sm_{properties.major}{properties.minor}"

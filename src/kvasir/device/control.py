@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import sys
 
 from kvasir.device.capability import Device
 from kvasir.errors import ConfigError
@@ -12,15 +12,19 @@ MAX_THREADS = 1024
 
 
 def set_threads(count: int) -> None:
-    """Sets how many threads torch's own operations use in this process. Raises ConfigError outside [1, 1024]."""
+    """Sets how many threads torch's own operations use in this process; does nothing if torch is not loaded. Raises
+    ConfigError outside [1, 1024]."""
     if not 1 <= count <= MAX_THREADS:
         raise ConfigError(f"threads is {count}", f"expected a number in [1, {MAX_THREADS}]")
-    torch.set_num_threads(count)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(count)
 
 
 def synchronize(device: Device) -> None:
     """Returns when all work queued on the device is done."""
     if device.kind == "cuda":
+        import torch
+
         torch.cuda.synchronize()
 
 
@@ -28,10 +32,16 @@ def available(kind: str) -> int:
     """Free bytes of the device; memory that torch's allocator only caches is released first."""
     if kind != "cuda":
         return host_memory()[1]
+    import torch
+
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
 
 
 def allocated(device: Device) -> int:
     """Bytes of tensors on a GPU; 0 on the CPU, where torch does not count them."""
-    return torch.cuda.memory_allocated() if device.kind == "cuda" else 0
+    if device.kind != "cuda":
+        return 0
+    import torch
+
+    return torch.cuda.memory_allocated()

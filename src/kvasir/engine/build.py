@@ -28,6 +28,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     check(options)
     prepare_torch()
     begun = time.perf_counter()
+    need_executor()
     from kvasir import device as devices
     from kvasir import ops
     from kvasir.engine.tier import make_tier
@@ -91,7 +92,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // options.block_size) for g in groups),
         targets=config.targets,
     )
-    runner = make_runner(loaded, config, capacity, info, device.torch)
+    runner = make_runner(loaded, config, capacity, info, device.kind)
     try:
         tier = make_tier(options, config, files, info, runner.cache)
     except BaseException:
@@ -123,6 +124,15 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
         kernels_line = f"{', '.join(chosen + native_used) or 'no native kernels'}; plain torch otherwise"
     return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds), guides.warm)
+
+
+def need_executor() -> None:
+    """Raises ConfigError if neither executor can run here: without the native kernels and without torch."""
+    from kvasir.device import need_torch
+    from kvasir.ops import native
+
+    if not native.available():
+        need_torch(native.reason())
 
 
 def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:

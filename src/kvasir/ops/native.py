@@ -38,7 +38,7 @@ def load(path: Path) -> ctypes.CDLL:
     if not path.exists():
         raise ConfigError(
             "the native CPU kernels are not built",
-            "install a C++ compiler and reinstall; until then the eager executor is used",
+            "install a C++ compiler and reinstall Kvasir",
         )
     hint = "reinstall Kvasir so that its library and its Python code have the same version"
     try:

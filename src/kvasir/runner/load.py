@@ -94,6 +94,7 @@ def load_model(
         raise ConfigError(f"the program executor cannot run this: {reason}", "use --executor auto")
     if options.quantize:
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
+    devices.need_torch("the eager executor is " + (f"needed: {reason}" if reason != "eager" else "selected"))
     notes = (f"eager executor: {reason}",) if options.executor != "eager" else ()
     return _load(files, dtype, device, progress, None, options, notes)
 

@@ -12,11 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import torch
-
-from kvasir.device.libraries import library_facts
 from kvasir.ops import native
-from kvasir.runner.probe import probe
 
 PACKAGE = Path(__file__).parents[1]
 SOURCE_PACKAGES = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", "program", "runner")
@@ -31,12 +27,17 @@ def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: 
     the implementation of each op, one line of `op_table` each.
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"
-    beneath = (torch.__version__, device, *op_table, *_libraries(kind)) if executor == "eager" else ()
+    beneath = _libraries(device, op_table, kind) if executor == "eager" else ()
     return _digest((kernels, package_digest(), executor, *beneath))
 
 
-def _libraries(kind: str) -> tuple[str, ...]:
-    return (*library_facts(kind), probe(kind))
+def _libraries(device: str, op_table: Iterable[str], kind: str) -> tuple[str, ...]:
+    import torch
+
+    from kvasir.device.libraries import library_facts
+    from kvasir.runner.probe import probe
+
+    return (torch.__version__, device, *op_table, *library_facts(kind), probe(kind))
 
 
 @cache

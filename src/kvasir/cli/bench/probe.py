@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from kvasir.config import threads_environment
+
 BANDWIDTH_METHOD = (
     "reads: CPU: numpy's dot of float32 slices of 8 MiB with themselves over 256 MiB, one Python thread per "
     "computing thread, best of 3 passes; GPU: torch's sum of 1 GiB of float32, best of 3"
 )
-ARITHMETIC_METHOD = "torch's product of square matrices (CPU 1024, GPU 8192) in the model's dtype, best of 3"
+ARITHMETIC_METHOD = (
+    "product of square matrices, best of 3; CPU: numpy's, of 1024 float32 rows; GPU: torch's, of 8192 rows in the "
+    "model's dtype"
+)
 _PASSES = 3
 _SLICE = 2 << 20  # float32 values
 _SLICES = 32
+_SIZE = 1024  # rows of the matrices that are multiplied on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class Probe:
 def probe(device: str, dtype: str, threads: int) -> Probe:
     """device: "cpu" or "cuda". Takes a fraction of a second; nothing else should run meanwhile."""
     bandwidth = _bandwidth_gpu() if device == "cuda" else _bandwidth_cpu(threads)
-    return Probe(bandwidth, _arithmetic(device, dtype, threads))
+    return Probe(bandwidth, _arithmetic_gpu(dtype) if device == "cuda" else _arithmetic_cpu(threads))
 
 
 def _bandwidth_cpu(threads: int) -> float:
@@ -50,15 +58,29 @@ def _bandwidth_gpu() -> float:
     return values.numel() * 4 / _best(lambda: (values.sum(), synchronize(device)))
 
 
-def _arithmetic(device: str, dtype: str, threads: int) -> float:
+def _arithmetic_gpu(dtype: str) -> float:
     import torch
 
-    from kvasir.device import detect, set_threads, synchronize
+    from kvasir.device import detect, synchronize
 
-    set_threads(threads)
-    size, record = 8192 if device == "cuda" else 1024, detect(device)
-    matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
-    return size**3 / _best(lambda: (matrix @ matrix, synchronize(record)))
+    device, size = detect("cuda"), 8192
+    matrix = torch.ones(size, size, device="cuda", dtype=getattr(torch, dtype))
+    return size**3 / _best(lambda: (matrix @ matrix, synchronize(device)))
+
+
+def _arithmetic_cpu(threads: int) -> float:
+    """Measured in a process of its own: numpy's library takes its number of threads from the environment, once."""
+    command = [sys.executable, "-c", "from kvasir.cli.bench.probe import print_product; print_product()"]
+    done = subprocess.run(command, env=threads_environment(threads), capture_output=True, text=True, check=True)
+    return _SIZE**3 / float(done.stdout)
+
+
+def print_product() -> None:
+    """Prints the seconds of a product of two matrices of _SIZE rows."""
+    import numpy as np
+
+    matrix = np.ones((_SIZE, _SIZE), np.float32)
+    print(_best(lambda: matrix @ matrix))
 
 
 def _best(work: Callable[[], Any]) -> float:
