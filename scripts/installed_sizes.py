@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the packages of an environment with their sizes on disk, as rows of a Markdown table, the largest first.
 
-    python3 -m venv /tmp/kvasir && /tmp/kvasir/bin/pip install . && /tmp/kvasir/bin/python scripts/installed_sizes.py
+python3 -m venv /tmp/kvasir && /tmp/kvasir/bin/pip install . && /tmp/kvasir/bin/python scripts/installed_sizes.py
 """
 
 from importlib.metadata import Distribution, distributions

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-from torch import Tensor
 
 from kvasir.layers.attention import Attention
-from kvasir.layers.batch import Batch
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
@@ -25,6 +23,11 @@ from kvasir.layers.rope import Rope
 from kvasir.layers.softcap import SoftCap
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
 
 # letters: T packed token rows, D model width, R chosen rows
 
