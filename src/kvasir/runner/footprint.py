@@ -12,7 +12,7 @@ from kvasir.layers.linear import Head, Linear
 from kvasir.layers.moe import MoE
 from kvasir.layers.rope import Angles, Rope
 from kvasir.memory import Footprint
-from kvasir.ops.attention import BUDGET
+from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program

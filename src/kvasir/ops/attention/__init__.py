@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from kvasir.ops.attention.plan import AttentionPlan
 
-TILE = 64
-# Maximum float32 values of keys, values, scores and partial results that the torch body computes together.
-BUDGET = 1 << 22
-
 
 @op
 def store_kv(cache: Tensor, x_TKd: Tensor, slots_T: Tensor) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.ops.attention import BUDGET, TILE
+from kvasir.ops.attention.sizes import BUDGET, TILE
 from kvasir.plan import Work
 
 ROWS = 16
