@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # The modules of the eager executor, beside the bodies of the ops.
 EAGER = (
     *("ops.attention.plan", "ops.attention.weights", "ops.gated_delta.plan", "ops.norm.native"),
-    *("layers.batch", "layers.kv_cache", "layers.tensors"),
+    *("layers.batch", "layers.kv_cache", "layers.rope_tensors", "layers.tensors"),
 )
 
 BLOCKED = f"""
@@ -55,7 +55,7 @@ for config in (GPT2, BERT, *(config_of(name) for name in FAMILIES if name != "qw
     for _, module in model.walk():
         fill(module)
     found = trace(model)
-    assert found.hidden.width == 64 and len(found.ends) == len(model.layers)
+    assert found.hidden.width == model.config.width and len(found.ends) == len(model.layers)
     assert (found.logits is None) == (config is BERT)
 """
 

@@ -108,8 +108,8 @@ class NativeCache(PagedMemory):
             parts.append(part)
         found = parts[0][..., : kind.key_dim]
         if self.kv_dtype == "int8":
+            parts[0][:, 0] ^= _KEY_OFFSET
             found = np.concatenate([found, parts[1]], -1)
-            found[:, 0, ..., : kind.key_dim] ^= _KEY_OFFSET
         return np.ascontiguousarray(found).reshape(-1).view(np.uint8).data.toreadonly()
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
@@ -130,7 +130,7 @@ class NativeCache(PagedMemory):
         parts = (_widened(found[..., :dim], _padded(dim)), found[..., dim:])
         for (keys, values), part in zip(self._numbers(bank.kind, array, block), parts, strict=False):
             keys[...] = part[:, 0].view(keys.dtype).reshape(keys.shape)
-            values[...] = part[:, 1].reshape(values.shape)
+            _copy_halves(values, part[:, 1].reshape(values.shape))
 
     def _shape(self, bank: Bank) -> tuple[int, ...]:
         return len(bank.layers), 2, bank.kind.heads, self.block_size
@@ -159,6 +159,16 @@ class NativeCache(PagedMemory):
         their scales NaN."""
         bits = {"int8": 255, "bfloat16": np.float32(value).view(np.uint32) >> 16}
         super().fill_(bits.get(self.kv_dtype, value))
+
+
+def _copy_halves(target: np.ndarray, source: np.ndarray) -> None:
+    """Copies values; those of pairs of tokens one half at a time, because the innermost loop of NumPy's own order would
+    run over the two tokens."""
+    if target.ndim < 6:
+        target[...] = source
+        return
+    for half in range(2):
+        target[..., half, :] = source[..., half, :]
 
 
 def _widened(rows: np.ndarray, width: int) -> np.ndarray:
