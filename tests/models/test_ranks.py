@@ -55,6 +55,6 @@ def test_each_rank_has_the_bits_of_one_alone(tmp_path, kind, size):
     for adapter in (0, 1) if kind == "mixtral" else (0,):
         if adapter:
             for model in (whole, *models):
-                set_adapter(model, adapter, made(whole, adapter, 4))
+                set_adapter(model, adapter, made(whole, adapter, 4), torch.from_numpy)
         expected = hidden(whole, adapter).view(np.uint32)
         assert all(np.array_equal(found.view(np.uint32), expected) for found in of_all(models, ranks, adapter))

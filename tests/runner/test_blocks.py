@@ -46,7 +46,7 @@ def test_late_transfers_change_no_answer(tmp_path, monkeypatch, model):
     expected = plain(core_of(folder, num_blocks=40, **options), requests)
     late = Late()
     monkeypatch.setattr("kvasir.engine.build.resolve", lambda *facts: replace(resolve(*facts), cache_host=64 << 20))
-    monkeypatch.setattr("kvasir.device.copier", lambda device, max_bytes: late)
+    monkeypatch.setattr("kvasir.runner.make_eager.copier", lambda device, max_bytes: late)
     core = core_of(folder, num_blocks=20, max_num_seqs=6, overlap=True, **options)
     for turn in range(2):
         same(expected, together(core, requests, seed=turn, preempt=0.1))
