@@ -14,11 +14,8 @@ struct IdLists {
     int64_t count;
 };
 
-// DRY (dry.py of kvasir/sampling). multiplier: 0 for none.
+// What DRY (dry.py of kvasir/sampling) needs besides its request fields, which are members of SampleRow.
 struct Dry {
-    double multiplier, base;
-    int64_t allowed_length;
-    int64_t last_n;           // number of last ids considered; below 1: all
     const int32_t* breakers;  // words of the ids that are breakers by themselves, as in a mask
     int64_t breaker_words;
     const int32_t* heads;  // words of the first ids of the breaker sequences

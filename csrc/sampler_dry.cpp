@@ -1,4 +1,4 @@
-// DRY: what would go on with a repetition loses more, the longer that is.
+// DRY: a token that would continue a repetition is penalized, more for a longer repetition.
 #include "sampler_parts.h"
 
 namespace kvasir {
@@ -11,7 +11,7 @@ struct Window {
 };
 
 Window window_of(const SampleRow& spec) {
-    const int64_t most = spec.dry.last_n > 0 ? lesser(spec.dry.last_n, spec.num_ids) : spec.num_ids;
+    const int64_t most = spec.dry_penalty_last_n > 0 ? lesser(spec.dry_penalty_last_n, spec.num_ids) : spec.num_ids;
     return {spec.ids + spec.num_ids - most, most};
 }
 
@@ -77,29 +77,31 @@ void find_repeats(int32_t* by_distance, const Window& window) {
     }
 }
 
-float penalty(const Dry& dry, int64_t exponent) {
-    double power = 1.0, base = dry.base;
+float penalty(const SampleRow& spec, int64_t exponent) {
+    double power = 1.0, base = spec.dry_base;
     for (; exponent; exponent >>= 1) {
         if (exponent & 1) power *= base;
         base *= base;
     }
-    const double product = dry.multiplier * power, most = GREATEST;
+    const double product = spec.dry_multiplier * power, most = GREATEST;
     return static_cast<float>(most < product ? most : product);
 }
 
 }  // namespace
 
+bool uses_dry(const SampleRow& spec) { return spec.dry_multiplier != 0.0 && spec.dry_penalty_last_n != 0; }
+
 void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch) {
     const Dry& dry = spec.dry;
     const Window window = window_of(spec);
     const int64_t limit = unbroken(dry, window);
-    if (limit < dry.allowed_length || window.count < 2) return;
+    if (limit < spec.dry_allowed_length || window.count < 2) return;
     find_repeats(dry.room, window);
     Ids seen(reinterpret_cast<uint64_t*>(scratch), vocab);
     int32_t* longest = reinterpret_cast<int32_t*>(scratch + (vocab + 63) / 64 * 8);
     for (int64_t place = 1; place < window.count; ++place) {
         const int32_t id = window.ids[place], repeated = dry.room[window.count - place];
-        if (repeated < dry.allowed_length || has(dry.breakers, dry.breaker_words, id)) continue;
+        if (repeated < spec.dry_allowed_length || has(dry.breakers, dry.breaker_words, id)) continue;
         const int32_t n = static_cast<int32_t>(lesser(repeated, limit));
         if (seen.add(id)) longest[id] = n;
         if (seen.has(id) && n > longest[id]) longest[id] = n;
@@ -108,7 +110,7 @@ void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scr
         const int32_t id = window.ids[place];
         if (!seen.has(id)) continue;
         seen.remove(id);
-        x[id] -= penalty(dry, longest[id] - dry.allowed_length);
+        x[id] -= penalty(spec, longest[id] - spec.dry_allowed_length);
     }
 }
 

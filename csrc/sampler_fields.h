@@ -1,4 +1,6 @@
 // Made by scripts/make_fields.py from kvasir/fields.py: the first members of SampleRow. Included there.
+    double dry_multiplier;
+    double dry_base;
     double temperature;
     double top_n_sigma;
     double typical_p;
@@ -14,9 +16,11 @@
     double adaptive_decay;
     int64_t repetition_last_n;
     int64_t occurrence_last_n;
+    int64_t dry_allowed_length;
+    int64_t dry_penalty_last_n;
     float repetition_penalty;
     float frequency_penalty;
     float presence_penalty;
     int32_t top_k;
     int32_t mirostat;
-#define KVASIR_SAMPLER_LAYOUT 0x438b7aa9
+#define KVASIR_SAMPLER_LAYOUT 0x1ecace59

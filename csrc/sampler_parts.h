@@ -207,6 +207,9 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, dou
 
 // ---- the others ----
 
+// Whether DRY can penalize a token of the row (dry.is_on).
+bool uses_dry(const SampleRow& spec);
+
 // Penalizes in x the tokens that would continue a repetition. scratch: 16 bytes for each token.
 void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch);
 

@@ -68,7 +68,7 @@ void penalize_occurrence(float* x, int64_t vocab, const SampleRow& spec, uint64_
 
 bool changes_logits(const SampleRow& spec) {
     const bool forbids = spec.num_ids - spec.prompt_len < spec.min_tokens && spec.num_stop_ids > 0;
-    return spec.mask || forbids || spec.bad_words.count > 0 || spec.num_bias > 0 || spec.dry.multiplier != 0.0 ||
+    return spec.mask || forbids || spec.bad_words.count > 0 || spec.num_bias > 0 || uses_dry(spec) ||
            spec.repetition_penalty != 1.0f || spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f;
 }
 
@@ -96,7 +96,7 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
     if (spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f) {
         penalize_occurrence(x, vocab, spec, set, counts);
     }
-    if (spec.dry.multiplier != 0.0) penalize_again(x, vocab, spec, scratch);
+    if (uses_dry(spec)) penalize_again(x, vocab, spec, scratch);
     return SAMPLE_OK;
 }
 

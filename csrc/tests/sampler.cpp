@@ -129,8 +129,11 @@ struct Case {
     void fill_dry(Random& random) {
         breakers[0] = static_cast<int32_t>(random() & random() & random());
         heads[0] = 1 << sequences.ids[0] | 1 << sequences.ids[1];
-        spec.dry = {one_of(random, {0.0, 0.5, 8.0}), 2.0, below(random, 4), one_of(random, {-1, 1, 2, 5, 1 << 30}),
-                    breakers.data, below(random, 2), heads.data, 1, sequences.of(random), room.data};
+        spec.dry_multiplier = one_of(random, {0.0, 0.5, 8.0});
+        spec.dry_base = 2.0;
+        spec.dry_allowed_length = below(random, 4);
+        spec.dry_penalty_last_n = one_of(random, {-1, 0, 1, 2, 5, 1 << 30});
+        spec.dry = {breakers.data, below(random, 2), heads.data, 1, sequences.of(random), room.data};
     }
 
     void fill_chain(Random& random) {

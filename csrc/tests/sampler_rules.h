@@ -79,12 +79,13 @@ inline std::vector<std::vector<int32_t>> lists_of(const IdLists& lists) {
 // By its definition, each place against the end.
 inline void dry(std::vector<float>& x, const SampleRow& spec) {
     const Dry& d = spec.dry;
-    const int64_t count = d.last_n > 0 ? std::min(d.last_n, spec.num_ids) : spec.num_ids;
+    const int64_t last_n = spec.dry_penalty_last_n, allowed = spec.dry_allowed_length;
+    const int64_t count = last_n > 0 ? std::min(last_n, spec.num_ids) : spec.num_ids;
     const std::vector<int32_t> ids(spec.ids + spec.num_ids - count, spec.ids + spec.num_ids);
     const auto alone = [&](int32_t id) {
         return id >= 0 && id / 32 < d.breaker_words && (d.breakers[id / 32] >> (id % 32) & 1);
     };
-    int64_t behind = 0;  // the last breaker
+    int64_t start = 0;  // the index after the last breaker
     for (int64_t i = 0; i < count; ++i) {
         int64_t length = alone(ids[i]);
         for (const auto& sequence : lists_of(d.sequences)) {
@@ -92,19 +93,19 @@ inline void dry(std::vector<float>& x, const SampleRow& spec) {
             const bool here = size <= count - i && std::equal(sequence.begin(), sequence.end(), ids.begin() + i);
             if (here) length = std::max(length, size);
         }
-        if (length) behind = i + length;
+        if (length) start = i + length;
     }
-    if (count - behind < d.allowed_length) return;
+    if (count - start < allowed) return;
     std::vector<int64_t> longest(x.size(), -1);
     for (int64_t i = 1; i < count; ++i) {
         int64_t n = 0;
         while (n < i && ids[i - 1 - n] == ids[count - 1 - n]) ++n;
-        if (n < d.allowed_length || alone(ids[i]) || ids[i] < 0 || ids[i] >= static_cast<int64_t>(x.size())) continue;
-        longest[ids[i]] = std::max(longest[ids[i]], std::min(n, count - behind));
+        if (n < allowed || alone(ids[i]) || ids[i] < 0 || ids[i] >= static_cast<int64_t>(x.size())) continue;
+        longest[ids[i]] = std::max(longest[ids[i]], std::min(n, count - start));
     }
     for (size_t t = 0; t < x.size(); ++t) {
-        const double power = std::pow(d.base, static_cast<double>(longest[t] - d.allowed_length));  // exact in tests
-        if (longest[t] >= 0) x[t] -= static_cast<float>(d.multiplier * power);
+        const double power = std::pow(spec.dry_base, static_cast<double>(longest[t] - allowed));  // exact in tests
+        if (longest[t] >= 0) x[t] -= static_cast<float>(spec.dry_multiplier * power);
     }
 }
 
@@ -134,7 +135,7 @@ inline void change(std::vector<float>& x, const SampleRow& spec) {
         const float times = count * spec.frequency_penalty;
         x[t] = x[t] - times - spec.presence_penalty;
     }
-    if (spec.dry.multiplier != 0.0) dry(x, spec);
+    if (spec.dry_multiplier != 0.0 && spec.dry_penalty_last_n != 0) dry(x, spec);
 }
 
 // ---- the filters beyond top-k, top-p and min-p ----

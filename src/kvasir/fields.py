@@ -161,11 +161,13 @@ class SamplerFields:
     )  # fmt: skip
     dry_multiplier: float = number(
         0.0, 0.0, 1000.0, "DRY: penalty of a repetition of the allowed length; 0: off",
-        names=EVERY, native="", sampler=DRY, off=0.0,
+        names=EVERY, sampler=DRY, off=0.0,
     )  # fmt: skip
-    dry_base: float = number(1.75, 1.0, 1000.0, "its growth with each further id", names=EVERY, native="")
-    dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY)
-    dry_penalty_last_n: int = integer(64, -1, INT32, "how many of the last ids it considers; -1: all", names=EVERY)
+    dry_base: float = number(1.75, 1.0, 1000.0, "its growth with each further id", names=EVERY)
+    dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY, native="int64_t")
+    dry_penalty_last_n: int = integer(
+        64, -1, INT32, "how many of the last ids it considers; -1: all", names=EVERY, native="int64_t"
+    )
     temperature: float = number(
         1.0, 0.0, 100.0, "divides the logits: lower is more predictable, below 1e-5 the best token is taken",
         names=MODELFILE | TGI | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,

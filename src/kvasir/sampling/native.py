@@ -39,13 +39,9 @@ class IdLists(Structure):
 
 
 class Dry(Structure):
-    """The parameters of DRY (csrc/sampler.h)."""
+    """What DRY needs besides its request fields (csrc/sampler.h)."""
 
     _fields_ = (
-        ("multiplier", c_double),
-        ("base", c_double),
-        ("allowed_length", c_int64),
-        ("last_n", c_int64),
         ("breakers", c_void_p),
         ("breaker_words", c_int64),
         ("heads", c_void_p),
@@ -147,15 +143,11 @@ def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: i
 
 
 def _fill_dry(target: Dry, spec: SamplingSpec, max_ids: int) -> list[np.ndarray]:
-    target.multiplier = spec.dry_multiplier if dry.is_on(spec) else 0.0
-    if not target.multiplier:
+    if not dry.is_on(spec):
         return []
+    breakers = np.frombuffer(spec.dry_breakers, "<i4")
     last_n = spec.dry_penalty_last_n
-    target.base, target.allowed_length, target.last_n = spec.dry_base, spec.dry_allowed_length, last_n
-    breakers, room = (
-        np.frombuffer(spec.dry_breakers, "<i4"),
-        np.empty(min(max_ids, max(last_n, 0) or max_ids), np.int32),
-    )
+    room = np.empty(min(max_ids, last_n) if last_n > 0 else max_ids, np.int32)
     target.breakers, target.breaker_words, target.room = breakers.ctypes.data, len(breakers), room.ctypes.data
     sequences = sorted({_exact(sequence) for sequence in spec.dry_breaker_sequences if sequence})
     heads = _bits([sequence[0] for sequence in sequences if sequence[0] >= 0])
