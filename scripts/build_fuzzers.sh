@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the fuzzers of the native kernels (csrc/fuzz) into build/fuzz/native, where clang with libFuzzer is there.
+# Builds the fuzzers of the native kernels (csrc/fuzz) into build/fuzz/native, if clang with libFuzzer is installed.
 #     scripts/build_fuzzers.sh [cmake]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,7 @@ probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
 echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' >"$probe/probe.cpp"
 if ! clang++ -fsanitize=fuzzer,address "$probe/probe.cpp" -o "$probe/probe" 2>/dev/null; then
-  echo "no clang with libFuzzer here: the native kernels are not fuzzed (Debian: apt-get install clang libclang-rt-14-dev)"
+  echo "clang with libFuzzer not found: the native kernels are not fuzzed (Debian: apt-get install clang libclang-rt-14-dev)"
   exit 0
 fi
 "$cmake" -S . -B build/fuzz/cmake -DKVASIR_FUZZ=ON -DKVASIR_SANITIZE=ON -DCMAKE_CXX_COMPILER=clang++ \

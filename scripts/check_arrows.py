@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Which room may import which, and through which door a dependency enters: checked from the source by ast.
+"""Checks the imports of the package, by parsing its sources.
 
-The tables below are the rule; docs/architecture.md explains it. When an arrow hurts, write an ADR and move
-it here. No modules import each other, in whatever order and from whatever block, and the tables and
-pyproject.toml name nothing that does not exist.
+A room is a package or module directly below kvasir/. The tables state which rooms may import which (ARROWS), and which
+files may use a third-party package (DOORS); docs/architecture.md explains them. To change an arrow, write an ADR and
+change the table. Import cycles are violations wherever the imports are, in functions too, and so are names in the
+tables or in pyproject.toml that do not exist.
 
-    python scripts/check_arrows.py [package folder]     prints `file:line: what is wrong`, exits 1 if it is
+    python scripts/check_arrows.py [package folder]     prints `file:line: violation` for each, then exits with 1
 """
 
 import ast
@@ -31,7 +32,7 @@ COMPUTING = (
 )
 EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve")
 
-# Room -> what it may import beside itself and the ground (a dotted entry allows only that module of a room).
+# Room -> the rooms it may import besides itself and the ground (a dotted entry allows only that module of a room).
 ARROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(GROUND, ()),
     "text": (),
@@ -59,7 +60,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "__init__": ("engine",),
 }
 
-# The same within `serve`. The dialects do not import each other; what is not listed here joins all of it.
+# The same within `serve`. Dialects do not import each other; modules that are not listed may import everything.
 _HTTP = ("http",)
 _AUTH = (*_HTTP, "auth", "telemetry", "settings")
 _HOSTING = (*_AUTH, "hosting")
@@ -101,7 +102,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "os.putenv": ("config.py",),
     # An import by name escapes this check, so only tables that map names to modules may do it.
     "importlib.import_module": ("__init__.py", "ops/*", "models/*"),
-    # Nowhere: oracles belong to the tests; code that runs data, or a shell, has no place; the others have no room yet.
+    # Nowhere: reference implementations belong to the tests; nothing may execute data or a shell; the rest is unused.
     **dict.fromkeys(("transformers", "gguf"), ()),
     **dict.fromkeys(("triton", "ray"), ()),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
@@ -110,7 +111,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
-# These rooms never name torch; in `engine` only the files that build and step the computing half do.
+# These rooms never import torch; in `engine`, only the files that build and step the computing half do.
 NO_TORCH = (*GROUND, *THINKING, "store", "serve")
 TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
@@ -143,7 +144,7 @@ class Module:
     path: Path
     rel: str
     imports: list[tuple[str, int]] = field(default_factory=list)
-    at_load: list[tuple[str, int]] = field(default_factory=list)  # the imports that run when it is imported
+    at_load: list[tuple[str, int]] = field(default_factory=list)  # imports that run when the module is imported
     uses: list[tuple[str, int]] = field(default_factory=list)  # attributes and builtins
     keywords: list[tuple[str, int]] = field(default_factory=list)  # arguments given as `name=<not False>`
 
@@ -180,7 +181,7 @@ def read(path: Path, package: Path) -> Module:
 
 
 def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
-    """Every node, level by level, and whether it is in a block that does not run when its module is imported."""
+    """Every node, breadth first, and whether it is in a block that does not run when its module is imported."""
     todo = deque([(tree, False)])
     while todo:
         node, deferred = todo.popleft()
@@ -196,7 +197,7 @@ def _deferred(node: ast.AST) -> bool:
 
 
 def _imported(node: ast.AST, rel: str) -> Iterator[tuple[str, str, bool]]:
-    """What an import statement brings: (dotted target, local name, whether that name is the whole target)."""
+    """The names that an import statement binds: (dotted target, local name, whether that name is the whole target)."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.name, alias.asname or alias.name.partition(".")[0], bool(alias.asname)
@@ -209,7 +210,7 @@ def _imported(node: ast.AST, rel: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """`a.b.c` with its first name resolved through the file's imports; "" if it is anything else."""
+    """The dotted name of `a.b.c`, its first part resolved by the file's imports; "" for other expressions."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute) and (base := _dotted(node.value, names)):
@@ -230,7 +231,7 @@ def _in_files(rel: str, patterns: tuple[str, ...]) -> bool:
 
 
 def arrows(module: Module) -> Iterator[tuple[int, str]]:
-    """Imports of other rooms that the table does not draw, and third-party imports of the ground."""
+    """Imports of other rooms that the table does not allow, and third-party imports of the ground."""
     if module.room not in ARROWS:
         yield 1, f"room `{module.room}` is not in the table of scripts/check_arrows.py"
         return
@@ -244,11 +245,11 @@ def arrows(module: Module) -> Iterator[tuple[int, str]]:
         elif module.room in GROUND and top not in sys.stdlib_module_names:
             yield line, f"{module.room} -> {top}: the ground imports the standard library only"
         if top == "torch" and not _may_name_torch(module):
-            yield line, f"{module.room} -> torch: {module.rel} belongs to the side without torch"
+            yield line, f"{module.room} -> torch: {module.rel} must not import torch"
 
 
 def serve_arrows(module: Module) -> Iterator[tuple[int, str]]:
-    """Imports between the packages of `serve` that the table does not draw."""
+    """Imports between the packages of `serve` that the table does not allow."""
     if module.room != "serve":
         return
     own = next((room for room in SERVE_ARROWS if _within(module.dotted, f"{PACKAGE}.serve.{room}")), None)
@@ -268,7 +269,7 @@ def _may_name_torch(module: Module) -> bool:
 
 
 def doors(module: Module) -> Iterator[tuple[int, str]]:
-    """Uses of a dependency, or of a construct, outside the files where it may be used."""
+    """Uses of a dependency or a construct outside the files that may use it."""
     for dotted, line in {*module.imports, *module.uses}:
         for name, files in DOORS.items():
             if _within(dotted, name) and not _in_files(module.rel, files):
@@ -280,7 +281,7 @@ def doors(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def torch_chains(modules: dict[str, Module]) -> Iterator[tuple[Module, int, str]]:
-    """Modules that must load without torch and do not, each with the chain of imports that brings it in."""
+    """Modules that must load without torch but load it, each with the chain of imports."""
     for name, module in modules.items():
         if not _in_files(module.rel, LOADS_WITHOUT_TORCH):
             continue
@@ -305,7 +306,7 @@ def _path_to_torch(start: str, modules: dict[str, Module]) -> list[str]:
 
 
 def _loads(target: str, modules: dict[str, Module]) -> list[str]:
-    """The modules that importing `target` runs: itself and its parents; "torch" for all of torch."""
+    """The modules that are run by importing `target`: itself and its parents; "torch" for every module of torch."""
     parts = target.split(".")
     if "torch" in parts[:2]:  # torch itself, and bridges like safetensors.torch
         return ["torch"]
@@ -313,7 +314,7 @@ def _loads(target: str, modules: dict[str, Module]) -> list[str]:
 
 
 def circles(modules: dict[str, Module]) -> Iterator[tuple[Module, int, str]]:
-    """Modules that import each other, wherever the imports stand: in functions and for the type checker, too."""
+    """Import cycles, wherever the imports are: in functions and under TYPE_CHECKING, too."""
     graph = {name: dict.fromkeys(_imports(name, modules)) for name in modules}
     while circle := _circle(graph):
         importer, imported = circle[:2]
@@ -324,13 +325,13 @@ def circles(modules: dict[str, Module]) -> Iterator[tuple[Module, int, str]]:
 
 
 def _imports(name: str, modules: dict[str, Module]) -> list[str]:
-    """The modules that a module names in its imports; a package only where it is asked for itself."""
+    """The modules that a module imports by name; a package only if it is imported itself."""
     targets = (_loads(target, modules)[-1:] for target, _ in modules[name].imports)
     return [other for other in chain.from_iterable(targets) if other in modules and other != name]
 
 
 def _circle(graph: dict[str, dict[str, None]]) -> list[str]:
-    """A way from a module along its imports back to it, the first by name at both ends; [] if there is none."""
+    """The modules of an import cycle, with the alphabetically first one at both ends; [] if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -341,23 +342,23 @@ def _circle(graph: dict[str, dict[str, None]]) -> list[str]:
 
 
 def absent(package: Path, project: Path) -> Iterator[str]:
-    """What the tables, and the lists of sources in pyproject.toml, name that does not exist."""
+    """Names in the tables, and in the lists of sources in pyproject.toml, that do not exist."""
     files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
     within = (f"serve.{room}" for room in (*SERVE_ARROWS, *chain.from_iterable(SERVE_ARROWS.values())))
     for name in dict.fromkeys((*ARROWS, *chain.from_iterable(ARROWS.values()), *within, *NO_TORCH)):
         path = name.replace(".", "/")
         if not {f"{path}.py", f"{path}/__init__.py"} & {*files}:
-            yield f"scripts/check_arrows.py names `{name}`, which the package has not"
+            yield f"scripts/check_arrows.py names `{name}`, which does not exist"
     for pattern in dict.fromkeys((*chain.from_iterable(DOORS.values()), *TORCH_IN_ENGINE, *LOADS_WITHOUT_TORCH)):
         if not any(fnmatch(file, pattern) for file in files):
-            yield f"scripts/check_arrows.py names {pattern}, and no file of the package is one"
+            yield f"scripts/check_arrows.py names {pattern}, which matches no file"
     for pattern in _sources(tomllib.loads(project.read_text(encoding="utf-8"))["tool"]):
         if not any(project.parent.glob(pattern)):
-            yield f"pyproject.toml names {pattern}, which there is not"
+            yield f"pyproject.toml names {pattern}, which does not exist"
 
 
 def _sources(tool: dict[str, dict]) -> list[str]:
-    """The paths in pyproject.toml that mean sources. What it only keeps out may also be made by a build."""
+    """The paths in pyproject.toml that must exist. Excluded paths may be made by a build."""
     build, checks, tests = tool["scikit-build"], tool["pyright"], tool["pytest"]["ini_options"]
     lint = tool["ruff"]["lint"].get("per-file-ignores", {})
     lists = build["wheel"]["packages"], build["sdist"]["include"], checks["include"], tests["testpaths"]

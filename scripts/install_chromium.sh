@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs Debian's Chromium, which the tests of the page drive. Needs root; without it those tests are skipped.
+# Installs Debian's Chromium, which the tests of the web page use. Needs root; without Chromium those tests are skipped.
 set -eu
 
 if command -v chromium >/dev/null; then
@@ -7,11 +7,11 @@ if command -v chromium >/dev/null; then
   exit 0
 fi
 if [ "$(id -u)" -ne 0 ]; then
-  echo "Run this as root, or have somebody install the package 'chromium'." >&2
+  echo "Run this as root, or ask an administrator to install the package 'chromium'." >&2
   exit 1
 fi
 if ! command -v apt-get >/dev/null; then
-  echo "This system has no apt-get; install Chromium its own way." >&2
+  echo "This system has no apt-get; install Chromium with its package manager." >&2
   exit 1
 fi
 apt-get update -qq

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the clients of others that some slow tests drive, into .clients/: litellm, langchain and openai-agents in an
-# environment of their own, and Anthropic's JavaScript client where node and npm are. About a minute, 500 MB. Needs a network;
-# without these clients the tests are skipped and say so.
+# Installs third-party clients that some slow tests use into .clients/: litellm, langchain and openai-agents in a separate
+# environment, and Anthropic's JavaScript client if node and npm are installed. Takes about a minute, 500 MB and a
+# network connection. Without these clients the tests are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,5 +14,5 @@ if command -v npm >/dev/null && command -v node >/dev/null; then
   [ -e .clients/package.json ] || echo '{"private": true}' > .clients/package.json
   npm --prefix .clients install --no-audit --no-fund --silent '@anthropic-ai/sdk@^1.12' 'zod@^4'
 else
-  echo "There is no node with npm here, so Anthropic's JavaScript client was not installed." >&2
+  echo "node or npm not found: Anthropic's JavaScript client was not installed." >&2
 fi

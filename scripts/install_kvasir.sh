@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_kvasir.sh PIP...: installs the checkout, editable, with its native kernels. PIP: the words of the command that
-# installs packages. Without a C++ compiler: without the kernels, and with torch for the eager executor.
+# install_kvasir.sh PIP...: installs the checkout, editable, with its native kernels. PIP: the install command with its
+# arguments. Without a C++ compiler it installs no kernels, but torch for the eager executor.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -7,7 +7,7 @@ python3 -m venv /tmp/kvasir && /tmp/kvasir/bin/pip install . && /tmp/kvasir/bin/
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-BEFORE = {"pip", "setuptools"}  # brought by the environment itself
+BEFORE = {"pip", "setuptools"}  # part of every environment
 
 
 def disk_bytes(distribution: Distribution) -> int:

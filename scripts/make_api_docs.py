@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/api.md: every route and field of each dialect, honoured or refused, from the code itself.
+"""Generates docs/api.md from the code: every route and field of each dialect, supported or refused.
 
-python scripts/make_api_docs.py            writes it
-python scripts/make_api_docs.py --check    exits 1 where it is not as it would be written
+python scripts/make_api_docs.py            writes the page
+python scripts/make_api_docs.py --check    exits with 1 if the page is stale
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kvasir.serve.settings import ServeSettings
 PAGE = Path(__file__).parent.parent / "docs/api.md"
 HEAD = """# API
 
-Every route and field there is, made from the code by `python scripts/make_api_docs.py`. A field that is not here is
-refused as unknown. *Refused* is a 400 that names the field, unless it has one of the values behind "but for" (null
-always is one); *no meaning here* is accepted, since it asks for nothing that this server does. A type in *italics* is
-an object with a table of its own. What differs from the originals is in [dialects](dialects.md).
+All routes and fields, generated from the code by `python scripts/make_api_docs.py`. A field that is not listed is
+refused as unknown. A *refused* field is a 400 that names it, unless its value is null or one of the values given after
+"unless". An *ignored* field is accepted and has no effect. A type in *italics* is an object with its own table.
+[Dialects](dialects.md) describes the differences from the original servers.
 """
 TITLES = {
     "openai": "OpenAI",
     "anthropic": "Anthropic",
     "ollama": "Ollama",
     "llama.cpp": "llama.cpp",
-    "tokens": "Tokens, as vLLM has them",
+    "tokens": "Token routes of vLLM",
     "server": "The server",
 }
 
@@ -77,7 +77,7 @@ def page() -> str:
 
 
 def _routes(routes: Iterable[object]) -> Iterator[APIRoute]:
-    """Those of included routers too, which newer FastAPI keeps as they are."""
+    """All routes, including those of included routers, which newer FastAPI versions do not flatten."""
     for route in routes:
         if isinstance(route, APIRoute):
             yield route
@@ -103,17 +103,17 @@ def _table(model: type[Wire], objects: dict[str, type[Wire]]) -> Iterator[str]:
     yield "| field | type | |\n|---|---|---|"
     refused, ignored = getattr(model, "REFUSED", {}), getattr(model, "IGNORED", ())
     for name, field in model.model_fields.items():
-        what = "honoured"
+        what = "supported"
         if name in refused:
             harmless, hint = refused[name]
-            but = f", but for {', '.join(f'`{h!r}`' for h in harmless)}" if harmless else ""
-            what = f"refused{but}: {hint}"
+            unless = f" unless {' or '.join(f'`{h!r}`' for h in harmless)}" if harmless else ""
+            what = f"refused{unless}: {hint}"
         elif name in ignored:
-            what = "no meaning here"
+            what = "ignored"
         alias = field.alias or (field.validation_alias if isinstance(field.validation_alias, str) else name)
         if isinstance(field.validation_alias, AliasChoices):
             alias = " / ".join(str(choice) for choice in field.validation_alias.choices)
-        need = ", needed" if field.is_required() else ""
+        need = ", required" if field.is_required() else ""
         kind = "" if name in refused else _kind(field.annotation, objects)
         yield f"| `{alias}`{need} | {kind} | {what.replace('|', chr(92) + '|')} |"
     yield ""
@@ -152,7 +152,7 @@ def main() -> int:
     text = page()
     if "--check" in sys.argv[1:]:
         same = PAGE.exists() and PAGE.read_text() == text
-        print(f"{PAGE} is {'as' if same else 'not as'} the code says" + ("" if same else f"; run python {__file__}"))
+        print(f"{PAGE} is {'up to date' if same else f'stale; run python {__file__}'}")
         return 0 if same else 1
     PAGE.write_text(text)
     print(f"wrote {PAGE}: {text.count(chr(10) + '### ')} routes and objects")

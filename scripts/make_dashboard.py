@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Grafana's dashboard of a server, from the table of statistics.
+"""Generates the Grafana dashboard of a server from the table of statistics.
 
     python scripts/make_dashboard.py            writes deploy/grafana/kvasir.json
-    python scripts/make_dashboard.py --check    exits 1 if the file is not what the table says
+    python scripts/make_dashboard.py --check    exits with 1 if the file is stale
 
 Format: https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -39,7 +39,7 @@ class Panel:
 
 
 def layout() -> dict[str, list[Panel]]:
-    """The panels by the row they are in: each as the first chart in the table says, with the lines of all."""
+    """The panels by row of the dashboard: title and unit from the first chart in the table, lines from all charts."""
     found: dict[str, dict[str, Panel]] = {title: {} for title in DASHBOARD}
     for row in table():
         for chart in row.statistic.charts:
@@ -73,7 +73,7 @@ def quantile(q: float, name: str, by: tuple[str, ...], labels: str) -> str:
 
 
 def rate(name: str, by: tuple[str, ...], labels: str) -> str:
-    """Of a counter, per second, summed over all labels but these."""
+    """The rate of a counter per second, summed over all labels except `by`."""
     return f"sum by ({', '.join(by)}) (rate({name}{{{labels}}}[$__rate_interval]))"
 
 
@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
     text = json.dumps(dashboard(), indent=1) + "\n"
     if arguments == ["--check"]:
         same = FILE.is_file() and FILE.read_text() == text
-        print(f"{FILE}: {'as the table says' if same else 'run scripts/make_dashboard.py'}")
+        print(f"{FILE} is {'up to date' if same else 'stale; run python scripts/make_dashboard.py'}")
         return 0 if same else 1
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text(text)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes what other languages say of the request fields, from the table in kvasir/fields.py: csrc/sampler_fields.h and
-the table in docs/sampling.md.
+"""Generates csrc/sampler_fields.h and the table in docs/sampling.md from the table of request fields in
+kvasir/fields.py.
 
-python scripts/make_fields.py            writes them
-python scripts/make_fields.py --check    exits 1 where one is not as it would be written
+python scripts/make_fields.py            writes both
+python scripts/make_fields.py --check    exits with 1 if one of them is stale
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIALECTS = {"openai": "OpenAI", "anthropic": "Anthropic", "ollama": "Ollama", "l
 
 
 def header() -> str:
-    """The members that a SampleRow begins with: sampler.h includes them in the structure."""
+    """The first members of SampleRow; sampler.h includes them in the structure."""
     members = "".join(f"    {row.native} {row.name};\n" for row in NATIVE)
     return (
         "// Made by scripts/make_fields.py from kvasir/fields.py: the first members of SampleRow. Included there.\n"
@@ -46,7 +46,7 @@ def _values(row: FieldRow) -> str:
 
 
 def _short(value: float) -> str:
-    """Bounds of machine words as powers of two."""
+    """The value as text; bounds of machine words as powers of two."""
     for bits in (31, 63, 64):
         for power, text in ((2**bits, f"2^{bits}"), (2**bits - 1, f"2^{bits} - 1"), (-(2**bits), f"-2^{bits}")):
             if value == power:
@@ -62,7 +62,7 @@ def _default(row: FieldRow) -> str:
 
 
 def _names(row: FieldRow) -> str:
-    """The dialects that have it, each with its name there if that differs."""
+    """The dialects that have the field, each with its own name for the field if that differs."""
     return ", ".join(
         f"{title} (`{row.names[key]}`)" if row.names[key] else title
         for key, title in DIALECTS.items()
@@ -71,7 +71,7 @@ def _names(row: FieldRow) -> str:
 
 
 def page(text: str) -> str:
-    """The page with the present table."""
+    """The page with the current table."""
     head, _, rest = text.partition(BEGIN)
     return head + BEGIN + "\n\n" + table() + "\n" + END + rest.partition(END)[2]
 
@@ -84,11 +84,11 @@ def main() -> int:
     stale = [path for path, text in made().items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path} is not as kvasir/fields.py says; run python {__file__}")
+            print(f"{path} is stale; run python {__file__}")
         return 1 if stale else 0
     for path, text in made().items():
         path.write_text(text)
-    print(f"wrote {', '.join(path.name for path in stale) or 'nothing new'}")
+    print(f"updated {', '.join(path.name for path in stale) or 'no file: all are current'}")
     return 0
 
 

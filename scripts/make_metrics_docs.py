@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/metrics.md from the table of statistics.
+"""Generates docs/metrics.md from the table of statistics.
 
-python scripts/make_metrics_docs.py            writes it
-python scripts/make_metrics_docs.py --check    exits 1 if it is not what the table says
+python scripts/make_metrics_docs.py            writes the page
+python scripts/make_metrics_docs.py --check    exits with 1 if the page is stale
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from kvasir.statistics import EngineStats, FrontStats, HttpStats
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-All that `/metrics` exports, made from the table in `src/kvasir/statistics.py` by `python scripts/make_metrics_docs.py`.
-[Operation](operation.md#metrics) says how to scrape it, and what deserves an alarm.
+All metrics of `/metrics`, generated from the table in `src/kvasir/statistics.py` by
+`python scripts/make_metrics_docs.py`. [Operation](operation.md#metrics) explains how to scrape them and which alerts to
+set.
 
 A row of that table also says which panel of the dashboard shows the statistic, and which tile of
 [the page](page.md#engine). To add a statistic, add a row and count it: a field of `EngineStats` is read from the
 attribute of the same name of the engine's core, the scheduler or the planner. Then run this script and
 `scripts/make_dashboard.py`.
 
-A histogram has `_bucket`, `_sum` and `_count`. Totals continue when an engine dies and is started again.
+A histogram has `_bucket`, `_sum` and `_count`. Totals continue when an engine is restarted after a crash.
 """
 SECTIONS: tuple[tuple[str, str, type, tuple[str, ...]], ...] = (
-    ("The server", "All of these concern the server as a whole.", HttpStats, ()),
+    ("The server", "Metrics of the whole server.", HttpStats, ()),
     (
-        "Requests and answers",
-        "What clients of a model see. A request has one answer, or as many as its `n` says.",
+        "Requests and choices",
+        "Metrics of a model as its clients see it. A request has `n` choices, one by default.",
         FrontStats,
         ("model_name",),
     ),
     (
         "The engine",
-        "What the engine of a model does. These are missing while the engine does not respond.",
+        "Metrics of a model's engine, missing while the engine does not respond.",
         EngineStats,
         ("model_name",),
     ),
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
     text = page()
     if arguments == ["--check"]:
         same = PAGE.is_file() and PAGE.read_text() == text
-        print(f"{PAGE}: {'as the table says' if same else 'run scripts/make_metrics_docs.py'}")
+        print(f"{PAGE} is {'up to date' if same else 'stale; run python scripts/make_metrics_docs.py'}")
         return 0 if same else 1
     PAGE.write_text(text)
     return 0

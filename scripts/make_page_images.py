@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pictures of docs/page.md: the bundled model answering, and its engine under load.
+"""Takes the screenshots in docs/page.md: a chat with the bundled model, and its engine under load.
 
     python scripts/make_page_images.py [folder]     writes page-chat.png and page-engine.png (default: docs/images)
 
@@ -25,17 +25,17 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
 MOST = 300_000  # bytes of a picture
-# Few blocks, so that answers are preempted; fewer rows than clients, so that some wait.
+# Few blocks, so that sequences are preempted; fewer rows than clients, so that some wait.
 SMALL = ("--block-size", "16", "--num-blocks", "512", "--max-num-seqs", "24", "--max-num-batched-tokens", "256")
 CLIENTS = 28
 LOAD_SECONDS = 45
-PATIENCE = 300  # seconds, for a machine that does other things as well
+PATIENCE = 300  # seconds, for a busy machine
 ANIMALS = ("fox", "bear", "pig", "owl", "frog", "deer")
 
 
 @contextmanager
 def served(*options: str) -> Iterator[str]:
-    """A server of the bundled model; its address."""
+    """Runs a server of the bundled model; yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", "kvasir-mini", "--port", str(port), *options]
@@ -61,7 +61,7 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def load(url: str) -> Iterator[None]:
-    """Clients that ask one thing after another; their prompts begin in one of a few ways."""
+    """Runs clients that send one request after another; their prompts share a few prefixes."""
     over = threading.Event()
     clients = [threading.Thread(target=_ask, args=(url, number, over)) for number in range(CLIENTS)]
     for client in clients:
@@ -103,7 +103,7 @@ def ask(page: Page, text: str) -> None:
 
 
 def chat(browser: Browser, path: Path) -> None:
-    """A story and a sum, with the pointer on the story's first token."""
+    """Takes the picture of a chat: a story and an addition, with the pointer on the story's first token."""
     with served() as url:
         page = browser.new_page(viewport={"width": 1100, "height": 620})
         page.goto(url)
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
             take(browser, folder / name)
             size = (folder / name).stat().st_size
             print(f"{folder / name}: {size} bytes")
-            assert size <= MOST, f"more than {MOST}"
+            assert size <= MOST, f"larger than {MOST} bytes"
         browser.close()
     return 0
 

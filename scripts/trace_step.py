@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Which files of the package run in one decode step: counted, not guessed.
+"""Prints the files of the package whose functions run in one decode step.
 
-Builds an engine core, lets a few greedy requests decode until the step is the usual one, and follows the next step by
-sys.setprofile: every function of the package that is called, in the order of the first call. Kernels run below Python
-and are not seen; docs/architecture.md names their files.
+Builds an engine core, runs a few greedy requests until all of them decode, and traces the next step with
+sys.setprofile: every function of the package that is called, in the order of its first call. Native kernels are not
+traced; docs/architecture.md names their files.
 
     python scripts/trace_step.py [model] [--executor program|eager] [--rows 8] [--functions]
 """
@@ -23,7 +23,7 @@ from kvasir.engine.core import EngineCore
 from kvasir.types import Request, SamplingParams
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "kvasir"
-STEADY = 6  # steps after which only decoding is left
+STEADY = 6  # steps after which all requests decode
 
 
 def decoding(model: str, executor: str, rows: int) -> EngineCore:
@@ -62,8 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="kvasir-mini")
     parser.add_argument("--executor", default="program")
-    parser.add_argument("--rows", type=int, default=3, help="sequences that decode; from 8 on they are columns")
-    parser.add_argument("--functions", action="store_true", help="names the functions, too")
+    parser.add_argument(
+        "--rows", type=int, default=3, help="number of decoding sequences (8 or more: columns)"
+    )
+    parser.add_argument("--functions", action="store_true", help="also print the names of the functions")
     options = parser.parse_args()
     core = decoding(options.model, options.executor, options.rows)
     seen = followed(core)

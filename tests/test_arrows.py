@@ -182,9 +182,9 @@ def test_the_tables_name_only_what_exists():
 @pytest.mark.parametrize(
     ("table", "key", "value", "said"),
     [
-        ("ARROWS", "fleet", (), "names `fleet`, which the package has not"),
+        ("ARROWS", "fleet", (), "names `fleet`, which does not exist"),
         ("ARROWS", "parse", ("engine.nothing",), "names `engine.nothing`, which"),
-        ("DOORS", "ray", ("fleet/*",), "names fleet/*, and no file of the package is one"),
+        ("DOORS", "ray", ("fleet/*",), "names fleet/*, which matches no file"),
     ],
 )
 def test_a_name_of_nothing_in_the_tables_is_found(monkeypatch, capsys, table, key, value, said):
@@ -203,7 +203,7 @@ def test_a_name_of_nothing_in_the_project_file_is_found(tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").touch()
     found = list(checker.absent(ROOT / "src" / "kvasir", project))
-    assert found == ["pyproject.toml names fleet, which there is not"]
+    assert found == ["pyproject.toml names fleet, which does not exist"]
 
 
 def test_the_command_prints_places_and_fails(tmp_path, capsys):
