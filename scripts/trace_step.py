@@ -62,9 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="kvasir-mini")
     parser.add_argument("--executor", default="program")
-    parser.add_argument(
-        "--rows", type=int, default=3, help="number of decoding sequences (8 or more: columns)"
-    )
+    parser.add_argument("--rows", type=int, default=3, help="number of decoding sequences (8 or more: columns)")
     parser.add_argument("--functions", action="store_true", help="also print the names of the functions")
     options = parser.parse_args()
     core = decoding(options.model, options.executor, options.rows)
