@@ -7,10 +7,12 @@ import os
 import random
 import signal
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
-from kvasir.config import EngineOptions
+from kvasir.config import EngineOptions, socket_base
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
@@ -225,3 +227,30 @@ async def test_an_engine_that_does_not_start_raises_its_error():
     with pytest.raises(KvasirError, match="/no/such/model"):
         await engine.start()
     assert not await engine.alive()
+
+
+async def test_a_launched_process_is_the_one_that_start_waits_for():
+    engine = ProcessEngine(fake=FAKE)
+    engine.launch()
+    pid = engine.pid
+    await asyncio.sleep(0.5)  # the process may connect before the parent binds the socket
+    await engine.start()
+    assert engine.pid == pid
+    assert await collect(engine, asked := request("a", [1, 2], max_tokens=5)) == expected(asked)
+    engine.abandon()  # has no effect on a started engine
+    assert await engine.alive()
+    await engine.stop()
+
+
+def socket_folders() -> set[Path]:
+    return set(socket_base().glob(f"kvasir-engine-{os.getpid()}-*"))
+
+
+def test_an_abandoned_process_ends_and_leaves_no_files():
+    before, engine = socket_folders(), ProcessEngine(fake=FAKE)
+    engine.launch()
+    assert socket_folders() > before
+    engine.abandon()
+    engine.abandon()
+    assert socket_folders() == before
+    assert not psutil.pid_exists(engine.pid)

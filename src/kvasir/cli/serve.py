@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,9 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
 from kvasir.serve.auth.keys import read_keys
-from kvasir.serve.hosting.catalogue import OneModel
-from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_of
-from kvasir.serve.server import run as run_server
 from kvasir.serve.settings import ServeSettings
+from kvasir.store.entry import ModelEntry
 from kvasir.store.facts import read_details
 from kvasir.store.store import ModelStore
 from kvasir.weights.find import find_model
@@ -66,8 +64,10 @@ def run(
     make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout)
     if alone:
         options, entry = resolve(engine)
-        front = make.front(options, _show_progress if sys.stderr.isatty() else None)
-        return run_server(OneModel(front, settings, entry=entry))
+        return _serve_one(make, options, settings, entry)
+    from kvasir.serve.hosting.model_manager import ModelManager
+    from kvasir.serve.server import run as run_server
+
     store = ModelStore(allowed_roots=shelf.model_root or ())
     offers = GivenOffers([_offer(engine, ref) for ref in given]) if given else StoreOffers(store, engine)
     several = ModelManager(
@@ -80,6 +80,20 @@ def run(
         available=_available if engine.device == "cpu" or not _has_gpu() else lambda: None,
     )
     run_server(several)
+
+
+def _serve_one(make: FrontMaker, options: EngineOptions, settings: ServeSettings, entry: ModelEntry | None) -> None:
+    """Serves one model. Its engine loads it while this process loads the text half and imports the server."""
+    engine = make.engine(options, progress=_show_progress if sys.stderr.isatty() else None, patient=True)
+    engine.launch()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            text = thread.submit(load_text, options)
+            from kvasir.serve.hosting.catalogue import OneModel
+            from kvasir.serve.server import run as run_server
+        run_server(OneModel(make.front(options, engine, *text.result()), settings, entry=entry))
+    finally:
+        engine.abandon()
 
 
 def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> None:
@@ -120,24 +134,27 @@ class FrontMaker:
         self._engine_timeout = engine_timeout
         self._options = {"default_seed": seed, "tool_format": tool_format, "reasoning_format": reasoning_format}
 
-    def front(self, options: EngineOptions, progress: Callable[[int, int], None] | None = None) -> Front:
-        """Raises KvasirError."""
-        tokenizer, template = load_text(options)
-        engine = ProcessEngine(options, progress=progress, hang_seconds=self._engine_timeout, patient=True)
-        return self._front(options, engine, tokenizer, template)
+    def engine(self, options: EngineOptions, **more: Any) -> ProcessEngine:
+        """The model's engine, which is not started yet."""
+        return ProcessEngine(options, hang_seconds=self._engine_timeout, **more)
+
+    def front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
+        """The front of an engine. text: what load_text returned."""
+        return Front(engine, *text, warm=True, trust_special_tokens=options.trust_special_tokens, **self._options)
 
     async def __call__(self, options: EngineOptions) -> Front:
         """A started front. Raises KvasirError."""
         check(options)
-        tokenizer, template = await asyncio.to_thread(load_text, options)
-        engine = ProcessEngine(options, hang_seconds=self._engine_timeout)
-        front = self._front(options, engine, tokenizer, template)
+        engine = self.engine(options)
+        engine.launch()
+        try:
+            front = self.front(options, engine, *await asyncio.to_thread(load_text, options))
+        except BaseException:
+            engine.abandon()
+            raise
         await front.start()
         print("\n".join(("loaded", *(f"  {line}" for line in front.summary()))), flush=True)
         return front
-
-    def _front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
-        return Front(engine, *text, warm=True, trust_special_tokens=options.trust_special_tokens, **self._options)
 
 
 def _available() -> int:

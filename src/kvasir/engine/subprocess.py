@@ -78,6 +78,7 @@ class ProcessEngine:
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: subprocess.Popen | None = None
+        self._launched = False  # whether the process is one that `start` has not waited for yet
         self._streams = Streams(self._set_paused)
         self._journal = Journal()
         self._cumulative = CumulativeStats()
@@ -111,6 +112,25 @@ class ProcessEngine:
         return self._process.pid if self._process else None
 
     # -- the protocol ------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Starts the process, which loads the model while the caller prepares the rest; `start` waits for it. Call
+        `abandon` if `start` is not reached."""
+        self._spawn()
+        self._launched = True
+
+    def abandon(self) -> None:
+        """Ends a process that was launched and not started; any other is left alone."""
+        if not self._launched:
+            return
+        self._launched = False
+        assert self._process is not None and self._process.stdin is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._stdout.close()
+        remove_socket(self._address)
+        self._context.term()
 
     async def start(self) -> None:
         try:
@@ -271,20 +291,26 @@ class ProcessEngine:
 
     # -- the process -------------------------------------------------------------------------------------------
 
-    async def _launch(self) -> None:
-        """Starts a process and waits until it is ready. Raises KvasirError if it cannot start."""
+    def _spawn(self) -> None:
         self._address = make_socket_path()
-        address = f"ipc://{self._address}"
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.linger = 0
-        self._socket.sndhwm, self._socket.rcvhwm = 0, wire.AHEAD
-        self._socket.bind(address)
-        command = [sys.executable, "-m", "kvasir.engine.worker", address]
+        command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{self._address}"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
         self._process.stdin.flush()
+
+    async def _launch(self) -> None:
+        """Starts a process, unless one was launched already, and waits until it is ready. Raises KvasirError if it
+        cannot start."""
+        if not self._launched:
+            self._spawn()
+        self._launched = False
+        assert self._process is not None
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.linger = 0
+        self._socket.sndhwm, self._socket.rcvhwm = 0, wire.AHEAD
+        self._socket.bind(f"ipc://{self._address}")
         try:
             ready = await self._first_events()
         except BaseException:

@@ -171,6 +171,7 @@ def main() -> int:
     end_with_parent(sys.argv[1])
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.linger, socket.sndhwm = 1000, wire.AHEAD
+        socket.reconnect_ivl = 5  # ms: the parent may bind its end later
         socket.connect(sys.argv[1])
         try:
             core = build(spec, socket)

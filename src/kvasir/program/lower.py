@@ -161,17 +161,16 @@ class _Uses:
 
 
 def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
+    """The nodes, with each pattern that a rule finds merged into the earlier of its nodes."""
     for rule in (_bias, _gated, _residual):
-        at, uses = 0, _Uses.of(nodes, trace)
-        while at < len(nodes):
-            found = rule(nodes, at, uses)
-            if found is None:
-                at += 1
-            else:
-                other, new = found
-                nodes[other] = new
-                del nodes[at]
-                uses = _Uses.of(nodes, trace)
+        uses, kept = _Uses.of(nodes, trace), list[Node | None](nodes)
+        for at in range(len(nodes)):
+            if found := rule(nodes, at, uses):
+                into, merged = found
+                nodes[into] = merged
+                kept[into], kept[at] = merged, None
+                uses.made |= {id(out.base): into for out in _outs(merged)}
+        nodes = [node for node in kept if node is not None]
     return nodes
 
 

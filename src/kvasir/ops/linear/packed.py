@@ -17,6 +17,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -125,9 +126,8 @@ def pack_rows(
     if len(pieces) == 1:
         pack(pieces[0])
     else:
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(pack, pieces):
-                pass
+        for _ in _threads(threads).map(pack, pieces):
+            pass
     packed.memory.flags.writeable = False
     return packed
 
@@ -232,6 +232,12 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
             raise ValueError(f"rows of {kind.name} are uint8 [n, {row_bytes}], not {part.dtype} {list(part.shape)}")
     if sum(map(len, parts)) != rows:
         raise ValueError(f"expected {rows} rows, got {sum(map(len, parts))}")
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """The threads that pack. Kept: a model has hundreds of matrices, and starting threads takes as long as packing."""
+    return ThreadPoolExecutor(count, thread_name_prefix="kvasir-pack")
 
 
 def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
