@@ -1,17 +1,17 @@
-"""How much longer a greedy request waits for its tokens while 8 neighbours use an option of the sampler.
+"""Measures how much longer a greedy request waits for its tokens while 8 neighbours use an option of the sampler.
 
-    python benchmarks/neighbours.py                          all options, five rounds, some five minutes
+    python benchmarks/neighbours.py                          all options, five rounds, about five minutes
     python benchmarks/neighbours.py --rounds 1 --gaps 60     a quick look
     python benchmarks/neighbours.py --only typical_p --only dry
 
-The model has two layers with random weights and a vocabulary of 151,936, so that a step is little else than logits and
-sampling: a large model would hide what the sampler takes. Its tokenizer has as many tokens of random letters.
+The model has two layers with random weights and a vocabulary of 151,936, so a step consists mostly of logits and
+sampling: a large model would hide the sampler's time. Its tokenizer has as many tokens of random letters.
 
-A greedy request runs alone first. Then come 8 neighbours, and the gaps between its tokens are taken while all of them
-answer; where it is the prompt that costs (`prompt_logprobs`), until the last of them has its first token. In each round
-the options take turns, every second round in reverse, and their gaps are compared with those beside 8 plain neighbours
-of the same round: the median over the rounds of the ratios of the 99th percentiles must be at most 2. `prompt` is no
-option: it shows what any prompt of that length costs, for comparison with `prompt_logprobs`.
+A greedy request runs alone first. Then 8 neighbours join, and the gaps between its tokens are measured while all of
+them decode; for options whose cost is in the prompt (`prompt_logprobs`), until the last neighbour has its first token.
+Each round measures all options, every second round in reverse order, and compares their gaps with the gaps of the same
+round with 8 plain neighbours: the median over the rounds of the ratios of the 99th percentiles must be at most 2.
+`prompt` is not an option: it shows the cost of any prompt of that length, for comparison with `prompt_logprobs`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ import shapes
 
 VOCAB, NEIGHBOURS = 151_936, 8
 REFERENCES = ("plain", "prompt")  # no options
-SHORT, LONG, READ = 64, 4096, 1500  # tokens of prompts: usual ones, what DRY looks at, what is read
+SHORT, LONG, READ = 64, 4096, 1500  # tokens of prompts: by default, for DRY, and where the prompt is measured
 MAX_LEN = 6144
 AIM = 2.0
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 BREAKERS = tuple((17, i, 19) for i in range(1000))
 
-# By name, what the neighbours ask for beside a temperature of 1. prompt: its length.
+# The parameters of the neighbours besides a temperature of 1, by name. prompt: its length.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "greedy": {"temperature": 0.0},
@@ -85,7 +85,7 @@ def make_model(folder: Path) -> str:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """Byte-level, without merges: texts are spelt in bytes, and answers in all of the tokens."""
+    """Byte-level, without merges: texts are encoded as bytes, and choices use all tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters, rng = "abcdefghijklmnopqrstuvwxyz", random.Random(0)
@@ -132,7 +132,7 @@ def gaps_of(core: EngineCore, name: str, seed: int, count: int) -> list[float]:
     while not all(n in times for n in neighbours):
         take(core, times)
     if not reads:
-        begun = len(times["greedy"]) + 2  # the first ones still show the prompts
+        begun = len(times["greedy"]) + 2  # the first gaps still contain the prompts
         while len(times["greedy"]) <= begun + count:
             take(core, times)
     for id in times:
@@ -152,7 +152,7 @@ def take(core: EngineCore, times: dict[str, list[float]]) -> None:
         times.setdefault(delta.id, []).extend([now] * len(delta.token_ids))
 
 
-# -- all of them -----------------------------------------------------------------------------------------------
+# -- all cases -------------------------------------------------------------------------------------------------
 
 
 def spread(gaps: list[float]) -> dict[str, float]:
@@ -199,14 +199,14 @@ def draw(figure: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
     panel.bar(range(len(names)), [found[n]["ratio"] for n in names])
     panel.axhline(AIM, color="tab:gray", linestyle="--", linewidth=1)
     panel.set_xticks(range(len(names)), names, fontsize=7, rotation=30)
-    panel.set_title("p99 gap of a greedy request beside 8 neighbours, over that beside 8 plain ones", fontsize=9)
+    panel.set_title("p99 gap of a greedy request with 8 neighbours, relative to 8 plain neighbours", fontsize=9)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gaps", type=int, default=200, help="tokens of the greedy request in each case")
-    parser.add_argument("--only", action="append", choices=CASES, help="beside plain; repeatable")
+    parser.add_argument("--gaps", type=int, default=200, help="measured tokens of the greedy request in each case")
+    parser.add_argument("--only", action="append", choices=CASES, help="measure only this case, and plain; repeatable")
     parser.add_argument("--threads", type=int, help="computing threads")
     parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
     args = parser.parse_args()
@@ -220,7 +220,8 @@ def main() -> int:
         core.close()
         core.runner.close()
     show(found)
-    print(f"{time.perf_counter() - begun:.0f} s; others had {100 * result['foreign_cpu']:.0f} % of the processors")
+    others_used = f"other programs used {result['foreign_cpu']:.0%} of the CPU time"
+    print(f"{time.perf_counter() - begun:.0f} s; {others_used}")
     if args.out:
         report.write(args.out, "neighbours", result, lambda figure: draw(figure, found))
     return int(any(misses(name, row) for name, row in found.items()))

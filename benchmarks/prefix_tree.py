@@ -1,17 +1,18 @@
-"""How long the prefix tree takes for one match, insert and eviction, in a tree that is full.
+"""Measures one match, insert and eviction in a full prefix tree.
 
     python benchmarks/prefix_tree.py
     python benchmarks/prefix_tree.py --blocks 100000 --window 1024
 
-Prompts of 1k to 12k tokens: some begin a conversation under one of a few system prompts, the others go on with an
-earlier one. Each is matched, gets its blocks (evicting what is missing), is inserted and ends, as in a server; the pool
-is several times smaller than all of them together. Printed are medians and the 99th percentile in microseconds:
+Prompts have 1k to 12k tokens: some begin a conversation with one of a few system prompts, the others continue an
+earlier conversation. Each is matched, gets its blocks (evicting others if necessary), is inserted and ends, as in a
+server; the pool is several times smaller than all prompts together. The script prints medians and 99th percentiles in
+microseconds:
 
-match     one prompt against the tree
-insert    one prompt, after its hit: what is new of it enters the tree
+match     one prompt
+insert    the part of one prompt after its hit
 evict 1   one block
-evict     one block, when all that a prompt lacks is evicted in one call
-held      how long the pool itself takes to share a hit and to take back the blocks of a prompt that ends
+evict     one block, if all missing blocks of a prompt are evicted in one call
+held      sharing the blocks of a hit, and releasing the blocks of a prompt that ends, in the pool alone
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def timed(times: Times, name: str, call: Callable[[], Any], per: int = 1) -> Any
 
 
 def prompts(rng: random.Random, num_prompts: int):
-    """Token ids: half of them a conversation's next turn, half a new one under one of eight system prompts."""
+    """Token ids: half of the prompts continue a conversation, half begin one with one of eight system prompts."""
     systems = [rng.choices(range(150_000), k=rng.randint(200, 900)) for _ in range(8)]
     talks: list[list[int]] = []
     for _ in range(num_prompts):
@@ -94,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, nargs="+", default=[1000, 10_000, 100_000], help="blocks of each pool")
     parser.add_argument("--block-size", type=int, default=16, help="tokens")
-    parser.add_argument("--window", type=int, default=0, help="tokens of a window group beside the full one; 0: none")
+    parser.add_argument("--window", type=int, default=0, help="tokens of an additional window group; 0: none")
     parser.add_argument("--policy", choices=POLICIES, default="lru")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,14 +1,15 @@
-"""CPU time of the scheduler and of a runner's bookkeeping for each token, by rows that decode together.
+"""CPU time per token of the scheduler and of a runner's bookkeeping, by number of rows that decode together.
 
     python benchmarks/rows.py
     python benchmarks/rows.py --rows 256 1024 --against ../before
 
-FakeRunner computes, so no kernel hides what a row costs in Python: greedy answers without a grammar, all decoding, each
-after a short prompt of its own. Printed is the CPU time of the thread that steps, in microseconds per token: the median
-of the rounds, and where it goes. plan and commit are the scheduler's, execute and sample the runner's; core is the rest
-of a step of EngineCore; pack is the message in which an engine process sends the tokens, and is no part of `step`.
+A FakeRunner computes the steps, so no kernel hides the cost of a row in Python. All sequences decode greedily without a
+grammar, each after its own short prompt. The script prints the CPU time of the stepping thread in microseconds per
+token, as the median of the rounds: step, and its parts. plan and commit belong to the scheduler, execute and sample to
+the runner; core is the rest of a step of EngineCore. pack, which is not part of step, encodes the message with the
+tokens.
 
---against: a checkout of another commit, measured in turn with this one, each in a process of its own.
+--against: a checkout of another commit, measured in turn with this one, each in a separate process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("step", "plan", "execute", "sample", "commit", "core", "pack")
 PROMPT = 16  # tokens
-WARM, STEPS = 4, 32  # steps of an engine that are not measured, and that are
-LEAST = 2048  # tokens of a round: few rows decode in several engines, one after the other
+WARM, STEPS = 4, 32  # unmeasured and measured steps of an engine
+LEAST = 2048  # tokens of a round: with few rows, several engines run one after the other
 
 Times = dict[str, float]
 
@@ -45,7 +46,7 @@ def timed(times: Times, name: str, call: Callable[..., Any]) -> Callable[..., An
 
 
 def engine(rows: int, tokens: int) -> Any:
-    """An EngineCore over a FakeRunner in which so many answers of `tokens` tokens fit."""
+    """An EngineCore over a FakeRunner, with `rows` requests for `tokens` tokens each."""
     from kvasir.engine.core import EngineCore
     from kvasir.runner.fake import FakeRunner
     from kvasir.sched.scheduler import Scheduler
@@ -77,7 +78,7 @@ def measure(rows: int) -> Times:
 
 
 def decode(core: Any, rows: int, times: Times) -> None:
-    """Adds the seconds of STEPS steps in which all rows decode."""
+    """Adds the seconds of STEPS steps, in which all rows decode, to times."""
     from kvasir.engine.wire import Deltas, encode
 
     for _ in range(1 + WARM):
@@ -94,12 +95,12 @@ def decode(core: Any, rows: int, times: Times) -> None:
 
 
 def count(added: list[Any]) -> int:
-    """Tokens in what a step added."""
+    """The number of tokens in the deltas of a step."""
     return sum(len(part.token_ids) if hasattr(part, "token_ids") else len(part.ids) for part in added)
 
 
 def measured_in(checkout: Path, rows: list[int]) -> dict[int, Times]:
-    """The same in a process of its own, with the package of a checkout."""
+    """The times of `measure` by rows, from a separate process that uses the package of a checkout."""
     command = [sys.executable, __file__, "--rows", *map(str, rows), "--child"]
     env = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     output = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
@@ -107,11 +108,13 @@ def measured_in(checkout: Path, rows: list[int]) -> dict[int, Times]:
 
 
 def use(source: str) -> None:
-    """Imports the package from there: an editable install would give its own, whatever PYTHONPATH says."""
+    """Imports the package from `source`: without this, an editable install takes precedence over PYTHONPATH."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
     import kvasir
 
-    assert kvasir.__file__ and Path(kvasir.__file__).is_relative_to(source), f"{kvasir.__file__} is measured"
+    assert kvasir.__file__ and Path(kvasir.__file__).is_relative_to(source), (
+        f"the wrong package is measured: {kvasir.__file__}"
+    )
 
 
 def median(rounds: list[dict[int, Times]], rows: int, part: str) -> float:

@@ -1,10 +1,10 @@
-"""Measures models in the standing cases and writes one JSON and one plot for each.
+"""Measures models in the standard cases and writes one JSON and one plot for each.
 
     python benchmarks/run.py                             the bundled model, into benchmarks/results
-    python benchmarks/run.py --model /tmp/qwen3-0.6b     another one, of benchmarks/shapes.py or real
+    python benchmarks/run.py --model /tmp/qwen3-0.6b     another model, real or made by benchmarks/shapes.py
     python benchmarks/run.py --case decode --repeats 9
 
-Each case is a process of its own, so that none inherits what another warmed up.
+Each case runs in a separate process, so that no case profits from another's warm-up.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CASES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", action="append", help="folder, file or name; repeatable")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all of them; repeatable")
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all cases; repeatable")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    args, more = parser.parse_known_args()  # the rest are options of `kvasir bench`
+    args, more = parser.parse_known_args()  # other options are passed to `kvasir bench`
     failed = 0
     for model in args.model or ["kvasir-mini"]:
         for case in args.case or CASES:

@@ -1,11 +1,12 @@
-"""Goodput of candidate defaults on a trace, in virtual time: what `kvasir simulate` does, once for each candidate.
+"""Goodput of candidate defaults on a trace, in virtual time: runs `kvasir simulate` once for each candidate.
 
     python benchmarks/scheduler_defaults.py azure_llm_2023_conv.csv --limit 3000 --rate 1,2
     python benchmarks/scheduler_defaults.py TRACE --costs costs-MODEL.json --out benchmarks/results
 
-One setting is changed at a time, the others stay as they are by default: tokens in a step, rows, tokens of a KV block,
-and of the policy the targets waited before a request goes first (PATIENCE), and how much longer than its decodes a step
-may take (STRETCH). Goodput is the requests that kept both targets of `interactive`, per second in which requests came.
+Each run changes one setting; the others keep their defaults. Settings are the tokens of a step, the rows, the tokens of
+a block, and two constants of the policy: how many targets a request waits before it goes first (PATIENCE), and how much
+longer than its decodes a step may take (STRETCH). Goodput is the number of requests that met both targets of
+`interactive`, divided by the seconds in which requests arrived.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def changed(module: ModuleType, name: str, value: float) -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--rate", default="1", help="times as fast as in the trace; several with commas")
-    parser.add_argument("--costs", help="as of kvasir simulate")
-    parser.add_argument("--limit", type=int, help="only so many requests from the start")
+    parser.add_argument("--rate", default="1", help="speed relative to the trace; comma-separated list")
+    parser.add_argument("--costs", help="see `kvasir simulate --costs`")
+    parser.add_argument("--limit", type=int, help="use only the first requests of the trace")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     args = parser.parse_args()
     asked = read_trace(args.trace, args.limit)

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, to measure on machines that hold no real ones.
+"""Models of real shapes with random weights, for measurements on machines without real models.
 
     python benchmarks/shapes.py qwen3-0.6b /tmp/qwen3-0.6b
 
@@ -59,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names as in the published checkpoints; matrices are [outputs, inputs]."""
+    """Tensor names of the published checkpoints with their shapes; matrices are [outputs, inputs]."""
     width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "model.embed_tokens.weight", (config["vocab_size"], width)

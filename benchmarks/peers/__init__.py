@@ -1,1 +1,1 @@
-"""Other engines beside ours: same files, same prompts, same threads, in turns. See benchmarks/README.md."""
+"""Compares Kvasir with other engines: same files, same prompts, same threads, in turn. See benchmarks/README.md."""

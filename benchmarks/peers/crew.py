@@ -1,4 +1,4 @@
-"""Who takes part in a row: engines in workers, loaded once for all rows of a model, and servers."""
+"""The engines of a row: workers, loaded once for all rows of a model, and servers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.peers.servers import Server
 
 BLOCK = 64  # tokens
 TRIED = 16  # new tokens of a trial
-WARM_UP = 2**20  # the number of a round that is not measured
+WARM_UP = 2**20  # number of the unmeasured round
 SAMPLING = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "logprobs": 5, "seed": 0}
 
 
 class Contestant(Protocol):
-    """Something that answers prompts and tells its figures. facts: version, flags and the like, for the results."""
+    """An engine that continues prompts and reports its figures. facts: version, flags etc., for the results."""
 
     name: str
     pids: tuple[int, ...]
@@ -29,14 +29,14 @@ class Contestant(Protocol):
 
     @property
     def peak_rss(self) -> int:
-        """Bytes; 0 where it is not known."""
+        """Bytes; 0 if unknown."""
         ...
 
     def measure(self, row: Row, prompts: Sequence[Sequence[int]], new: int) -> dict[str, float]: ...
 
 
 class InProcess:
-    """An engine in its worker, with the options that its answers are asked for."""
+    """An engine in its worker, with the options of its requests."""
 
     def __init__(self, worker: Worker, facts: dict[str, Any], **options: Any):
         self.name, self.worker, self.options = worker.name, worker, options
@@ -47,7 +47,7 @@ class InProcess:
         return self.worker.peak_rss
 
     def asking(self, **options: Any) -> InProcess:
-        """The same engine, asked with other options."""
+        """The same engine with other options."""
         return InProcess(self.worker, self.facts, **options)
 
     def measure(self, row: Row, prompts: Sequence[Sequence[int]], new: int) -> dict[str, float]:
@@ -55,7 +55,7 @@ class InProcess:
 
 
 class Crew:
-    """The workers that are loaded: those of one model at a time. close() ends them."""
+    """The loaded workers, of one model at a time. close() ends them."""
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -63,7 +63,7 @@ class Crew:
         self._loaded: dict[str, tuple[Worker, dict[str, Any]]] = {}
 
     def get(self, name: str, row: Row, rows: Iterable[Row]) -> InProcess:
-        """rows: all that are to be measured; the engine gets room for those of this model. Raises PeerError."""
+        """rows: all rows to be measured; the engine gets memory for those of this model. Raises PeerError."""
         if self._model != (row.model, row.kind):
             self.close()
             self._model = row.model, row.kind
@@ -94,7 +94,7 @@ class Crew:
 
 
 def sizes(group: Sequence[Row], max_context: int, kv_bytes: int) -> dict[str, int]:
-    """What an engine must hold for these rows, and a quarter more. kv_bytes: per token, at most."""
+    """Load options with enough memory for these rows, plus a quarter. kv_bytes: per token, at most."""
     length = max(-(-(row.prompt + row.longest) // BLOCK) * BLOCK for row in group)
     tokens = max(row.users * (row.prompt + row.longest + BLOCK) for row in group)
     return {
@@ -105,9 +105,9 @@ def sizes(group: Sequence[Row], max_context: int, kv_bytes: int) -> dict[str, in
 
 
 def contestants(row: Row, crew: Crew, rows: Iterable[Row]) -> tuple[list[Contestant], dict[str, str]]:
-    """Ours first, then the peers that can be had, each as it does best; and why the others cannot be had.
+    """Kvasir first, then the available peers, each with its best options; and the reasons why others are unavailable.
 
-    Servers among them are the caller's to close. Raises PeerError where ours cannot be had.
+    The caller closes the servers among them. Raises PeerError if Kvasir is unavailable.
     """
     found: list[Contestant] = []
     missing: dict[str, str] = {}
@@ -138,7 +138,7 @@ def _server(name: str, crew: Crew, row: Row) -> Server:
 
 
 def _best(name: str, crew: Crew, row: Row, rows: Iterable[Row]) -> InProcess:
-    """Tries each way of asking once, which warms the engine up, too."""
+    """The engine with its fastest options. Tries each combination once, which also warms up the engine."""
     ways, trial = _ways(row, crew.get(name, row, rows)), _trial(crew.setup, row)
     values = [_tried(row, way, trial) for way in ways]
     best = ways[values.index(max(values))]
@@ -147,7 +147,7 @@ def _best(name: str, crew: Crew, row: Row, rows: Iterable[Row]) -> InProcess:
 
 
 def _tried(row: Row, way: InProcess, trial: Sequence[Sequence[int]]) -> float:
-    """The value of few new tokens, or of as many as it takes to measure."""
+    """The value for a few new tokens, or for as many as the measurement needs."""
     new = min(row.new, TRIED)
     while True:
         try:
@@ -159,7 +159,7 @@ def _tried(row: Row, way: InProcess, trial: Sequence[Sequence[int]]) -> float:
 
 
 def _ways(row: Row, engine: InProcess) -> list[InProcess]:
-    """For llama.cpp, its two switches of attention."""
+    """The engine with each combination of options to try: for llama.cpp, its two attention settings."""
     if engine.name in (LLAMA, LLAMA_BENCH):
         unified = (False, True) if row.users > 1 else (False,)
         return [engine.asking(flash_attn=f, kv_unified=u) for f, u in itertools.product((True, False), unified)]

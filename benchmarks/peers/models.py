@@ -1,9 +1,9 @@
-"""Makes the models that all engines are measured on: real shapes, random weights, in every format.
+"""Makes the models for all engines: real shapes, random weights, in every format.
 
-    python -m benchmarks.peers.models                      all of them, into .peers/models
+    python -m benchmarks.peers.models                      all models, into .peers/models
     python -m benchmarks.peers.models --only qwen3-0.6b
 
-A model is a folder of bfloat16 safetensors; from it come a bf16 GGUF and, by llama.cpp's own quantizer, the K-quants.
+A model is a folder of bfloat16 safetensors, which is converted to a bf16 GGUF file; llama.cpp quantizes that file.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def model_gguf(folder: Path, name: str, kind: str) -> Path:
 
 
 def make(folder: Path, name: str) -> None:
-    """Makes what is not there yet. Raises PeerError."""
+    """Makes the files that do not exist yet. Raises PeerError."""
     tools = SHARED / "bench"
     if not tools.exists():
-        raise PeerError(f"{tools} is not there: it holds the scripts that make these models")
+        raise PeerError(f"{tools} does not exist: it contains the scripts that make these models")
     where, bf16 = model_folder(folder, name), model_gguf(folder, name, "bf16")
     where.parent.mkdir(parents=True, exist_ok=True)
     _file(where / "model.safetensors", lambda _: _run(sys.executable, tools / "make_bench_model.py", name, where))
@@ -53,7 +53,7 @@ def _quantize(folder: Path, bf16: Path, to: Path, kind: str) -> None:
 
 
 def _file(path: Path, make: Callable[[Path], None]) -> None:
-    """Makes a file under another name first, so that one broken off is never taken for whole."""
+    """Makes a file under a temporary name first, so that an incomplete file is never used."""
     if path.exists():
         return
     part = path.with_name(path.name + ".part")
@@ -66,13 +66,13 @@ def _file(path: Path, make: Callable[[Path], None]) -> None:
 def _run(*command: object, env: dict[str, str] | None = None) -> None:
     words = [str(word) for word in command]
     if subprocess.run(["nice", *words], cwd=ROOT, env=env, stdout=subprocess.DEVNULL).returncode:
-        raise PeerError(f"this failed: {' '.join(words)}")
+        raise PeerError(f"command failed: {' '.join(words)}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dir", type=Path, default=PEERS, help="the folder of the peers")
-    parser.add_argument("--only", action="append", choices=NAMES, help="default: all of them; repeatable")
+    parser.add_argument("--dir", type=Path, default=PEERS, help="folder of the peers")
+    parser.add_argument("--only", action="append", choices=NAMES, help="default: all models; repeatable")
     args = parser.parse_args()
     try:
         for name in args.only or NAMES:

@@ -1,4 +1,4 @@
-"""Where things lie: this checkout, what is shared between checkouts, and the folder of the peers."""
+"""Paths: this checkout, data shared between checkouts, the folder of the peers, the results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 class PeerError(Exception):
-    """A peer, a model or a measurement that cannot be had, with the reason for people."""
+    """A peer, a model or a measurement is unavailable; the message gives the reason."""
 
 
 class AnswersTooShort(PeerError):
-    """The answers hardly overlapped; longer ones can be measured."""
+    """The choices hardly overlapped; with more new tokens the measurement works."""

@@ -1,4 +1,4 @@
-"""What the machine gives beside a measurement: bandwidth, arithmetic, and the share that other programs take."""
+"""Properties of the machine during a measurement: bandwidth, arithmetic, and the CPU share of other programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second, at best, just now; 0 where this machine has no instruction for it, or it was not measured."""
+    """Current maximum rates per second; 0 if the machine has no such instruction, or if it was not measured."""
 
     bytes_per_s: float
     int8_macs_per_s: float
@@ -30,7 +30,7 @@ class Rates:
 
 
 def rates(threads: int) -> Rates:
-    """Takes about a second; nothing else should run."""
+    """Measures for about a second; no other program should run."""
     program = _program(SOURCE)
     if program is None:
         from kvasir.cli.bench.probe import probe
@@ -43,7 +43,7 @@ def rates(threads: int) -> Rates:
 
 @cache
 def _program(source: Path) -> Path | None:
-    """probe.c, compiled; None where there is no compiler, or where what it made does not run."""
+    """The compiled probe.c; None if there is no compiler, or if the program does not run."""
     program = Path(tempfile.mkdtemp(prefix="kvasir-probe-")) / "probe"
     command = ["gcc", "-O3", "-march=native", "-pthread", source, "-o", program]
     try:
@@ -55,8 +55,8 @@ def _program(source: Path) -> Path | None:
 
 
 class Foreign:
-    """Which share of the processors' time others took: begins now, `share` ends it. pids: of the programs measured,
-    which count with all that they started. What a hypervisor took away counts as others'."""
+    """The share of the CPU time that other programs used between the construction and `share`. pids: of the measured
+    programs, which are counted with their descendants. Time stolen by a hypervisor counts as other programs' time."""
 
     def __init__(self, pids: Iterable[int]):
         self._pids = tuple(pids)
@@ -64,7 +64,7 @@ class Foreign:
         self._own = cpu_seconds(self._pids)
 
     def share(self) -> float:
-        """0 for a quiet machine, 1 where others had all of it."""
+        """0 if no other program ran, 1 if other programs used all CPU time."""
         total, busy = machine_seconds()
         own = cpu_seconds(self._pids) - self._own
         spent = total - self._total
@@ -72,7 +72,7 @@ class Foreign:
 
 
 def machine_seconds() -> tuple[float, float]:
-    """(all processors' time, their busy time), in seconds."""
+    """(total time, busy time) of all processors, in seconds."""
     # Guest time is part of user time on Linux.
     times = {k: v for k, v in psutil.cpu_times()._asdict().items() if not k.startswith("guest")}
     total = sum(times.values())
@@ -80,7 +80,7 @@ def machine_seconds() -> tuple[float, float]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Processor time of these processes and of all that they started; 0 for a process that is gone."""
+    """CPU time of these processes and their descendants; 0 for a process that has ended."""
     total = 0.0
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""What is asked of the engines in a round, and the one figure of their answers that is compared."""
+"""The prompts of a round, and the figure that is compared."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.peers.rows import Row
 
 
 def prompts_of(row: Row, number: int, vocab_size: int) -> list[list[int]]:
-    """Random ids: the same for every engine, others in each round unless the row keeps them."""
+    """Random ids: the same for every engine, different in each round unless the row keeps them."""
     random = np.random.default_rng((0, row.users, row.prompt, 0 if row.kept else number))
     return random.integers(0, vocab_size, (row.users, row.prompt)).tolist()
 
 
 def value_of(row: Row, figures: Mapping[str, float], new: int) -> float:
-    """The figure that is compared, for answers of `new` tokens. Raises PeerError where the engine does not tell it."""
+    """The figure that is compared, for `new` tokens per prompt. Raises PeerError if the engine does not report it."""
     match row.figure:
         case "decode" | "sampling":
             return figures["decode_tokens"] / figures["decode_s"]
@@ -28,5 +28,5 @@ def value_of(row: Row, figures: Mapping[str, float], new: int) -> float:
         case "http":
             return figures["tokens_per_s"]
     if "kernel_seconds" not in figures:
-        raise PeerError("the engine does not count its kernels' seconds")
+        raise PeerError("the engine does not report the time of its kernels")
     return 1 - figures["kernel_seconds"] / figures["step_seconds"]

@@ -33,9 +33,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def plot(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Ratios with their ranges, against bar and aim; on a panel of their own, what is ours alone.
+    """Plots ratios with their ranges, bar and aim; figures without a peer have a separate panel.
 
-    Raises ImportError where matplotlib is not there.
+    Raises ImportError if matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 

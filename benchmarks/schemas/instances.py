@@ -1,5 +1,4 @@
-"""Instances drawn from a schema, and others that were changed somewhere. Nothing vouches for either: a validator has to
-judge them."""
+"""Instances drawn from a schema, and changed copies of them. Either may be valid or not: a validator must decide."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def candidates(schema: Any, rng: Random) -> Iterator[Any]:
     for _ in range(DRAWN):
         try:
             drawn = _Draw(schema, rng).value(schema, 0)
-        except Exception:  # a schema of a shape that is not thought of here
+        except Exception:  # a schema of an unsupported shape
             continue
         yield drawn
         for _ in range(CHANGED):
@@ -34,7 +33,7 @@ def candidates(schema: Any, rng: Random) -> Iterator[Any]:
 
 
 def changed(value: Any, rng: Random) -> Any:
-    """The same with one thing different, anywhere."""
+    """The value with one change at a random place."""
     if isinstance(value, dict) and value:
         key = rng.choice(list(value))
         match rng.randrange(6):
@@ -82,7 +81,7 @@ class _Draw:
         return self.typed(rng.choice(kind) if isinstance(kind, list) else kind, schema, depth)
 
     def merged(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        """With what its references, and one each of its choices, say."""
+        """The schema merged with its references, and with one alternative of each of its choices."""
         schema = dict(schema)
         more: list[Any] = []
         if isinstance(schema.get("$ref"), str):
@@ -191,32 +190,32 @@ class _Draw:
 
 
 def matching(pattern: str, rng: Random) -> str:
-    """A text in which a pattern is found, as far as that is easy."""
+    """A text that matches the pattern; unsupported constructs are approximated."""
     return _text(parser.parse(pattern), rng)
 
 
 def _text(tree: Any, rng: Random) -> str:
-    return "".join(_piece(code, said, rng) for code, said in tree)
+    return "".join(_piece(code, argument, rng) for code, argument in tree)
 
 
-def _piece(code: Any, said: Any, rng: Random) -> str:
+def _piece(code: Any, argument: Any, rng: Random) -> str:
     match code:
         case codes.LITERAL:
-            return chr(said)
+            return chr(argument)
         case codes.NOT_LITERAL:
-            return "a" if said != ord("a") else "b"
+            return "a" if argument != ord("a") else "b"
         case codes.ANY:
             return rng.choice("ab1")
         case codes.IN:
-            return _one_of(said, rng)
+            return _one_of(argument, rng)
         case codes.MAX_REPEAT | codes.MIN_REPEAT | codes.POSSESSIVE_REPEAT:
-            low, high, inner = said
+            low, high, inner = argument
             count = rng.randint(low, min(high, low + 2))
             return "".join(_text(inner, rng) for _ in range(count))
         case codes.SUBPATTERN:
-            return _text(said[3], rng)
+            return _text(argument[3], rng)
         case codes.BRANCH:
-            return _text(rng.choice(said[1]), rng)
+            return _text(rng.choice(argument[1]), rng)
         case codes.ASSERT | codes.ASSERT_NOT | codes.AT:
             return ""
     raise ValueError(code)
@@ -226,11 +225,11 @@ _CLASSES = {codes.CATEGORY_DIGIT: "0123456789", codes.CATEGORY_WORD: "abXY01_", 
 _NEGATED = {codes.CATEGORY_NOT_DIGIT: "ab-", codes.CATEGORY_NOT_WORD: "-. ", codes.CATEGORY_NOT_SPACE: "ab1"}
 
 
-def _one_of(said: Any, rng: Random) -> str:
-    if said[0][0] is codes.NEGATE:
-        taken = {chr(c) for code, c in said[1:] if code is codes.LITERAL}
+def _one_of(argument: Any, rng: Random) -> str:
+    if argument[0][0] is codes.NEGATE:
+        taken = {chr(c) for code, c in argument[1:] if code is codes.LITERAL}
         return next(c for c in "ab1-_.x Z" if c not in taken)
-    code, found = rng.choice(said)
+    code, found = rng.choice(argument)
     if code is codes.LITERAL:
         return chr(found)
     if code is codes.RANGE:

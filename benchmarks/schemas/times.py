@@ -1,16 +1,16 @@
-"""What it takes to follow public schemas over a vocabulary, beside llguidance alone.
+"""Measures the cost of enforcing public schemas with a real vocabulary, compared with llguidance alone.
 
     python -m benchmarks.schemas.times TOKENIZER_FOLDER --results schemas.json --suite ... --store ... --api
 
-Measured are the schemas that `run` found correct, in processor time of the thread, which other programs change little:
+It measures the schemas that `run` found correct, in CPU time of the thread, which other programs hardly affect:
 
-    translate    from the schema to llguidance's words
-    compile      from the schema to the first mask, the translation included
-    check        compile without the translation, and the walk, as the process that checks grammars does both
-    mask         which tokens may come next, in an answer drawn by chance on a grammar that no other answer has used
-    alone        compile and mask with llguidance alone, of the schemas that it gets right
+    translate    from the schema to llguidance's grammar
+    compile      from the schema to the first mask, including the translation
+    check        compiling without the translation, and exploring the grammar, as in the process that checks grammars
+    mask         one mask, in a randomly drawn text on a grammar that no other text has used
+    alone        compile and mask with llguidance alone, for the schemas that it enforces correctly
 
-Each is repeated on a new grammar with the same draws; a figure is the median.
+Each measurement is repeated on a new grammar with the same draws; a figure is the median.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvasir.guided.guide import make_tokenizer
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.text.tokenizer import Tokenizer
 
-MOST = 60  # tokens of an answer
+MOST = 60  # tokens of a drawn text
 BARS = {"compile": 30e-3, "alone compile": 30e-3, "mask": 0.5e-3, "alone mask": 0.5e-3}
 FIGURES = ("translate", "compile", "alone compile", "check", "mask", "alone mask")
 now = time.thread_time
@@ -48,7 +48,7 @@ now = time.thread_time
 
 @dataclass
 class Times:
-    """Of one schema, in seconds. size: characters of the schema."""
+    """The times of one schema, in seconds, by figure. size: characters of the schema."""
 
     name: str
     collection: str
@@ -57,7 +57,7 @@ class Times:
 
 
 class Meter:
-    """Over one vocabulary."""
+    """Measures schemas with one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, repeats: int):
         self._vocabulary, self._repeats = vocabulary, repeats
@@ -67,7 +67,7 @@ class Meter:
         self._ends = np.array(sorted({i for text in ('"', "}", "]", '"}', '"]', ",") for i in encode(text)[-1:]}))
 
     def measure(self, times: Times, schema: Any, both: bool) -> None:
-        """both: llguidance alone as well. Raises KvasirError."""
+        """Adds the figures to times. both: measure llguidance alone, too. Raises KvasirError."""
         rounds: list[dict[str, list[float]]] = []
         for _ in range(self._repeats):
             found: dict[str, list[float]] = {}
@@ -127,7 +127,7 @@ def measured(asked: argparse.Namespace, meter: Meter) -> Iterator[Times]:
         times = Times(case.name, collection, len(json.dumps(case.schema)))
         try:
             meter.measure(times, case.schema, results[case.name]["llguidance"] == "correct")
-        except KvasirError:  # in these collections a schema may have a name twice
+        except KvasirError:  # these collections contain duplicate names of schemas
             continue
         yield times
 
@@ -138,7 +138,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def summed(every: Sequence[Times]) -> dict[str, Any]:
-    """By collection and figure: the spread, and how many are over the bar."""
+    """The spread, and the number of values over the bar, by collection and figure."""
     found: dict[str, Any] = {}
     kinds = list(dict.fromkeys(one.collection for one in every))
     for kind in [*kinds, "all"]:
@@ -153,7 +153,7 @@ def summed(every: Sequence[Times]) -> dict[str, Any]:
 
 def table(summary: dict[str, Any]) -> str:
     lines = [
-        "| collection | what | count | p50 ms | p90 | p99 | max | over the bar |",
+        "| collection | figure | count | p50 ms | p90 | p99 | max | over the bar |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind, figures in summary.items():
@@ -164,7 +164,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def worst(every: Sequence[Times], name: str, most: int = 25) -> list[dict[str, Any]]:
-    """The schemas with the largest figures of a name, beside their others."""
+    """The schemas with the largest values of a figure, with all their figures."""
     largest: Callable[[Times], float] = lambda one: max(one.seconds.get(name) or [0.0])  # noqa: E731
     ms = {key: (lambda one, key=key: max(one.seconds.get(key) or [0.0]) * 1e3) for key in FIGURES}
     first = sorted(every, key=largest, reverse=True)[:most]
@@ -174,21 +174,22 @@ def worst(every: Sequence[Times], name: str, most: int = 25) -> list[dict[str, A
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=Path)
-    parser.add_argument("--results", type=Path, required=True, help="what run wrote")
-    parser.add_argument("--every", type=int, default=1, help="measure one schema of so many")
-    parser.add_argument("--repeats", type=int, default=5, help="the figures are medians of so many")
-    parser.add_argument("--out", type=Path, help="a file for the figures, in JSON")
+    parser.add_argument("--results", type=Path, required=True, help="the schemas.json that run wrote")
+    parser.add_argument("--every", type=int, default=1, help="measure every Nth schema")
+    parser.add_argument("--repeats", type=int, default=5, help="figures are medians of this many repeats")
+    parser.add_argument("--out", type=Path, help="file for the figures, in JSON")
     add_collections(parser)
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_folder(asked.tokenizer)
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
     meter = Meter(vocabulary, asked.repeats)
     gc.collect()
-    gc.freeze()  # the vocabulary is no work of the schemas
+    gc.freeze()  # collecting the vocabulary must not count as time of a schema
     others = ForeignLoad()
     every = list(measured(asked, meter))
     summary = summed(every)
-    print(f"{vocabulary.size} ids, {len(every)} schemas, other programs {others.share():.0%}\n\n{table(summary)}")
+    print(f"{vocabulary.size} ids, {len(every)} schemas; other programs used {others.share():.0%} of the CPU time")
+    print(f"\n{table(summary)}")
     if asked.out:
         facts = {"machine": machine_facts(), "software": software_facts(), "ids": vocabulary.size}
         options = {"tokenizer": asked.tokenizer.name, "every": asked.every, "repeats": asked.repeats}

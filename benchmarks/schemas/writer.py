@@ -1,4 +1,4 @@
-"""Whether a grammar can write a value as `json.dumps` does, with its keys in some order."""
+"""Checks whether a grammar accepts a value in the notation of `json.dumps`, with its keys in some order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRIES = 3000  # orders of keys and spellings of one instance
 
 
 class _Bytes:
-    """A vocabulary of all bytes, and an end."""
+    """A vocabulary of all bytes and an end token."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -25,16 +25,16 @@ class _Bytes:
 
 
 class Writer:
-    """Whether a grammar can write values."""
+    """Checks whether a grammar accepts values."""
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str, order: Sequence[str] = ()):
-        """order: in which keys are tried first. Raises ValueError for a grammar that does not compile."""
+        """order: the order of keys to try first. Raises ValueError for a grammar that does not compile."""
         self._order = {key: i for i, key in enumerate(order)}
         self._start = LLMatcher(tokenizer, grammar, log_level=0)
         if self._start.is_error():
             raise ValueError(self._start.get_error())
         self._tries, self._by = 0, self._order
-        self.limited = False  # whether a value met a limit of the parser, which then writes none of it
+        self.limited = False  # whether a value reached a limit of the parser and was therefore not accepted
 
     def writes(self, value: Any) -> bool:
         return self._finds(value, {}) or self._finds(value, self._order)
@@ -82,7 +82,7 @@ class Writer:
 
 
 def names(schema: Any) -> Iterator[str]:
-    """Of properties, in the order in which the schema has them."""
+    """The names of properties, in the order of the schema."""
     if isinstance(schema, dict):
         for key, value in schema.items():
             if key == "properties" and isinstance(value, dict):

@@ -278,7 +278,7 @@ def test_answers_grow_until_all_users_run_at_once(setup, monkeypatch):
     """Prompts are read one after the other, and a fast machine is done with the first answer by then."""
     row = replace(ROW, users=4, new=16, peers=(LLAMA,))
     found, told = run_row(row, {OURS: 0.001, LLAMA: 0.004}, setup, monkeypatch, rounds=1, stagger=12)
-    assert found["new"] == 64 and len(told) == 2 and "again with 64 new tokens" in told[1]
+    assert found["new"] == 64 and len(told) == 2 and "repeating all engines with 64 new tokens" in told[1]
     assert found["value"] == pytest.approx(4) and found["engines"][LLAMA]["tried"]
     with pytest.raises(AnswersTooShort, match="users"):
         run_row(row, {OURS: 0.001}, setup, monkeypatch, rounds=1, stagger=60)

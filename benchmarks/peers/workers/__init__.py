@@ -1,2 +1,2 @@
-"""One small program per engine, run by that engine's own interpreter: answers commands on stdin. Standard library,
-numpy and the engine are all that a worker may import."""
+"""One small program per engine, run by that engine's interpreter, that executes commands from stdin. A worker may
+import only the standard library, numpy and its engine."""

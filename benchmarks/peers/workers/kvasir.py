@@ -24,7 +24,7 @@ class Kvasir:
     def answer(
         self, prompts: list[list[int]], new: int, generate: bool = False, sampling: dict[str, Any] | None = None
     ) -> dict[str, float]:
-        """generate: by LLM.generate, which tells the whole time alone. sampling: SamplingParams instead of greedy."""
+        """generate: use LLM.generate, which gives the total time only. sampling: parameters instead of greedy ones."""
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": new, "ignore_eos": True, **(sampling or {})})
         before = asdict(self._llm.stats())
         figures = self._generate(prompts, params) if generate else self._stream(prompts, params)
@@ -39,16 +39,16 @@ class Kvasir:
         outputs = self._llm.generate(prompts, params)
         seconds = time.perf_counter() - begun
         if any(len(output.outputs[0].token_ids) != params.max_tokens for output in outputs):
-            raise ValueError(f"an answer has not {params.max_tokens} tokens")
+            raise ValueError(f"a choice does not have {params.max_tokens} tokens")
         return {"total_s": seconds}
 
     def _stream(self, prompts: list[list[int]], params: SamplingParams) -> dict[str, float]:
-        # The loop and the front of an LLM are its own business: a measurement may look inside.
+        # The loop and the front of an LLM are private, but a measurement may use them.
         return self._llm._wait(stream(self._llm._llm.front, prompts, params))
 
 
 async def stream(front: Front, prompts: list[list[int]], params: SamplingParams) -> dict[str, float]:
-    """All prompts at once. Raises RuntimeError where the engine failed on one, ValueError where one came short."""
+    """The figures of all prompts at once. Raises RuntimeError if the engine fails, ValueError if tokens are missing."""
     assert params.max_tokens is not None
     line = Timeline(len(prompts), params.max_tokens)
     requests = [front.resolve(tuple(ids), params, slo=ServiceClass.BATCH) for ids in prompts]

@@ -1,4 +1,4 @@
-"""llama.cpp through the low-level interface of llama-cpp-python: its library, driven as llama-batched-bench does.
+"""llama.cpp through the low-level interface of llama-cpp-python, used in the same way as by llama-batched-bench.
 
 The next token is numpy's argmax over the logits, which is faster than llama.cpp's own greedy sampler.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.peers.workers.protocol import in_step, serve
 
-BATCH = 2048  # tokens in a call; llama.cpp itself cuts them into pieces of 512
-SPARE = 64  # cells beyond what a sequence needs: llama.cpp rounds up by itself
+BATCH = 2048  # tokens in a call; llama.cpp splits them into batches of 512
+SPARE = 64  # cells beyond those that a sequence needs: llama.cpp rounds up
 _AUTO = -1
 
 
@@ -26,7 +26,7 @@ class Llama:
         api.llama_log_set(self._quiet, ctypes.c_void_p(0))
         self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
         if not self._model:
-            raise ValueError(f"llama.cpp does not load {model}")
+            raise ValueError(f"llama.cpp cannot load {model}")
         self._threads = threads
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._context: Any = None
@@ -39,7 +39,7 @@ class Llama:
     def answer(
         self, prompts: list[list[int]], new: int, flash_attn: bool | None = None, kv_unified: bool = False
     ) -> dict[str, float]:
-        """The same prompts as before, in a context of the same shape, are not read again: first_s is of no use then."""
+        """The same prompts in a context of the same shape are not computed again: then first_s has no meaning."""
         users, length = len(prompts), len(prompts[0])
         kept = self._open(users, length + new, flash_attn, kv_unified) and prompts == self._held
         begun = time.perf_counter()
@@ -53,7 +53,7 @@ class Llama:
             steps.append(time.perf_counter() - begun)
         return in_step(first, steps, users)
 
-    # -- batches: `logits` marks the tokens whose logits are wanted ------------------------------------------------
+    # -- batches: `logits` marks the tokens whose logits are needed ------------------------------------------------
 
     def _views(self) -> None:
         batch = self._batch
@@ -68,14 +68,14 @@ class Llama:
         return self._run([(u, p, ids[p], p == len(ids) - 1) for u, ids in enumerate(prompts) for p in range(len(ids))])
 
     def _read_again(self, prompts: list[list[int]]) -> np.ndarray:
-        """Forgets the answer and the prompts' last tokens, and reads only these."""
+        """Removes the generated tokens and the prompts' last tokens, and computes only the latter."""
         last, memory = len(prompts[0]) - 1, api.llama_get_memory(self._context)
         for user in range(len(prompts)):
             api.llama_memory_seq_rm(memory, user, last, -1)
         return self._run([(user, last, ids[last], True) for user, ids in enumerate(prompts)])
 
     def _run(self, entries: list[tuple[int, int, int, bool]]) -> np.ndarray:
-        """entries: (user, position, token, whether its logits are wanted). The next token where they are."""
+        """The next tokens of entries: (user, position, token, whether its logits are needed)."""
         found = []
         for start in range(0, len(entries), BATCH):
             part = entries[start : start + BATCH]
@@ -87,7 +87,7 @@ class Llama:
             found.append(self._decode(count, sum(wanted)))
         api.llama_synchronize(self._context)
         tokens = np.concatenate(found)
-        for user in range(len(tokens)):  # all steps behind this one hold one token of each user
+        for user in range(len(tokens)):  # all later steps have one token of each user
             self._batch.seq_id[user][0] = user
         self._wanted[: len(tokens)] = 1
         return tokens
@@ -101,7 +101,7 @@ class Llama:
     def _decode(self, count: int, wanted: int) -> np.ndarray:
         self._batch.n_tokens = count
         if status := api.llama_decode(self._context, self._batch):
-            raise RuntimeError(f"llama_decode says {status}")
+            raise RuntimeError(f"llama_decode returned {status}")
         if not wanted:
             return np.empty(0, np.int64)
         logits = np.ctypeslib.as_array(api.llama_get_logits(self._context), (wanted, self._vocab))
@@ -110,7 +110,7 @@ class Llama:
     # -- contexts --------------------------------------------------------------------------------------------------
 
     def _open(self, users: int, length: int, flash_attn: bool | None, kv_unified: bool) -> bool:
-        """Makes the context if the one there has another shape; returns whether it was there."""
+        """Replaces the context if its shape differs; returns whether the old one was kept."""
         shape = users, length, flash_attn, kv_unified
         if shape == self._shape:
             return True
@@ -124,13 +124,13 @@ class Llama:
         self._shape, self._held = (), []
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
-            raise ValueError(f"llama.cpp makes no context of {params.n_ctx} tokens")
+            raise ValueError(f"llama.cpp cannot create a context of {params.n_ctx} tokens")
         self._shape = shape
         self._warm_up()
         return False
 
     def _warm_up(self) -> None:
-        """As llama.cpp's own programs do before they measure."""
+        """The same warm-up as in llama.cpp's programs."""
         self._run([(0, p, p + 3, p == 15) for p in range(16)])
         api.llama_memory_clear(api.llama_get_memory(self._context), True)
 

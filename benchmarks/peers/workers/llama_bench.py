@@ -1,4 +1,4 @@
-"""llama.cpp's own llama-batched-bench, run once for each answer. It has its own random prompts and does not sample."""
+"""llama.cpp's llama-batched-bench, run once per command. It makes its own random prompts and does not sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.peers.workers.protocol import serve
 
-TRIES = 20  # its log is written by a thread, which may lose the last lines of a short run
+TRIES = 20  # a thread writes its log, and may lose the last lines of a short run
 
 
 class LlamaBench:
@@ -17,8 +17,11 @@ class LlamaBench:
         self._program = os.path.join(os.environ["LLAMA_BIN"], "llama-batched-bench")
         self._command = [self._program, "-m", model, "-t", str(threads), "-tb", str(threads)]
         self._command += ["-b", "2048", "-ub", "512", "--output-format", "jsonl"]
-        told = subprocess.run([self._program, "--version"], capture_output=True, text=True)
-        return {"version": " ".join((told.stdout + told.stderr).split()[:6]), "flags": " ".join(self._command[3:])}
+        version = subprocess.run([self._program, "--version"], capture_output=True, text=True)
+        return {
+            "version": " ".join((version.stdout + version.stderr).split()[:6]),
+            "flags": " ".join(self._command[3:]),
+        }
 
     def answer(
         self, prompts: list[list[int]], new: int, flash_attn: bool | None = None, kv_unified: bool = False
@@ -38,7 +41,7 @@ class LlamaBench:
 
 
 def figures(output: str, users: int, new: int) -> dict[str, float]:
-    """Of the one line that is a result; empty where there is none."""
+    """The figures from the result line; empty if there is none."""
     for line in output.splitlines():
         if line.startswith("{") and '"speed_tg"' in line:
             row = json.loads(line)

@@ -1,9 +1,9 @@
-"""How a worker is spoken to: one JSON object a line, an answer for each, until stdin ends.
+"""The protocol of a worker: one JSON object per line, one reply for each, until stdin ends.
 
     {"do": "load", "model": ..., "threads": 2, ...}         -> {"ok": {...}, "peak_rss": bytes}
     {"do": "answer", "prompts": [[ids], ...], "new": 128}   -> {"ok": Answer} or {"error": text, "too_short": bool}
 
-`answer` starts all users together, decodes greedily past any end token, and tells its times: see `Timeline`.
+`answer` starts all users together, decodes greedily, ignoring end tokens, and reports its times: see `Timeline`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-SHARED = 0.25  # of the new tokens, what must come while all users run
+SHARED = 0.25  # minimum share of the new tokens that is generated while all users run
 
 
 class TooShort(ValueError):
-    """The answers hardly overlap, so they tell nothing about many users: they need more new tokens."""
+    """The choices hardly overlap, so they do not measure many users: more new tokens are needed."""
 
 
 class Timeline:
-    """When tokens came, in seconds from the start. Every user must get `new` of them.
+    """The times of tokens, in seconds from the start. Every user must get `new` tokens.
 
-    first_s: until the last user had its first token: all prompts are read then.
-    decode_tokens, decode_s: from there to the moment the first user is done, so that all of them run all the time.
-    total_s: the whole.
+    first_s: until the last user has its first token, when all prompts are computed.
+    decode_tokens, decode_s: from then until the first user gets its last token, so all users run throughout.
+    total_s: until the last token.
     """
 
     def __init__(self, users: int, new: int):
@@ -48,9 +48,9 @@ class Timeline:
             self._done[user] = time
 
     def figures(self) -> dict[str, float]:
-        """Raises ValueError where an answer came short, TooShort where few tokens came while all users ran."""
+        """Raises ValueError if tokens are missing, TooShort if few of them were generated while all users ran."""
         if any(count != self._new for count in self._counts):
-            raise ValueError(f"answers have {sorted(set(self._counts))} tokens, not {self._new}")
+            raise ValueError(f"choices have {sorted(set(self._counts))} tokens, not {self._new}")
         begun, ended = max(self._first), min(self._done)
         tokens = sum(tokens for time, tokens in self._events if begun < time <= ended)
         if self._new > 1 and tokens < SHARED * sum(self._counts):
@@ -59,14 +59,15 @@ class Timeline:
 
 
 def in_step(first_s: float, steps: Sequence[float], users: int) -> dict[str, float]:
-    """The same figures for an engine whose users all go in step: `steps` are the later steps' seconds."""
+    """The same figures for an engine that decodes all users in lockstep. steps: seconds of each step after the
+    first."""
     seconds = sum(steps)
     tokens = users * len(steps)
     return {"first_s": first_s, "decode_tokens": tokens, "decode_s": seconds, "total_s": first_s + seconds}
 
 
 def serve(worker: Any) -> None:
-    """Answers with the worker's methods of the same names. Whatever an engine prints goes to stderr."""
+    """Executes each command with the worker's method of that name. Output of the engine goes to stderr."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -80,7 +81,7 @@ def serve(worker: Any) -> None:
 
 
 def peak_rss() -> int:
-    """Bytes, over this process and all below it; 0 where the system does not tell."""
+    """Bytes, of this process and its descendants; 0 if the system does not report them."""
     try:
         return sum(_high_water(pid) for pid in _tree(os.getpid()))
     except OSError:

@@ -18,7 +18,7 @@ class Vllm:
             enable_prefix_caching=False, disable_log_stats=True,
         )  # fmt: skip
         self._number = 0
-        return {"version": vllm.__version__, "flags": "dtype=bfloat16, prefix caching off, else as it comes"}
+        return {"version": vllm.__version__, "flags": "dtype=bfloat16, no prefix caching, otherwise defaults"}
 
     def answer(self, prompts: list[list[int]], new: int) -> dict[str, float]:
         from vllm import SamplingParams
