@@ -142,6 +142,44 @@ async def test_a_start_that_is_cancelled_leaves_no_engine():
     assert calls == ["close"]
 
 
+async def test_a_launched_engine_builds_before_its_start_and_builds_once():
+    built, (core, calls) = threading.Event(), recorded()
+
+    def build() -> EngineCore:
+        assert not built.is_set()
+        built.set()
+        return core
+
+    engine = InProcessEngine(build)
+    engine.launch()
+    assert await asyncio.to_thread(built.wait, 30)
+    await engine.start()
+    engine.abandon()  # has no effect on a started engine
+    assert [d async for d in engine.submit(request("a", [1], max_tokens=2))][-1].finish_reason
+    await engine.stop()
+    assert calls[-1] == "close"
+
+
+def test_an_abandoned_engine_closes_its_core():
+    core, calls = recorded()
+    engine = InProcessEngine(lambda: core)
+    engine.launch()
+    engine.abandon()
+    join_engines()
+    assert calls == ["close"]
+
+
+async def test_a_launched_engine_that_cannot_be_built_raises_at_its_start():
+    def build() -> EngineCore:
+        raise ConfigError("no such thing")
+
+    engine = InProcessEngine(build)
+    engine.launch()
+    await asyncio.to_thread(join_engines)
+    with pytest.raises(ConfigError, match="no such thing"):
+        await engine.start()
+
+
 async def test_an_engine_starts_again_after_its_end():
     engine = FakeEngine()
     for _ in range(2):

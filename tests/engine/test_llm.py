@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -121,6 +122,27 @@ def test_embeddings_of_the_real_minilm():
     with LLM(str(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf")), progress=False, threads=1) as llm:
         cosines = (np.array([o.embedding for o in llm.embed(texts)]) * vectors).sum(-1)
         assert cosines.min() > 0.98
+
+
+def test_an_abandoned_model_is_not_loaded_to_its_end(monkeypatch):
+    stages, at_first, go_on = [], threading.Event(), threading.Event()
+    report = AsyncLLM._report
+
+    def observed(llm: AsyncLLM, done: int, total: int) -> None:
+        stages.append(done / total)
+        at_first.set()
+        go_on.wait()
+        report(llm, done, total)
+
+    monkeypatch.setattr(AsyncLLM, "_report", observed)
+    before = set(threading.enumerate())
+    llm = AsyncLLM("kvasir-mini", threads=1, launch=True)
+    at_first.wait()
+    (engine,) = (t for t in set(threading.enumerate()) - before if t.name == "kvasir-engine")
+    llm.abandon()
+    go_on.set()
+    engine.join()
+    assert len(stages) == 1 and stages[0] < 1
 
 
 def test_a_model_that_cannot_be_loaded_has_a_reason(tmp_path):

@@ -43,14 +43,17 @@ def run(
     asked = sampler.params() | {name: value for name, value in asked.items() if value is not None}
     own = sampling_of(entry.parameters) if entry else {}
     wanted = {**own, **asked}
-    llm = AsyncLLM(**asdict(engine))
     params = SamplingParams(**{"max_tokens": None, **wanted})
-    check_asked(llm.front, params, chat)
-    check_length(engine, params.max_tokens)
-    tokenizer = llm.front.tokenizer
-    if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
-        raise InvalidRequest("the prompt is empty", "give some text to continue")
-    asyncio.run(_run(llm, entry, text, wanted, chat, quiet))
+    llm = AsyncLLM(**asdict(engine), launch=True)
+    try:
+        check_asked(llm.front, params, chat)
+        check_length(engine, params.max_tokens)
+        tokenizer = llm.front.tokenizer
+        if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
+            raise InvalidRequest("the prompt is empty", "give some text to continue")
+        asyncio.run(_run(llm, entry, text, wanted, chat, quiet))
+    finally:
+        llm.abandon()
 
 
 def _standard_input() -> str:

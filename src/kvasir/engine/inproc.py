@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 
 from kvasir.engine.client import EngineState
 from kvasir.engine.core import EngineCore
@@ -39,6 +40,8 @@ class InProcessEngine:
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams = Streams(self._set_paused)
         self._thread: threading.Thread | None = None
+        self._launched = False  # whether the thread is one that `start` has not waited for yet
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._info: ModelInfo | None = None
         self.summary: tuple[str, ...] = ()
         self._dead: str | None = "the engine has not been started"
@@ -56,16 +59,31 @@ class InProcessEngine:
     def state(self) -> EngineState:
         return EngineState("ended", self._dead) if self._dead is not None else EngineState()
 
-    async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def launch(self) -> None:
+        """Starts the thread, which builds the core while the caller prepares the rest; `start` waits for it. Call
+        `abandon` if `start` is not reached."""
         self._commands = queue.SimpleQueue()
         self._ahead = threading.Semaphore(AHEAD)
-        ready: asyncio.Future[tuple[ModelInfo, tuple[str, ...]]] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="kvasir-engine", daemon=True)
+        self._ready: Future[tuple[ModelInfo, tuple[str, ...]]] = Future()
+        self._ready.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        self._thread = threading.Thread(target=self._run, args=(self._ready,), name="kvasir-engine", daemon=True)
         _started.add(self)
         self._thread.start()
+        self._launched = True
+
+    def abandon(self) -> None:
+        """Ends a thread that was launched and not started, once the core is built; any other is left alone."""
+        if self._launched:
+            self._launched = False
+            self._commands.put(None)
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self._launched:
+            self.launch()
+        self._launched = False
         try:
-            self._info, self.summary = await ready
+            self._info, self.summary = await asyncio.wrap_future(self._ready)
         except BaseException:
             self._commands.put(None)  # the unusable core ends itself once it is built
             raise
@@ -117,7 +135,7 @@ class InProcessEngine:
     async def _ask(self, question: Callable):
         if self._dead is not None:
             raise EngineDead(self._dead)
-        answer: asyncio.Future = self._loop.create_future()
+        answer: asyncio.Future = asyncio.get_running_loop().create_future()
 
         def command(core: EngineCore) -> None:
             try:
@@ -131,8 +149,9 @@ class InProcessEngine:
     async def stop(self, drain: float = 0.0) -> None:
         if self._thread is None:
             return
-        deadline = self._loop.time() + drain
-        while len(self._streams) and self._loop.time() < deadline:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain
+        while len(self._streams) and loop.time() < deadline:
             await asyncio.sleep(0.02)
         self._dead = "the engine has been stopped"
         self._streams.fail_all(EngineDead(self._dead))
@@ -153,13 +172,13 @@ class InProcessEngine:
 
     # -- the engine's thread -----------------------------------------------------------------------------------
 
-    def _run(self, ready: asyncio.Future) -> None:
+    def _run(self, ready: Future) -> None:
         try:
             core = self._build()
         except BaseException as error:
-            self._call(_settle, ready, None, error)
+            ready.set_exception(error)
             return
-        self._call(_settle, ready, (core.info, core.summary), None)
+        ready.set_result((core.info, core.summary))
         try:
             self._serve(core)
         except BaseException as error:
@@ -178,6 +197,7 @@ class InProcessEngine:
     def _deliver(self, added: list[Delta | Tokens]) -> None:
         """Hands the results of a step to the event loop. Blocks while the loop has AHEAD unread results, so that the
         engine learns of a full queue before it computes much more."""
+        assert self._loop is not None, "work comes after `start`"
         while not self._ahead.acquire(timeout=0.05) and self._loop.is_running():
             pass
         self._call(self._take, added)
@@ -202,6 +222,8 @@ class InProcessEngine:
             command(core)
 
     def _call(self, function: Callable, *args: object) -> None:
+        if self._loop is None:  # before `start` there is nothing to report to
+            return
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from kvasir.config import EngineOptions, prepare_torch
+from kvasir.config import EngineOptions
 from kvasir.engine.answer import Answer, TokenInfo
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
@@ -24,7 +24,7 @@ from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
 from kvasir.engine.thinking import may_think
 from kvasir.engine.turns import MAX_WAITING_PER_KEY
-from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -89,18 +89,38 @@ class EmbeddingOutput:
 class AsyncLLM:
     """An engine in this process for asyncio programs. `options` are those of EngineOptions."""
 
-    def __init__(self, model: str, *, engine: Engine | None = None, **options: Any):
-        """engine: another implementation of the protocol (a ProcessEngine), created with the same options."""
+    def __init__(self, model: str, *, engine: Engine | None = None, launch: bool = False, **options: Any):
+        """engine: another implementation of the protocol (a ProcessEngine), created with the same options. launch: the
+        weights begin to load at once, while the text half does; call `abandon` if `start` is not reached."""
         self.options = EngineOptions(model=model, **options)
         self._progress: Callable[[int, int], None] | None = None
-        tokenizer, template = load_text(self.options)
+        self._is_abandoned = False
+        self._own = InProcessEngine(self._build)
+        if launch:
+            self._own.launch()
+        try:
+            tokenizer, template = load_text(self.options)
+        except BaseException:
+            self.abandon()
+            raise
         trust = self.options.trust_special_tokens
-        self.front = Front(engine or InProcessEngine(self._build), tokenizer, template, trust_special_tokens=trust)
+        self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust)
 
     def _build(self):
         from kvasir.engine.build import build_core
 
-        return build_core(self.options, self._progress)
+        return build_core(self.options, self._report)
+
+    def _report(self, done: int, total: int) -> None:
+        if self._is_abandoned:
+            raise EngineDead("the load was abandoned")
+        if self._progress:
+            self._progress(done, total)
+
+    def abandon(self) -> None:
+        """Ends an engine that was launched and not started."""
+        self._is_abandoned = True
+        self._own.abandon()
 
     @property
     def info(self) -> ModelInfo:
@@ -114,7 +134,6 @@ class AsyncLLM:
 
     async def start(self) -> AsyncLLM:
         """Loads the model; returns this object. Raises KvasirError."""
-        prepare_torch()
         await self.front.start()
         return self
 
@@ -202,7 +221,7 @@ class LLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-llm", daemon=True)
         self._thread.start()
         try:
-            self._llm = AsyncLLM(model, **options)
+            self._llm = AsyncLLM(model, launch=True, **options)
             self._load()
         except BaseException:
             self._end_loop()

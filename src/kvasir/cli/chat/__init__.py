@@ -38,7 +38,7 @@ def run(
         conversation = ChatHistory(system)
     else:
         conversation = ChatHistory(system or entry.system, opening=entry.messages)
-    talk(AsyncLLM(**asdict(engine)), conversation, settings)
+    talk(AsyncLLM(**asdict(engine), launch=True), conversation, settings)
 
 
 def talk(llm: AsyncLLM, conversation: ChatHistory, settings: Settings) -> None:
@@ -47,7 +47,11 @@ def talk(llm: AsyncLLM, conversation: ChatHistory, settings: Settings) -> None:
     Input is read between runs of the event loop, so that Ctrl-C has one meaning at a time: during an answer it ends
     that answer (asyncio.Runner turns it into a cancellation), at the prompt it discards the line.
     """
-    check_asked(llm.front, settings.params({}), chat=True)
+    try:
+        check_asked(llm.front, settings.params({}), chat=True)
+    except BaseException:
+        llm.abandon()
+        raise
     screen = Screen()
     with asyncio.Runner() as runner:
         try:
