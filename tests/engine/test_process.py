@@ -90,6 +90,18 @@ async def test_leaving_early_gives_everything_back(engine):
     await engine.check()
 
 
+async def test_aborting_one_choice_leaves_the_others(engine):
+    asked = request("a", [1, 2], max_tokens=200, n=3)
+    task = asyncio.create_task(collect(engine, asked, got := {}))
+    await until(lambda: got)
+    await engine.abort("a", 1)
+    answers, whole = await asyncio.wait_for(task, 60), expected(asked)
+    assert (answers[0], answers[2]) == (whole[0], whole[2])
+    assert len(answers[1]) < 200 and answers[1] == whole[1][: len(answers[1])]
+    stats = await engine.stats()
+    assert (stats.aborted, stats.running, stats.blocks_used) == (1, 0, 0)
+
+
 async def test_a_killed_engine_resumes_every_stream():
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
     await engine.start()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
-from kvasir.guided import sources
+from kvasir.guided import check, sources
 from kvasir.guided.check import MAX_CHARS, GrammarCheck
 from kvasir.guided.grammar import GrammarError
 from tests.guided.walk import BROKEN, TOKENIZER, VOCABULARY, make_guides, walk
@@ -174,6 +174,16 @@ def test_a_checked_grammar_is_not_checked_again(checker):
     checker.check(GOOD)
     checker.close()
     assert checker.check(GOOD) == GOOD and not checker.sandbox.idle
+
+
+def test_the_number_of_remembered_grammars_is_bounded(checker, monkeypatch):
+    monkeypatch.setattr(check, "REMEMBERED", 2)
+    first, *others = [sources.regex(letter) for letter in "xyz"]
+    for grammar in (first, *others):
+        checker.check(grammar)
+    checker.close()
+    assert [checker.check(grammar) for grammar in others] == others and not checker.sandbox.idle
+    assert checker.check(first) == first and checker.sandbox.idle
 
 
 def test_a_vocabulary_that_does_not_support_grammars_is_refused():

@@ -142,10 +142,13 @@ def test_a_grammar_that_does_not_compile_is_an_error_each_time():
 
 def test_the_cache_is_bounded_and_answers_do_not_share_a_state():
     guides = make_guides()
-    rules = [sources.choice([str(i)]) for i in range(CACHED_GRAMMARS + 1)]
-    begun = [guides.begin(rule) for rule in rules]
-    assert all(guides.begin(rule) is compiled for rule, compiled in list(zip(rules, begun, strict=True))[1:])
-    assert guides.begin(rules[0]) is not begun[0], "more grammars are cached"
+    first, second, *rules = [sources.choice([str(i)]) for i in range(CACHED_GRAMMARS + 1)]
+    oldest, *begun = [guides.begin(rule) for rule in (second, first, *rules[:-1])]
+    assert guides.begin(second) is oldest
+    begun.append(guides.begin(rules[-1]))
+    assert guides.begin(second) is oldest, "the one used longest ago goes first"
+    assert all(guides.begin(rule) is compiled for rule, compiled in zip(rules, begun[1:], strict=True))
+    assert guides.begin(first) is not begun[0], "more grammars are cached"
     a, b = (guides.take(guides.begin(GRAMMARS["choice"])) for _ in range(2))
     before = b.allowed()
     a.advance(TOKENIZER.encode("n", add_special_tokens=False))

@@ -5,10 +5,11 @@ from math import inf
 
 import pytest
 
+from kvasir.caches import Cross
 from kvasir.kv.node import PrefixNode, common
 from kvasir.kv.tiers.block import chain
 from kvasir.plan import pack_ids
-from tests.kv._prefixes import FULL, World, letters, window
+from tests.kv._prefixes import FULL, World, letters, of, window
 
 # -- what goes first -------------------------------------------------------------------------------------------
 
@@ -26,6 +27,44 @@ def test_policies_choose(policy, gone):
     assert world.tree.evict(0, 1) == 1
     assert [t for t in ("aaaa", "bbbb", "cccc") if not world.cached(letters(t))] == [gone]
     world.check()
+
+
+@pytest.mark.parametrize("policy", ["lfu", "priority"])
+def test_both_parts_of_a_split_keep_their_rank(policy):
+    world = World(policy=policy)
+    world.serve(letters("stemtail"), priority=2)
+    world.serve(letters("next"), priority=2)
+    for text in ("stemtail", "stemtail", "next", "next"):
+        world.tree.use(world.tree.match(b"", pack_ids(letters(text))))
+    world.serve(letters("stemmore"), use=False)
+    found = [letters(text) for text in ("stemmore", "stemtail", "next")]
+    for left in ([4, 8, 4], [4, 4, 4], [4, 4, 0]):  # the stem was used last
+        assert world.tree.evict(0, 1) == 1
+        assert [world.cached(text) for text in found] == left
+
+
+def test_a_leaf_that_was_held_takes_its_turn_again():
+    world = World(policy="fifo")
+    first, second = letters("aaaabbbb"), letters("ccccdddd")
+    world.serve(first)
+    world.serve(second)
+    holder = world.start(b"", [*first, 1])
+    assert world.tree.evict(0, 1) == 1
+    assert (world.cached(first), world.cached(second)) == (8, 4)
+    world.end(holder)
+    assert world.tree.evict(0, 1) == 1
+    assert (world.cached(first), world.cached(second)) == (4, 4)
+
+
+def test_blocks_are_named_by_their_last_use_but_none_before_the_one_that_it_follows():
+    world = World()
+    for text in ("stemolder", "stemnewer", "last"):
+        world.serve(letters(text))
+    world.serve([*letters("mark"), -2, 1, 1, 1, *letters("more")])
+    older, newer, last, marked = (
+        chain(b"", pack_ids(letters(text)), 4) for text in ("stemolde", "stemnewe", "last", "mark")
+    )
+    assert [name for name, _, _ in world.tree.named()] == [*marked, *last, *newer, older[1]]
 
 
 def test_branches_go_before_their_stem_and_each_from_its_end():
@@ -125,6 +164,9 @@ def test_a_split_where_window_blocks_are_gone():
     world = World((FULL, window(8)), num_blocks=40)
     world.serve(letters("a" * 40))
     assert world.tree.evict(1, 5) + world.tree.evict(1, 1) == 6  # the second looks where the first has been
+    entries = world.entries()
+    left = [bool(entries[b"", *letters("a" * end)][1]) for end in range(4, 44, 4)]
+    assert left == [False] * 6 + [True] * 4, "the first blocks go first"
     world.serve(letters("a" * 16 + "b" * 8))
     world.check()
     assert world.cached(letters("a" * 40)) == 40 and world.cached(letters("a" * 16 + "b" * 8)) == 24
@@ -139,6 +181,15 @@ def test_a_state_resumes_inside_a_block_from_the_block_before():
     assert world.cached(letters("abcdefghijxx")) == 10
     hit = world.tree.match(b"", pack_ids(letters("abcdefghij")))
     assert [bool(b) for b in hit.blocks[1]] == [False, True, True]
+
+
+def test_a_prefix_is_no_hit_without_the_blocks_that_all_positions_read():
+    world = World((of(Cross(length=8)), FULL))
+    text = letters("abcdefghi")
+    assert [world.serve(text), world.serve(text)] == [0, 8]
+    assert world.tree.evict(0, 100) == 2
+    assert world.cached(text) == 0
+    assert [world.serve(text), world.serve(text)] == [0, 8]
 
 
 def test_window_groups_alone_leave_no_husks():
@@ -184,10 +235,13 @@ def test_a_dropped_namespace_is_found_no_more_though_held():
     world = World()
     world.serve(letters("shared text"), b"a")
     world.serve(letters("shared text"), b"b")
+    for namespace in (b"a", b"b"):
+        world.tree.pin(namespace, pack_ids(letters("shared text")), until=10.0)
     run = world.start(b"a", letters("shared text goes on"))
     assert run.computed == 11
     world.tree.drop(b"a")
     world.check()
+    assert world.tree.stats().pinned == 2, "the pins of the other namespace stay"
     assert world.cached(letters("shared text"), b"a") == 0 and world.cached(letters("shared text"), b"b") == 11
     world.end(run)
     world.check()

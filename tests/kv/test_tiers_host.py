@@ -105,7 +105,10 @@ def test_evicted_parts_are_found_in_the_tier_below(disk):
     assert list(each) == ["host", "disk"]
     assert each["host"].loads == {"loaded": 2} and each["disk"].loads == {"loaded": 10}
     assert each["host"].evicted == 10 == each["disk"].saves["saved"]
-    assert both.stats().loads == {"loaded": 12} and both.stats().num_bytes == sum(s.num_bytes for s in each.values())
+    total = both.stats()
+    assert total.loads == {"loaded": 12}
+    for name in ("num_bytes", "num_parts", "bytes_loaded", "bytes_saved", "evicted"):
+        assert getattr(total, name) == sum(getattr(s, name) for s in each.values()), name
 
 
 def test_only_what_lies_on_disk_takes_time_to_read(disk, monkeypatch):

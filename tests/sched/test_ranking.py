@@ -75,12 +75,13 @@ def crowd(chance: random.Random, count: int, tenants: str = "abc") -> list[Reque
     ]
 
 
-def test_the_order_of_many_requests_whose_targets_pass(compared):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_order_of_many_requests_whose_targets_pass(compared, ahead):
     """Steps take longer and longer, so that the costs leave their band, and all targets are missed one by one."""
     chance, now = random.Random(3), [0.0]
     runner = FakeRunner(num_blocks=30, max_rows=6, max_tokens_per_step=24, max_model_len=200)
     scheduler = Scheduler(runner.capacity, clock=lambda: now[0], max_waiting=1000)
-    drive = Drive(scheduler, runner)
+    drive = Drive(scheduler, runner, ahead)
     later = crowd(chance, 120)
     while later or scheduler.has_work():
         for request in later[: chance.choice([0, 0, 9])]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.engine.core import EngineCore
@@ -94,6 +94,7 @@ def waiting_since(since: float, service_class: ServiceClass, status: Status) -> 
     st.lists(st.sampled_from(ServiceClass), min_size=1),
     st.none() | st.tuples(st.booleans(), st.integers(0, 9)),
 )
+@example([BATCH], [BACKGROUND], (True, 0))
 def test_higher_classes_are_known_from_counts(waiting, running, promoted):
     sequences = [
         [waiting_since(0.0, c, status) for c in classes]
@@ -159,7 +160,7 @@ def test_running_answers_keep_their_pace_beside_a_long_prompt():
     world.run()
     gaps = [b - a for a, b in zip(world.times["talk"], world.times["talk"][1:], strict=False)]
     late = [g for g in gaps[30:] if g > 1.1 * TARGETS[INTERACTIVE].tpot]
-    assert len(late) <= 0.05 * len(gaps), f"{len(late)} of {len(gaps)} tokens were late, up to {max(gaps):.3f} s"
+    assert len(late) <= 2, f"{len(late)} of {len(gaps)} tokens were late, up to {max(gaps):.3f} s"
     assert world.times["long"], "the long prompt came through"
 
 
@@ -179,9 +180,10 @@ def test_a_short_prompt_passes_a_long_one():
     assert world.times["short"][0] < world.times["long"][0]
 
 
-def test_tenants_of_a_class_share_it():
+@pytest.mark.parametrize("rows", [1, 2])
+def test_tenants_of_a_class_share_it(rows):
     """One floods, another comes now and then: neither waits for the whole of the other's queue."""
-    world = World(max_rows=2)
+    world = World(max_rows=rows)
     world.add(*(request(f"flood{i}", 60, tenant="a") for i in range(20)), request("other", 60, tenant="b"))
     world.run()
     order = sorted(world.times, key=lambda id: world.times[id][0])
