@@ -42,11 +42,11 @@ def files_with(pattern: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("kind", "pattern"), [("sampler", "top_?n_?sigma"), ("model", "phi3")])
-def test_the_page_names_what_knows_of_an_example(kind, pattern):
+def test_the_architecture_page_names_every_file_that_mentions_an_example(kind, pattern):
     assert touches(kind) == files_with(pattern)
 
 
-def test_a_dialect_is_known_by_its_package_its_row_and_its_names_of_fields():
+def test_a_dialect_touches_its_package_its_row_and_its_field_names():
     outside = {file for file in files_with(r"\btgi\b") if not file.startswith("serve/dialects/tgi/")}
     assert outside == {"serve/dialects/__init__.py", "fields.py"}
 
@@ -55,7 +55,7 @@ EXAMPLES = re.findall(r"`(\w+)`, `(tests/[\w/]+\.py)` \((\d+) lines\)", PAGE)
 
 
 @pytest.mark.parametrize(("name", "path", "lines"), EXAMPLES)
-def test_an_example_has_the_lines_that_the_page_says(name, path, lines):
+def test_examples_have_the_line_counts_stated_on_the_page(name, path, lines):
     text = (ROOT / path).read_text()
     assert f"class {name}(" in text and len(text.splitlines()) == int(lines)
 

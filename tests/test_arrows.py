@@ -158,7 +158,7 @@ def test_modules_that_import_each_other_are_found(tmp_path, back):
     assert found == [f"kv/eviction.py:{line}: these import each other: {circle}"]
 
 
-def test_every_circle_is_found_and_a_module_in_its_own_package_is_none(tmp_path):
+def test_every_import_cycle_is_found_and_importing_the_own_package_is_none(tmp_path):
     files = {
         "kv/__init__.py": "from kvasir.kv.a import A",
         "kv/a.py": "from kvasir.kv.b import B",
@@ -187,7 +187,7 @@ def test_the_tables_name_only_what_exists():
         ("DOORS", "ray", ("fleet/*",), "names fleet/*, which matches no file"),
     ],
 )
-def test_a_name_of_nothing_in_the_tables_is_found(monkeypatch, capsys, table, key, value, said):
+def test_a_name_in_the_tables_that_does_not_exist_is_found(monkeypatch, capsys, table, key, value, said):
     monkeypatch.setitem(getattr(checker, table), key, value)
     monkeypatch.setattr(checker, "check", lambda package: [])
     assert checker.main([]) == 1
@@ -195,7 +195,7 @@ def test_a_name_of_nothing_in_the_tables_is_found(monkeypatch, capsys, table, ke
     assert said in first and last.endswith("1 violations")
 
 
-def test_a_name_of_nothing_in_the_project_file_is_found(tmp_path):
+def test_a_path_in_pyproject_that_does_not_exist_is_found(tmp_path):
     project = tmp_path / "pyproject.toml"
     text = (ROOT / "pyproject.toml").read_text().replace('include = ["src"]', 'include = ["src", "fleet"]')
     project.write_text(text)

@@ -19,12 +19,12 @@ def ranged(rows: tuple[FieldRow, ...] = FIELDS) -> list[FieldRow]:
     return [row for row in rows if row.kind in (FieldKind.NUMBER, FieldKind.INTEGER)]
 
 
-def test_what_is_made_from_it_is_current():
+def test_generated_files_are_up_to_date():
     for path, text in make_fields.made().items():
         assert path.read_text() == text, "run python scripts/make_fields.py"
 
 
-def test_its_fields_are_those_of_requests_and_of_plans():
+def test_the_table_has_all_fields_of_requests_and_plans():
     names = [row.name for row in FIELDS]
     assert [f.name for f in dataclasses.fields(SamplingParams)] == [*names, "structured_outputs"]
     assert [f.name for f in dataclasses.fields(SamplingSpec)][: len(SAMPLER)] == [row.name for row in SAMPLER]
@@ -58,7 +58,7 @@ def test_the_value_that_disables_a_sampler_is_valid(row):
 
 
 @pytest.mark.parametrize("row", [row for row in SAMPLER if row.carries], ids=lambda row: row.name)
-def test_a_spec_knows_whether_it_carries(row):
+def test_a_sampler_spec_states_whether_it_has_a_carry(row):
     other = next(iter(set(row.choices) - {row.off})) if row.choices else row.high
     spec = SamplingSpec(**{row.name: other})
     assert spec.carries and not dataclasses.replace(spec, **{row.name: row.off}).carries

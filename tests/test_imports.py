@@ -80,7 +80,7 @@ def test_only_the_eager_executor_imports_torch():
 
 
 @pytest.mark.parametrize("pattern", EAGER)
-def test_what_may_import_torch_does(pattern):
+def test_every_file_allowed_to_import_torch_imports_it(pattern):
     assert any(fnmatch(file, pattern) for file in importers()), "remove it from EAGER"
 
 

@@ -33,7 +33,7 @@ def test_every_field_of_every_holder_is_a_row():
     assert named == set(holders), "every holder is in the table"
 
 
-def test_every_row_has_a_name_and_says_what_it_is():
+def test_every_statistic_has_a_name_and_a_help_text():
     first = {}
     for row in EXPORTED:
         known = first.setdefault(row.statistic.name, row)
@@ -45,7 +45,7 @@ def test_every_row_has_a_name_and_says_what_it_is():
             assert not row.statistic.charts, f"{row.field} is not exported, so no chart can show it"
 
 
-def test_charts_and_tiles_name_what_there_is():
+def test_charts_and_tiles_refer_to_existing_statistics():
     names, engine = {row.statistic.name for row in EXPORTED}, {of.name for of in fields(EngineStats)}
     for row in TABLE:
         for chart in row.statistic.charts:
@@ -57,11 +57,11 @@ def test_charts_and_tiles_name_what_there_is():
         assert all(number["of"] in engine | {""} for number in numbers)
 
 
-def test_the_docs_are_as_the_table_says():
+def test_the_metrics_page_is_up_to_date():
     assert make_metrics_docs.PAGE.read_text() == make_metrics_docs.page(), "run python scripts/make_metrics_docs.py"
 
 
-def test_the_engine_counts_every_statistic_of_its_own(monkeypatch):
+def test_the_engine_counts_every_engine_statistic(monkeypatch):
     runner = FakeRunner()
     engine = core.EngineCore(runner, Scheduler(runner.capacity))
     monkeypatch.setattr(core, "EngineStats", lambda **values: values)

@@ -160,7 +160,7 @@ def test_a_wrong_file_is_refused(tmp_path, content):
 # -- asking ------------------------------------------------------------------------------------------------
 
 
-async def test_answers_are_shown_and_kept_with_what_was_said_before(session):
+async def test_responses_are_shown_and_added_to_the_history(session):
     first = await by_hand(session, "Hello", 8)
     await session.ask("Hello")
     assert session.screen.text == first

@@ -48,7 +48,7 @@ def test_json_has_strings_for_numbers_that_json_lacks():
     assert json.loads(json_text(value)) == {"a": [1.5, "nan", "inf"], "2": ["x", None]}
 
 
-def test_a_table_shows_cells_as_they_are_and_harmless(capsys):
+def test_a_table_escapes_control_characters(capsys):
     print_table(("name", ">size"), [("[bold]not markup[/]", 1), ("\x1b[31mred\nline", 22)], "Title")
     shown = capsys.readouterr().out
     assert "[bold]not markup[/]" in shown and "\x1b" not in shown and "Title" in shown

@@ -115,7 +115,7 @@ def test_options_of_the_command_override_those_of_the_store(place):
     assert read(place / "talk.json") == ChatHistory("S", [("a", "b")])
 
 
-def test_a_server_of_several_refuses_what_is_of_one():
+def test_a_server_of_several_models_refuses_options_of_one_model():
     for flags, message in (
         (("a", "b", "--served-model-name", "x"), "served_model_name"),
         (("--chat-template", "x"), "chat_template"),

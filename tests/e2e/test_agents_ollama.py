@@ -76,7 +76,7 @@ def test_streamed_lines_equal_whole_answers(own, options):
     assert converse(own, streamed, questions, options=options) == converse(own, whole, questions, options=options)
 
 
-def test_the_openai_dialect_says_the_same(own, server):
+def test_the_openai_dialect_gives_the_same_text(own, server):
     ask = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What is 23 + 45?"}]
     with openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0) as other:
         for options, fields in ((GREEDY, {"temperature": 0}), (SEEDED, {"temperature": 0.5, "seed": 3, "top_p": 1.0})):

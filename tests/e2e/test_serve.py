@@ -124,7 +124,7 @@ def test_no_process_loads_torch(served):
         assert "libtorch" not in maps
 
 
-def test_a_killed_engine_costs_a_pause_and_no_answer_and_a_graceful_stop_none_at_all():
+def test_a_killed_engine_causes_only_a_pause_and_a_graceful_stop_loses_nothing():
     begun = asyncio.Event()
 
     async def ask(base: str, i: int):

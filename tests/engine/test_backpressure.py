@@ -108,7 +108,7 @@ async def test_a_client_that_disconnects_while_paused_leaks_nothing(engine):
     await engine.check()
 
 
-async def test_a_deadline_ends_what_is_paused_though_nothing_else_happens(engine, monkeypatch):
+async def test_a_deadline_ends_a_paused_request_in_an_idle_engine(engine, monkeypatch):
     monkeypatch.setattr(streams, "LOW", -1)  # reading does not resume it: the engine must wake up by itself
     asked = replace(long("slow"), deadline=2.0)
     async with aclosing(engine.submit(asked)) as stream:

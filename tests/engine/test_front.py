@@ -33,7 +33,7 @@ async def answer(front: Front, prompt: str, **params):
     return only
 
 
-async def test_text_comes_out_as_the_engine_computes_it(front):
+async def test_text_is_streamed_as_the_engine_computes_it(front):
     got = await answer(front, "hej é ", max_tokens=14)
     assert got.text == "hej é hej é "  # 7 bytes, twice
     assert (got.finish_reason, got.usage.prompt_tokens, got.usage.completion_tokens) == ("length", 7, 14)
@@ -122,7 +122,7 @@ async def test_texts_become_ids(front):
         await front.encode("\ud800")
 
 
-async def test_texts_that_come_by_the_thousand_leave_turns_to_others(front):
+async def test_thousands_of_texts_leave_turns_for_other_keys(front):
     turns = 0
 
     async def other() -> None:
@@ -185,7 +185,7 @@ async def test_an_answer_that_fails_in_the_engine_ends_with_an_error(front):
     assert front.meter.finished["error"] == 1
 
 
-async def test_leaving_early_gives_everything_back(front):
+async def test_an_abandoned_stream_releases_everything(front):
     request = front.resolve(await front.encode("abc"), SamplingParams(n=4, max_tokens=400))
     async with aclosing(front.stream(request)) as deltas:
         async for _ in deltas:

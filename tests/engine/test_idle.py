@@ -8,7 +8,7 @@ from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams
 
 
-def test_a_pinned_prefix_is_let_go_in_time_without_a_further_request():
+def test_an_idle_engine_unpins_an_expired_prefix():
     now = [0.0]
     fake = FakeRunner(block_size=16, num_blocks=16)
     core = EngineCore(fake, Scheduler(fake.capacity, clock=lambda: now[0]))

@@ -106,7 +106,7 @@ def test_a_request_that_the_engine_never_took_loses_no_attempt():
     assert j.entries["a"].deaths == j.entries["a"].lives == 0
 
 
-def test_a_suspect_that_was_not_taken_is_tried_again():
+def test_a_suspect_that_the_engine_did_not_accept_is_retried():
     j = Journal()
     j.add(req("a"))
     j.add(req("b"))

@@ -159,7 +159,7 @@ def test_one_poison_request_among_many_costs_a_logarithm_of_engines():
     assert lives_of("joined", 60, count=4) <= 4 * 8
 
 
-def test_a_token_a_life_ends_with_the_request():
+def test_a_request_with_one_token_per_engine_process_ends():
     assert lives_of("each", 5, after=0) <= 101
 
 

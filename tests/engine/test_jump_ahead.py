@@ -51,7 +51,7 @@ def case(request):
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_entries_are_those_of_sampling(case, overlap):
+def test_forced_ids_have_the_log_probabilities_of_sampled_ids(case, overlap):
     options, expected = case
     core = core_of(**options, threads=2, max_chunk=7, overlap=overlap)
     same(expected, together(core, REQUESTS, seed=2))

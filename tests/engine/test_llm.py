@@ -183,7 +183,7 @@ def test_a_window_of_1_is_served(tmp_path, executor):
     assert len(answers[0]) == 40 and answers == [answers[0]] * 4
 
 
-def test_more_prompts_than_may_wait_are_answered_all_the_same():
+def test_more_prompts_than_may_wait_are_all_completed():
     with LLM("kvasir-mini", progress=False, max_model_len=64, max_waiting=4, max_num_seqs=2) as llm:
         params, chat = SamplingParams(max_tokens=1, temperature=0.0, n=2), [{"role": "user", "content": "Hi"}]
         outputs = llm.generate(["hello"] * 12, params)

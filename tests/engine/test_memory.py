@@ -80,7 +80,7 @@ def test_the_cache_shares_the_memory_that_is_free_after_loading():
     assert 1100 * MIB < config.kv_bytes <= 1.2 * 1024 * MIB
 
 
-def test_the_angles_of_a_long_context_give_way_to_keys_and_values():
+def test_memory_for_rotary_angles_yields_to_the_kv_cache():
     model = ModelFacts(1 << 20, "float32", False, groups(MIB, 0), footprint=lambda tokens: Footprint(angles=512))
     config = resolve(EngineOptions("m"), model, DeviceFacts("cpu", 512 * MIB, 4))
     assert config.max_model_len < 1 << 20 and config.kv_bytes > 200 * MIB

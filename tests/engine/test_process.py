@@ -72,7 +72,7 @@ async def test_a_refusal_reaches_its_caller_alone(engine):
     assert len((await good)[0]) == 30
 
 
-async def test_leaving_early_gives_everything_back(engine):
+async def test_an_abandoned_stream_releases_everything(engine):
     stream = engine.submit(request("a", [1, 2], max_tokens=400, n=3))
     async for _ in stream:
         break

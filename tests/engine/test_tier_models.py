@@ -39,7 +39,7 @@ def make(folder: str, executor: str, options: dict, **more) -> EngineCore:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "executor", "options"), CASES)
-def test_a_restart_finds_what_was_computed(tmp_path, model, executor, options):
+def test_a_restarted_engine_finds_cached_prefixes(tmp_path, model, executor, options):
     made = tmp_path / "model"
     made.mkdir()
     folder, disk = random_model(model, made), str(tmp_path / "kv")

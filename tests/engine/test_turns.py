@@ -124,7 +124,7 @@ def test_long_texts_leave_a_place_to_short_ones():
     asyncio.run(main())
 
 
-def test_more_than_may_wait_is_refused_for_that_key_alone(monkeypatch):
+def test_a_key_with_too_many_waiting_texts_is_refused_alone(monkeypatch):
     async def main():
         monkeypatch.setattr(turns, "MAX_WAITING_PER_KEY", 2)
         monkeypatch.setattr(turns, "MAX_BYTES_PER_KEY", 10)
@@ -300,7 +300,7 @@ def chat(front: Front, asker: str | Asker, content: str, **more) -> asyncio.Task
 
 
 @pytest.mark.parametrize("how", ["long", "template"])
-def test_conversations_that_render_slowly_leave_a_place_to_those_of_other_keys(how, monkeypatch):
+def test_slow_rendering_leaves_a_place_for_other_keys(how, monkeypatch):
     async def main():
         front, rendering = slowly(0.5), under_way(monkeypatch, ChatTemplate, "render")
         more = {"chat_template": SLOW} if how == "template" else {}

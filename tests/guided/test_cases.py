@@ -171,7 +171,7 @@ BOUNDS = st.dictionaries(
     st.sampled_from(["number", "integer"]),
     st.sampled_from(["allOf", "anyOf", "not", "$ref"]),
 )
-def test_bounds_that_are_said_in_several_places_hold_together(bounds, kind, key):
+def test_bounds_stated_in_several_places_apply_together(bounds, kind, key):
     one, *others = bounds
     rest = {"not": others[0], "$ref": "#/$defs/d"}.get(key, others)
     schema = {"type": kind, **one, key: rest, "$defs": {"d": {"type": kind, **others[0]}}}
@@ -267,7 +267,7 @@ ODD = st.recursive(
 
 @examples(200)
 @given(st.dictionaries(WORDS, ODD, max_size=5), st.booleans())
-def test_whatever_is_given_is_said_or_refused(schema, lenient):
+def test_any_schema_is_translated_or_refused(schema, lenient):
     with suppress(InvalidRequest):
         sources.json_schema(schema, lenient)
 
@@ -350,7 +350,7 @@ def test_conditions_that_are_too_many_are_refused():
         sources.json_schema(by_turns(*(f"k{i:02}" for i in range(90))))
 
 
-def test_long_patterns_that_come_again_are_said_once():
+def test_repeated_long_patterns_are_compiled_once():
     when = {"type": "string", "format": "date-time"}
     schema = {"properties": {"a": when, "b": {"type": "array", "items": when}}, "$defs": {"text-0": {"type": "null"}}}
     assert sources.json_schema(schema).count("60(?:") <= sources.json_schema({"properties": {"a": when}}).count("60(?:")

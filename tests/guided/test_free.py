@@ -56,7 +56,7 @@ def read(text: str, format: Format, opened: bool = False) -> ParsedMessage:
     st.none() | st.builds(ReasoningMarks, st.text(), st.text(), st.booleans(), st.booleans()), st.none() |
     st.integers(0),
 ))  # fmt: skip
-def test_a_rule_is_what_its_text_says(rule):
+def test_a_rule_survives_its_text_form(rule):
     if rule.grammar.startswith("%kvasir"):
         return
     assert Rule.of(rule.text()) == rule
@@ -191,13 +191,13 @@ def test_text_that_only_begins_like_an_unmarked_call_is_free(name):
 
 @pytest.mark.parametrize("name", [n for n, c in FORMATS.items() if c.bare and c.style is Style.OBJECTS])
 @pytest.mark.parametrize("text", ['{"name":"look_up"}', '{"name":"look_up", "parameters": {"number": "bad"}}'])
-def test_a_call_written_in_another_way_is_not_free_text(name, text):
+def test_a_call_in_another_notation_is_not_plain_text(name, text):
     guide = make_guide(name)
     with pytest.raises(GuideError, match="followed"):
         guide.advance(ids_of(text))
 
 
-def test_a_call_without_a_mark_may_say_first_what_it_is():
+def test_an_unmarked_call_may_state_its_type_first():
     ids = walk(make_guide("llama3"), 3, first=tuple(ids_of('{"type": "function", "name": "look_up"')), limit=200)
     assert ids is not None
     text = TOKENIZER.decode(ids, skip_special_tokens=False)
@@ -236,7 +236,7 @@ def test_a_mark_in_the_reasoning_begins_a_call_only_with_what_belongs_to_it(open
 
 @examples(25)
 @given(st.sampled_from(["hermes", "llama3", "functionary"]), st.integers(0, 2**32), st.integers(0, 80), st.booleans())
-def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, seed, steps, budget):
+def test_a_guide_rebuilt_from_the_ids_has_the_same_state(name, seed, steps, budget):
     rule = make_rule(Format(FORMATS[name], THINK), budget=5 if budget else None).text()
     rng, ids = random.Random(seed), []
     old = GUIDES.take(GUIDES.begin(rule))

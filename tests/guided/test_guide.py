@@ -65,7 +65,7 @@ def test_forced_ids_are_the_only_allowed_ones(name, seed, steps):
 
 @examples(20)
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32), st.integers(0, 60))
-def test_a_guide_made_anew_from_the_ids_stands_where_the_old_one_stood(name, seed, steps):
+def test_a_guide_rebuilt_from_the_ids_has_the_same_state(name, seed, steps):
     old = guide(name)
     ids = walk(old, seed, limit=steps)
     if ids is not None or old.done:

@@ -105,7 +105,7 @@ def test_extremes_are_allowed(text):
     (sources.json_schema({"type": "string", "pattern": "^[0-9]+,[0-9]+$"}), f'"{"1" * 40},{"2" * 40}"'),
     (sources.regex("[0-9]+"), "1" * 40),
 ])  # fmt: skip
-def test_other_digits_are_as_many_as_they_may_be(rule, text):
+def test_digit_counts_reach_their_bounds(rule, text):
     follow(rule, text)
 
 

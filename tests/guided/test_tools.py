@@ -101,7 +101,7 @@ def test_a_value_may_contain_the_text_before_its_end_token():
     assert at.done
 
 
-def test_content_may_have_a_schema_of_its_own():
+def test_content_may_have_its_own_schema():
     format = Format(FORMATS["hermes"])
     answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip

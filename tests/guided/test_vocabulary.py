@@ -72,7 +72,7 @@ PIECES = [
 @pytest.mark.parametrize(
     "name", [pytest.param("llama-3.2", marks=pytest.mark.slow), "mistral-7b-instruct-v0.2", "qwen3"]
 )
-def test_plain_texts_are_spelt_as_ever_and_special_ones_in_tokens_of_text(name):
+def test_plain_texts_keep_their_tokens_and_special_ones_use_text_tokens(name):
     tokenizer = local_folder(need("tokenizers", "hf", name))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
     found, plain = make_tokenizer(vocabulary), LLTokenizer(tokenizer.encoder.library.to_str(), n_vocab=vocabulary.size)

@@ -104,7 +104,7 @@ def asks(source: str) -> list[int]:
     return found
 
 
-def test_no_module_asks_which_kind_of_cache_it_is():
+def test_no_other_module_compares_cache_kinds():
     files = [path for path in PACKAGE.rglob("*.py") if path.name != "caches.py"]
     assert len(files) > 300
     sources = {path: path.read_text(encoding="utf-8") for path in files}

@@ -94,7 +94,7 @@ def test_evicted_blocks_are_reported_with_their_chain():
     assert len(seen) == len(names) + 1, "the partly filled blocks have no name"
 
 
-def test_a_chain_known_before_a_split_is_right_after_it():
+def test_a_cached_chain_stays_valid_after_a_split():
     seen = []
     world = World(on_evict=lambda block, index, ids: seen.append(block))
     text = letters("aaaabbbbccccddddeeee")

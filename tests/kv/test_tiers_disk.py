@@ -224,7 +224,7 @@ def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
         DiskTier(folder, FACTS, ROOM)
 
 
-def test_foreign_file_names_are_left_alone(folder):
+def test_files_with_foreign_names_are_not_touched(folder):
     (block,) = blocks_of(1)
     fill(folder, [block])
     key = block.key.hex()
@@ -250,7 +250,7 @@ def test_leftovers_of_dead_processes_are_removed_and_of_live_ones_are_not(folder
         assert not alive.exists()
 
 
-def test_a_file_taken_for_a_dead_ones_is_made_again(folder, monkeypatch):
+def test_a_file_removed_as_stale_is_recreated(folder, monkeypatch):
     """Another engine looks at our new file before we hold its lock, and removes it."""
     (block,) = blocks_of(1)
     real, taken = disk.fcntl.flock, []

@@ -95,7 +95,7 @@ def test_another_engines_parts_are_found(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("written", [0, 7])
-def test_a_full_disk_is_counted_and_left_alone_for_a_while(folder, monkeypatch, written):
+def test_a_full_disk_is_counted_and_not_written_for_a_while(folder, monkeypatch, written):
     blocks = blocks_of(4)
     real, calls = os.write, []
 

@@ -62,7 +62,7 @@ def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
         assert time.monotonic() - begin < 5
 
 
-def test_after_a_failure_the_peer_is_left_alone(path, monkeypatch):
+def test_after_a_failure_the_peer_is_not_asked_for_a_while(path, monkeypatch):
     monkeypatch.setattr(peer, "FIRST_PAUSE", 60.0)
     monkeypatch.setattr(peer, "LONGEST_PAUSE", 60.0)
     seen = []
@@ -143,7 +143,7 @@ def test_garbage_of_a_peer_is_rejected(path, data, kind):
 
 
 @pytest.mark.parametrize("said", [b"", b"\x01", b"\x01" * 2, b"\x01" * 4, b"\x01\x01\x02"])
-def test_an_answer_to_other_keys_is_none(path, said):
+def test_a_response_for_other_keys_is_ignored(path, said):
     def answer(link: BlockSocket) -> None:
         question(link)
         link.send(wire.HELD, said)
@@ -235,7 +235,7 @@ def test_a_hostile_question_ends_its_connection_and_no_other(server, disk, path,
 
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=300), st.booleans())
-def test_no_garbage_harms_the_server(server, disk, path, data, greet):
+def test_garbage_does_not_affect_the_server(server, disk, path, data, greet):
     keep(disk, [BLOCK])
     with connected(path, greet) as link, suppress(OSError):
         link.sock.sendall(data)

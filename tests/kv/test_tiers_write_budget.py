@@ -130,7 +130,7 @@ def test_without_rates_a_sample_is_written(tmp_path, writes_take_2_ms):
         assert abs(offer(tier, blocks_of(60), pace=0.0) - FIRST / 0.003) <= 1
 
 
-def test_reading_earns_what_it_saves(tmp_path, writes_take_2_ms):
+def test_reads_earn_a_write_budget(tmp_path, writes_take_2_ms):
     """Computing a block takes 100 ms, nothing of which is for writing."""
     with opened(tmp_path, 0.0) as tier:
         blocks = blocks_of(300)
@@ -159,7 +159,7 @@ def test_parts_that_are_computed_faster_than_read_are_not_written(tmp_path, endi
         assert tier.wants(block.key, 0), "how fast computing is nobody knows"
 
 
-def test_the_rate_is_learned_from_what_was_written_and_learned_anew(tmp_path, monkeypatch):
+def test_the_write_rate_is_measured_and_updated(tmp_path, monkeypatch):
     with opened(tmp_path, None) as tier:
         blocks = blocks_of(3)
         offer(tier, blocks[:1], pace=1e15)

@@ -81,7 +81,7 @@ def test_invalid_works_fail_an_assertion(cache):
         make_batch([], cache)
 
 
-def test_inputs_stay_where_they_are_and_keep_nothing_of_the_step_before(cache):
+def test_inputs_have_fixed_addresses_and_are_cleared_each_step(cache):
     inputs = InputBuffers(40, 2)
     first = make_batch([part(range(1, 38), 0, [1, 2, 3], [1, 2, 3], adapter=3)], cache, inputs=inputs)
     where = first.tokens_T.data_ptr(), first.slots[1].data_ptr()

@@ -53,7 +53,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 
 @examples(60)
 @given(layouts(), st.sampled_from([4, 16]), DTYPES)
-def test_the_bytes_counted_are_those_that_are_there(layout, size, dtype):
+def test_counted_bytes_equal_allocated_bytes(layout, size, dtype):
     cache = memory(layout, size, dtype)
     counted = sum(group.bytes_per_block * n for group, n in zip(cache.groups, cache.num_blocks, strict=True))
     assert sum(tensor.nbytes for tensor in cache.tensors) == counted
@@ -66,7 +66,7 @@ def test_the_bytes_counted_are_those_that_are_there(layout, size, dtype):
 
 @examples(60)
 @given(layouts(), st.sampled_from([4, 16]), DTYPES)
-def test_layers_are_their_own_or_those_they_share(layout, size, dtype):
+def test_layers_own_their_memory_or_share_another_layers(layout, size, dtype):
     """What each writes through its model's view is found by those that share it and by nobody else."""
     cache = memory(layout, size, dtype)
     cache.fill_(0.0)

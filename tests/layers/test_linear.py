@@ -49,7 +49,7 @@ def test_roles_of_several_parts(bias):
             torch.testing.assert_close(out, expected(tensors, f"{name}."), rtol=1e-5, atol=1e-5)
 
 
-def test_a_weight_of_the_right_type_stays_where_it_lies():
+def test_a_weight_of_the_right_type_is_not_copied():
     """No copy of a mapped file for roles without segments."""
     weight = torch.randn(40, 64)
     assert Plain(64, 40).put("weight", weight, TensorPlace(torch.float32)).data_ptr() == weight.data_ptr()

@@ -57,7 +57,7 @@ def test_embeddings_are_those_of_transformers(minilm, cases):
     assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
 
 
-def test_the_folder_says_how_to_pool_and_how_long_a_text_may_be(minilm):
+def test_the_folder_defines_pooling_and_maximum_length(minilm):
     assert minilm.config.pooling == Pooling("mean", normalize=True, max_length=256)
     assert minilm.config.context_length == 256
 

@@ -41,7 +41,7 @@ def open_hf(name: str) -> tuple[dict, HFView]:
     [("stories260K-F32", "stories260K")]
     + [(f"TinyStories-656K-{kind}", "TinyStories-656K") for kind in ("BF16", "F16", "Q8_0", "Q4_0")],
 )
-def test_the_config_says_what_the_folder_says(name, folder):
+def test_the_gguf_config_equals_the_folders_config(name, folder):
     found, _ = open_hf(f"{name}.gguf")
     original = read_hf_config(need("models", folder))
     assert model_class_for(found) is model_class_for(original)
@@ -302,7 +302,7 @@ def test_gemmas_settings_that_the_file_leaves_to_its_reader():
     assert read("gemma3", block_count=3, **flags)["layer_types"] == [kinds[k] for k in "sfs"]
 
 
-def test_phi3_turns_as_many_dimensions_as_the_file_says():
+def test_phi3_rotates_the_number_of_dimensions_in_the_file():
     assert read("phi3")["partial_rotary_factor"] == 1.0
     assert read("phi3", rope__dimension_count=6)["partial_rotary_factor"] == 0.75
     with pytest.raises(ModelFileError, match="dimension_count"):
@@ -347,7 +347,7 @@ def test_factors_of_a_tensor_do_not_replace_another_scaling(name):
             read("llama", factors, rope__scaling__type=kind, rope__scaling__factor=4.0)
 
 
-def test_a_window_of_0_is_none_and_no_default():
+def test_a_window_of_0_disables_the_window():
     full = read("gemma2", block_count=4, attention__sliding_window=0)
     assert model_class_for(full).Config.from_hf(full).windows == (0, 0, 0, 0)
     assert read("gemma2", block_count=4)["sliding_window"] == 4096

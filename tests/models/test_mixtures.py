@@ -105,7 +105,7 @@ def test_routers_of_a_bfloat16_model_keep_the_checkpoints_float32():
     assert torch.equal(router.weights["weight"][0], tensors["model.layers.1.block_sparse_moe.gate.weight"])
 
 
-def test_phi3s_matrices_are_taken_apart_as_views():
+def test_phi3s_fused_matrices_are_split_into_views():
     tensors = tensors_of("phi3")
     qkv = filled("phi3", tensors).layers[0].attn.qkv
     fused = tensors["model.layers.0.self_attn.qkv_proj.weight"]

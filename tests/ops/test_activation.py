@@ -27,7 +27,7 @@ def test_softcap_is_a_scaled_tanh(cap):
 
 
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "softcap"])
-def test_an_element_does_not_care_where_it_lies(name):
+def test_an_element_does_not_depend_on_its_position(name):
     act = ACTIVATIONS.get(name, lambda x: softcap(x, 3.0))
     whole = act(X)
     for start, count in ((0, 1), (1, 3), (5, 17), (17, 31), (33, 64), (100, 1000)):

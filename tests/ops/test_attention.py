@@ -131,7 +131,7 @@ def test_soft_caps_and_sinks(window):
     torch.testing.assert_close(attend([case], [[90]])[0], case.expected(), **CLOSE)
 
 
-def test_the_cache_is_what_is_read():
+def test_attention_reads_keys_and_values_from_the_cache():
     """Rounding to the cache's type is seen by the tokens of the same step too."""
     case = make(30, 4, 2, 16)
     rounded = Case(case.q, case.k.bfloat16().float(), case.v.bfloat16().float())
@@ -181,7 +181,7 @@ def test_a_nan_token_reaches_only_rows_that_attend_to_it(where, poison):
         assert not torch.isfinite(found[seeing]).all(dim=(1, 2)).any()
 
 
-def test_rows_that_no_work_names_get_zeros():
+def test_rows_without_work_get_zeros():
     plan = plan_attention(
         [Work(0, 0, 1)],
         [2],

@@ -164,7 +164,7 @@ def test_chunks_of_1024_keys_are_merged(format):
         ((3, 3, 10), [30, 5000, 30, 30], [1, 2, 1, 1], 3000),
     ],
 )
-def test_long_sequences_are_cut_between_threads_without_a_trace(shape, lengths, last, window, format):
+def test_splitting_long_sequences_over_threads_does_not_change_bits(shape, lengths, last, window, format):
     cases = [make(n, *shape, seed=i, window=window) for i, n in enumerate(lengths)]
     cuts = [[n - count, count] if n > count else [0, n] for n, count in zip(lengths, last, strict=True)]
     expected = attend(cases, cuts, format, 64, threads=1)
@@ -227,14 +227,14 @@ def test_a_nan_token_reaches_only_rows_that_attend_to_it(where, poison, format):
         assert not torch.isfinite(results[0][seeing]).all(dim=(1, 2)).any()
 
 
-def test_the_cache_is_what_is_read():
+def test_attention_reads_keys_and_values_from_the_cache():
     case = make(30, 4, 2, 16)
     rounded = Case(case.q, case.k.bfloat16().float(), case.v.bfloat16().float())
     found = attend([case], [[30]], "bfloat16")[0]
     assert torch.equal(found, attend([rounded], [[30]], "bfloat16")[0])
 
 
-def test_rows_that_no_work_names_are_left_alone():
+def test_rows_without_work_are_not_written():
     layout = Layout("float32", 1, 8, 16)
     cache = layout.new_cache(2)
     ones = torch.ones(1, 1, 8)

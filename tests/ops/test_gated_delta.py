@@ -89,7 +89,7 @@ def test_gates_against_torch():
 
 
 @pytest.mark.parametrize("chunks", [[1] * LENGTH, [16, 16, 43], [15, 1, 1, 47], [17, 31, 2], [3, 70]])
-def test_in_chunks_as_at_once(chunks):
+def test_chunks_give_the_same_bits_as_one_pass(chunks):
     x, cache, start, rows = inputs(1), new_cache(), 0, []
     for count in [*chunks, LENGTH - sum(chunks)]:
         if count:
@@ -99,13 +99,13 @@ def test_in_chunks_as_at_once(chunks):
 
 
 @pytest.mark.parametrize("size", [8, 32, 64, 128])
-def test_in_blocks_of_any_size(size):
+def test_block_sizes_do_not_change_the_result(size):
     x = inputs(1)
     assert torch.equal(whole(x, size), whole(x))
 
 
 @pytest.mark.parametrize("budget", [1, plan.BUDGET])
-def test_beside_others_of_any_length(budget, monkeypatch):
+def test_a_sequence_does_not_depend_on_others_of_any_length(budget, monkeypatch):
     """Also where the memory bound lets only one walk at a time."""
     monkeypatch.setattr(plan, "BUDGET", budget)
     sequences = [inputs(seed, count) for seed, count in ((1, 75), (5, 16), (9, 33), (13, 1))]
@@ -131,7 +131,7 @@ def test_rejected_drafts_leave_no_trace():
 
 
 @pytest.mark.parametrize("start", [31, 32, 33, 35, 47])
-def test_a_prefix_is_taken_up_where_it_ends(start):
+def test_a_prefix_is_continued_from_its_end(start):
     """By another sequence, of which only the block of the last token is there, or a copy of it."""
     x, cache = inputs(1), new_cache()
     step(cache, [(x[:start], 0, table(1, 2, 3, 4, 5))])

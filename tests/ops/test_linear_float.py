@@ -62,7 +62,7 @@ def contract(packed: PackedMatrix, weight: np.ndarray, x: np.ndarray) -> np.ndar
 @pytest.mark.parametrize(
     ("outputs", "inputs", "segments"), [(1, 1, 1), (17, 15, 1), (40, 33, 1), (100, 72, 8), (33, 44, 4), (20, 1000, 1)]
 )
-def test_the_sum_has_its_order(format, activation, outputs, inputs, segments):
+def test_sums_are_added_in_the_defined_order(format, activation, outputs, inputs, segments):
     weight, x, bias, residual = draw(1, outputs, inputs), draw(2, 13, inputs), draw(3, outputs), draw(4, 13, outputs)
     packed = pack(weight, format, activation, segments)
     expected = contract(packed, weight, x)
@@ -104,7 +104,7 @@ def test_bits_depend_on_nothing_but_the_row(kind, outputs, inputs, rows, segment
 
 
 @pytest.mark.parametrize(("format", "activation"), KINDS)
-def test_hostile_rows_stay_alone(format, activation):
+def test_hostile_rows_do_not_affect_other_rows(format, activation):
     packed = pack(draw(7, 50, 64), format, activation, 2)
     x = draw(8, 20, 64)
     expected = bits(native.product(packed, x))
@@ -127,7 +127,7 @@ def test_denormal_halves_count_in_full():
 
 
 @pytest.mark.parametrize("activation", ["auto", "float32"])
-def test_activations_are_what_they_say(activation):
+def test_converted_activations_match_their_format(activation):
     """Rows padded to whole groups per segment, rounded to nearest even where the format asks for it."""
     packed = pack(draw(10, 4, 6), "BF16", activation, segments=2)
     x = draw(11, 3, 6, hostile=0.2)

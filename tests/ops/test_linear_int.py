@@ -77,7 +77,7 @@ def as_quantized(x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "group"), [("Q4_0", 32), ("Q4_K", 256)])
 @pytest.mark.parametrize("segments", [1, 2])
-def test_activations_are_what_they_say(name, group, segments):
+def test_converted_activations_match_their_format(name, group, segments):
     packed, _ = pack(name, 16, 3 * group * segments, segments)
     x = draw(1, 9, packed.cols)
     x[1] *= 1e30
@@ -186,7 +186,7 @@ def chain(name: str, raw: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.nd
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize(("outputs", "groups", "segments"), [(1, 1, 1), (17, 3, 1), (40, 8, 4), (33, 8, 8), (20, 5, 1)])
-def test_the_sum_has_its_order(name, outputs, groups, segments):
+def test_sums_are_added_in_the_defined_order(name, outputs, groups, segments):
     cols = groups * GGMLType[name].block_size
     packed, raw = pack(name, outputs, cols, segments)
     x, bias, residual = draw(1, 13, cols), draw(2, outputs), draw(3, 13, outputs)
@@ -256,7 +256,7 @@ def test_floats_are_quantized_as_files_are(to, source, cols, segments):
     assert np.array_equal(all_rows(packed), expected.reshape(35, cols))
 
 
-def test_hostile_floats_are_quantized_somehow():
+def test_hostile_floats_are_quantized_without_an_error():
     weight = draw(7, 20, 64, hostile=0.3)
     weight[::2] = draw(8, 10, 64)
     for to in ("Q8_0", "Q4_0"):
@@ -296,7 +296,7 @@ def test_every_number_of_rows(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_rows_stay_alone(name):
+def test_hostile_rows_do_not_affect_other_rows(name):
     packed, _ = pack(name, 50, 512, 2)
     x = draw(8, 20, 512)
     expected = bits(native.product(packed, x))
@@ -310,7 +310,7 @@ def test_hostile_rows_stay_alone(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "MXFP4"])
-def test_hostile_scales_stay_alone(name):
+def test_hostile_scales_do_not_affect_other_rows(name):
     kind = GGMLType[name]
     raw = raw_rows(kind, 40, 512)
     expected = native.product(pack_rows(name, raw, 40, 512, 1), x := draw(10, 7, 512))

@@ -190,7 +190,7 @@ def test_arrays_that_do_not_fit_are_refused(change, said):
 
 
 @needs_library
-def test_no_rows_are_fine():
+def test_zero_rows_are_accepted():
     assert run(np.ones((0, 8), np.float32), np.ones(8, np.float32)).shape == (0, 8)
 
 
@@ -233,7 +233,7 @@ def test_a_library_of_another_abi_is_refused(monkeypatch):
         native.load(native.PATH)
 
 
-def test_without_a_library_the_module_imports_and_says_why():
+def test_without_a_library_the_module_imports_and_states_the_reason():
     code = (
         "import pathlib; from kvasir.ops import native\n"
         "assert 'torch' not in sys.modules\n"

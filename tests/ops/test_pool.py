@@ -49,7 +49,7 @@ def checksum(threads: int, rounds: int) -> int:
 @pytest.mark.parametrize("apart", (False, True))
 @pytest.mark.parametrize("pin", (False, True))
 @pytest.mark.parametrize("threads", (1, 2, 3, 8))
-def test_all_see_what_all_have_written_before_a_barrier(pool, threads, pin, apart, most):
+def test_a_barrier_makes_all_writes_visible_to_all_threads(pool, threads, pin, apart, most):
     *_, selftest = calls()
     address = pool(threads, pin, apart)
     for rounds in (0, 1, 2, most):
@@ -86,7 +86,7 @@ def test_an_idle_pool_is_quiet(pool):
     assert time.process_time() - before < 0.01
 
 
-def test_pools_come_and_go():
+def test_pools_can_be_created_and_closed_repeatedly():
     create, destroy, selftest = calls()
     for i in range(100):
         address = create(1 + i % 5, i % 2, i % 3 == 0)
@@ -97,7 +97,7 @@ def test_pools_come_and_go():
 
 
 @pytest.mark.parametrize("threads", (0, -1, 1025, 2**31 - 1))
-def test_no_pool_of_that_many(threads):
+def test_invalid_thread_counts_are_refused(threads):
     create, *_ = calls()
     assert create(threads, 0, 0) is None
 
@@ -120,7 +120,7 @@ def test_pinned_threads_keep_to_the_processors_of_the_process():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory that holds")
-def test_where_the_system_gives_no_more_threads_there_is_no_pool():
+def test_a_pool_is_refused_if_the_system_has_no_threads_left():
     code = (
         "import resource, ctypes\n"
         "from kvasir.ops import native\n"

@@ -29,11 +29,11 @@ def make() -> Op:
     return op
 
 
-def test_before_a_choice_the_body_runs():
+def test_before_a_choice_the_torch_body_runs():
     assert float(make()(torch.tensor(3.0))) == 6
 
 
-def test_the_first_that_fits_is_chosen_and_the_table_says_why_not_the_others():
+def test_the_first_supported_implementation_is_chosen_and_the_table_explains_why():
     op = make()
     choice = op.choose(MachineFacts(CPU, "float32"))
     assert (choice.chosen, choice.refused) == ("plain", (("picky", "not for float32"),))
@@ -43,7 +43,7 @@ def test_the_first_that_fits_is_chosen_and_the_table_says_why_not_the_others():
     assert float(op(torch.tensor(3.0))) == 106
 
 
-def test_an_explicit_choice_is_a_must():
+def test_an_explicit_choice_must_be_supported():
     op = make()
     assert op.choose(MachineFacts(CPU), "torch").chosen == "torch"
     assert float(op(torch.tensor(3.0))) == 6
@@ -53,7 +53,7 @@ def test_an_explicit_choice_is_a_must():
         op.choose(MachineFacts(CPU), "elsewhere")
 
 
-def test_choosing_for_one_device_leaves_the_others():
+def test_choosing_for_one_device_does_not_affect_others():
     op = make()
     op.choose(MachineFacts(Device("cuda", "a GPU", 1, 1, 1, 1)))
     assert float(op(torch.tensor(3.0))) == 6

@@ -163,7 +163,7 @@ def test_the_functions_are_accurate():
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_an_element_does_not_care_where_it_lies(name):
+def test_an_element_does_not_depend_on_its_position(name):
     act = ELEMENTWISE[name]
     x = np.concatenate([sample(300, scale=4), ODD, sample(88)])
     whole = on_all_isas(lambda: act(x))
@@ -199,7 +199,7 @@ def test_activations_of_large_values_are_their_limits():
     assert np.array_equal(exp[:6], [0, 0, 0, 1, np.inf, np.inf]) and np.isnan(exp[6])
 
 
-def test_no_elements_are_fine():
+def test_zero_elements_are_accepted():
     empty = np.zeros(0, np.float32)
     assert run_activate("silu", empty).size == 0
     assert run_layer_norm(np.zeros((0, 8), np.float32), sample(8), sample(8)).shape == (0, 8)

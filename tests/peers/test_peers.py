@@ -86,7 +86,7 @@ def test_a_timeline_counts_only_while_all_users_run():
     assert line.figures() == {"first_s": 3, "decode_tokens": 4, "decode_s": 2, "total_s": 6}
 
 
-def test_a_timeline_refuses_what_is_no_measurement():
+def test_a_timeline_refuses_incomplete_measurements():
     short = Timeline(users=1, new=2)
     short.add(1.0, 0, 1)
     with pytest.raises(ValueError, match="not 2"):
@@ -216,7 +216,7 @@ def test_without_a_compiler_the_project_probes(tmp_path, monkeypatch):
     assert gave.method == "kvasir.cli.bench.probe" and gave.bytes_per_s > 1e8 and gave.int8_macs_per_s == 0
 
 
-def test_foreign_load_leaves_out_what_is_measured(monkeypatch):
+def test_foreign_load_excludes_the_measured_programs(monkeypatch):
     busy = iter([(100.0, 50.0), (110.0, 58.0)])  # 10 s of processors pass, 8 of them busy
     own = iter([5.0, 11.0])  # 6 of them ours
     monkeypatch.setattr(probe, "machine_seconds", lambda: next(busy))
@@ -274,7 +274,7 @@ def test_a_row_is_held_against_the_better_peer(setup, monkeypatch, capsys, tmp_p
     assert (tmp_path / "one.png").stat().st_size > 1000
 
 
-def test_answers_grow_until_all_users_run_at_once(setup, monkeypatch):
+def test_the_number_of_new_tokens_grows_until_all_users_overlap(setup, monkeypatch):
     """Prompts are read one after the other, and a fast machine is done with the first answer by then."""
     row = replace(ROW, users=4, new=16, peers=(LLAMA,))
     found, told = run_row(row, {OURS: 0.001, LLAMA: 0.004}, setup, monkeypatch, rounds=1, stagger=12)
@@ -315,7 +315,7 @@ def test_sources_are_unpacked_within_their_folder(old, tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz", "out"]
 
 
-def test_a_missing_peer_is_left_out_and_said(setup, monkeypatch, capsys):
+def test_a_missing_peer_is_skipped_with_a_message(setup, monkeypatch, capsys):
     found, told = run_row(ROW, {OURS: 0.001, VLLM: 0.001}, setup, monkeypatch, rounds=1)
     assert told == [f"  without {LLAMA}: no {LLAMA}"] and list(found["ratios"]) == [VLLM]
     alone, _ = run_row(ROW, {OURS: 0.001}, setup, monkeypatch, rounds=1)

@@ -87,7 +87,7 @@ def test_logits_do_not_change_hidden_states(case):
 
 @pytest.mark.parametrize("executor", ["program", "eager", "auto"])
 @pytest.mark.parametrize("name", ["layers.2", "layers.-1", "layers", "first", "attention.2"])
-def test_a_name_that_is_not_there_is_refused_at_load(tmp_path, executor, name):
+def test_an_unknown_output_name_is_refused_at_load(tmp_path, executor, name):
     files = find_model(random_model("llama", tmp_path))
     with pytest.raises(ConfigError, match=rf"{name!r}.*layers\.0 .*layers\.1\b.*last.*attention"):
         load_model(files, "float32", options=LoadOptions(executor, hidden=("last", name)))

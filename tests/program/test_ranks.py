@@ -120,7 +120,7 @@ def test_the_parts_are_parts(folders, size):
         assert max(part.held for part in models) < whole(folders("qwen2")).held / 5
 
 
-def test_experts_go_by_id_where_there_are_enough(folders):
+def test_experts_are_split_by_id_if_there_are_enough(folders):
     for size, held in ((2, [3, 3]), (4, [1, 2, 1, 2])):
         _, models = parts_of(folders("qwen3-moe"), size)
         shares = [part.model.layers[0].mlp.share for part in models]

@@ -44,7 +44,7 @@ def over(traced, cache: NativeCache) -> Program:
 
 
 @pytest.mark.parametrize("kinds", [("llama", "qwen3"), ("gemma3", "llama"), ("mistral", "gemma3")])
-def test_models_in_one_pool_compute_what_they_compute_alone(tmp_path, kinds):
+def test_models_in_one_pool_give_the_same_bits_as_alone(tmp_path, kinds):
     """In turns, chunk by chunk, with the same blocks: a draft model and its target."""
     (tmp_path / "alone").mkdir()
     together, cache = programs(tmp_path, *kinds)
@@ -142,7 +142,7 @@ class Twice(Toy):
         return paged_attention(q_THd, batch.kv.k(1), batch.kv.v(1), plan, 0.25).flatten(1)
 
 
-def test_a_layer_that_shares_another_s_sees_what_it_would_have_stored(tmp_path):
+def test_a_sharing_layer_reads_the_owners_keys_and_values(tmp_path):
     target, kind, found = loaded("llama", tmp_path), PagedKV(4, 16), []
     for spec in ((kind, Shared(0)), (kind, kind)):
         cache = NativeCache(spec, [20], 16, "float32")
@@ -190,7 +190,7 @@ def test_heads_of_several_sizes_in_one_table(tmp_path):
         (PagedKV(2, 258), "heads of 258", ""),
     ],
 )
-def test_executors_refuse_by_name_what_they_cannot_compute(tmp_path, monkeypatch, kind, program, eager):
+def test_executors_refuse_unsupported_cache_kinds_by_name(tmp_path, monkeypatch, kind, program, eager):
     """Before anything is loaded, and in the memory itself."""
     assert program in no_kernel((kind,)) and eager in no_op((kind,)) and bool(eager) == bool(no_op((kind,)))
     with pytest.raises(ValueError, match=program):

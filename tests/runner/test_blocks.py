@@ -56,7 +56,7 @@ def test_late_transfers_change_no_answer(tmp_path, monkeypatch, model):
     assert late.closed
 
 
-def test_bytes_are_those_of_the_moment_and_the_same_either_way(tmp_path):
+def test_copied_bytes_are_a_snapshot_and_equal_for_both_copiers(tmp_path):
     core = core_of(random_model("mistral", tmp_path), executor="eager", dtype="bfloat16", block_size=16, num_blocks=9)
     cache, staged = core.runner.cache, StagedBlocks(core.runner.cache, Late())
     for tensor in cache.tensors:

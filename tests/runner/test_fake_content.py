@@ -54,7 +54,7 @@ def test_inputs_of_the_whole_sequence_are_its_scope():
     assert FakeContent(NONE, (Adapted(1, start=3),), 8).scope == 0, "it begins later"
 
 
-def test_positions_count_where_they_are_not_the_usual_ones():
+def test_explicit_positions_change_the_numbers():
     given = Inputs(positions=pack_ids([0, 1, 5, 6, 7, 8, 9, 10]))
     assert changed(given) == [2] and FakeContent(given, (), 8).ahead == 3
 

@@ -36,7 +36,7 @@ def test_weights_are_those_of_the_loaded_model(load, executor):
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())
 @pytest.mark.parametrize("tokens", [1, 64, 500])
-def test_buffers_of_a_program_are_what_it_allocates(load, tokens):
+def test_buffer_sizes_of_a_program_equal_its_allocations(load, tokens):
     """Whatever the size of the cache beside them."""
     loaded = load("program")
     spec = loaded.model.cache_spec()

@@ -93,7 +93,7 @@ def test_the_inputs_of_experts_do_not_depend_on_chunks(tmp_path):
     assert whole == rows_seen(37)
 
 
-def test_a_program_has_calls_for_what_is_hooked_alone(tmp_path):
+def test_a_program_has_calls_only_for_its_hooks(tmp_path):
     model = loaded("llama", tmp_path)
     plain, seen = program_of(model), []
     hooked = program_of(model, hooks=Hooks(seen.append, lambda layer, x: seen.append((layer, x.shape))))

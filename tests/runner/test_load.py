@@ -22,7 +22,7 @@ def files(tmp_path_factory):
 
 @needs_native
 @pytest.mark.parametrize(("executor", "traced"), [("auto", True), ("program", True), ("eager", False)])
-def test_a_program_is_taken_where_there_can_be_one(files, executor, traced):
+def test_auto_chooses_a_program_if_the_model_supports_it(files, executor, traced):
     loaded = load_model(files, options=LoadOptions(executor))
     assert (loaded.trace is not None) == traced and not loaded.notes
     assert bool(loaded.formats) == traced
@@ -32,7 +32,7 @@ def test_a_program_is_taken_where_there_can_be_one(files, executor, traced):
     ("options", "device", "named"),
     [({"block_size": 24}, "cpu", "24"), ({"block_size": 8}, "cpu", "8"), ({}, "meta", "meta")],
 )
-def test_without_a_program_auto_says_why_and_program_is_refused(files, options, device, named):
+def test_without_a_program_auto_states_the_reason_and_program_is_refused(files, options, device, named):
     with pytest.raises(ConfigError, match=named) as error:
         load_model(files, device=device, options=LoadOptions("program", **options))
     assert "--executor auto" in str(error.value)
@@ -50,7 +50,7 @@ def test_the_eager_executor_does_not_quantize(files):
 
 
 @needs_native
-def test_an_unknown_quantization_is_named_with_those_there_are(files):
+def test_the_error_for_an_unknown_quantization_lists_the_supported_ones(files):
     with pytest.raises(ConfigError, match=r"'q5'.*q8.*q4"):
         load_model(files, options=LoadOptions("program", quantize="q5"))
 
@@ -83,7 +83,7 @@ def test_weights_are_refused_if_they_do_not_fit_and_counted_before_they_are_read
 
 @pytest.mark.parametrize("rank", [None, 0, 1])
 @pytest.mark.parametrize("family", ["llama", "qwen3-next"])
-def test_what_is_counted_is_held_padding_and_shards_included(tmp_path, family, rank):
+def test_counted_bytes_equal_held_bytes_with_padding_and_shards(tmp_path, family, rank):
     """112 inputs of an MLP are 8 segments of 14, which bfloat16 pads to 32 each."""
     files = files_of(tmp_path, family, intermediate_size=112)
     options = LoadOptions(mesh=SOLO if rank is None else LocalRanks(2).meshes[rank])

@@ -51,7 +51,7 @@ def test_a_runner_computes_with_the_sizes_of_its_config(files, executor, overlap
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-def test_bytes_of_a_block_are_those_that_the_cache_has(files, executor, kv_dtype):
+def test_block_bytes_equal_the_bytes_of_the_cache(files, executor, kv_dtype):
     groups = cache_groups_of(load_model(files, "float32", options=LoadOptions(executor)), 16, kv_dtype)
     runner = made(files, executor, kv_dtype)
     assert runner.cache.groups == groups == runner.capacity.groups

@@ -96,9 +96,9 @@ def test_a_step_of_which_drafts_are_checked_is_sampled_first(tmp_path):
 
 
 @pytest.mark.parametrize("fails", [
-    lambda folder, _: failures.test_a_row_of_nan_ends_alone("queued", folder, {}),
+    lambda folder, _: failures.test_a_row_of_nan_fails_alone("queued", folder, {}),
     lambda folder, _: failures.test_ids_outside_the_vocabulary_reach_no_kernel("queued", folder, 300),
-    lambda folder, patch: failures.test_a_step_that_raises_is_tried_alone("queued", folder, patch),
+    lambda folder, patch: failures.test_sequences_of_a_failed_step_are_retried_alone("queued", folder, patch),
 ], ids=["row", "plan", "step"])  # fmt: skip
-def test_a_step_that_was_built_on_one_that_failed_is_taken_back(fails, tmp_path, monkeypatch):
+def test_a_step_planned_on_a_failed_step_is_retracted(fails, tmp_path, monkeypatch):
     fails(tmp_path, monkeypatch)

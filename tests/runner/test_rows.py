@@ -54,7 +54,7 @@ def test_a_sequence_joins_with_its_ids_and_leaves_nothing(rows):
         rows[2]
 
 
-def test_a_row_that_is_taken_accepts_no_other_sequence(rows):
+def test_an_occupied_row_accepts_no_other_sequence(rows):
     rows.apply(StepPlan(0, joined=(join([5]),)))
     with pytest.raises(AssertionError):
         rows.apply(StepPlan(1, joined=(join([6]),)))
@@ -108,7 +108,7 @@ def test_sampled_ids_replace_the_draft(rows, sampled):
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.data())
-def test_read_gives_each_next_id_with_the_entries_of_its_kind(prompt_len, sampled, data):
+def test_read_returns_each_next_id_with_its_entries(prompt_len, sampled, data):
     """As many top entries as the spec wants for prompt ids, or for sampled ids."""
     ids = [10 + i for i in range(prompt_len + sampled)]
     rows = Rows(CAPACITY)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parametrize("executor", ["eager", pytest.param("program
 
 
 @pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
-def test_a_row_of_nan_ends_alone(executor, tmp_path, where):
+def test_a_row_of_nan_fails_alone(executor, tmp_path, where):
     """Token 7's embedding is NaN: whoever reads it gets an error, its neighbours their answer."""
     from safetensors.torch import load_file, save_file
 
@@ -73,7 +73,7 @@ def error_among(core, requests) -> str:
     return errors[0]
 
 
-def test_a_step_that_raises_is_tried_alone(executor, tmp_path, monkeypatch):
+def test_sequences_of_a_failed_step_are_retried_alone(executor, tmp_path, monkeypatch):
     core = small_core(random_model("llama", tmp_path), executor)
     requests = [request(f"r{i}", [i + 1] * (5 + i)) for i in range(5)]
     expected = plain(core, requests)

@@ -89,7 +89,7 @@ def test_dry_that_is_off_changes_nothing(off):
     assert not changes_logits(SamplingSpec(**off), 3, None)
 
 
-def test_punished_tokens_stay_possible_and_ids_without_a_logit_do_no_harm():
+def test_penalised_tokens_stay_possible_and_out_of_range_ids_are_ignored():
     spec = SamplingSpec(dry_multiplier=1000.0, dry_base=1000.0, dry_allowed_length=0, dry_penalty_last_n=-1)
     ids = [0, 99] * 200 + [0]
     result = sample(torch.tensor([[1.0]]), [context(spec, ids, 1, vocab=1)])[0]

@@ -288,7 +288,7 @@ def test_a_sea_of_unlikely_tokens(depth):
     assert unlikely > 4 or depth < -12
 
 
-def test_samplers_of_their_own_run_beside_each_other():
+def test_separate_samplers_run_concurrently():
     vocab = 20_000
     x = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3))
     contexts = [context(SamplingSpec(temperature=1.0, top_p=0.9, logprobs=3, seed=i)) for i in range(8)]

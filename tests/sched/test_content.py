@@ -96,7 +96,7 @@ def test_prefixes_are_shared_where_the_inputs_are_equal(first, second, shared):
         assert [ask(drive, **one), ask(drive, **other)] == [0, shared]
 
 
-def test_a_span_that_attends_both_ways_is_taken_whole_or_not():
+def test_a_bidirectional_span_is_computed_whole_or_not_at_all():
     drive = make()
     assert ask(drive, image(both_ways=True)) == 0
     assert ask(drive, image(both_ways=True), prompt=PROMPT[:26]) == 16
@@ -201,7 +201,7 @@ def test_features_that_the_executor_lacks_are_refused_by_name(feature):
         ask(Drive(Scheduler(without), runner), *asks[feature])
 
 
-def test_a_span_that_finds_no_room_beside_answers_gets_it_in_the_next_step():
+def test_a_span_without_room_gets_room_in_the_next_step():
     """Six answers leave ten tokens of each step; the span has fourteen."""
     drive = make(max_tokens_per_step=16, max_rows=8)
     for i in range(6):

@@ -87,7 +87,7 @@ def test_a_runner_that_takes_no_drafts_is_refused_a_drafter():
         Scheduler(FakeRunner(max_drafted=0).capacity, drafter=Answers())
 
 
-def test_the_end_of_a_prompt_and_a_draft_may_be_under_way_together():
+def test_the_end_of_a_prompt_and_a_draft_may_be_in_flight_together():
     asked = [request("a", list(range(9)), max_tokens=20)]
     drive = driven(asked, Answers(7, waits=False), ahead=True, max_tokens_per_step=8)
     assert drive.tokens["a", 0] == by_hand(asked[0], VOCAB, LENGTH)[0]

@@ -68,7 +68,7 @@ def test_a_content_is_made_once_for_all_that_read_it():
     assert names(run(drive, asking("e", (20, 1), (33, 2)))) == [], "a hit of the prefix cache reads nothing"
 
 
-def test_a_step_makes_no_more_than_its_budget_and_computes_what_has_its_embeddings():
+def test_a_step_encodes_within_its_budget_and_computes_spans_with_embeddings():
     drive = make((100, 1, 20))
     assert names(run(drive, asking("a", (5, 1), (15, 2), (30, 3), (45, 4)))) == [1, 2, 3, 4]
     made = [(len(p.encodes), p.num_tokens) for p in drive.plans if p.work][:2]
@@ -199,7 +199,7 @@ def test_an_executor_without_encoders_refuses_jobs_by_name():
     assert tokens == by_hand(good, 256, 512)[0]
 
 
-def test_an_output_that_is_not_there_is_noticed(monkeypatch):
+def test_a_missing_encoder_output_is_detected(monkeypatch):
     drive = make()
     monkeypatch.setattr(drive.scheduler.outputs, "make", lambda *_: [])
     with pytest.raises(AssertionError, match="encoded"):

@@ -53,12 +53,12 @@ def test_requests_of_similar_length_keep_their_order():
     assert served(facts(0, 127), facts(1, 65), facts(2, 100)) == [0, 1, 2]
 
 
-def test_late_requests_go_last_and_none_is_hurried_early():
+def test_late_requests_go_last_and_early_ones_are_not_hurried():
     hurried, late = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5)
     assert served(late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1]
 
 
-def test_late_ones_are_served_as_they_came():
+def test_late_requests_are_served_in_order_of_arrival():
     assert served(facts(1, 10, waited=5), facts(0, 900, waited=3)) == [0, 1]
 
 
@@ -104,7 +104,7 @@ FACTS = st.builds(
 
 
 @given(st.lists(FACTS, max_size=30, unique_by=lambda f: f.order), st.randoms(use_true_random=False))
-def test_the_order_is_whole_and_does_not_depend_on_how_they_are_listed(candidates, shuffle):
+def test_the_order_is_total_and_independent_of_the_input_order(candidates, shuffle):
     order = served(*candidates, a=700)
     assert sorted(order) == sorted(f.order for f in candidates)
     by_order = {f.order: f for f in candidates}
@@ -174,7 +174,7 @@ def test_a_request_starves_without_promotions(monkeypatch):
     assert 0 not in queue.began
 
 
-def test_one_is_promoted_at_a_time_and_it_is_the_farthest_beyond():
+def test_only_the_most_overdue_request_is_promoted_at_a_time():
     waiting = [facts(0, waited=15.0), facts(1, waited=9.0), facts(2, waited=160.0, slo=BATCH), facts(3, waited=10.0)]
     assert promote(waiting, taken=False) == 2
     assert promote(waiting, taken=True) is None

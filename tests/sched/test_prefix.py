@@ -191,7 +191,7 @@ def test_a_pinned_prefix_survives_later_requests_until_it_expires():
     assert run(drive, pinned("c", None)) == [0]
 
 
-def test_pins_never_shut_anybody_out():
+def test_pins_never_block_other_requests():
     drive = make(num_blocks=20)
     for i in range(3):
         prompt = tuple([i] * 60)
@@ -213,7 +213,7 @@ def test_a_window_resumes_where_its_blocks_are():
     assert run(drive, request("d", [*long[:50], 251])) in ([50], [48], [0])
 
 
-def test_planning_ahead_waits_for_what_a_window_gives_back():
+def test_planning_ahead_waits_for_blocks_that_a_window_releases():
     """Two planned chunks hold more blocks than one: who fits alone must not leave himself for ever."""
     drive = make(True, window=20, num_blocks=14, block_size=4, max_rows=3, max_tokens_per_step=23)
     assert run(drive, request("a", [i % 250 for i in range(57)], max_tokens=3)) == [0]
@@ -279,7 +279,7 @@ def test_whatever_is_shared_the_answers_stay(work, ahead, block_size, num_blocks
     assert drive.scheduler.kv.used == 0
 
 
-def test_a_step_that_was_taken_back_leaves_nothing_it_has_not_copied():
+def test_a_retracted_step_leaves_no_uncopied_blocks_in_the_tree():
     """It would have copied the beginning of a block, which was evicted before the step ran."""
     drive = make()
     run(drive, request("a", PROMPT))

@@ -164,7 +164,7 @@ def test_running_answers_keep_their_pace_beside_a_long_prompt():
     assert world.times["long"], "the long prompt came through"
 
 
-def test_without_answers_under_way_a_prompt_takes_whole_steps():
+def test_without_decoding_sequences_a_prompt_takes_whole_steps():
     world = World()
     world.add(request("long", 1024, max_tokens=1))
     world.run()
@@ -201,7 +201,7 @@ def test_deadlines_end_what_runs_and_what_waits(rows):
     assert world.scheduler.kv.used == 0
 
 
-def test_a_deadline_counts_what_was_waited_before_this_engine():
+def test_a_deadline_includes_the_time_waited_in_earlier_engines():
     world = World()
     fields = {"max_tokens": 400, "deadline": 0.5, "waited": 0.4, "resume_ids": ((1, 2),)}
     world.add(request("resumed", 30, **fields), request("fresh", 30, max_tokens=400, deadline=0.5))

@@ -112,7 +112,7 @@ def test_a_second_signal_waits_for_nothing(end):
         assert "[DONE]" not in reader.text
 
 
-def test_what_is_done_in_the_background_is_waited_for(tmp_path):
+def test_shutdown_waits_for_background_work(tmp_path):
     with process({"drain": 60, "data_dir": str(tmp_path)}, {"step_seconds": 0.01}) as (server, url):
         body = {"model": "fake", "input": "ab", "max_output_tokens": 60, "temperature": 0, "background": True}
         made = httpx.post(f"{url}/v1/responses", json=body).json()
@@ -132,7 +132,7 @@ def test_an_idle_server_ends_at_once():
         assert server.wait(20) == 0
 
 
-def test_answers_that_take_too_long_get_an_honest_error():
+def test_choices_cut_by_shutdown_end_with_an_error():
     with process({"drain": 0.5}, {"step_seconds": 0.05}) as (server, url):
         reader = Reader(url, 500)
         server.send_signal(signal.SIGTERM)
@@ -155,14 +155,14 @@ def test_the_api_process_never_loads_torch():
     assert done.stdout.strip() == "heavy []", done.stderr
 
 
-def test_a_taken_address_is_known_before_anything_is_loaded():
+def test_an_address_in_use_is_reported_before_loading():
     with bind(ServeSettings(port=0)) as first:
         first.listen()
         with pytest.raises(ConfigError, match="--port"):
             bind(ServeSettings(port=first.getsockname()[1]))
 
 
-async def test_files_that_cannot_be_used_are_known_before_anything_is_loaded(tmp_path):
+async def test_unusable_files_are_reported_before_loading(tmp_path):
     absent = tmp_path / "absent"
     for files in ({"tls_cert": absent, "tls_key": absent}, {"access_log": tmp_path}, {"audit_log": tmp_path}):
         front = make_front()

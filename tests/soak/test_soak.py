@@ -24,7 +24,7 @@ from tests.soak.work import Choice, ErrorEvent, streamed
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_seconds_of_load_and_harm_leak_nothing():
+def test_twenty_seconds_of_load_and_faults_leak_nothing():
     tally = asyncio.run(soak(20.0, seed=1))
     assert not tally.wrong, "\n".join(tally.wrong)
     assert tally.survived["of these, equal to the plain run"] > 20
@@ -64,7 +64,7 @@ def test_a_planted_fault_has_its_verdict_in_time(plant, said):
     assert time.monotonic() - begun < 500 * tally.slowness
 
 
-async def test_an_answer_that_never_ends_is_counted_as_lost():
+async def test_a_stream_that_never_ends_counts_as_lost():
     """Also a stream that is kept alive by comments."""
     tally = Tally(patience=0.05)
     await tally.count("questions", asyncio.sleep(3600, True))
@@ -114,7 +114,7 @@ async def test_a_check_that_raises_counts_as_wrong():
     assert tally.wrong == ["questions: AssertionError: another answer"]
 
 
-async def test_a_harm_without_effect_is_reported():
+async def test_an_injected_fault_without_effect_is_reported():
     async def nothing() -> bool:
         return False
 
@@ -142,7 +142,7 @@ def test_one_descriptor_too_many_is_a_leak():
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the names of threads are read from /proc")
-def test_threads_of_a_pool_count_when_there_are_two_of_it():
+def test_threads_of_a_pool_count_as_a_leak_if_it_exists_twice():
     script = (
         "import threading; from concurrent.futures import ThreadPoolExecutor\n"
         "event, pools = threading.Event(), [ThreadPoolExecutor(2, 'some-long-name-of-a-pool') for _ in range(3)]\n"

@@ -146,7 +146,7 @@ def test_unknown_sizes_are_bounded_by_the_disk(hub, store, monkeypatch):
         store.pull("org/m")
 
 
-def test_a_new_commit_takes_the_place_of_the_old(hub, store):
+def test_a_new_commit_replaces_the_old_one(hub, store):
     first = store.pull("org/g:Q8_0")
     hub.commit = "f" * 40
     made.gguf(hub.root / "org/g" / NAMES[1], fill=9)

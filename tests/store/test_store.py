@@ -130,7 +130,7 @@ def test_a_model_made_of_another(store, tmp_path):
     assert store.options(luigi, EngineOptions("", max_model_len=64)).max_model_len == 64, "what is asked for wins"
 
 
-def test_a_template_and_quantizing_of_its_own(store, tmp_path):
+def test_a_model_may_have_its_own_template_and_quantization(store, tmp_path):
     store.pull(str(made.folder(tmp_path / "m")))
     recipe = Modelfile(("m",), template="{{ messages[0].content }}!", quantize="q4")
     entry = store.create("loud", recipe)
@@ -289,7 +289,7 @@ def test_manifests_are_private_and_damaged_ones_are_skipped(store, tmp_path, cap
     assert store.pull(str(tmp_path / "a.gguf")) == store.get("a")
 
 
-def test_a_manifest_cannot_make_the_store_remove_what_is_elsewhere(store, tmp_path):
+def test_a_manifest_cannot_make_the_store_remove_outside_files(store, tmp_path):
     made.gguf(tmp_path / "keep/a.gguf")
     entry = store.pull(str(tmp_path / "keep/a.gguf"))
     path = store.root / "manifests" / "++a+latest.json"

@@ -75,7 +75,7 @@ def test_the_known_characters_bound_the_tokens_of_a_text_from_below(name, monkey
     holds()
 
 
-def test_the_count_is_near_where_tokens_are_short():
+def test_the_bound_is_close_if_tokens_are_short():
     facts = Backend(bpe(), SpecialTokens()).table()
     assert facts.chars_per_token == len("<unk>")
     assert facts.fewest_tokens("a" * 1000 + "中" * 1000, 1 << 30) == 200
@@ -94,7 +94,7 @@ def test_the_count_is_near_where_tokens_are_short():
     ],
     ids=["forms", "patterns", "pairs", "drops spaces", "bytes", "takes spaces", "words"],
 )
-def test_no_bound_is_given_where_known_characters_may_vanish(library):
+def test_there_is_no_bound_if_known_characters_may_vanish(library):
     facts = Backend(library, SpecialTokens()).table()
     assert (facts.known, facts.chars_per_token) == ("", 0)
     assert facts.fewest_tokens("a" * 1000, 1) == 0

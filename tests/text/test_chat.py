@@ -321,7 +321,7 @@ def test_malformed_conversations_are_refused(message, renderer):
     assert caught.value.param == "messages"
 
 
-def test_the_callers_messages_stay_as_they_are(renderer):
+def test_the_callers_messages_are_not_modified(renderer):
     messages = [HELLO, {**called('{"a": 1}'), "content": ""}, {**TWO, "reasoning": "r"}]
     before = json.dumps(messages)
     chat(EITHER, renderer).render(messages, continue_final_message=True)

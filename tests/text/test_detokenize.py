@@ -81,7 +81,7 @@ def test_a_stray_byte_does_not_hold_the_stream(byte):
     assert stream.flush() == ""
 
 
-def test_an_unfinished_character_comes_out_at_the_end(byte):
+def test_an_unfinished_character_is_emitted_at_the_end(byte):
     stream = Detokenizer(any_tokenizer("tiny sentencepiece"))
     assert (stream.push([byte[0xF0], byte[0x9F]]), stream.flush()) == ("", "\ufffd")
 

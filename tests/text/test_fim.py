@@ -38,7 +38,7 @@ QWEN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.prefix)
-def test_each_family_is_known_by_its_spelling(family):
+def test_each_family_is_recognised_by_its_token_spelling(family):
     marks = [text for text in (family.prefix, family.suffix, family.middle, *family.ends) if text]
     known = tokenizer(*marks)
     infill = Infill.of(known)
@@ -56,7 +56,7 @@ def test_a_model_without_all_of_its_tokens_has_none():
     assert Infill.of(shared_tokenizer("mistral")) is None
 
 
-def test_what_a_file_states_comes_before_spelling():
+def test_explicit_token_ids_take_precedence_over_spelling():
     stated = {"pre": 256, "suf": 257, "mid": 258, "pad": 259}
     known = tokenizer("<a>", "<b>", "<c>", "<d>", *QWEN, fim=stated)
     infill = Infill.of(known)
@@ -95,7 +95,7 @@ def test_marks_in_a_text_are_text():
     assert [i for i in ids if i >= 256] == [known.token_to_id(mark) for mark in marks]
 
 
-def test_other_files_come_before():
+def test_files_of_the_context_precede_the_prompt():
     known = tokenizer(*QWEN)
     ids = Infill.of(known).prompt(known, "b", "a", files=[("x.py", "one"), ("y.py", "two")])
     assert known.decode(ids, skip_special_tokens=False) == (

@@ -156,7 +156,7 @@ SOURCES = [
 
 @examples(150)
 @given(source=st.sampled_from(SOURCES), m=theirs, w=theirs)
-def test_corners_of_jinja_lose_nothing(source, m, w):
+def test_edge_cases_of_jinja_keep_marks(source, m, w):
     for part in source.replace("{{", "\0{{").split("\0"):
         text = tried(part, m, w) if "{%" not in source else tried(source, m, w)
         if text is not None:
@@ -230,7 +230,7 @@ def plain_render(source: str, variables: dict) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_real_templates_keep_what_is_said_apart(name):
+def test_real_templates_keep_untrusted_text_marked(name):
     """Of Greek conversations, exactly the Greek letters are foreign, but for JSON's and HTML's own signs."""
     source = need("chat_templates", name).read_text(encoding="utf-8")
     for case in CONVERSATIONS.values():

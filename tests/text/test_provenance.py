@@ -140,7 +140,7 @@ def test_no_text_of_a_conversation_becomes_a_control_token(name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_no_control_token_is_half_a_message(name):
+def test_no_message_text_becomes_part_of_a_control_token(name):
     """Nor one that begins in a message and ends in the template, or the other way round."""
     front = front_of(name)
     plain, _ = rendered_or_simpler(front, lambda word: f"x{word}y")
@@ -160,7 +160,7 @@ def test_harmless_conversations_have_the_ids_of_their_text(name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_marks_in_earlier_answers_are_the_models_own(name):
+def test_marks_in_assistant_turns_stay_control_tokens(name):
     """Reasoning and calls that come back as the text of a turn; an end of turn in it stays text."""
     front = front_of(name)
     for mark in front.reader.turn_tokens(None):
@@ -355,7 +355,7 @@ UNKNOWING = {
 
 
 @pytest.mark.parametrize("model", UNKNOWING)
-def test_characters_that_a_model_does_not_know_stay_unknown(model):
+def test_unknown_characters_become_the_unknown_token(model):
     """The token for them is a special one, and yet no text writes it: that is the model's answer to anything else."""
     library = Library(UNKNOWING[model])
     library.add_special_tokens([AddedToken("[UNK]"), AddedToken("<s>")])
@@ -366,7 +366,7 @@ def test_characters_that_a_model_does_not_know_stay_unknown(model):
     assert len([i for i in ids if i == library.token_to_id("<s>")]) == 1 < len(ids)
 
 
-def test_an_encoder_that_ignores_what_is_foreign_is_found(monkeypatch):
+def test_an_encoder_that_ignores_untrusted_parts_is_detected(monkeypatch):
     """A planted fault: without the guard these tests must not pass."""
     encode = Guard.encode
 

@@ -30,7 +30,7 @@ def test_bad_words_are_found_at_the_start_and_after_a_space(name):
     assert len(found) == len(set(found)) <= 2 * len(words)
 
 
-def test_a_word_of_several_tokens_may_be_one_after_a_space():
+def test_a_word_of_several_tokens_may_be_one_token_after_a_space():
     tokenizer = local_folder(Path(kvasir.__file__).parent / "assets" / "kvasir-mini")
     bare, spaced = (tuple(tokenizer.encode(t, add_special_tokens=False)) for t in ("time", " time"))
     assert len(bare) == 2 and len(spaced) == 1

@@ -186,7 +186,7 @@ def write(path, value) -> None:
     path.write_text(json.dumps(value))
 
 
-def test_a_folder_says_which_tokens_begin_and_end(folder):
+def test_the_folders_files_define_begin_and_end_tokens(folder):
     write(folder / "special_tokens_map.json", {"bos_token": {"content": "<|begin|>"}, "eos_token": "no"})
     write(folder / "tokenizer_config.json", {"eos_token": {"content": "<|im_end|>"}, "pad_token": None})
     write(folder / "generation_config.json", {"eos_token_id": [7, 265]})
@@ -195,7 +195,7 @@ def test_a_folder_says_which_tokens_begin_and_end(folder):
     assert dict(tokenizer.special_tokens) == {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
 
 
-def test_the_models_config_counts_where_there_is_no_generation_config(folder):
+def test_without_a_generation_config_the_models_config_defines_end_tokens(folder):
     write(folder / "config.json", {"eos_token_id": 265, "bos_token_id": 264})
     tokenizer = local_folder(folder)
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (264, (265,))
@@ -211,7 +211,7 @@ def test_the_models_config_counts_where_there_is_no_generation_config(folder):
         ({"add_bos_token": None}, (True, False)),
     ],
 )
-def test_stated_ends_stand_above_those_of_tokenizer_json(folder, flags, ends):
+def test_stated_end_tokens_override_those_of_tokenizer_json(folder, flags, ends):
     names = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
     write(folder / "tokenizer_config.json", names | flags)
     tokenizer = local_folder(folder)
@@ -280,7 +280,7 @@ def folder_of(source: Path, folder: Path, **config: object) -> Path:
 
 
 @pytest.mark.parametrize("path", ["tokenizers/hf/mistral-7b-instruct-v0.2", "models/stories260K"])
-def test_text_between_special_tokens_is_a_text_of_its_own_for_sentencepiece(tmp_path, path):
+def test_sentencepiece_encodes_text_between_special_tokens_separately(tmp_path, path):
     """Which transformers 5 does not follow: its Metaspace takes a space in the text for the one that is added."""
     sentencepiece = pytest.importorskip("sentencepiece")
     tokenizer = local_folder(folder_of(need(path), tmp_path / "model"))

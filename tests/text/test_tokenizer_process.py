@@ -122,7 +122,7 @@ def test_the_bytes_bound_the_tokens_of_a_text_from_below(text):
         assert not table.bytes_per_token or len(encode(text, False)) * table.bytes_per_token >= size
 
 
-def test_the_bound_is_known_for_the_usual_kinds_and_not_where_text_may_vanish():
+def test_common_tokenizers_have_a_bound_unless_text_may_vanish():
     known = {name: any_tokenizer(name).table.bytes_per_token > 0 for name in TINY}
     assert known["tiny byte-level"] and known["tiny sentencepiece"] and not known["tiny wordpiece"]
 
@@ -197,7 +197,7 @@ def test_copies_and_the_first_process_are_replaced(honest, others):
     assert honest.encode("he") == [256] and processes() - others
 
 
-def test_a_folder_that_has_changed_is_not_taken_for_the_one_that_was_loaded(honest, tmp_path):
+def test_a_changed_folder_is_detected(honest, tmp_path):
     honest.close()
     hostile.endless(tmp_path)
     with pytest.raises(KvasirError, match="changed"):
@@ -246,7 +246,7 @@ def test_a_held_job_is_ended_from_another_thread_and_its_process_with_it(endless
 
 
 @given(st.binary(max_size=200))
-def test_a_reply_that_is_none_is_an_error(data):
+def test_a_malformed_reply_is_decoded_or_refused(data):
     with suppress(ModelFileError):
         tokenizer_wire.decode_reply(data)
 

@@ -27,7 +27,7 @@ def test_a_real_folder():
     assert files.tokenizer_model is not None and files.tokenizer_config is not None
 
 
-def test_a_gguf_file_stands_alone_and_a_folder_lends_its_companions(tmp_path):
+def test_a_gguf_file_needs_no_other_files_and_may_use_those_of_its_folder(tmp_path):
     (tmp_path / "m.gguf").write_bytes(write.small_gguf())
     (tmp_path / "mmproj-m.gguf").write_bytes(write.small_gguf())
     (tmp_path / "chat_template.jinja").write_text("beside")

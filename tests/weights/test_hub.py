@@ -146,7 +146,7 @@ def test_an_unfinished_download_is_finished(hub):
 
 
 @pytest.mark.parametrize("ref", ["org/none", "org/bad--..name"])
-def test_unknown_repositories(hub, ref):
+def test_unknown_repositories_are_refused(hub, ref):
     with pytest.raises(ModelFileError, match=re.escape(ref)):
         find_model(ref)
 
@@ -181,7 +181,7 @@ def test_weights_held_twice_are_fetched_once():
         ("Q8_0/a-00002-of-00002.gguf", ["Q8_0/a-00001-of-00002.gguf", "Q8_0/a-00002-of-00002.gguf"]),
     ],
 )
-def test_a_format_is_a_word_of_the_name(tag, expected):
+def test_a_format_must_be_a_whole_part_of_the_file_name(tag, expected):
     names = ["a-F16.gguf", "a-BF16.gguf", "mmproj-F16.gguf", "README.md", "Q8_0/a-00001-of-00002.gguf"]
     assert choose_gguf([*names, "Q8_0/a-00002-of-00002.gguf"], tag, "org/m") == expected
 

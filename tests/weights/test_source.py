@@ -95,7 +95,7 @@ def test_every_plain_type_of_the_table_has_an_array_type(kind, tmp_path):
     assert array.shape == (5,) and array.tobytes() == data
 
 
-def test_unknown_names(packed, tmp_path):
+def test_unknown_names_are_refused(packed, tmp_path):
     for source in (packed[0], DummySource({})):
         with pytest.raises(KeyError):
             source.array("nothing")

@@ -105,7 +105,7 @@ def test_a_public_address_needs_a_key():
         ServeSettings(port=70000)
 
 
-def test_what_loopback_is():
+def test_loopback_addresses_are_recognised():
     assert all(map(is_loopback, ("localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1")))
     assert not any(
         map(is_loopback, ("localhost.evil.com", "127.0.0.1.evil.com", "0.0.0.0", "", "10.0.0.1", "evil", "0"))
@@ -144,7 +144,7 @@ async def test_only_names_of_this_server_are_served(settings, host, status):
         assert response.status_code == status, response.text
 
 
-async def test_what_is_refused_names_the_flag_that_allows_it():
+async def test_a_refusal_names_the_flag_that_allows_it():
     """It is one of `kvasir serve`."""
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
     async with client() as http:
@@ -197,7 +197,7 @@ async def test_a_preflight_needs_no_key_and_gives_nothing_away():
 # -- bounds ------------------------------------------------------------------------------------------------
 
 
-async def test_bodies_are_counted_as_they_come():
+async def test_body_limits_apply_while_bodies_arrive():
     async with client(ServeSettings(max_body=1000)) as http:
         declared = await http.post("/v1/completions", json={"prompt": "x" * 1000})
         assert declared.status_code == 413 and declared.json()["error"]["code"] == "too_large"
@@ -266,7 +266,7 @@ def test_a_large_body_is_judged_quickly(name):
     assert time.thread_time() - begun < 1.0
 
 
-async def test_request_ids_come_back_or_are_made():
+async def test_request_ids_are_returned_or_generated():
     async with client() as http:
         assert (await http.get("/health", headers={"X-Request-Id": "my-id.1"})).headers["x-request-id"] == "my-id.1"
         odd = await http.get("/health", headers={"X-Request-Id": "a b\t"})

@@ -92,7 +92,7 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path, mode):
         read_keys(write(tmp_path / "keys.json", [ENTRY], mode))
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_a_key_file_that_is_not_a_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError):
@@ -206,7 +206,7 @@ async def test_chat_and_responses_judge_a_tier_alike(tier):
         ("plain-key", {"service_tier": "gold"}, None, 400, "invalid_value"),
     ],
 )
-async def test_a_class_that_may_not_be_is_refused(secret, fields, header, status, code):
+async def test_a_class_above_the_keys_best_is_refused(secret, fields, header, status, code):
     got, error, request = await seen_by_the_core(CHAT, secret, fields, header)
     assert (got, error["code"], request) == (status, code, None)
 

@@ -58,7 +58,7 @@ def test_the_bucket_is_exact_at_its_border(limit, steps):
 
 
 @given(st.integers(1, 10**9), st.lists(st.integers(-(10**15), 10**15), max_size=10))
-def test_a_clock_that_jumps_back_stands_still(limit, jumps):
+def test_a_backward_clock_jump_refills_no_tokens(limit, jumps):
     full = take(Bucket(limit, at=10**18), limit)
     bucket, now = full, 10**18
     for jump in jumps:
@@ -68,7 +68,7 @@ def test_a_clock_that_jumps_back_stands_still(limit, jumps):
     assert wait(drain(bucket, bucket.at + full.used), limit) == 0, "a minute later all is well"
 
 
-def test_what_was_taken_beyond_the_limit_has_to_drain_first():
+def test_an_overdrawn_limit_must_refill_first():
     bucket = take(Bucket(60), 180)
     assert bucket.room == 0
     assert wait(bucket, 1) == 121 * SECOND
@@ -171,7 +171,7 @@ async def test_too_many_requests_get_429_and_a_true_retry_after(monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_are_counted_as_they_come(monkeypatch, stream):
+async def test_tokens_are_counted_when_they_are_generated(monkeypatch, stream):
     clock = Clock()
     async with limited(monkeypatch, key(tokens_per_minute=10), clock=clock) as http:
         first = await ask(http, stream=stream)  # 3 prompt tokens and 4 generated ones
@@ -194,7 +194,7 @@ async def test_embeddings_and_lists_of_prompts_are_counted(monkeypatch):
         assert response.headers["x-ratelimit-remaining-tokens"] == str(1000 - 5 - 2 * 2 * 4 - 4)
 
 
-async def test_one_at_a_time(monkeypatch):
+async def test_a_concurrency_of_one_serves_one_request_at_a_time(monkeypatch):
     front = make_front()
     async with limited(monkeypatch, key(concurrent=1), front=front) as http:
         held = asyncio.Event()
@@ -217,7 +217,7 @@ async def test_one_at_a_time(monkeypatch):
         assert (await ask(http)).status_code == 200, "a refused one gives its place back"
 
 
-def test_nothing_of_it_reads_a_clock_that_can_be_set():
+def test_limits_use_a_monotonic_clock_only():
     folder = Path(__file__).resolve().parents[3] / "src" / "kvasir"
     for name in ("serve/auth/quota.py", "sched/slo.py", "sched/budget.py", "sched/fairness.py"):
         assert "time.time(" not in (folder / name).read_text()

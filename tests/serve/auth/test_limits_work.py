@@ -25,7 +25,7 @@ async def ask(http, headers=AS_ANN) -> int:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_in_the_background_counts_until_it_ends(stream):
+async def test_a_background_response_counts_until_it_ends(stream):
     async with serving(front=make_front(**SLOW), keys=(ANN, BOB)) as http:
 
         async def begin() -> str:
@@ -55,7 +55,7 @@ async def test_a_response_in_the_background_counts_until_it_ends(stream):
         assert account.num_open == 0
 
 
-async def test_lines_take_what_requests_leave_and_no_request_waits_for_them(monkeypatch):
+async def test_batch_lines_use_spare_capacity_and_never_delay_requests(monkeypatch):
     front = make_front(step_seconds=0.002)
     async with serving(front=front, keys=(ANN, BOB), batch_width=16) as http:
         account = http.app.state.catalogue.quotas.accounts["ann"]
@@ -86,7 +86,7 @@ async def test_lines_take_what_requests_leave_and_no_request_waits_for_them(monk
         assert (account.num_open, account.num_lines) == (0, 0)
 
 
-async def test_a_line_waits_for_the_place_of_a_request_and_for_a_higher_limit():
+async def test_a_batch_line_waits_for_a_free_slot_or_a_higher_limit():
     def key(most: int | None) -> Key:
         return Key("ann-secret", "ann", limits=KeyLimits(concurrent=most))
 

@@ -112,7 +112,7 @@ def test_a_changed_limit_keeps_the_part_that_is_used():
     assert quotas.accounts["ann"].headers() == []
 
 
-async def test_a_watch_reads_when_a_file_has_changed_or_someone_asks(tmp_path):
+async def test_a_watch_rereads_a_changed_file_or_on_request(tmp_path):
     path, outcomes, read = write(tmp_path / "file", "a"), Counter(), asyncio.Queue()
 
     async def reload() -> None:
@@ -149,7 +149,7 @@ def streaming(url: str, secret: str, max_tokens: int):
         yield lines
 
 
-def test_new_keys_work_and_removed_ones_do_not_while_answers_go_on(tmp_path):
+def test_key_changes_apply_while_streams_continue(tmp_path):
     path = write(tmp_path / "keys.json", [ANN])
     with live(settings_of(path), step_seconds=0.02) as server:
         url = server.url
@@ -192,7 +192,7 @@ def test_a_broken_file_changes_nothing_and_is_logged(tmp_path, caplog, broken):
         until(lambda: status(server.url, "second-key") == 200)
 
 
-def test_a_hangup_has_the_files_read_at_once(tmp_path):
+def test_sighup_rereads_the_files_at_once(tmp_path):
     path = write(tmp_path / "keys.json", [ANN])
     with process({"keys_file": str(path)}, {}) as (server, url):
         until(lambda: status(url, "first-key") == 200)

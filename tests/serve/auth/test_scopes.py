@@ -88,7 +88,7 @@ BODIES = {
         ("plain-key", True, False),
     ],
 )
-async def test_each_key_may_do_what_its_scopes_allow(secret, infers, manages):
+async def test_scopes_determine_what_a_key_may_do(secret, infers, manages):
     settings = ServeSettings(keys=KEYS, api_keys=("plain-key",))
     async with client(settings, headers={"Authorization": f"Bearer {secret}"}) as http:
         for requests, may in ((MANAGING, manages), (INFERRING, infers), (LOOKING, True)):
@@ -101,7 +101,7 @@ async def test_each_key_may_do_what_its_scopes_allow(secret, infers, manages):
         assert (response.status_code == 200) == (infers and manages)
 
 
-async def test_the_scope_is_asked_for_before_the_body_is_looked_at():
+async def test_the_scope_is_checked_before_the_body():
     async with client(ServeSettings(keys=KEYS)) as http:
         for secret, status in (("infer-key", 403), ("both-keys", 400)):
             headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}

@@ -35,7 +35,7 @@ def request_of(prompt: int, **params) -> Request:
     return Request("a", tuple(range(prompt)), SamplingParams(**params))
 
 
-def test_what_a_request_needs_is_a_product():
+def test_output_memory_is_the_product_of_choices_tokens_and_entries():
     assert needed(request_of(3, max_tokens=10), True) == 10 * TOKEN
     assert needed(request_of(3, max_tokens=10, n=4), True) == 40 * TOKEN
     assert needed(request_of(3, max_tokens=10, n=4, logprobs=5), True) == 40 * (TOKEN + LOGPROB + 5 * CANDIDATE)
@@ -87,7 +87,7 @@ def test_no_token_takes_more_than_is_reserved(shape, count):
                            "top_logprobs": 20, "stream": True}, "logprobs"),
     ],
 )  # fmt: skip
-async def test_what_can_never_fit_is_refused_by_name(path, body, param):
+async def test_a_request_that_can_never_fit_is_refused_by_field(path, body, param):
     async with client(SMALL, **BIG) as http:
         response = await http.post(path, json=body)
         assert response.status_code == 400, response.text[:200]
@@ -103,7 +103,7 @@ async def test_a_stream_holds_nothing_and_may_be_as_long_as_the_context():
         assert (await http.post("/v1/completions", json=body | {"stream": True})).status_code == 200
 
 
-async def test_all_together_are_bounded_and_give_back_what_they_took():
+async def test_the_total_is_bounded_and_reservations_are_released():
     async with client(SMALL, step_seconds=0.01, **BIG) as http:
         body = {"prompt": "ab", "max_tokens": 60, "logprobs": 20, "ignore_eos": True, "temperature": 0}
         memory = http.app.state.answer_memory  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ async def test_all_together_are_bounded_and_give_back_what_they_took():
         assert (await http.post("/v1/completions", json=body | {"top_p": 7})).status_code == 400 and memory.held == 0
 
 
-async def test_a_response_in_the_background_holds_its_memory_until_it_is_made():
+async def test_a_background_response_holds_its_memory_until_it_ends():
     async with client(SMALL, step_seconds=0.01, **BIG) as http:
         memory = http.app.state.answer_memory  # type: ignore[attr-defined]
         body = {"model": "fake", "input": "ab", "max_output_tokens": 40, "background": True}

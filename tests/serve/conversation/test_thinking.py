@@ -41,7 +41,7 @@ async def ask(template: str, said: str = "Hi", status: int = 200, **fields) -> d
         ("{{ messages[0].content }}#", "none", "Hi#"),
     ],
 )
-async def test_effort_is_given_in_the_words_of_the_template(template, effort, shown):
+async def test_effort_is_mapped_to_the_templates_levels(template, effort, shown):
     answer = await ask(template, reasoning_effort=effort, max_tokens=len(shown))
     assert answer["message"]["content"] == shown
 

@@ -41,7 +41,7 @@ def test_a_value_out_of_its_range_or_of_another_type_is_refused_by_its_name(http
         assert error.names(field) or error.names(field.split(".")[-1]) or error.names("the body"), (value, error)
 
 
-def test_a_field_that_is_unknown_is_refused_by_its_name(http, row):
+def test_an_unknown_field_is_refused_by_name(http, row):
     for name in ("colour", "Stream", "max tokens", "__class__", ""):
         assert refused(http, row, {**row.request("ab"), name: 1}).names(name), name
 
@@ -64,7 +64,7 @@ def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(http, row):
     assert "51" in error.message and "6" in error.message and "token" in error.message
 
 
-def test_what_is_no_object_is_refused(http, row):
+def test_a_body_that_is_not_an_object_is_refused(http, row):
     for data in NO_OBJECT:
         refused(http, row, data)
 

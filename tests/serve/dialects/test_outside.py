@@ -48,7 +48,7 @@ def tools():
 
 
 @needs_python
-def test_a_prompt_that_is_too_long_is_known_by_its_class(server):
+def test_a_prompt_that_is_too_long_raises_the_clients_class(server):
     found = run(PYTHON, HERE / "too_long.py", server.url)
     classes = {"litellm": "ContextWindowExceededError", "langchain": "ContextOverflowError"}
     wrong = {name: kinds for name, kinds in found.items() if classes[name.split()[0]] not in kinds}

@@ -164,7 +164,7 @@ async def test_each_field_of_a_query_is_honoured_or_refused_by_name(url):
             assert answer.status_code == 200 or named, (query, answer.text)
 
 
-def test_what_is_sent_as_headers_means_nothing_here(server):
+def test_vendor_headers_are_ignored(server):
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as own:
         asked = {"model": "fake", "messages": [USER], "workspace_id": "wrkspc_1", "user_profile_id": "p"}
         message = own.beta.messages.create(max_tokens=2, betas=["context-1m-2025-08-07", "of-tomorrow"], **asked)

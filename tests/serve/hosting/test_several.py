@@ -50,7 +50,7 @@ async def test_a_load_is_shared_and_stays_for_a_while():
         assert launcher.loads == 2
 
 
-async def test_keep_alive_is_as_it_was_last_asked_for():
+async def test_the_last_requested_keep_alive_applies():
     launcher = Launcher()
     async with several(launcher) as catalogue:
         async with catalogue.lease("a", -1) as serving:
@@ -103,7 +103,7 @@ async def test_a_failed_load_is_an_error_of_the_waiting_requests(error, kind, me
             assert sorted(launcher.there) == ["a", "b"]
 
 
-async def test_names_that_are_not_there_and_no_name():
+async def test_unknown_and_missing_model_names_are_refused():
     launcher = Launcher()
     async with several(launcher) as catalogue:
         with pytest.raises(ModelNotFound, match=r"'z'.*'a', 'b', 'c'"):
@@ -127,7 +127,7 @@ async def test_the_one_used_least_recently_makes_room():
         assert launcher.there == ["a", "c"] and launcher.most == 2
 
 
-async def test_what_answers_is_waited_for_and_then_refused():
+async def test_a_busy_model_is_waited_for_and_then_refused():
     launcher = Launcher()
     async with several(launcher, max_loaded=1, patience=0.05) as catalogue, catalogue.lease("a"):
         with pytest.raises(EngineDead, match=r"^b "):
@@ -141,7 +141,7 @@ async def test_what_answers_is_waited_for_and_then_refused():
         assert (await waiting).names == ("b",)
 
 
-async def test_memory_is_shared_out():
+async def test_memory_is_divided_between_models():
     launcher, total = Launcher(), 10_000 * MIB
     sizes = {"a": 3000 * MIB, "b": 3000 * MIB, "c": 7000 * MIB, "d": 20_000 * MIB}
     shelf = Shelf([offer(name, size) for name, size in sizes.items()])
@@ -224,7 +224,7 @@ async def test_a_load_that_waits_for_memory_blocks_no_other():
         assert launcher.there == ["tiny", "big"] or launcher.there == ["big"]
 
 
-async def test_what_goes_for_a_model_is_not_taken_by_another():
+async def test_memory_promised_to_a_model_is_not_given_to_another():
     launcher = Launcher()
     async with of_sizes(launcher, 12, a=8, b=8, c=8) as catalogue:
         async with catalogue.lease("a"):
@@ -279,7 +279,7 @@ def test_memory_is_never_promised_twice_and_every_model_that_fits_is_served(size
     st.integers(1, 20), st.none() | st.integers(0, 20), st.integers(-2, 3), st.lists(st.integers(0, 9), max_size=3),
     st.lists(st.integers(0, 9), max_size=4),
 )  # fmt: skip
-def test_as_few_as_can_be_are_unloaded(need, free, places, ending, idle):
+def test_as_few_models_as_possible_are_unloaded(need, free, places, ending, idle):
     def fits(count: int) -> bool:
         gone = ending + idle[:count]
         return places + len(gone) >= 1 and (free is None or free + sum(gone) >= need)
@@ -350,7 +350,7 @@ async def test_an_engine_that_died_for_good_is_replaced():
             assert not serving.front.engine.ended and launcher.loads == 2
 
 
-async def test_the_servers_end_ends_loads_and_answers():
+async def test_shutdown_ends_loads_and_streams():
     launcher = Launcher(gate=asyncio.Event())
     catalogue = ModelManager(Shelf([offer("a"), offer("b")]), launcher, ServeSettings())
     waiting = asyncio.ensure_future(catalogue.lease("a").__aenter__())

@@ -42,7 +42,7 @@ async def http_of(store: ModelStore, launcher: Launcher):
             yield http
 
 
-async def test_all_routes_know_of_all_models(store):
+async def test_all_routes_serve_all_models(store):
     async with http_of(store, Launcher()) as http:
         listed = (await http.get("/v1/models")).json()["data"]
         assert {card["id"] for card in listed} == {"plain:latest", "own:1"}
@@ -91,7 +91,7 @@ async def test_no_manifest_is_read_or_hashed_on_the_event_loop(store, monkeypatc
             assert threads or path == "/api/ps"
 
 
-async def test_a_models_own_defaults_stand_below_the_request(store):
+async def test_a_request_overrides_the_models_defaults(store):
     async with http_of(store, Launcher()) as http:
 
         async def ask(**fields) -> dict:
@@ -118,7 +118,7 @@ async def test_a_models_own_defaults_stand_below_the_request(store):
         assert completion["text"] == "ab" and completion["finish_reason"] == "stop"
 
 
-async def test_all_dialects_know_them(store):
+async def test_all_dialects_apply_the_models_defaults(store):
     said = "system: S\nuser: u\nassistant: v\nuser: abcdefghij"
     async with http_of(store, Launcher()) as http:
         question = [{"role": "user", "content": "abcdefghij"}]
@@ -132,7 +132,7 @@ async def test_all_dialects_know_them(store):
         assert (await http.post("/api/chat", json=chat)).json()["message"]["content"].startswith(said)
 
 
-async def test_no_room_is_a_503_with_the_time_to_retry(store):
+async def test_missing_memory_is_a_503_with_retry_after(store):
     launcher = Launcher({"plain": EngineDead("x")})
     offers = StoreOffers(store, EngineOptions(""))
     async with several(launcher, offers, store=store, available=lambda: 100 * MIB) as catalogue:  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def test_many_addresses_leave_room_for_health_metrics_and_management(small):
 
 
 @pytest.mark.parametrize(("path", "shape"), [("/v1/models", openai), ("/api/tags", ollama), ("/props", llamacpp)])
-def test_the_refusal_is_one_of_the_dialect(small, path, shape: Shape):
+def test_a_refused_connection_gets_the_dialects_error(small, path, shape: Shape):
     with crowd(small, ("127.0.0.2", 20)), connect(small, "127.0.0.2") as connection:
         head, _, body = asked(connection, path).partition(b"\r\n\r\n")
         assert b" 429 " in head and b"retry-after: 5" in head.lower() and b"connection: close" in head.lower()
@@ -113,7 +113,7 @@ def test_a_trusted_proxy_is_not_bounded_and_its_clients_are(small):
             connections.leave("192.0.2.1")
 
 
-def test_bytes_that_begin_no_request_keep_no_connection_open():
+def test_bytes_that_are_no_request_do_not_keep_a_connection_open():
     with live(ServeSettings(port=0, head_time=0.5)) as server, connect(server, "127.0.0.1") as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b" 200 " in connection.recv(65536)
@@ -131,7 +131,7 @@ class Idle:
         self.dropped = True
 
 
-def test_newcomers_take_the_places_of_silent_ones_and_the_log_stays_short(caplog):
+def test_new_connections_replace_silent_ones_and_the_log_stays_short(caplog):
     now = [0.0]
     connections = Connections(1, 1, (), lambda: now[0])
     assert connections.open(Idle(), "192.0.2.1") is None

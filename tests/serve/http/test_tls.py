@@ -92,7 +92,7 @@ def test_a_connection_without_a_handshake_is_closed(made, said):
         assert get(server, trusting(made["one"])).status_code == 200
 
 
-def test_clients_show_a_certificate_where_one_is_asked_for(made):
+def test_client_certificates_are_required_if_configured(made):
     files = {"tls_cert": made["one"].cert, "tls_key": made["one"].key, "tls_ca": made["client"].cert}
     with live(ServeSettings(port=0, **files)) as server:
         assert get(server, trusting(made["one"], made["client"])).status_code == 200
@@ -101,7 +101,7 @@ def test_clients_show_a_certificate_where_one_is_asked_for(made):
                 get(server, trusting(made["one"], stranger))
 
 
-def test_a_new_certificate_is_taken_and_a_broken_one_is_not(made, tmp_path, caplog):
+def test_a_new_certificate_is_loaded_and_a_broken_one_is_ignored(made, tmp_path, caplog):
     files = SimpleNamespace(cert=tmp_path / "cert", key=tmp_path / "key")
 
     def put(cert: Path, key: Path) -> None:
@@ -148,7 +148,7 @@ def test_no_connection_is_lost_while_certificates_change(made):
 @pytest.mark.parametrize(
     "version", [pytest.param(ssl.TLSVersion.TLSv1_2, marks=pytest.mark.slow), ssl.TLSVersion.TLSv1_3]
 )
-def test_authorities_come_and_go_while_the_server_runs(made, tmp_path, caplog, version):
+def test_certificate_authorities_can_change_while_the_server_runs(made, tmp_path, caplog, version):
     """Whose authority is gone gets in no more, not by a session of before either, nor on a connection of before."""
     ca = tmp_path / "ca"
 
@@ -227,7 +227,7 @@ def test_a_handshake_during_the_removal_of_its_authority_is_closed(made, tmp_pat
         assert get(server, trusting(made["one"], made["two"])).status_code == 200
 
 
-def test_files_that_cannot_be_used_are_known_at_the_start(made, tmp_path):
+def test_unusable_tls_files_are_refused_at_startup(made, tmp_path):
     one, empty, locked = made["one"], tmp_path / "empty", tmp_path / "locked"
     empty.write_text("")
     openssl("ec", "-in", str(one.key), "-out", str(locked), "-aes128", "-passout", "pass:word")

@@ -42,7 +42,7 @@ def test_the_engine_is_shown_at_work_and_at_rest(browser):
         expect(page.locator(".requests tbody").last).to_contain_text("No requests are running or waiting.")
 
 
-def test_the_tiles_are_those_of_the_table(page, server):
+def test_the_tiles_equal_those_of_the_statistics_table(page, server):
     ask(page, "hello")
     page.click("#tab-engine")
     shown = page.locator(".tile")
@@ -90,7 +90,7 @@ def test_the_map_of_blocks_is_read_with_the_keys(browser):
         page.keyboard.press("Escape")
 
 
-def test_a_page_that_is_shown_and_hidden_asks_once_a_second_all_the_same(page, server):
+def test_toggling_the_page_does_not_change_its_polling_rate(page, server):
     for _ in range(5):
         page.click("#tab-engine")
         page.evaluate("document.dispatchEvent(new Event('visibilitychange', { bubbles: true }))")

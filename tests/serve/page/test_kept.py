@@ -66,7 +66,7 @@ def test_two_tabs_that_write_in_one_conversation_lose_nothing(browser):
             assert len(messages[-1]["content"]) > 20, "both answers are whole"
 
 
-def test_two_tabs_change_settings_of_their_own(browser, server):
+def test_two_tabs_have_separate_settings(browser, server):
     with page_of(browser, server.url) as page:
         other = page.context.new_page()
         other.goto(server.url)
@@ -79,7 +79,7 @@ def test_two_tabs_change_settings_of_their_own(browser, server):
         assert [page.input_value(f"[name={name}]") for name in ("temperature", "min_p", "top_p")] == ["0.5"] * 3
 
 
-def test_an_answer_that_is_still_coming_does_not_bring_back_what_was_deleted(browser):
+def test_a_running_stream_does_not_restore_a_deleted_conversation(browser):
     with live(step_seconds=0.05) as server, page_of(browser, server.url) as page:
         ask(page, "gone", wait=False)
         page.wait_for_selector(".growing")
@@ -128,7 +128,7 @@ def test_a_conversation_without_room_is_offered_as_a_file_until_it_can_be_stored
     assert answer(page) == "user:"
 
 
-def test_leaving_with_what_is_not_kept_is_asked_about(page, server):
+def test_leaving_with_unsaved_data_asks_for_confirmation(page, server):
     page.evaluate("probes.fillStorage()")
     plainly(page, 5)
     ask(page, "hey")

@@ -93,7 +93,7 @@ def test_a_form_is_read_as_it_was_written(data, filename, fields):
 
 @examples(200)
 @given(st.binary(max_size=200), st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data", "a/b", "é"]))
-def test_any_other_body_is_refused(data, kind):
+def test_a_malformed_form_is_refused(data, kind):
     with pytest.raises(InvalidRequest):
         parse_form(kind, data)
     for wrong in (b"--x\r\n" + data + b"\r\n--x--", b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--"):
@@ -125,7 +125,7 @@ def test_an_error_in_a_file_states_its_line(data, code, number):
     assert (errors[0]["code"], errors[0]["line"]) == (code, number) and errors[0]["message"]
 
 
-def test_a_journal_that_was_torn_has_all_that_was_whole(tmp_path):
+def test_a_torn_journal_keeps_its_complete_entries(tmp_path):
     path = tmp_path / "deep" / "journal.jsonl"
     body = b'{"usage":{"prompt_tokens":3,"completion_tokens":2},"x":0.1}'
     entries = [answered(LineTask(i, f"c{i}", b"{}"), 200 if i % 2 else 400, body, f"r{i}") for i in range(5)]
@@ -276,7 +276,7 @@ async def test_a_line_gets_the_response_of_its_route(endpoint, on_disk, tmp_path
                     await asyncio.sleep(0.01)
 
 
-async def test_many_lines_answer_in_their_order_and_failures_apart():
+async def test_results_keep_the_order_of_lines_and_failures_are_separate():
     front = make_front(max_waiting=2)  # too few for all lines at once: those that are turned away come again
     async with serving(front=front, batch_width=24) as http:
         tasks = [line(f"c{i}", max_tokens=3 + i % 5) for i in range(60)]
@@ -309,7 +309,7 @@ async def test_a_bad_file_fails_its_batch():
         assert (await http.post(f"/v1/batches/{batch['id']}/cancel")).status_code == 400
 
 
-async def test_a_cancelled_batch_has_what_was_done():
+async def test_a_cancelled_batch_keeps_its_finished_lines():
     async with serving(front=make_front(step_seconds=0.002), batch_width=4) as http:
         batch = await start(http, [line(f"c{i}", max_tokens=40) for i in range(50)])
         async with asyncio.timeout(20):
@@ -392,7 +392,7 @@ async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
         assert [*adds, *puts] == [], "all faults were met"
 
 
-async def test_a_batch_is_its_keys_in_class_limits_and_sight():
+async def test_a_batch_has_the_class_limits_and_visibility_of_its_key():
     slow = Key("slow-secret", "slow", ServiceClass.BACKGROUND, limits=KeyLimits(max_class=ServiceClass.BACKGROUND))
     seen = []
     front = make_front()
@@ -441,7 +441,7 @@ async def test_a_batch_of_a_key_that_is_gone_fails(tmp_path):
         ({"extra": 1}, "extra", 400),
     ],
 )
-async def test_a_batch_that_cannot_be_is_refused_by_name(fields, param, status):
+async def test_an_invalid_batch_is_refused_by_name(fields, param, status):
     async with serving() as http:
         file = await upload(http, [line("a")])
         asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"} | fields

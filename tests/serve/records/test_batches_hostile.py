@@ -66,7 +66,7 @@ async def test_a_file_name_that_is_no_text_is_refused_and_leaves_no_file(tmp_pat
 @examples(300)
 @given(st.lists(st.lists(st.tuples(st.sampled_from(HEADS), st.sampled_from(TEXTS)), max_size=4), max_size=3))
 @example([[("filename*", "x"), ("filename*0", "x"), ("name", "file")]])
-def test_any_form_is_taken_or_refused(parts):
+def test_any_form_is_accepted_or_refused(parts):
     heads = ["; ".join(f'{name}="{text}"' for name, text in part) for part in parts]
     for kind in (FORM["content-type"], *(f"multipart/form-data; {head}" for head in heads)):
         with suppress(InvalidRequest):
@@ -88,7 +88,7 @@ def test_any_form_is_taken_or_refused(parts):
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", f"/v1/responses/resp_{0:048x}/input_items"])
-async def test_queries_that_are_wrong(query, path):
+async def test_malformed_queries_are_refused(query, path):
     async with serving() as http:
         assert (await http.get(f"{path}?{query}")).status_code in (400, 404)
 
@@ -103,7 +103,7 @@ def test_too_many_blank_lines_are_refused(monkeypatch):
         assert [error["code"] for error in errors] == ([] if fine else ["too_many_tasks"])
 
 
-async def test_bytes_without_facts_are_not_kept(tmp_path, monkeypatch):
+async def test_contents_without_a_record_are_removed(tmp_path, monkeypatch):
     async with serving(tmp_path / "data") as http:
         put, contents = Records.put, [*(tmp_path / "data").rglob("file-contents")]
 
@@ -119,7 +119,7 @@ async def test_bytes_without_facts_are_not_kept(tmp_path, monkeypatch):
         assert not [*contents[0].rglob("*_*")]
 
 
-async def test_bytes_whose_facts_a_crash_has_lost_are_gone_after_the_start(tmp_path):
+async def test_contents_whose_record_was_lost_are_removed_at_startup(tmp_path):
     async with serving(tmp_path / "data") as http:
         ids = [(await upload(http, b"x"))["id"] for _ in range(3)]
     (lost,) = (tmp_path / "data" / "files").rglob(f"{ids[1]}.json")
@@ -129,7 +129,7 @@ async def test_bytes_whose_facts_a_crash_has_lost_are_gone_after_the_start(tmp_p
         assert left == {ids[0], ids[2]} == {file["id"] for file in (await http.get("/v1/files")).json()["data"]}
 
 
-def test_an_entry_that_the_disk_took_a_part_of_is_none(tmp_path, monkeypatch):
+def test_a_partly_written_entry_is_ignored(tmp_path, monkeypatch):
     journal, write = BatchJournal(tmp_path / "j.jsonl"), os.write
     journal.open()
     entries = [answered(LineTask(i, "c", b"{}"), 400, b"{}", "r") for i in range(2)]
@@ -150,7 +150,7 @@ def test_an_entry_that_the_disk_took_a_part_of_is_none(tmp_path, monkeypatch):
     journal.close()
 
 
-def test_what_a_failing_disk_has_made_of_a_journal_is_cut_off(tmp_path):
+def test_a_journal_damaged_by_a_failing_disk_is_truncated(tmp_path):
     path, entries = tmp_path / "j.jsonl", [answered(LineTask(i, "c", b"{}"), 400, b"{}", "r") for i in range(3)]
     journal = BatchJournal(path)
     journal.open()
@@ -169,7 +169,7 @@ def test_what_a_failing_disk_has_made_of_a_journal_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00" * 50, b"[1]", b'{"id": '])
-async def test_damaged_records_are_passed_over_and_the_server_starts(tmp_path, damage):
+async def test_damaged_records_are_skipped_and_the_server_starts(tmp_path, damage):
     async with serving(tmp_path / "data") as http:
         batches = [await until(http, await start(http, [line("a")]), "completed") for _ in range(2)]
         asked = {"input": "hello", "max_output_tokens": 2}
@@ -190,7 +190,7 @@ async def test_damaged_records_are_passed_over_and_the_server_starts(tmp_path, d
         await until(http, await start(http, [line("a")]), "completed")
 
 
-async def test_a_write_that_is_broken_off_is_known_all_the_same(tmp_path):
+async def test_an_interrupted_write_is_still_tracked(tmp_path):
     """Else it would take room on the disk that no share counts."""
     records = Records(tmp_path / "r", max_count=9, max_bytes=99, max_age=99)
     for _ in range(20):
@@ -238,7 +238,7 @@ async def test_few_batches_of_a_key_are_in_memory_and_none_waits_for_another_key
                 await asyncio.sleep(0.01)
 
 
-async def test_what_waits_is_not_lost_when_the_server_ends(tmp_path):
+async def test_waiting_batches_survive_shutdown(tmp_path):
     async with serving(tmp_path / "data", make_front(step_seconds=0.005)) as http:
         file = await upload(http, [line(f"c{i}", max_tokens=60) for i in range(3)])
         batches = await many(http, file, 5)
@@ -248,7 +248,7 @@ async def test_what_waits_is_not_lost_when_the_server_ends(tmp_path):
             assert len(await lines_of(http, ended["output_file_id"])) == 3
 
 
-async def test_what_is_asked_for_while_the_server_ends_is_done_by_the_next(tmp_path):
+async def test_requests_during_shutdown_are_done_by_the_next_server(tmp_path):
     async with serving(tmp_path / "data") as http:
         file = await upload(http, [line("a")])
         await http.app.state.batches.stop()
@@ -272,7 +272,7 @@ async def test_answers_do_not_fill_the_disk_beyond_a_share(tmp_path):
         assert "delete some" in refused["error"]["message"]
 
 
-async def test_a_key_that_is_taken_away_ends_its_batches():
+async def test_removing_a_key_ends_its_batches():
     async with serving(front=make_front(step_seconds=0.002), keys=(ANN, BOB), batch_width=2) as http:
         batch = await start(http, [line(f"c{i}", max_tokens=40) for i in range(500)], headers=AS_ANN)
         batch = await until(http, batch, "in_progress", headers=AS_ANN)

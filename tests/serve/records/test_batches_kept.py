@@ -26,7 +26,7 @@ LONG = [line("a", max_tokens=3000)]
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_what_is_pinned_stays_however_old_and_many(tmp_path, on_disk):
+async def test_pinned_records_are_never_evicted(tmp_path, on_disk):
     now, pinned = [0.0], set()
     records = Records(
         tmp_path / "r" if on_disk else None,
@@ -75,7 +75,7 @@ async def test_expired_records_of_every_key_are_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_the_oldest_that_has_ended_makes_room(tmp_path, on_disk):
+async def test_the_oldest_finished_batch_is_evicted_first(tmp_path, on_disk):
     folder = tmp_path / "data" if on_disk else None
     async with serving(folder, keys=(ANN, BOB), batch_count=3) as http:
         file = await upload(http, [line("a")], AS_ANN)
@@ -91,7 +91,7 @@ async def test_the_oldest_that_has_ended_makes_room(tmp_path, on_disk):
         await until(http, other, "completed", headers=AS_BOB)
 
 
-async def test_none_that_is_under_way_makes_room():
+async def test_running_batches_are_never_evicted():
     async with serving(front=make_front(**SLOW), batch_count=2) as http:
         file = await upload(http, LONG)
         batches = await many(http, file, 2)
@@ -146,7 +146,7 @@ async def test_a_file_outlives_its_time_while_a_batch_reads_it(tmp_path, monkeyp
         assert (await http.get(file)).status_code == 404
 
 
-async def test_what_keys_that_are_gone_have_left_goes_in_its_time(tmp_path, monkeypatch):
+async def test_records_of_removed_keys_expire(tmp_path, monkeypatch):
     async with serving(tmp_path / "data", keys=(ANN,)) as http:
         batch = await until(http, await start(http, [line("a")], headers=AS_ANN), "completed", headers=AS_ANN)
         asked = {"input": "hello", "max_output_tokens": 2}
@@ -196,7 +196,7 @@ async def test_a_batch_that_cannot_even_be_failed_is_tried_again(tmp_path, monke
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-async def test_a_file_is_sent_in_pieces_to_its_end_although_it_is_deleted(tmp_path, on_disk, monkeypatch):
+async def test_a_download_is_completed_although_the_file_is_deleted(tmp_path, on_disk, monkeypatch):
     monkeypatch.setattr("kvasir.serve.dialects.openai.files.PIECE", 1000)
     async with serving(tmp_path / "data" if on_disk else None) as http:
         data = bytes(range(256)) * 40
@@ -212,7 +212,7 @@ async def test_a_file_is_sent_in_pieces_to_its_end_although_it_is_deleted(tmp_pa
         assert answer.content == data and answer.headers["content-length"] == str(len(data))
 
 
-async def test_few_records_of_a_key_are_in_memory_to_be_sent():
+async def test_few_records_per_key_are_loaded_for_slow_readers():
     """Whoever reads slowly keeps nobody else waiting."""
     async with serving(keys=(ANN, BOB)) as http:
         asked = {"input": "hello", "max_output_tokens": 2}
@@ -234,7 +234,7 @@ async def test_few_records_of_a_key_are_in_memory_to_be_sent():
             assert (await http.get(f"/v1/responses/{ids['ann']}", headers=AS_ANN)).status_code == 200
 
 
-async def test_shares_follow_the_keys_that_there_are():
+async def test_shares_follow_the_number_of_keys():
     async with serving(keys=(ANN,), file_bytes=1000, max_file=800, stored_bytes=1000) as http:
         state = http.app.state
         await upload(http, b"x" * 700, AS_ANN)

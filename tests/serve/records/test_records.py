@@ -90,7 +90,7 @@ async def fill(records: Records, owner: str = "ann") -> str:
     return id
 
 
-async def test_files_are_of_their_owner_alone(tmp_path):
+async def test_files_are_visible_only_to_their_owner(tmp_path):
     records = Records(tmp_path / "a" / "b", **BOUNDS)
     id = await fill(records)
     (path,) = (tmp_path / "a" / "b").rglob("*.json")
@@ -98,7 +98,7 @@ async def test_files_are_of_their_owner_alone(tmp_path):
     assert path.stem == id and path.parent.name.startswith("ann-")
 
 
-async def test_a_folder_is_of_one_server_and_closed_to_others(tmp_path):
+async def test_a_records_folder_is_private_and_locked_by_one_server(tmp_path):
     records = Records(tmp_path / "x", **BOUNDS)
     with pytest.raises(ConfigError, match="another server"):
         Records(tmp_path / "x", **BOUNDS)
@@ -112,7 +112,7 @@ async def test_a_folder_is_of_one_server_and_closed_to_others(tmp_path):
             Records(tmp_path / name, **BOUNDS)
 
 
-async def test_what_a_crash_leaves_half_written_is_no_record(tmp_path):
+async def test_half_written_files_are_not_records(tmp_path):
     records = Records(tmp_path / "x", **BOUNDS)
     id = await fill(records)
     records.close()

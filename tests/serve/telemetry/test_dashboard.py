@@ -89,7 +89,7 @@ def test_expressions_are_read_as_prometheus_reads_them():
     assert {"le", "kind", "job", "x"} <= labels_in(expression)
 
 
-def test_the_panels_lie_side_by_side_and_say_what_they_show():
+def test_panels_do_not_overlap_and_have_titles_and_legends():
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
@@ -108,7 +108,7 @@ def test_the_panels_lie_side_by_side_and_say_what_they_show():
             assert legend or len({t["legendFormat"] for t in panel["targets"]}) == len(panel["targets"])
 
 
-def test_the_file_is_as_its_script_writes_it():
+def test_the_dashboard_file_is_up_to_date():
     script = ROOT / "scripts/make_dashboard.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

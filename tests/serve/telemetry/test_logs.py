@@ -103,7 +103,7 @@ def test_a_full_disk_is_logged_once_and_counted(caplog):
 
 
 @pytest.mark.parametrize("path", ["/dev/null/log", "/"])
-def test_a_file_that_cannot_be_is_known_at_the_start(path):
+def test_an_unusable_log_file_is_refused_at_startup(path):
     with pytest.raises(ConfigError, match="expected a file"):
         LineLog(Path(path))
 
@@ -142,7 +142,7 @@ async def test_a_line_for_every_request_without_its_texts(tmp_path):
     assert (stranger["status"], stranger["key"]) == (401, None) and len(stranger["request_id"]) == 24
 
 
-def test_a_client_that_leaves_has_a_line_too(tmp_path):
+def test_a_disconnected_client_has_a_log_line(tmp_path):
     path = tmp_path / "access"
     with live(ServeSettings(port=0, access_log=path), step_seconds=0.02) as server:
         body = {"prompt": "ab", "max_tokens": 400, "stream": True}

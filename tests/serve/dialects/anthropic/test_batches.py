@@ -83,7 +83,7 @@ def test_the_beta_client_speaks_the_same(own):
     assert line.result.type == "succeeded" and line.result.message.content
 
 
-def test_they_are_listed_in_pages_the_newest_first(own):
+def test_batches_are_listed_in_pages_newest_first(own):
     ids = [own.messages.batches.create(requests=[asked("a")]).id for _ in range(3)]
     listed = own.messages.batches.list(limit=2)
     assert {batch.id for batch in own.messages.batches.list(limit=2)} == set(ids)
@@ -127,7 +127,7 @@ def test_what_cannot_be_run_is_refused(own, requests, message):
         own.messages.batches.create(requests=requests)
 
 
-def test_they_are_their_keys_alone(server, own):
+def test_batches_are_visible_only_to_their_key(server, own):
     batch = own.messages.batches.create(requests=[asked("a")])
     with client_of(server, BOB) as other:
         assert other.messages.batches.list().data == []
@@ -150,7 +150,7 @@ def test_both_apis_show_the_same_batch(server, own):
     assert {line["custom_id"]: line["response"]["body"] for line in lines} == told
 
 
-def test_results_of_what_was_not_run():
+def test_requests_that_were_not_run_have_results():
     """A batch that failed as a whole, one whose time was over, and a request that never reached its route."""
     given = b'{"custom_id":"a","method":"POST","url":"/v1/messages","body":{}}\n'
     failed = {"errors": {"data": [{"code": "gone", "message": "there is no such key any more"}]}}

@@ -151,7 +151,7 @@ def test_max_tokens_0_warms_the_cache(own):
     assert warm.usage.cache_read_input_tokens + warm.usage.input_tokens == cold.usage.input_tokens
 
 
-def test_what_is_left_of_a_call_that_was_cut(own):
+def test_a_truncated_call_keeps_its_arguments_so_far(own):
     cut = SAID.index('é, }"') + len("é, ")
     call = own.messages.create(**body(max_tokens=len(SAID[:cut].encode()))).content[-1]
     assert (call.type, call.input) == ("tool_use", {})

@@ -72,7 +72,7 @@ async def test_an_async_tool_runner_answers(url):
     assert message.content[-1].text == GIVEN
 
 
-def test_a_thread_is_refused_with_what_a_client_decides_by(own):
+def test_a_refused_thread_has_the_error_details_that_the_client_reads(own):
     for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
         with pytest.raises(anthropic.BadRequestError, match="whole conversation") as caught:
             own.beta.messages.create(**ASK, thread=thread)
@@ -91,7 +91,7 @@ def test_what_goes_beside_a_thread_is_refused_as_without(own):
 # -- what clients read without looking whether it is there ---------------------------------------------------------
 
 
-def test_what_may_be_null_is_there(own):
+def test_nullable_fields_are_present(own):
     """The types of the JavaScript client say so; code written by them fails on what is missing."""
     asked = {**ASK, "tools": [TOOL], "messages": [{"role": "user", "content": f"Hi {CALL}<eos>"}]}
     kept = {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}

@@ -322,13 +322,13 @@ async def test_infill_builds_the_prompt_in_the_models_tokens():
         assert (ends["content"], ends["stop_type"]) == ("", "eos")  # a mark ends what stands in the middle
 
 
-async def test_a_model_without_such_tokens_cannot_infill(http):
+async def test_a_model_without_infill_tokens_refuses_infill(http):
     response = await http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input_suffix")
 
 
 @given(st.lists(st.text("a \n\t", max_size=6), max_size=6), st.integers(1, 3))
-def test_lines_end_an_answer_however_it_is_cut(pieces, indent):
+def test_a_line_limit_ends_a_choice_for_any_split_of_its_text(pieces, indent):
     def run(parts) -> tuple[str, bool]:
         lines, kept = Lines(indent), ""
         for part in parts:

@@ -97,7 +97,7 @@ def test_a_last_message_of_the_assistant_is_continued(own):
     assert answer.prompt_eval_count == len("user: hello\nassistant: Sure, ")
 
 
-def test_what_is_asked_can_be_looked_at(server):
+def test_a_rendered_prompt_can_be_inspected(server):
     body = {"model": "fake", "messages": HELLO, "_debug_render_only": True}
     shown = httpx.post(f"{server.url}/api/chat", json=body).json()
     assert shown["_debug_info"] == {"rendered_template": PROMPT}
@@ -258,7 +258,7 @@ def test_truncation_drops_the_oldest_messages_and_reports_their_number(server, l
         assert answer.get("truncated") == ({"messages": count} if count else None)
 
 
-def test_what_is_left_is_a_conversation():
+def test_a_truncated_conversation_is_still_valid():
     """Results of tools go with their calls, and a template that wants turns in order gets them."""
     strict = (
         "{% for m in messages %}{% if loop.first and m.role == 'assistant' %}{{ raise_exception('no') }}{% endif %}"

@@ -272,7 +272,7 @@ def test_a_models_own_defaults_stand_below_the_requests(own, url, mine):
     assert own.generate(model="mine", prompt="a!b", raw=True, options={"stop": ["b"]}).response == "a!"
 
 
-def test_models_are_loaded_and_unloaded_as_they_are_asked_for(own, mine):
+def test_models_are_loaded_and_unloaded_on_request(own, mine):
     assert not own.ps().models
     assert own.generate(model="mine", keep_alive=0).done_reason == "unload" and not own.ps().models, (
         "not loaded for that"
@@ -314,7 +314,7 @@ def test_a_key_ends_only_its_own_keep_alive_of_a_model(store, mine):
         until(gone)
 
 
-def test_what_is_managed_is_audited(store, hub, tmp_path):
+def test_management_actions_are_audited(store, hub, tmp_path):
     log = tmp_path / "audit.jsonl"
     with live_on(several(store, audit_log=log)) as server, ollama.Client(host=server.url) as own:
         list(own.pull("org/g", stream=True))

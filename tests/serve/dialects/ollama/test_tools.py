@@ -135,7 +135,7 @@ def test_images_are_refused_by_their_place(server):
     assert answer.status_code == 400 and "messages.1.images" in answer.json()["error"]
 
 
-def test_what_stands_in_the_middle_is_filled_in():
+def test_a_suffix_makes_the_model_fill_in_the_middle():
     known = tokenizer(*QWEN)
     filling = Front(EchoEngine(vocab_size=VOCAB + len(QWEN)), known, ChatTemplate("{{ messages[0].content }}"))
     with speaker(filling) as own:
@@ -147,7 +147,7 @@ def test_what_stands_in_the_middle_is_filled_in():
             own.generate(model="fake", prompt="be", suffix="af", system="S")
 
 
-def test_a_format_goes_with_a_conversation_that_has_to_be_cut_to_be_rendered_at_all():
+def test_a_format_works_with_a_conversation_truncated_before_rendering():
     """Whether the model thinks is asked of what is left of it."""
     old = [{"role": "user", "content": "x" * (1 << 20)}, {"role": "assistant", "content": "y" * (1 << 20)}] * 2
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}on{% endif %}{# <think> #}"

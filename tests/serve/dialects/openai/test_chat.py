@@ -247,7 +247,7 @@ async def test_of_two_lengths_the_lower_one_counts(http, lengths):
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
-async def test_parts_that_are_no_text_are_refused_by_their_kind(http, kind):
+async def test_parts_other_than_text_are_refused_by_type(http, kind):
     parts = [{"type": "text", "text": "look"}, {"type": kind}]
     if kind != "video_url":
         parts[1][kind] = {"url": "data:,"}

@@ -132,7 +132,7 @@ async def test_the_summary_names_the_flag_for_an_unknown_tool_format():
             await started.stop()
 
 
-async def test_tools_have_names_of_their_own():
+async def test_duplicate_tool_names_are_refused():
     async with client(front=front()) as http:
         answer = await http.post("/v1/chat/completions", json=body(tools=TOOLS * 2, tool_choice="none"))
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
@@ -224,7 +224,7 @@ def test_the_official_client_reads_calls():
         assert final.message.content == "One moment."
 
 
-def test_allowed_tools_are_those_of_the_shown_ones_that_may_be_called():
+def test_allowed_tools_restrict_the_callable_tools():
     g = {"type": "function", "function": {"name": "g"}}
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [g]}}
     wire = ChatRequest.model_validate(body(tools=[*TOOLS, g], tool_choice=choice))

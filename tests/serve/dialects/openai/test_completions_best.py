@@ -74,7 +74,7 @@ async def test_a_suffix_makes_a_prompt_to_be_filled_in():
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
 
 
-async def test_a_model_without_such_tokens_refuses_a_suffix():
+async def test_a_model_without_infill_tokens_refuses_a_suffix():
     async with client() as http:
         response = await http.post(URL, json={"prompt": "a", "suffix": "b"})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")

@@ -33,7 +33,7 @@ def params(**fields) -> SamplingParams:
 
 
 @pytest.mark.parametrize("dialect", BODIES)
-def test_a_dialect_has_the_fields_that_the_table_says(dialect):
+def test_a_dialect_has_the_fields_of_the_table(dialect):
     """Those that it declares itself too."""
     said = {row.names[dialect] or row.name for row in FIELDS if dialect in row.names}
     assert said <= {name for body in BODIES[dialect] for name in body.model_fields}
@@ -179,7 +179,7 @@ def test_a_models_recommendations_are_defaults_and_no_more():
     assert (got.temperature, got.top_k, got.top_p) == (0.6, 5, 1.0)
 
 
-def test_mirostat_takes_the_place_of_recommended_filters_and_not_of_asked_ones():
+def test_mirostat_replaces_recommended_filters_but_not_requested_ones():
     recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
     info = ModelInfo("m", "a", (Task.GENERATE,), 260, 512, default_sampling=recommended)
     got = to_params(CompletionRequest(prompt="x", mirostat=2, top_p=0.9), info)

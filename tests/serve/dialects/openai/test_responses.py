@@ -24,7 +24,7 @@ from tests.serve.running import client
 LOGPROBS = ["message.output_text.logprobs"]
 
 
-async def test_reasoning_text_and_calls_are_items_of_their_own():
+async def test_reasoning_text_and_calls_are_separate_items():
     async with client(front=thinker()) as http:
         response = await create(http, **body(tools=TOOLS))
         reasoning, message, *calls = response["output"]
@@ -170,7 +170,7 @@ async def test_reasoning_comes_back_as_it_was_sent_out():
         assert counts[0] == counts[1] and counts[0]["input_tokens"]
 
 
-async def test_what_does_not_fit_is_refused_or_dropped_from_the_start():
+async def test_too_long_input_is_refused_or_truncated_at_the_start():
     async with client(max_model_len=200) as http:
         items = [{"role": "user" if i % 2 else "assistant", "content": f"{i:02}" + "x" * 20} for i in range(20)]
         assert (await refused(http, input=items, max_output_tokens=9))["param"] == "input"
@@ -261,7 +261,7 @@ async def test_an_unsupported_value_is_refused_by_name(http, fields, param):
     assert error["type"] == "invalid_request_error" and error["message"]
 
 
-async def test_harmless_values_of_refused_fields_are_taken(http):
+async def test_harmless_values_of_refused_fields_are_accepted(http):
     harmless = {
         "conversation": None, "context_management": [], "truncation": "disabled", "background": False, "stream": False,
         "text": {"format": {"type": "text"}, "verbosity": "medium"}, "prompt": None, "tools": [], "top_logprobs": 0,

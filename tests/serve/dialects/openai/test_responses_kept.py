@@ -76,7 +76,7 @@ async def test_calls_continue_with_their_outputs():
         assert error["param"] == "input.0.id" and "twice" in error["message"]
 
 
-async def test_what_is_not_stored_is_not_there():
+async def test_a_response_that_was_not_stored_is_not_found():
     async with keeping() as http:
         response = await create(http, **body("x", store=False))
         assert response["store"] is False
@@ -179,7 +179,7 @@ async def test_many_references_to_a_response_read_it_once(monkeypatch):
         assert [item["content"] for item in kept] == [item["content"] for item in items]
 
 
-async def test_what_a_request_goes_back_to_is_bounded_as_its_body_is():
+async def test_the_history_of_a_request_is_bounded_like_its_body():
     async with keeping(max_body=4000, front=make_front(max_model_len=9000, num_blocks=900)) as http:
         ids, last = [], None
         for _ in range(20):
@@ -330,7 +330,7 @@ async def test_a_key_has_a_bound_on_what_runs_in_the_background():
 # -- restarts and failures -----------------------------------------------------------------------------------
 
 
-async def test_what_is_kept_outlives_the_server(tmp_path):
+async def test_stored_responses_survive_a_restart(tmp_path):
     async with keeping(tmp_path / "data") as http:
         first = await create(http, **body("x"))
     async with keeping(tmp_path / "data") as http:
@@ -338,7 +338,7 @@ async def test_what_is_kept_outlives_the_server(tmp_path):
         await create(http, **body("y", previous_response_id=first["id"]))
 
 
-async def test_what_was_not_complete_when_the_server_ended_has_failed(tmp_path):
+async def test_a_response_that_was_incomplete_at_shutdown_has_failed(tmp_path):
     front = make_front(**SLOW)
     async with keeping(tmp_path / "data", front=front) as http:
         id = (await create(http, input="hello", max_output_tokens=3000, background=True))["id"]

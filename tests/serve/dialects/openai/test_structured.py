@@ -54,7 +54,7 @@ async def test_counted_words_are_followed_or_refused(http, least, most):
 
 
 @pytest.mark.parametrize("more", [{"minLength": 5, "maxLength": 4}, {"pattern": "a(?=b)"}], ids=["lengths", "pattern"])
-async def test_what_cannot_be_followed_is_refused_before_it_is_computed(http, more):
+async def test_unsupported_structures_are_refused_before_computing(http, more):
     answer = await asked(http, {"type": "string", "pattern": WORDS, **more})
     assert answer.status_code == 400 and "enforced" in answer.json()["error"]["message"]
     assert (await http.front.stats()).steps == 0
