@@ -1,4 +1,4 @@
-// Attention and its cache, alone: for tests, and for those who size the cache. The program calls the kernels itself.
+// The C ABI of attention and its cache: for tests, and for sizing the cache. A program calls the kernels directly.
 #include "attention_layout.h"
 #include "dispatch.h"
 #include "kvasir_cpu.h"
@@ -14,10 +14,10 @@ int64_t attention_scratch(const CacheLayout& layout, int32_t) {
 
 namespace {
 
-// Bounded so that no size overflows.
+// Whether the layout is valid. Sizes are bounded so that no arithmetic on them overflows.
 bool is_sound(const CacheLayout& layout) {
-    constexpr int32_t most = 1 << 20;
-    if (layout.kv_heads > most || layout.block_size > most) return false;
+    constexpr int32_t limit = 1 << 20;
+    if (layout.kv_heads > limit || layout.block_size > limit) return false;
     return layout.format >= CACHE_F32 && layout.format <= CACHE_INT8 && layout.kv_heads > 0 && layout.head_dim >= 2 &&
            layout.head_dim <= MAX_HEAD_DIM && layout.head_dim % 2 == 0 && layout.block_size > 0 &&
            layout.block_size % TILE_TOKENS == 0;
@@ -28,12 +28,13 @@ void attend(const Team& team, void* args) { kernels().attention(*static_cast<con
 }  // namespace
 }  // namespace kvasir
 
-// Bytes of one block of one layer's keys, and of its values; -1 for a layout that the kernels do not have.
+// Bytes of one KV block of one layer's keys; its values take as many. -1 if the kernels do not support the layout.
 KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout) {
     return kvasir::is_sound(*layout) ? kvasir::cache_block_bytes(*layout) : -1;
 }
 
-// Writes all rows into their slots, which lie in the cache, each slot once. -1, and nothing done, for such a layout.
+// Writes all rows into their slots. Slots must lie within the cache and be distinct. Returns 0, or -1 and writes
+// nothing if the kernels do not support the layout.
 KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args) {
     if (!kvasir::is_sound(args->layout)) return -1;
     const kvasir::FloatMode mode;
@@ -41,8 +42,8 @@ KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args) {
     return 0;
 }
 
-// Computed by a team of so many threads, which live for this call. -1, and nothing done, for such a layout, for heads
-// that are not a multiple of its KV heads, and where there is no such team.
+// Runs attention on `threads` threads, created for this call. Returns 0, or -1 and computes nothing if the kernels do
+// not support the layout, if the heads are not a multiple of the KV heads, or if the threads cannot be created.
 KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads) {
     if (!kvasir::is_sound(args->layout) || args->heads <= 0 || args->heads % args->layout.kv_heads != 0) return -1;
     kvasir::Pool* pool = kvasir::pool_create(threads, false);

@@ -5,7 +5,7 @@
 namespace kvasir {
 namespace {
 
-// Calls f(pair, first row, how many) for each run of rows with one adapter, where it touches the slot.
+// Calls f(pair, first row, row count) for each run of adjacent rows with the same adapter, if it changes the slot.
 template <typename F>
 void each_run(const Adapters& adapters, int64_t slot, int64_t rows, F f) {
     for (int64_t row = 0; row < rows;) {
@@ -22,7 +22,7 @@ float* inner_of(const Adapters& adapters, int64_t part, int64_t row) {
     return adapters.inner + (part * adapters.max_tokens + row) * adapters.rank;
 }
 
-// Floats from one row of a run's a x to the next: they are the activations of b.
+// Row stride in floats of a run's a x, which are the activations of b.
 int64_t inner_stride(const LowRank& pair) { return activated_bytes(*pair.b) / static_cast<int64_t>(sizeof(float)); }
 
 }  // namespace
@@ -34,12 +34,13 @@ void adapter_inner(const Adapters& adapters, int64_t slot, int64_t part, const f
         const Matrix& a = *pair.a;
         const int64_t begin = first > mine.begin ? first : mine.begin;
         const int64_t end = first + count < mine.end ? first + count : mine.end;
-        // Rows as they lie are the activations of a; only their distance may be another, and then they go one by one.
+        // Activations of a are plain float32 rows. Padding may change their stride; rows are then computed one at a
+        // time.
         const bool dense = activated_bytes(a) == a.cols * static_cast<int64_t>(sizeof(float));
-        const int64_t at_once = dense ? end - begin : 1, stride = inner_stride(pair);
+        const int64_t batch = dense ? end - begin : 1, stride = inner_stride(pair);
         float* out = inner_of(adapters, part, first);
-        for (int64_t row = begin; row < end; row += at_once) {
-            kernels().linear(a, reinterpret_cast<const uint8_t*>(x + row * a.cols), at_once, 0, panels(a),
+        for (int64_t row = begin; row < end; row += batch) {
+            kernels().linear(a, reinterpret_cast<const uint8_t*>(x + row * a.cols), batch, 0, panels(a),
                              out + (row - first) * stride, stride, nullptr, nullptr, 0);
         }
     });

@@ -1,16 +1,17 @@
 // Attention over the paged cache (mathematics: arXiv:1706.03762, online softmax: arXiv:1805.02867, the paged cache:
 // arXiv:2309.06180).
 //
-// What a row computes follows from its own position alone. It walks the keys it sees in ascending order:
+// The order of a row's operations depends on its position only. It processes the keys that it attends to in ascending
+// order:
 //
-//     chunk   1024 keys, aligned: maximum, sum of weights and weighted values of its own; merged when it ends
-//     step    64 keys, aligned: scores, their maximum, weights; what the chunk has so far is rescaled
-//     tile    16 keys, one vector of scores
+//     chunk   1024 aligned keys with their own maximum, sum of weights and weighted values; merged at its end
+//     step    64 aligned keys: scores, their maximum and weights; the chunk's results so far are rescaled
+//     tile    16 keys: one vector of scores
 //
-// An item is up to 16 such rows (neighbouring queries times heads of one KV head) that walk together. Threads share
-// items by what they cost. One that is a large part of a share is cut between chunks: the thread with its first keys
-// merges as it goes, those with the others keep their chunks one by one, and when all have met, the first continues to
-// merge these in ascending order. So the bits are the same wherever the cuts fall.
+// An item is up to 16 rows (adjacent queries times heads of one KV head) that are processed together. Items are divided
+// among the threads by cost. An item that is a large part of a thread's share may be split between chunks: the thread
+// with the first keys merges its chunks as they end, the others store theirs, and after a barrier the first thread
+// merges the stored chunks in ascending order. The bits therefore do not depend on where an item is split.
 #include "attention_step.h"
 
 namespace kvasir {
@@ -27,19 +28,20 @@ void begin_chunk(AttentionState& state, int64_t rows, int64_t width) {
     }
 }
 
-// A chunk that has been walked, by this thread or another.
+// The results of a finished chunk, computed by this thread or another.
 struct Chunk {
     const float* top;  // [ATTENTION_ROWS]
     const float* sum;  // [ATTENTION_ROWS]
     const float* mixed;
-    int64_t stride;  // of mixed, from row to row
+    int64_t stride;  // between rows of mixed
 };
 
 void add_weights(const AttentionState& state, int64_t rows, float* sums) {
     for (int64_t row = 0; row < rows; ++row) sums[row] = sum(load(state.sum + row * LANES));
 }
 
-// total = total e^(its top - new top) + chunk e^(its top - new top), for the rows that see a key of [begin, end).
+// For the rows that attend to a key of [begin, end):
+// total = total * e^(old top - new top) + chunk * e^(chunk top - new top).
 void merge_chunk(AttentionState& state, const Chunk& chunk, int64_t rows, int64_t width, int64_t begin, int64_t end) {
     const f32x16 before = load(state.total_top), of_chunk = load(chunk.top);
     const f32x16 top = max(of_chunk, before), base = select(less(lowest(), top), top, broadcast(0.0f));
@@ -66,7 +68,7 @@ void merge_own(AttentionState& state, int64_t rows, int64_t width, int64_t begin
     merge_chunk(state, {state.top, sums, state.mixed, MAX_HEAD_DIM}, rows, width, begin, end);
 }
 
-// Top, sum and the rows of mixed, dense, one chunk after the other.
+// The address of stored chunk `place`: its maxima, sums and rows of mixed, without padding between chunks.
 float* kept_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t place) {
     return reinterpret_cast<float*>(&state + 1) + place * kept_floats(rows, width);
 }
@@ -81,7 +83,7 @@ void keep_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t plac
     }
 }
 
-// total / sum of the weights, with the sink as one more weight; zeros where all weights are 0.
+// out = total / sum of the weights, where a sink adds one weight. Zeros if all weights are 0.
 void finish_rows(const AttentionArgs& args, const Item& item, AttentionState& state) {
     const int64_t rows = item.rows(), dim = args.layout.head_dim;
     float factor[LANES], weight[LANES];
@@ -123,8 +125,8 @@ void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& sta
     }
 }
 
-// The keys [item.begin, item.end) chunk by chunk. Chunks are merged into the totals where the item's first is among
-// them, else kept. `following`: what this thread walks next, whose first keys are fetched at the end.
+// Processes the keys [item.begin, item.end) in chunks. If they include the item's first key, chunks are merged into the
+// totals, else they are stored. `following` is this thread's next item; its first keys are prefetched at the end.
 template <typename F>
 void attend(const AttentionArgs& args, const Item& item, const Item& following, AttentionState& state) {
     const int64_t rows = item.rows(), width = padded_dim(args.layout);
@@ -160,7 +162,7 @@ AttentionState& state_of(const AttentionArgs& args, int32_t thread) {
     return *reinterpret_cast<AttentionState*>(args.scratch + thread * attention_scratch(args.layout, args.heads));
 }
 
-// Continues where attend left an item, with the chunks that the threads after this one kept.
+// Completes an item that attend() began: merges the chunks that the following threads stored.
 void merge_kept(const AttentionArgs& args, const Item& item, int32_t thread) {
     AttentionState& state = state_of(args, thread);
     const int64_t rows = item.rows(), width = padded_dim(args.layout);
@@ -176,12 +178,12 @@ void merge_kept(const AttentionArgs& args, const Item& item, int32_t thread) {
     finish_rows(args, item, state);
 }
 
-// --- the work, and a thread's share of it ---------------------------------------------------------------------------
+// --- items, and a thread's share of them ----------------------------------------------------------------------------
 
-// Items of fewer keys, or of less than this part of a thread's share, are not cut: it would gain less than it costs.
+// Items of fewer keys, or that cost less than this fraction of a thread's share, are not split: it does not pay.
 constexpr int64_t WHOLE_TOKENS = 2 * CHUNK_TOKENS, WHOLE_PART = 32;
 
-// How heads and queries are put together. A KV head's group is cut into equal parts of at most 16 heads.
+// How heads and queries are grouped into items. The heads of a KV head are divided into equal parts of at most 16.
 struct Cut {
     int64_t group, heads, parts, queries;
 
@@ -193,8 +195,8 @@ struct Cut {
     }
 };
 
-// What all heads' items at one place of a piece have in common. The cost is about how long they take: steps over the
-// cache, each as long as its loads and its rows.
+// The queries of an item, the same for all heads. The cost estimates the time: steps over the cache, each with a
+// constant part for the loads and a part for each row.
 struct Queries {
     int64_t first, count, low, high, cost;
 
@@ -208,31 +210,31 @@ struct Queries {
     }
 };
 
-// What this thread's share of the cost is made of: items, or runs of their chunks. All threads count through all items in
-// one order, and round the same border alike.
+// Iterates over this thread's share of the cost: whole items, or runs of their chunks. All threads enumerate the items
+// in the same order and round a boundary between two shares in the same way.
 struct Walk {
     const AttentionArgs& args;
     const Cut cut;
-    const int64_t lanes;  // KV heads times the parts of their groups
+    const int64_t lanes;  // KV heads times parts per KV head
     int64_t fair;         // the cost of an equal share
-    bool cuts = false;    // whether items may have been cut: the same for all threads
+    bool cuts = false;    // whether items may be split; the same on all threads
     int64_t begin, end, at = 0, piece = 0, lane = 0, query = 0;
 
     Walk(const AttentionArgs& args, const Team& team) : args(args), cut(args), lanes(args.layout.kv_heads * cut.parts) {
-        int64_t all = 0, dearest = 0;
-        for (int64_t i = 0; i < args.num_pieces; ++i) all += lanes * cost_of(args.pieces[i], dearest);
+        int64_t all = 0, max_cost = 0;
+        for (int64_t i = 0; i < args.num_pieces; ++i) all += lanes * cost_of(args.pieces[i], max_cost);
         begin = all * team.thread / team.threads;
         end = all * (team.thread + 1) / team.threads;
         fair = all / team.threads;
-        cuts = team.threads > 1 && dearest * WHOLE_PART >= fair;
+        cuts = team.threads > 1 && max_cost * WHOLE_PART >= fair;
     }
 
     bool find(Item& item) {
         while (piece < args.num_pieces && at < end) {
             const Piece& of = args.pieces[piece];
             if (lane == 0 && query == 0) {
-                int64_t dearest = 0;
-                const int64_t cost = lanes * cost_of(of, dearest);
+                int64_t max_cost = 0;
+                const int64_t cost = lanes * cost_of(of, max_cost);
                 if (cost == 0 || at + cost <= begin) {
                     at += cost;
                     ++piece;
@@ -255,25 +257,25 @@ struct Walk {
     }
 
   private:
-    // Of one KV head's part of a piece; `dearest` rises to the cost of its longest items that are long enough to be cut.
-    int64_t cost_of(const Piece& of, int64_t& dearest) const {
+    // The cost of a piece for one lane. Raises max_cost to the greatest cost of an item with enough keys to be split.
+    int64_t cost_of(const Piece& of, int64_t& max_cost) const {
         int64_t cost = 0;
         for (int64_t from = 0; from < of.count; from += cut.queries) {
             const Queries queries(args, of, cut, from);
             cost += queries.cost;
-            if (queries.high - queries.low >= WHOLE_TOKENS) dearest = larger(dearest, queries.cost);
+            if (queries.high - queries.low >= WHOLE_TOKENS) max_cost = larger(max_cost, queries.cost);
         }
         return cost;
     }
 
     bool is_cut(const Queries& queries) const {
-        const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // after the first
+        const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // after the first chunk
         const int64_t size = kept_floats(queries.count * cut.heads, padded_dim(args.layout));
         return cuts && queries.high - queries.low >= WHOLE_TOKENS && queries.cost * WHOLE_PART >= fair &&
                chunks * size <= kept_room(args.layout);
     }
 
-    // The key at which a border between shares, counted in cost, divides the items that begin at `at`.
+    // The key at which a boundary between shares, given as a cost, divides the item that begins at cost `at`.
     int64_t border(const Queries& queries, int64_t cost) const {
         const int64_t low = queries.low, high = queries.high, inside = cost - at;
         if (inside <= 0) return low;

@@ -37,7 +37,7 @@ KVASIR_LAYOUT int64_t head_bytes(const CacheLayout& layout) {
     return layout.block_size / TILE_TOKENS * tile_bytes(layout);
 }
 
-// Rows lie at a fixed stride, whatever the width: 256 words of queries, 64 scores, 64 words of weights.
+// Rows have a fixed stride, whatever the width: 256 words of queries, 64 scores, 64 words of weights.
 constexpr int64_t QUERY_BYTES = MAX_HEAD_DIM * 4;
 constexpr int64_t WEIGHT_BYTES = STEP_TOKENS * 4;
 

@@ -1,4 +1,4 @@
-// Keys and values into the paged cache.
+// Stores rows of keys and values in the paged cache.
 #include "attention_formats.h"
 
 namespace kvasir {

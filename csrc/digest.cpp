@@ -1,4 +1,4 @@
-// Which sources the library was built from.
+// The digest of the sources that the library was built from.
 #include "kvasir_cpu.h"
 
 #include "sources_digest.h"  // written by digest.cmake

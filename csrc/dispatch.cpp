@@ -1,4 +1,4 @@
-// The C ABI: asks the processor once what it can run, and sends each call to that table of kernels.
+// Selects the table of kernels: detects the processor's features once, at load.
 #include "dispatch.h"
 #include "kvasir_cpu.h"
 
@@ -18,13 +18,14 @@ struct Feature {
     bool present;
 };
 
-// Older clangs do not know this one by its name; where AVX2 may be used, so may it.
+// __builtin_cpu_supports of older clang versions does not accept "f16c". The operating system's part (saving the wider
+// registers) is covered by the check for AVX2.
 bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-// The builtin also asks whether the operating system saves the wider registers.
+// The builtin also checks that the operating system saves the wider registers.
 #define KVASIR_FEATURE(name) {name, (__builtin_cpu_init(), __builtin_cpu_supports(name) != 0)}
 
 const Feature features[] = {
@@ -32,7 +33,7 @@ const Feature features[] = {
     KVASIR_FEATURE("avx512f"),    KVASIR_FEATURE("avx512bw"), KVASIR_FEATURE("avx512dq"),
     KVASIR_FEATURE("avx512vl"),   KVASIR_FEATURE("avx512vnni"), KVASIR_FEATURE("avx512bf16"),
 };
-constexpr int AVX2_NEEDS = 3;  // the first so many of the list
+constexpr int AVX2_NEEDS = 3;  // this many features from the start of the list
 constexpr int AVX512_NEEDS = 9;
 
 bool has_first(int count) {

@@ -7,7 +7,8 @@
 namespace kvasir {
 namespace {
 
-// The sum by halving: the first half plus the second, an odd length filled up by a zero.
+// The sum by a halving tree: adds the second half to the first until one value is left. An odd length is padded with a
+// zero. Overwrites `values`, which needs room for one more.
 float tree_sum(float* values, int64_t count) {
     while (count > 1) {
         if (count % 2) values[count++] = 0.0f;
@@ -35,8 +36,8 @@ struct Product {
     float* out;
 };
 
-// Each product's matrix of every expert that is here over the expert's slots. The panels of all used experts in a row
-// are cut evenly: a panel costs its bytes and, for each slot, a part of them.
+// Multiplies each local expert's matrices by the rows in its slots. The panels of all selected experts form one list
+// that is divided evenly by cost: a panel costs a constant for its bytes plus one unit for each slot.
 void multiply(const Experts& e, const Product* products, int64_t num_products, const Team& team) {
     const Matrix& first = products[0].matrices[0];
     const int64_t count = panels(first), row_bytes = activated_bytes(first);
@@ -64,7 +65,7 @@ void multiply(const Experts& e, const Product* products, int64_t num_products, c
     }
 }
 
-// A thread's part of the slots of the experts that are here.
+// This thread's share of the local experts' slots.
 Range share_slots(const Experts& e, const Team& team) {
     const int64_t begin = e.begins[e.first];
     const Range mine = share(team, e.begins[e.first + e.held] - begin);
@@ -87,7 +88,7 @@ void combine(const Experts& e, float* out, const float* weights, int64_t row) {
     }
 }
 
-// Token rows first to first + rows of a step; out, x, ids and weights are those of the whole step.
+// Computes the token rows [first, first + rows) of a step; out, x, ids and weights are those of the whole step.
 void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t first,
               int64_t rows, const Team& team) {
     out += first * e.width, x += first * e.width, ids += first * e.top_k, weights += first * e.top_k;
@@ -105,7 +106,8 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     team.barrier();
     for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
     team.barrier();
-    // No barrier after it: nothing writes to gate_out, sources or begins before this thread begins the next pass.
+    // No barrier is needed after the call: gate_out, sources and begins are not written before the next pass, which
+    // waits for thread 0.
     if (e.inputs && team.thread == 0) e.inputs(nullptr, first);
     const Product down[] = {{e.down, e.down_out}};
     multiply(e, down, 1, team);
@@ -128,18 +130,18 @@ void route_row(int32_t* ids, float* weights, const float* logits, int64_t expert
     for (int64_t x = 1; x < experts; ++x) greatest = logits[x] > greatest ? logits[x] : greatest;
     for (int64_t x = 0; x < experts; ++x) exps[x] = logits[x] - greatest;
     kernels().activate(FUNCTION_EXP, exps, exps, experts);
-    // An expert is chosen if fewer than top_k come before it in the order of logits, lower ids first among equals.
+    // An expert is selected if fewer than top_k precede it by descending logit, ties by ascending id.
     int64_t chosen = 0;
     for (int64_t x = 0; x < experts && chosen < top_k; ++x) {
         int64_t before = 0;
         for (int64_t y = 0; y < experts; ++y) before += logits[y] > logits[x] || (logits[y] == logits[x] && y < x);
         if (before < top_k) ids[chosen++] = static_cast<int32_t>(x);
     }
-    // Logits with NaN have no order: any distinct ids will do, the weights are NaN then.
+    // NaN logits have no order and may leave too few: any distinct ids complete the list, since the weights are NaN.
     for (int32_t x = 0; chosen < top_k; ++x) {
-        bool there = false;
-        for (int64_t j = 0; j < chosen; ++j) there = there || ids[j] == x;
-        if (!there) ids[chosen++] = x;
+        bool taken = false;
+        for (int64_t j = 0; j < chosen; ++j) taken = taken || ids[j] == x;
+        if (!taken) ids[chosen++] = x;
     }
     int64_t count = normalise ? top_k : experts;
     for (int64_t i = 0; i < count; ++i) sums[i] = exps[normalise ? ids[i] : i];

@@ -1,5 +1,5 @@
-// The table of all kernels for one instruction set. CMake compiles this file and the families' own files once per set,
-// with that set's flags and KVASIR_ISA defined as its name.
+// The table of all kernels for one instruction set. CMake compiles this file and the kernel files once for each set,
+// with its compiler flags and with KVASIR_ISA defined as its name.
 #include "kernels.h"
 
 #define KVASIR_TEXT_OF(name) #name

@@ -22,7 +22,8 @@ struct Kernels {
                      int64_t rows, int64_t cols, float eps);
     void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                        const float* bias, int64_t rows, int64_t cols, float eps);
-    // Halves: dimension i turns with i + half. cos, sin: [rows, half] of each row; heads of head_dim are adjacent.
+    // Rotates the dimensions i and i + half of each head. cos, sin: [rows, half] with row stride angle_stride. The
+    // heads of a row are adjacent.
     void (*rope)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* cos, const float* sin,
                  int64_t angle_stride, int64_t rows, int64_t heads, int64_t head_dim, int64_t half);
     void (*activate)(int32_t function, float* out, const float* x, int64_t count);

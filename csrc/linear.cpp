@@ -1,4 +1,4 @@
-// Products with packed matrices: by the kind of their numbers.
+// Dispatches products with packed matrices to the float or the integer kernels.
 #include "linear.h"
 
 namespace kvasir {

@@ -1,9 +1,9 @@
-// Products with matrices of floats. One chain of fused multiply-adds per output element and segment, in ascending k,
-// whatever the tile: a lane is a row of the matrix, and no sum goes across lanes.
+// Products with float matrices. Each output element and segment is one chain of fused multiply-adds in ascending k,
+// whatever the tile: a lane is a row of the matrix, and no sum crosses lanes.
 //
-//     tile    up to TILE_ROWS rows of activations x TILE_PANELS panels, its sums in registers
-//     order   a group of panels meets all rows before the next group. The processor fetches so many streams ahead by
-//             itself: asking for the next group as well cost more than it gained, with one row most of all
+//     tile    up to TILE_ROWS rows of activations x TILE_PANELS panels, with the accumulators in registers
+//     order   a group of panels is multiplied by all rows before the next group. There is no software prefetch:
+//             hardware prefetching handles this many streams, and both together are slower
 #include <cstring>
 
 #include "linear.h"
@@ -14,15 +14,15 @@ namespace KVASIR_ISA {
 namespace {
 
 #if defined(KVASIR_AVX512)
-constexpr int TILE_ROWS = 6, TILE_PANELS = 4;  // 24 sums of 32 registers
+constexpr int TILE_ROWS = 6, TILE_PANELS = 4;  // 24 accumulators in 32 registers
 #elif defined(KVASIR_AVX2)
-constexpr int TILE_ROWS = 6, TILE_PANELS = 1;  // 12 of 16
+constexpr int TILE_ROWS = 6, TILE_PANELS = 1;  // 12 in 16
 #else
 constexpr int TILE_ROWS = 4, TILE_PANELS = 1;
 #endif
 
-// What 16 rows of a panel hold of COLUMNS columns, and how it meets the same columns of one row of activations, whose
-// numbers are X. Stored as Number, of which `widen` makes 16 float32.
+// COLUMNS columns of a panel's 16 rows, and their product with the same columns of one row of activations of type X.
+// Weights are stored as Number; `widen` converts 16 of them to float32.
 struct WeightF32 {
     using X = float;
     using Number = float;
@@ -56,7 +56,7 @@ struct WeightBF16 {
     }
 };
 
-struct WeightPairs {  // bfloat16 against bfloat16
+struct WeightPairs {  // bfloat16 weights and activations
     using X = uint16_t;
     static constexpr int64_t COLUMNS = 2, BYTES = 64;
     u16x32 pairs;
@@ -85,7 +85,7 @@ struct Tile {
     f32x16 sum[ROWS][PANELS];
 };
 
-// One segment: `steps` weights of each panel, from `w` on, against each row's activations, from `x` on.
+// One segment: `steps` Weights of each panel, starting at `w`, times each row's activations, starting at `x`.
 template <class Weight, int ROWS, int PANELS>
 KVASIR_INLINE void multiply(Tile<ROWS, PANELS>& tile, const uint8_t* w, int64_t panel_bytes,
                             const typename Weight::X* x, int64_t x_stride, int64_t steps) {
@@ -119,7 +119,7 @@ KVASIR_INLINE void add_tile(Tile<ROWS, PANELS>& right, const Tile<ROWS, PANELS>&
     }
 }
 
-// Adds bias and residual and writes the columns that the matrix has.
+// Adds bias and residual, and writes the output columns without the padding of the last panel.
 template <int ROWS, int PANELS>
 KVASIR_INLINE void finish(const Product& job, const Tile<ROWS, PANELS>& tile, int64_t first_row, int64_t panel) {
     for (int p = 0; p < PANELS; ++p) {
@@ -146,7 +146,7 @@ void tile_of(const Product& job, int64_t first_row, int64_t panel) {
     const int64_t x_stride = job.activated_bytes / static_cast<int64_t>(sizeof(X));
     const X* x = reinterpret_cast<const X*>(job.activated) + first_row * x_stride;
     const uint8_t* w = job.m.data + panel * job.panel_bytes;
-    Tile<ROWS, PANELS> part[4];  // of 1, 2, 4 and 8 segments, each waiting for its neighbour
+    Tile<ROWS, PANELS> part[4];  // pending sums of 1, 2, 4 and 8 segments of the balanced tree
     int level = 0;
     for (int32_t s = 0; s < job.m.segments; ++s) {
         Tile<ROWS, PANELS> sum;
@@ -157,7 +157,7 @@ void tile_of(const Product& job, int64_t first_row, int64_t panel) {
     finish(job, part[level], first_row, panel);
 }
 
-// A tile of `rows` rows, at most ROWS.
+// A tile of `rows` rows; rows <= ROWS.
 template <class Weight, int ROWS, int PANELS>
 KVASIR_INLINE void tile_of_rows(const Product& job, int64_t rows, int64_t first_row, int64_t panel) {
     if constexpr (ROWS > 1) {
@@ -166,8 +166,8 @@ KVASIR_INLINE void tile_of_rows(const Product& job, int64_t rows, int64_t first_
     tile_of<Weight, ROWS, PANELS>(job, first_row, panel);
 }
 
-// The panels [panel, last) by groups of PANELS, as far as these go, in tiles of at most ROWS rows. Returns where the
-// rest begins.
+// Processes the panels [panel, last) in whole groups of PANELS, in tiles of at most ROWS rows. Returns the first panel
+// that is left.
 template <class Weight, int ROWS, int PANELS>
 int64_t groups_of(const Product& job, int64_t rows, int64_t panel, int64_t last) {
     const int64_t tiles = (rows + ROWS - 1) / ROWS;
@@ -182,12 +182,12 @@ int64_t groups_of(const Product& job, int64_t rows, int64_t panel, int64_t last)
 
 template <class Weight>
 void product(const Product& job, int64_t rows, int64_t panel, int64_t last) {
-    // A single row waits for memory alone, which is fastest read as one stream.
+    // A single row is bound by memory bandwidth, which is highest for one stream.
     if (rows > 1) panel = groups_of<Weight, TILE_ROWS, TILE_PANELS>(job, rows, panel, last);
     groups_of<Weight, TILE_ROWS, 1>(job, rows, panel, last);
 }
 
-// A segment's activations: `count` columns, zeros up to `padded`.
+// Copies a segment's activations: `count` columns, padded with zeros to `padded`.
 void copy_as_f32(float* to, const float* from, int64_t count, int64_t padded) {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
     std::memset(to + count, 0, static_cast<size_t>(padded - count) * sizeof(float));

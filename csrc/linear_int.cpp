@@ -1,11 +1,11 @@
-// Products with integer formats (int_formats.h). Every output element is one chain of float multiply-adds over groups
-// in ascending order, each group's dot an exact integer, so that all micro-kernels give the same bits:
+// Products with integer formats (int_formats.h). Each output element is one chain of float multiply-adds over groups in
+// ascending order; each group's dot product is an exact integer. All micro-kernels therefore give the same bits:
 //
 //     groups of 32:   acc = fma(ws * xs, dot, acc), then for formats with minima acc = fma(wmin, xs * sum(x), acc)
 //     super-blocks:   part = fma(scale, dot, part) over the 16 or 32 columns of each scale, from 0;
 //                     acc = fma(d * xs, part, acc), then acc = fma(-(dmin * xs), the sum of min * sum(x), acc)
 //
-// Segments start at 0 each and are joined by a balanced tree, then bias, then residual.
+// Each segment starts at 0. A balanced tree adds the segments, then bias and residual are added.
 #include "int_groups.h"
 #include "int_super_blocks.h"
 #include "linear.h"
@@ -14,19 +14,19 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// The most rows of a tile on one panel and on two, and the number of rows from which two panels go together.
+// The maximum rows of a tile of one panel and of two, and the number of rows from which tiles have two panels.
 #if defined(KVASIR_AVX512)
-constexpr int MOST_ROWS[2] = {8, 6}, PAIR_FROM = 9;
+constexpr int MAX_TILE_ROWS[2] = {8, 6}, PAIR_FROM = 9;
 #elif defined(KVASIR_AVX2)
-constexpr int MOST_ROWS[2] = {4, 0}, PAIR_FROM = 1 << 30;
+constexpr int MAX_TILE_ROWS[2] = {4, 0}, PAIR_FROM = 1 << 30;
 #else
-constexpr int MOST_ROWS[2] = {2, 0}, PAIR_FROM = 1 << 30;
+constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = 1 << 30;
 #endif
 constexpr int MAX_ROWS = 8;
 constexpr int MAX_SEGMENTS = 8;
-constexpr int64_t AHEAD = 4096;  // bytes that few rows prefetch ahead
+constexpr int64_t AHEAD = 4096;  // prefetch distance in bytes for few rows
 
-// Into the second cache: two pairs of panels are too much for the first.
+// Into L2: two pairs of panels do not fit L1.
 KVASIR_INLINE void prefetch(const uint8_t* from) { __builtin_prefetch(from, 0, 2); }
 
 struct Sums {
@@ -37,10 +37,10 @@ struct Source {
     const uint8_t* panel;
     const uint8_t* x;
     int64_t panel_bytes, x_stride, segments, blocks;
-    int64_t ahead;  // bytes to prefetch ahead, 0 for nothing
+    int64_t ahead;  // prefetch distance in bytes, 0 for none
 };
 
-// The sums of each segment, for M rows and P panels.
+// Computes the sum of each segment, for M rows and P panels.
 template <int FORMAT, int M, int P>
 __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
     constexpr IntLayout l = int_layout_of(FORMAT);
@@ -77,7 +77,7 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
 
 using Tile = void (*)(Sums&, const Source&);
 
-// By panels of a tile less one, and by rows less one.
+// Indexed by [panels - 1][rows - 1] of a tile.
 template <int FORMAT>
 constexpr Tile TILES[2][MAX_ROWS] = {
 #if defined(KVASIR_AVX512)
@@ -121,7 +121,8 @@ struct Target {
     int64_t out_stride, residual_stride;
 };
 
-// out = residual + (bias + the segments' sums joined by neighbours) for `rows` rows and the `cols` columns of a panel.
+// out = residual + (bias + sum of the segments, by a balanced tree), for `rows` rows and the first `cols` columns of a
+// panel.
 void finish(const Target& to, Sums& sums, int64_t segments, int64_t rows, int panel, int64_t cols) {
     const bool whole = cols == LANES;
     for (int64_t m = 0; m < rows; ++m) {
@@ -150,11 +151,11 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
     Sums sums;
     for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
         width = rows >= PAIR_FROM && last_panel - panel >= 2 ? 2 : 1;
-        const int64_t most = MOST_ROWS[width - 1], tiles = (rows + most - 1) / most;
+        const int64_t tile_rows = MAX_TILE_ROWS[width - 1], tiles = (rows + tile_rows - 1) / tile_rows;
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
-            // Few rows stay a little ahead in the stream of panels. With more rows the first tile fetches the next
-            // panels while it computes with these, and the other tiles find them in the cache.
+            // Few rows prefetch a short distance ahead. With more rows, the first tile prefetches the next panels while
+            // it computes on these, so that the other tiles find theirs in the cache.
             const int64_t step = rows < PAIR_FROM ? AHEAD : panel + width < last_panel ? width * bytes : 0;
             const Source source = {m.data + panel * bytes, activated + begin * stride, bytes,
                                    stride, m.segments, blocks, t == 0 ? step : 0};

@@ -1,4 +1,4 @@
-// Rows of packed matrices of integer formats as float32.
+// Converts rows of integer matrices to float32: the embedding lookup.
 #include "int_formats.h"
 #include "linear.h"
 #include "simd.h"
@@ -25,7 +25,7 @@ float lane_of(f32x16 v, int64_t lane) {
     return lanes[lane];
 }
 
-// Row r of a block as float32: the scale and the minimum of `l.sub` columns at a time.
+// Writes the first `cols` columns of row r of a block as float32. `l.sub` columns share a scale and a minimum.
 void expand_block(const IntLayout& l, const uint8_t* table, const uint8_t* block, int64_t r, float* out, int64_t cols) {
     for (int64_t begin = 0; begin < cols; begin += l.sub) {
         const int64_t s = begin / l.sub, pair = 2 * LANES * (s / 2) + 2 * r + s % 2;

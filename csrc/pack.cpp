@@ -1,4 +1,4 @@
-// Packing by the kind of a matrix's numbers.
+// Dispatches packing to the float or the integer formats.
 #include "pack.h"
 
 namespace kvasir {

@@ -1,4 +1,4 @@
-// Panels of float matrices: for each group of columns, 16 rows side by side.
+// Packs float matrices. A panel interleaves 16 rows: for each group of columns, the numbers of all rows are adjacent.
 //
 //     F32, F16    [k][row]           4 or 2 bytes each
 //     BF16        [k / 2][row][2]    pairs
@@ -11,19 +11,19 @@ namespace {
 
 constexpr int64_t LINE = 64;
 
-enum Source : int32_t { SOURCE_F32 = 0, SOURCE_F16 = 1, SOURCE_BF16 = 30 };  // as ggml numbers them
+enum Source : int32_t { SOURCE_F32 = 0, SOURCE_F16 = 1, SOURCE_BF16 = 30 };  // GGML's tensor types
 
 int64_t whole_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 template <typename To, typename From>
 To same_bits(From from) {
-    static_assert(sizeof(To) == sizeof(From), "of one size");
+    static_assert(sizeof(To) == sizeof(From), "To and From have the same size");
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;
 }
 
-// All conversions go by bits, so that neither flushed denormals nor the kind of a NaN matter.
+// Conversions work on bits, so that they depend neither on flushed denormals nor on quiet versus signaling NaNs.
 uint32_t f16_to_f32(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
     const uint32_t magnitude = half & 0x7fffu;
@@ -32,7 +32,7 @@ uint32_t f16_to_f32(uint16_t half) {
     return sign | same_bits<uint32_t>(static_cast<float>(magnitude) * 5.9604644775390625e-8f);  // denormal: exact
 }
 
-uint16_t f32_to_bf16(uint32_t bits) {  // to the nearest, halves to even
+uint16_t f32_to_bf16(uint32_t bits) {  // to nearest, ties to even
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
     return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
@@ -83,7 +83,7 @@ struct Convert<SOURCE_BF16, FORMAT_BF16> {
     static To of(From bits) { return bits; }
 };
 
-// One row's segment into its lane of a panel. Columns of the source lie as a file has them, perhaps unaligned.
+// Writes one row's segment into its lane of a panel. The source is a file's row and may be unaligned.
 template <typename C, int64_t GROUP>
 void spread(typename C::To* lane, const uint8_t* row, int64_t cols) {
     for (int64_t k = 0; k < cols; ++k) {
@@ -97,7 +97,7 @@ template <int32_t FROM, int32_t TO>
 void pack_panels(const Matrix& m, const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t num_rows) {
     using C = Convert<FROM, TO>;
     constexpr int64_t GROUP = TO == FORMAT_BF16 ? 2 : 1;
-    constexpr int64_t BLOCK = 64;  // columns: what a block writes stays in the nearest cache until it is whole
+    constexpr int64_t BLOCK = 64;  // columns; the output of one block stays in L1 until it is complete
     const int64_t bytes = panel_bytes(m), cols = m.cols / m.segments;
     uint8_t* data = const_cast<uint8_t*>(m.data) + first_row / PANEL * bytes;
     for (int64_t first = 0; first < num_rows; first += PANEL, data += bytes) {
@@ -139,7 +139,7 @@ int32_t format_of_float(int32_t ggml_type) {
 int32_t pack_float(const Matrix& m, int32_t source, const uint8_t* rows, int64_t row_bytes, int64_t first_row,
                    int64_t num_rows) {
     if (source == SOURCE_BF16 && m.format == FORMAT_BF16 && m.cols / m.segments % 2 == 0) {
-        // Whole pairs lie as float32 would, in half as many columns, and move twice as fast.
+        // Pairs of bfloat16 have the layout of half as many float32 columns; moving whole pairs is twice as fast.
         const Matrix pairs = {FORMAT_F32, m.activation, m.segments, 0, m.rows, m.cols / 2, m.data};
         pack_panels<SOURCE_F32, FORMAT_F32>(pairs, rows, row_bytes, first_row, num_rows);
         return 0;

@@ -1,7 +1,7 @@
-// From the blocks of GGML files, or from float rows, to the panels of int_formats.h. The blocks' numbers are kept as
-// they are; only their order changes.
+// Packs blocks of GGML files, or float rows, into the panels of int_formats.h. The numbers of GGML blocks are not
+// changed, only reordered.
 //
-// Source of the file formats: block_* in ggml-common.h and dequantize_row_* in ggml-quants.c of the ggml project.
+// Reference for the file formats: block_* in ggml-common.h and dequantize_row_* in ggml-quants.c of the ggml project.
 #include "int_formats.h"
 #include "pack.h"
 
@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// GGML's tensor types, as numbered in files.
+// GGML's tensor types and their numbers in files.
 enum GgmlType : int32_t {
     GGML_F32 = 0,
     GGML_F16 = 1,
@@ -33,16 +33,17 @@ enum GgmlType : int32_t {
     GGML_MXFP4 = 39,
 };
 
-// 32 or 256 weights of one row, read from a file's block.
+// The 32 or 256 weights of one block of a row.
 struct Weights {
     uint8_t level[256];
-    uint8_t scale[16], minimum[16];  // of super-blocks
-    uint16_t d, m;                   // bits: the scale, and the minimum or its scale
+    uint8_t scale[16], minimum[16];  // super-blocks only
+    uint16_t d, m;                   // float16 or bfloat16 bits: the scale, and the minimum or its scale
 };
 
 uint16_t half_at(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
 
-// Bytes whose fields of `bits` belong to different runs of `width` weights, lowest first: level |= field << shift.
+// level |= field << shift. Each run of `width` bytes holds 8 / bits runs of `width` weights, the first in the lowest
+// `bits` bits of each byte.
 void add_fields(uint8_t* level, const uint8_t* packed, int bytes, int width, int bits, int shift) {
     const int mask = (1 << bits) - 1;
     for (int begin = 0; begin < bytes; begin += width) {
@@ -62,7 +63,7 @@ void add_bits(uint8_t* level, const uint8_t* packed, int count, int shift) {
 
 void read_32(Weights& w, int32_t type, const uint8_t* from) {
     if (type == GGML_MXFP4) {
-        // 2^(e - 128), the half of E8M0, as bfloat16: the least two are denormal.
+        // Half of the E8M0 scale, 2^(e - 128), as bfloat16; it is denormal for e = 0 and 1.
         const int e = *from++;
         w.d = static_cast<uint16_t>(e >= 2 ? (e - 1) << 7 : 0x20 << e);
     } else {
@@ -84,7 +85,8 @@ void read_32(Weights& w, int32_t type, const uint8_t* from) {
     add_fields(w.level, from, 16, 16, 4, 0);
 }
 
-// The 8 scales and 8 minima of Q4_K and Q5_K: 6 bits each, the upper two of the last four apart.
+// The 8 scales and 8 minima of Q4_K and Q5_K, 6 bits each. The upper two bits of the last four of each are stored
+// separately.
 void read_six_bits(Weights& w, const uint8_t* from) {
     for (int i = 0; i < 4; ++i) {
         w.scale[i] = from[i] & 63;
@@ -147,7 +149,7 @@ void read_iq4_xs(Weights& w, const uint8_t* from) {
     add_fields(w.level, from + 8, 128, 16, 4, 0);
 }
 
-// Five ternary digits a byte, as a fraction: digit k of neighbouring bytes gives neighbouring weights.
+// A byte holds five ternary digits as a base-3 fraction. Digit k of adjacent bytes belongs to adjacent weights.
 void read_tq1_0(Weights& w, const uint8_t* from) {
     static const uint8_t power[5] = {1, 3, 9, 27, 81};
     uint8_t* level = w.level;
@@ -164,7 +166,7 @@ void read_tq1_0(Weights& w, const uint8_t* from) {
     w.d = half_at(from + 52);
 }
 
-// One code of four (which no encoder writes) stands for 2 and has no digit; the levels have two bits and keep it.
+// Two-bit codes. Code 3, which no encoder writes and which means +2, is not a ternary digit but fits the two-bit level.
 void read_tq2_0(Weights& w, const uint8_t* from) {
     add_fields(w.level, from, 64, 32, 2, 0);
     w.d = half_at(from + 64);
@@ -224,7 +226,7 @@ float float_of_half(uint16_t half) {
     return float_of_bits(sign | bits_of_float(static_cast<float>(magnitude) * 5.9604644775390625e-8f));
 }
 
-uint16_t half_of_float(float value) {  // to the nearest, halves to even
+uint16_t half_of_float(float value) {  // to nearest, ties to even
     const uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
@@ -244,26 +246,26 @@ float float_at(int32_t type, const uint8_t* from, int64_t i) {
     return type == GGML_F16 ? float_of_half(half) : float_of_bits(static_cast<uint32_t>(half) << 16);
 }
 
-// A whole number in [least, most]; `least` for NaN.
-uint8_t level_of(float value, float least, float most) {
-    const float level = value > least ? value < most ? value : most : least;
+// The value clamped to [low, high] and truncated to an integer; `low` for NaN.
+uint8_t level_of(float value, float low, float high) {
+    const float level = value > low ? value < high ? value : high : low;
     return static_cast<uint8_t>(static_cast<int32_t>(level));
 }
 
-// As GGML quantizes: the largest magnitude becomes 127, halves are rounded away from 0.
+// The same as GGML: the largest magnitude becomes 127, ties round away from 0.
 void quantize_q8_0(Weights& w, const float* x) {
-    float most = 0.0f;
-    for (int i = 0; i < 32; ++i) most = std::fabs(x[i]) > most ? std::fabs(x[i]) : most;
-    const float d = most / 127.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    float max_abs = 0.0f;
+    for (int i = 0; i < 32; ++i) max_abs = std::fabs(x[i]) > max_abs ? std::fabs(x[i]) : max_abs;
+    const float d = max_abs / 127.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
     w.d = half_of_float(d);
     for (int i = 0; i < 32; ++i) w.level[i] = level_of(std::round(x[i] * inverse) + 128.0f, 0.0f, 255.0f);
 }
 
-// As GGML quantizes: the weight of largest magnitude becomes level 0, that is -8.
+// The same as GGML: the weight of largest magnitude becomes level 0, which means -8.
 void quantize_q4_0(Weights& w, const float* x) {
-    float most = 0.0f;
-    for (int i = 0; i < 32; ++i) most = std::fabs(x[i]) > std::fabs(most) ? x[i] : most;
-    const float d = most / -8.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    float extreme = 0.0f;
+    for (int i = 0; i < 32; ++i) extreme = std::fabs(x[i]) > std::fabs(extreme) ? x[i] : extreme;
+    const float d = extreme / -8.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
     w.d = half_of_float(d);
     for (int i = 0; i < 32; ++i) w.level[i] = level_of(x[i] * inverse + 8.5f, 0.0f, 15.0f);
 }
@@ -272,7 +274,7 @@ bool is_float(int32_t type) { return type == GGML_F32 || type == GGML_F16 || typ
 
 // ---- Blocks of panels -----------------------------------------------------------------------------------------------
 
-// The `bits` above `shift` of a row's levels go to a plane.
+// Writes bits [shift, shift + bits) of a row's levels to a plane.
 void place_plane(uint8_t* plane, const uint8_t* level, int cols, int row, int bits, int shift) {
     if (bits == 0) return;
     const int per = 8 / bits;
@@ -290,7 +292,8 @@ void place_plane(uint8_t* plane, const uint8_t* level, int cols, int row, int bi
 
 void place_half(uint8_t* to, uint16_t half) { std::memcpy(to, &half, sizeof half); }
 
-// Weights from column `first` of the block on, for one row. Both planes of a group of 32 begin at whole vectors.
+// Writes one row's weights to a block, from column `first` on. In both planes, a group of 32 starts at a multiple of 64
+// bytes.
 void place(const IntLayout& l, uint8_t* block, int row, int first, const Weights& w) {
     const int cols = l.cols == 64 ? 32 : 256;
     place_plane(block + l.low + 2 * first * l.low_bits, w.level, cols, row, l.low_bits, 0);
@@ -313,7 +316,7 @@ void place(const IntLayout& l, uint8_t* block, int row, int first, const Weights
     }
 }
 
-// One row of a panel from the file's blocks.
+// Packs one row of a panel from a file's blocks.
 void pack_blocks(const Matrix& m, const IntLayout& l, int32_t source, const uint8_t* from, uint8_t* panel, int row) {
     const int64_t group = group_of(m.format), groups = m.cols / m.segments / group, per = l.cols / group;
     for (int64_t s = 0; s < m.segments; ++s, panel += int_blocks(m) * l.bytes) {
@@ -326,7 +329,7 @@ void pack_blocks(const Matrix& m, const IntLayout& l, int32_t source, const uint
     }
 }
 
-// One row of a panel from floats, zeros after each segment.
+// Packs one row of a panel from floats, padding each segment with zeros.
 void pack_floats(const Matrix& m, const IntLayout& l, int32_t source, const uint8_t* from, uint8_t* panel, int row) {
     const int64_t cols = m.cols / m.segments;
     for (int64_t s = 0; s < m.segments; ++s, panel += int_blocks(m) * l.bytes) {

@@ -13,8 +13,8 @@ struct Piece {
     int32_t row, flags;           // the row of the runner
     int64_t start, count;         // the positions [start, start + count)
     int64_t first = 0;            // its first token row; filled in by the gather, as are the tables
-    const int32_t* const* tables = nullptr;  // per cache group, block ids that cover [0, start + count); those that have
-                                             // left a window may be stale
+    const int32_t* const* tables = nullptr;  // per cache group, block ids that cover [0, start + count); blocks
+                                             // outside of the window may be stale
 
     bool causal() const { return !(flags & PIECE_BIDIRECTIONAL); }
 };

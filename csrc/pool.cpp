@@ -1,5 +1,5 @@
-// One primitive does it all: a signal that is raised and awaited. A run is opened by one, ends by another where the
-// caller stays apart, and a barrier is a signal raised by the last to arrive.
+// The pool has one primitive: a signal that threads raise and wait for. One signal starts a run, another reports its
+// end to a caller that is not a thread of the pool, and a barrier is a signal that the last thread to arrive raises.
 #include "pool.h"
 
 #include <pthread.h>
@@ -15,9 +15,9 @@
 
 namespace kvasir {
 
-// How long to wait in which manner. Some ten microseconds of pauses cover the unequal shares of one step; a peer that
-// has lost its processor gets ours by yielding; and a pool without work sleeps before a millisecond has passed. With
-// more threads than processors a peer is always without one, and none pauses.
+// A waiting thread first spins, then yields, then sleeps. Spinning for some ten microseconds covers the unequal shares
+// of one step. Yielding gives the processor to a thread that was descheduled. An idle pool sleeps within a millisecond.
+// With more threads than processors some thread is always descheduled, so no thread spins.
 constexpr int PAUSES = 1000;
 constexpr int YIELDS = 1000;
 
@@ -25,11 +25,11 @@ static void relax() {
 #if defined(KVASIR_X86)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb");  // "yield" does nothing on most
+    asm volatile("isb");  // "yield" is a no-op on most processors
 #endif
 }
 
-// An event that repeats. A waiter remembers how often it had been raised before.
+// A repeatable event with a counter. `seen` is the count before the raise that a thread waits for.
 struct Signal {
     alignas(64) std::atomic<uint32_t> raised;
     std::atomic<int32_t> sleepers;
@@ -54,8 +54,8 @@ void Signal::close() {
 }
 
 void Signal::raise() {
-    // Of these two and the two of a thread that goes to sleep, in one order for all, either it sees the signal or we
-    // see the sleeper.
+    // This increment and load, and those in sleep(), are sequentially consistent: either the sleeping thread sees the
+    // new count, or this thread sees the sleeper.
     raised.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) == 0) return;
     pthread_mutex_lock(&lock);
@@ -87,26 +87,26 @@ struct Worker {
     Pool* pool;
     pthread_t handle;
     int32_t thread;
-    int32_t processor;  // -1: any
+    int32_t processor;  // to run on; -1 for any
 };
 
 struct Pool {
     int32_t threads;
-    int32_t first;   // thread of the first worker: 1, or 0 where the caller stays apart
-    int32_t pauses;  // of the threads, and of a caller that stays apart
-    int32_t caller_pauses;
-    Worker* workers;  // [threads], those before `first` unused
+    int32_t first;   // thread number of the first worker: 1, or 0 if the caller is not in the team
+    int32_t pauses;  // spins of a thread before it yields
+    int32_t caller_pauses;  // spins of a caller that is not in the team
+    Worker* workers;  // [threads]; entries before `first` are unused
     void (*body)(const Team& team, void* context);
     void* context;
-    uint32_t awaited;  // how often `done` will have been raised when the last started run ends
+    uint32_t awaited;  // the count of `done` at the end of the last started run
     Signal begin, all, done;
-    alignas(64) std::atomic<int32_t> arrived;  // of those that meet at `all`
+    alignas(64) std::atomic<int32_t> arrived;  // threads that have reached the barrier `all`
 
     void meet();
 };
 
 void Pool::meet() {
-    const uint32_t seen = all.raised.load(std::memory_order_relaxed);  // it cannot change before we arrive
+    const uint32_t seen = all.raised.load(std::memory_order_relaxed);  // stable until this thread arrives
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < threads) return all.wait(seen, pauses, YIELDS);
     arrived.store(0, std::memory_order_relaxed);
     all.raise();
@@ -118,13 +118,13 @@ void Team::barrier() const {
 
 #if defined(__linux__)
 
-// How many processors the caller may run on.
+// The number of processors that the caller may run on.
 static int32_t count_processors() {
     cpu_set_t allowed;
     return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : CPU_SETSIZE;
 }
 
-// One of them for each worker, in turn.
+// Assigns these processors to the workers in turn.
 static void choose_processors(Worker* workers, int32_t count) {
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -142,7 +142,7 @@ static void stay_on(int32_t processor) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(processor, &one);
-    sched_setaffinity(0, sizeof one, &one);  // where it fails, the thread runs anywhere
+    sched_setaffinity(0, sizeof one, &one);  // on failure the thread runs on any processor
 }
 
 #else
@@ -168,7 +168,7 @@ static void* work(void* argument) {
     }
 }
 
-// Ends a pool of which only the threads below `started` exist.
+// Stops the threads below `started`, the only ones that exist, and frees the pool.
 static void end(Pool* pool, int32_t started) {
     pool->body = nullptr;
     pool->begin.raise();
@@ -223,7 +223,7 @@ void pool_start(Pool* pool, void (*body)(const Team& team, void* context), void*
 }
 
 void pool_wait(Pool* pool) {
-    // A caller without a processor of its own sleeps at once: what it burns, it takes from the threads.
+    // A caller without a processor of its own sleeps immediately: spinning would take time from the pool's threads.
     if (pool->first == 0) pool->done.wait(pool->awaited - 1, pool->caller_pauses, 0);
 }
 
@@ -234,8 +234,8 @@ void pool_run(Pool* pool, void (*body)(const Team& team, void* context), void* c
 
 namespace {
 
-// Each thread writes a number and reads those of all others, with one barrier between; the next round writes to the
-// other half, since a neighbour may still be reading.
+// Each round, every thread writes a number, passes a barrier and reads the numbers of all threads. Rounds alternate
+// between two slots, since other threads may still read those of the previous round.
 struct Selftest {
     int64_t rounds;
     int64_t (*written)[2];  // [threads]
@@ -256,15 +256,15 @@ void selftest(const Team& team, void* context) {
 }  // namespace
 }  // namespace kvasir
 
-// pool_create as an address; null where it fails.
+// pool_create for the C ABI; null on failure.
 KVASIR_API void* kvasir_pool_create(int32_t threads, int32_t pin, int32_t apart) {
     return kvasir::pool_create(threads, pin != 0, apart != 0);
 }
 
 KVASIR_API void kvasir_pool_destroy(void* pool) { kvasir::pool_destroy(static_cast<kvasir::Pool*>(pool)); }
 
-// One run with `rounds` barriers, over which all threads read what all have written. Returns the sum of all that was
-// read, n * (n^2 r (r - 1) / 2 + r n (n - 1) / 2) for n threads and r rounds; -1 without memory.
+// One run with `rounds` barriers. In each round every thread reads what all threads wrote. Returns the sum of all
+// reads, n * (n^2 r (r - 1) / 2 + r n (n - 1) / 2) for n threads and r rounds, or -1 if out of memory.
 KVASIR_API int64_t kvasir_pool_selftest(void* address, int64_t rounds) {
     kvasir::Pool* pool = static_cast<kvasir::Pool*>(address);
     kvasir::Selftest test{rounds, new (std::nothrow) int64_t[pool->threads][2],

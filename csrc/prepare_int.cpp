@@ -1,5 +1,5 @@
-// Rows as the activations that integer formats meet: int8 and a scale for each group, with the sums that zero points and
-// minima want.
+// Converts rows to the activations of integer formats: int8 and a scale for each group, and the sums that zero points
+// and minima need.
 #include "int_formats.h"
 #include "linear.h"
 #include "simd.h"
@@ -8,7 +8,7 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// x as int8 times the scale that is returned: NaN where a value is not finite, 0 where all are (nearly) 0.
+// Quantizes x to int8 and returns the scale: NaN if a value is not finite, 0 if all values are 0 or nearly so.
 template <int COUNT>
 KVASIR_INLINE float quantize(int8_t* q, const float* x) {
     f32x16 largest = broadcast(0.0f), poison = broadcast(0.0f);
@@ -17,9 +17,9 @@ KVASIR_INLINE float quantize(int8_t* q, const float* x) {
         largest = max(abs(v), largest);
         poison = add(poison, mul(v, broadcast(0.0f)));
     }
-    const float most = greatest(largest), scale = most / 127.0f;
-    const bool empty = scale < 1.17549435e-38f;  // the least that is not flushed to 0
-    const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / most);
+    const float max_abs = greatest(largest), scale = max_abs / 127.0f;
+    const bool empty = scale < 1.17549435e-38f;  // the least normal float
+    const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / max_abs);
     for (int i = 0; i < COUNT; i += LANES) {
         const f32x16 level = mul(load(x + i), factor);
         store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-127.0f))));
@@ -52,7 +52,7 @@ void prepare_group(Group256& group, const float* x) {
     for (int32_t& word : group.reserved) word = 0;
 }
 
-// `cols` columns of one segment as `count` groups of SIZE, zeros after them.
+// Quantizes the `cols` columns of one segment to `count` groups of SIZE, padding them with zeros.
 template <typename Group, int SIZE>
 void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols) {
     for (int64_t g = 0; g < count; ++g, x += SIZE, cols -= SIZE) {

@@ -1,4 +1,4 @@
-// Carries out a program: the gather, the walk over the instructions, each thread's share of them.
+// Executes a program: the gather, the loop over the instructions, and each thread's share of them.
 #include "program.h"
 
 #include <time.h>
@@ -17,13 +17,13 @@ uint64_t now() {
     return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// One run: what the threads share.
+// The state of one run. Each thread has its own copy.
 struct Run {
     Program* program;
     int64_t rows;                 // token rows
-    int64_t chosen, chosen_first; // rows of the chosen section, and where they begin in program->chosen
+    int64_t chosen, chosen_first;  // rows of the chosen section, and their offset in program->chosen
     int64_t num_pieces;
-    int64_t sampling;  // of all chosen rows, the first so many are sampled
+    int64_t sampling;  // how many of all chosen rows, from the first on, are sampled
 };
 
 // ---- gather ----------------------------------------------------------------------------------------------------
@@ -39,7 +39,8 @@ int32_t gather_adapter(Program& p, int64_t adapter, int64_t row, int64_t count) 
 int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     if (piece.row < 0 || piece.row >= p.max_rows) return RUN_BAD_WORK;
     const RowState& state = p.states[piece.row];
-    if (!state.ids || piece.start < 0 || piece.count < 1 || piece.count > state.max_ids - piece.start) return RUN_BAD_WORK;
+    if (!state.ids || piece.start < 0 || piece.count < 1) return RUN_BAD_WORK;
+    if (piece.count > state.max_ids - piece.start) return RUN_BAD_WORK;
     const int64_t end = piece.start + piece.count;
     if (end > state.table_blocks * p.block_size) return RUN_BAD_BLOCK;
     for (int64_t i = 0; i < piece.count; ++i) {
@@ -98,7 +99,7 @@ T* at(const void* pointer) {
     return const_cast<T*>(static_cast<const T*>(pointer));
 }
 
-// The same sums as the kernel's own, in the same order, with what adapters add between the product and the bias.
+// The same sums as in the linear kernel, in the same order, with the adapters' products added between product and bias.
 void adapted_panels(const LinearPart& part, int64_t i, const Program& p, int64_t rows, int64_t first, int64_t last) {
     const Kernels& k = kernels();
     const Matrix& m = *part.matrix;
@@ -121,7 +122,7 @@ void run_panels(const LinearPart& part, int64_t i, const Program& p, int64_t row
                      part.residual, part.residual_stride);
 }
 
-// This thread's share of all panels of all parts, which cost what their bytes do.
+// Computes this thread's share of the panels of all parts. A panel's cost is its size in bytes.
 void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
     const LinearPart* parts = at<LinearPart>(in.p[0]);
     if (p.adapted) {
@@ -139,7 +140,7 @@ void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& tea
         const LinearPart& part = parts[i];
         const Matrix& m = *part.matrix;
         const int64_t bytes = panel_bytes(m), count = panels(m);
-        // Borders in whole pairs of panels; both neighbours round the same border alike.
+        // Shares begin and end at pairs of panels; adjacent threads round their common boundary in the same way.
         const auto border = [&](int64_t cost) {
             const int64_t inside = cost - seen;
             if (inside <= 0) return int64_t{0};
@@ -332,7 +333,8 @@ void run_sections(Run& run, const Team& team) {
     }
 }
 
-// One pass over the program by one thread. `started` holds what the threads share and outlives the call that began it.
+// Executes the program on one thread. Arguments come from `started`, since the call that started the run may have
+// returned.
 void run_body(const Team& team, void* context) {
     Program& p = *static_cast<Program*>(context);
     Run run = {&p, p.started.rows, p.started.chosen, 0, p.started.pieces, p.started.sampling};
@@ -353,10 +355,10 @@ void start(const Run& run, Pool* pool) {
 
 using namespace kvasir;
 
-// Begins one step: computes all pieces, and samples for those that ask. At its end, results are in program->results, in
-// the order of the pieces that sample, and sampled tokens have been written into the rows' ids. Where the pool's caller
-// stays apart, this returns at once and kvasir_program_wait at the end; no one changes rows or results in between.
-// Returns a RunError; nothing has begun then.
+// Starts one step: computes all pieces and samples those with PIECE_SAMPLE. At the end of the step, program->results
+// holds the results in the order of the sampled pieces, and sampled tokens are appended to the rows' ids. If the caller
+// is not a thread of the pool (`apart`), this returns immediately and kvasir_program_wait waits for the end; rows and
+// results must not be accessed before. Returns a RunError; on an error no step is started.
 KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     Run run = {program, 0, 0, 0, 0, 0};
     if (const int32_t error = gather(run, pieces, num_pieces)) return error;
@@ -366,15 +368,15 @@ KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piec
 
 KVASIR_API void kvasir_program_wait(void* pool) { pool_wait(static_cast<Pool*>(pool)); }
 
-// A whole step in one call.
+// Starts a step and waits for its end.
 KVASIR_API int32_t kvasir_program_run(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     if (const int32_t error = kvasir_program_start(program, pool, pieces, num_pieces)) return error;
     kvasir_program_wait(pool);
     return RUN_OK;
 }
 
-// The chosen section alone, without sampling, over rows of the last run: their logits stay in the program's buffer.
-// count is at most max_chosen.
+// Executes only the chosen section, without sampling, over `rows` of the last run. Their logits stay in the program's
+// buffer. count must not exceed max_chosen.
 KVASIR_API int32_t kvasir_program_logits(Program* program, void* pool, const int64_t* rows, int64_t count) {
     if (count > program->max_chosen) return RUN_TOO_MANY;
     for (int64_t i = 0; i < count; ++i) {

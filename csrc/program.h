@@ -20,7 +20,7 @@ constexpr int64_t MAX_GROUPS = 8;
 
 enum Op : int32_t {
     OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, is part
-                        // of a part of a table, which begins at id `first`: rows of ids elsewhere become zeros
+                        // is part: the matrix has only the rows from id `first` on; other ids give zeros
     OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride   f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride

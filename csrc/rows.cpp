@@ -1,7 +1,7 @@
-// What is done to rows one by one; the contracts stand in kernels.h and abi_rows.cpp.
+// Row kernels. Their contracts are in kernels.h and abi_rows.cpp.
 //
-// The last elements of a row, fewer than a vector, go through the same operations as the others: the bits of an element
-// do not depend on where it lies.
+// The last elements of a row, fewer than a vector, are computed by the same operations as the others, so that an
+// element's bits do not depend on its index.
 #include "rows.h"
 
 #include "simd_math.h"
@@ -9,7 +9,7 @@
 namespace kvasir {
 namespace KVASIR_ISA {
 
-// Up to a vector: whole ones, and at the end of a row the first lanes of one.
+// Load and store a vector, or only its first `count` lanes at the end of a row.
 KVASIR_INLINE f32x16 load_some(const float* from, int64_t count) {
     return count < LANES ? load_first(from, count) : load(from);
 }
@@ -39,10 +39,10 @@ static float sum_of_squares(const float* x, int64_t cols, float centre) {
     return sum(total);
 }
 
-// A true division and square root: the processors' estimate instructions differ from one another.
+// Uses exact division and square root: the estimate instructions of processors differ in their results.
 static float inverse_root(float mean, float eps) { return 1.0f / __builtin_sqrtf(mean + eps); }
 
-// out[i] = f(a[i]), and the same of two and three arguments.
+// out[i] = f(a[i]), f(a[i], b[i]) or f(a[i], b[i], c[i]).
 template <typename F>
 static void map(float* out, const float* a, int64_t count, F f) {
     for (int64_t i = 0; i < count; i += LANES) store_some(out + i, f(load_some(a + i, count - i)), count - i);

@@ -1,6 +1,6 @@
-// Rows of logits to tokens: the operations of kvasir/sampling in the same order, each with its own rounding, so that
-// the bits are the reference's. What differs is how little is looked at: the maxima of blocks are found first, and a
-// block whose maximum is too low for a question is skipped.
+// Samples tokens from rows of logits by the operations of kvasir/sampling, in the same order and with the same
+// roundings, so that the bits equal the reference's. To save time, the maximum of each block of logits is computed
+// first, and later passes skip blocks whose maximum is too low to matter.
 #include "sampler_parts.h"
 
 #if defined(__SSE2__)
@@ -13,7 +13,7 @@ namespace {
 
 constexpr double GREEDY_BELOW = 1e-5;
 
-// The reference computes with denormals, the threads of the pool without.
+// Enables denormals, which the reference uses and the pool's threads flush.
 #if defined(__SSE2__)
 class Denormals {
   public:
@@ -47,19 +47,19 @@ Logits unmeasured(const float* x, int64_t vocab, const float* maxima) {
 
 KVASIR_INLINE float merged(float peak, float other) { return other > peak || other != other ? other : peak; }
 
-// Writes the maxima of these blocks. Returns the greatest, NaN if there is one in them.
+// Writes the maxima of these blocks. Returns the greatest of them, or NaN if a logit is NaN.
 float measure(const Logits& row, Range blocks, float* maxima) {
     float peak = -INFINITE;
     f32x16 bad = broadcast(0.0f);
     for (int64_t b = blocks.begin; b < blocks.end; ++b) {
         const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
-        f32x16 most = broadcast(-INFINITE);
+        f32x16 block_max = broadcast(-INFINITE);
         for (int64_t i = begin; i < end; i += LANES) {
             const f32x16 a = load_within(row.x, i, end);
-            most = max(a, most);
+            block_max = max(a, block_max);
             bad = select(unordered(a, a), a, bad);
         }
-        maxima[b] = greatest(most);
+        maxima[b] = greatest(block_max);
         peak = maxima[b] > peak ? maxima[b] : peak;
     }
     return any(unordered(bad, bad)) ? __builtin_nanf("") : peak;
@@ -81,15 +81,15 @@ int64_t first_at_peak(const Logits& row) {
 
 // ---- rows ----
 
-// What a thread found in its part of a row.
+// A thread's partial results for its blocks of a row.
 struct Part {
     float peak;
     int64_t total;
 };
 
-// One thread's scratch, in the order and sizes of `sample_scratch`.
+// One thread's scratch, in the layout that sample_scratch() accounts for.
 struct Scratch {
-    Candidate* candidates;  // [vocab, up to a multiple of 32], as the next ones
+    Candidate* candidates;  // [vocab rounded up to a multiple of 32], as are the next four members
     double* z;
     int64_t* weights;
     int32_t* ids;
@@ -113,7 +113,7 @@ struct Scratch {
     }
 };
 
-// The token of a row, and its next carry.
+// Returns the token of a row and updates its carry.
 int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, double* carry) {
     const int64_t top = first_at_peak(row);
     if (!(spec.temperature >= GREEDY_BELOW)) return top;
@@ -124,14 +124,14 @@ int64_t choose(const Logits& row, const SampleRow& spec, const Scratch& s, doubl
     return draw(row, scale, cut_of(row, spec, scale, s.candidates), spec, top);
 }
 
-bool is_sound(float peak) { return peak > -INFINITE; }  // NaN is not
+bool is_sound(float peak) { return peak > -INFINITE; }  // false for NaN
 
 int64_t total_asked(const SampleRow& spec, const Logits& raw, Range blocks) {
     const bool asked = spec.logprobs >= 0 && is_sound(raw.peak);
     return asked ? total_weight(raw, blocks, Scale(raw.peak, 1.0)) : 0;
 }
 
-// The result of a row whose raw logits are measured. total: as total_asked gives it.
+// Writes the result of a row whose block maxima are known. total: the sum of total_asked() over all blocks.
 void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total, const Scratch& scratch) {
     const SampleRow& spec = args.specs[r];
     Sampled& result = args.results[r];
@@ -162,7 +162,7 @@ void sample_alone(const SampleArgs& args, int64_t r, const Scratch& scratch) {
     finish(args, r, raw, total_asked(args.specs[r], raw, {0, raw.blocks}), scratch);
 }
 
-// The whole team measures and adds up one row; the first thread does the rest.
+// All threads compute the maxima and the total of one row together; the first thread does the rest.
 void sample_together(const SampleArgs& args, int64_t r, const Team& team) {
     const Scratch shared(args, 0), own(args, team.thread);
     Logits raw = unmeasured(args.logits + r * args.stride, args.vocab, shared.raw_maxima);
@@ -180,7 +180,7 @@ void sample_together(const SampleArgs& args, int64_t r, const Team& team) {
     team.barrier();
 }
 
-// Not to be inlined: nothing of it may move out of the time in which denormals count.
+// Not inlined, so that the compiler cannot move its operations out of the scope in which denormals are enabled.
 __attribute__((noinline)) void sample_rows(const SampleArgs& args, const Team& team) {
     if (2 * args.rows <= team.threads) {
         for (int64_t r = 0; r < args.rows; ++r) sample_together(args, r, team);

@@ -1,14 +1,14 @@
-// The filters that keep no head of the list by logit, or one that depends on more than a share of all: top-n-sigma,
-// typical-p, XTC, dynamic temperature, mirostat, adaptive-p, each on what those before it have left. What a cut of the row
-// decides is cut before the tokens are listed.
+// The filters of the chain beyond top-k, top-p and min-p: top-n-sigma, typical-p, XTC, dynamic temperature, mirostat
+// and adaptive-p. Each filter applies to the tokens that the previous filters kept. Filters that keep all logits above
+// a threshold are applied as one cut of the row before the remaining tokens are listed.
 #include "sampler_parts.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-constexpr double NONE_TO_EXCLUDE = 0.5;  // two tokens cannot both be more probable
-constexpr double TINY = 1e-300;          // in place of 0, which has no logarithm
+constexpr double NONE_TO_EXCLUDE = 0.5;  // at most one token has a greater probability, so XTC excludes none
+constexpr double TINY = 1e-300;          // replaces 0, which has no logarithm
 constexpr double LEAST_TEMPERATURE = 1e-5;
 constexpr double SHARPNESS = 10.0, INVERSE_WIDTH = 1.0 / 0.3;  // of adaptive-p
 constexpr double LOG2_E = 0x1.71547652b82fep+0;
@@ -16,7 +16,7 @@ const int32_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // ---- the list ----
 
-// The standard deviation of the row's numbers above -inf.
+// The standard deviation of the row's logits above -inf.
 double deviation(const Logits& row, const Left& room) {
     const Scale distance(row.peak, 1.0);
     double* work = reinterpret_cast<double*>(room.list);
@@ -34,18 +34,18 @@ double deviation(const Logits& row, const Left& room) {
     return __builtin_sqrt(tree_sum(room.z, row.vocab, work) / number);
 }
 
-// Where the list ends before anything depends on what it holds.
+// The cut of the leading filters that keep a head of the row by logit; it applies before any token is listed.
 uint64_t first_cut(const Logits& row, const SampleRow& spec, const Scale& scale, const Left& room) {
     const bool typical = spec.typical_p < 1.0;
     if (!(spec.top_n_sigma > 0.0) && !typical) return cut_of(row, spec, scale, room.list);
-    uint64_t cut = key_of(-GREATEST, 0x7fffffff);  // what is at -inf is out
+    uint64_t cut = key_of(-GREATEST, 0x7fffffff);  // excludes logits of -inf
     if (spec.top_k > 0 && spec.top_k < row.vocab) cut = greater(cut, cut_at_count(row, spec.top_k, room.list));
     if (!(spec.top_n_sigma > 0.0)) return cut;
     const double bound = deviation(row, room) * -spec.top_n_sigma;
     return greater(cut, cut_at_bound(row.peak, Scale(row.peak, 1.0), bound));
 }
 
-// Lists the tokens that the cut keeps.
+// Lists the tokens that the cut keeps, by ascending id.
 void list(Left& left, const Logits& row, const Scale& scale, uint64_t cut) {
     const float value = value_of(cut);
     const int64_t last = id_of(cut);
@@ -76,7 +76,7 @@ bool xtc_acts(const SampleRow& spec) {
     return (static_cast<double>(xtc_word(spec)) + 0.5) * 0x1p-32 <= spec.xtc_probability;
 }
 
-// Whether each of 16 weights reaches the least one.
+// Bit i: whether weight i of 16 is at least `least`.
 uint32_t reaching(const int64_t* weights, double least) {
     const uint32_t low = at_least(to_double(load(weights)), broadcast_f64(least));
     return low | at_least(to_double(load(weights + 8)), broadcast_f64(least)) << 8;
@@ -86,7 +86,7 @@ void exclude_top_choices(Left& left, double threshold) {
     const double share = static_cast<double>(weigh(left.weights, left.z, left.count).total) * threshold;
     const double below = static_cast<double>(static_cast<int64_t>(share)), least = below < share ? below + 1.0 : below;
     int64_t above = 0, last = 0;
-    double lowest = __builtin_inf();  // z of the lowest above, which several may share that differ in their logits
+    double lowest = __builtin_inf();  // least z above the threshold; tokens with different logits may share it
     for (int64_t i = 0; i < left.count; i += LANES) {
         const uint32_t here = reaching(left.weights + i, least) & within(left.count - i);
         above += __builtin_popcount(here);
@@ -150,11 +150,11 @@ double next_mu(const Left& left, int64_t token, const SampleRow& spec, double mu
     return mu - spec.mirostat_eta * (surprise - spec.mirostat_tau);
 }
 
-// Mirostat takes its place.
+// Mirostat replaces adaptive-p.
 bool is_adaptive(const SampleRow& spec) { return spec.adaptive_target >= 0.0 && spec.mirostat == 0; }
 
-// Replaces each z by the nearness of its probability to what the history asks for. Returns the weight of all tokens,
-// whose own weights stay in the list.
+// Replaces each z by a score of how near the token's probability is to the target that the history gives. Returns the
+// sum of the original weights, which stay in left.weights.
 int64_t prefer_near(Left& left, const SampleRow& spec, const double* carry) {
     const int64_t total = weigh(left.weights, left.z, left.count).total;
     const double wanted = 2.0 * spec.adaptive_target - carry[0] / carry[1];
@@ -164,8 +164,8 @@ int64_t prefer_near(Left& left, const SampleRow& spec, const double* carry) {
         const double distance = __builtin_fabs((p - aim) * INVERSE_WIDTH);
         left.z[i] = -(distance * SHARPNESS * distance / (distance + 1.0));
     }
-    const double most = greatest(left.z, left.count);
-    for (int64_t i = 0; i < left.count; ++i) left.z[i] -= most;
+    const double max_z = greatest(left.z, left.count);
+    for (int64_t i = 0; i < left.count; ++i) left.z[i] -= max_z;
     return total;
 }
 
@@ -189,7 +189,7 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left left, dou
     const Scale scale(row.peak, 1.0 / (spec.dynatemp_range > 0.0 ? 1.0 : spec.temperature));
     list(left, row, scale, first_cut(row, spec, scale, left));
     if (spec.typical_p < 1.0) keep_typical(left, spec.typical_p);
-    if (spec.typical_p < 1.0 || spec.top_n_sigma > 0.0) {  // else they were part of the first cut
+    if (spec.typical_p < 1.0 || spec.top_n_sigma > 0.0) {  // otherwise the first cut includes them
         if (spec.top_p < 1.0) keep_nucleus(left, spec.top_p);
         const double bound = spec.min_p > 0.0 ? log(spec.min_p > TINY ? spec.min_p : TINY) : 0.0;
         const auto reaches = [&](int64_t, f64x8 low, f64x8 high) {

@@ -1,23 +1,23 @@
-// Gumbel-max with noise from a counter (Philox). Tokens are screened with float32 bounds; exact scores are computed for
-// the few that may win.
+// Gumbel-max sampling with counter-based noise (Philox). Float32 bounds rule out most tokens; exact float64 scores are
+// computed for the few that may win.
 #include "sampler_parts.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-constexpr int64_t GROUP = 32;                   // tokens whose noise is made together: 8 counters, 4 words each
-constexpr double LEAST_LOG_E = -22.8738569855;  // a little below -33 ln 2, the least that any word gives
-constexpr float SLACK = 1e-3f;                  // the float32 bounds err by less than a tenth of it
+constexpr int64_t GROUP = 32;                   // tokens whose noise is generated together: 8 counters of 4 words
+constexpr double LEAST_LOG_E = -22.8738569855;  // slightly below -33 ln 2, the least log(e) of any word
+constexpr float SLACK = 1e-3f;                  // more than ten times the error of the float32 bounds
 
-// Words of the tokens 4 * first_block to 4 * first_block + 31, as pairs of 32 bits.
+// The 32-bit noise words of the tokens 4 * first_block to 4 * first_block + 31, two in each int64.
 KVASIR_INLINE void noise(int64_t* words, uint64_t seed, int64_t position, int64_t first_block, int64_t stream = 0) {
     static const int64_t STEPS[] = {0, 1, 2, 3, 4, 5, 6, 7};
     const i64x8 by0 = broadcast_i64(0xd2511f53), by1 = broadcast_i64(0xcd9e8d57);
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     i64x8 c0 = broadcast_i64(position), c1 = add(broadcast_i64(first_block), load(STEPS));
     i64x8 c2 = broadcast_i64(stream), c3 = broadcast_i64(0);
-    for (int round = 0; round < 10; ++round) {  // high halves hold rests that no product reads
+    for (int round = 0; round < 10; ++round) {  // the products ignore the high halves, which hold garbage
         const i64x8 product0 = multiply_words(by0, c0), product1 = multiply_words(by1, c2);
         c0 = bit_xor(bit_xor(shift_right<32>(product1), c1), broadcast_i64(k0));
         c2 = bit_xor(bit_xor(shift_right<32>(product0), c3), broadcast_i64(k1));
@@ -35,15 +35,15 @@ double log_exponential(uint32_t word) {
     return log(-log(one_minus_u));
 }
 
-// Below log(e) of each word, but for rounding: e > u >= 2 * half / 2^32, and log2 lies above the straight lines that
-// a float's bits describe (Mitchell, 1962).
+// A lower bound of log(e) of each word, up to rounding: e > u >= 2 * half / 2^32, and log2 is at least its piecewise
+// linear interpolation, which the bits of a float give (Mitchell, 1962).
 KVASIR_INLINE f32x16 lower_bound(i32x16 words) {
     const f32x16 half = to_float(shift_right<1>(words));
     const f32x16 log2_u = sub(mul(to_float(float_to_bits(half)), broadcast(0x1p-23f)), broadcast(127.0f + 31.0f));
     return mul(log2_u, broadcast(0.693147182f));
 }
 
-// The noise of 32 tokens of which the first is a multiple of 32.
+// The noise of 32 tokens, starting at a multiple of 32.
 class Words {
   public:
     void fill(const SampleRow& spec, int64_t first, int64_t stream = 0) {
@@ -62,8 +62,9 @@ class Words {
     alignas(64) int64_t words_[GROUP / 2];
 };
 
-// The token with the least log(e) - z of those that the cut keeps, ties to the lowest id. Starts from `top`, which is
-// kept whatever the cut; what cannot reach the best score so far is left out by z alone, then by the bound above.
+// Finds the token with the least log(e) - z among those that the cut keeps; ties go to the lowest id. Starts with
+// `top`, which is kept whatever the cut. Tokens that cannot reach the best score so far are skipped: first by z alone,
+// then by lower_bound().
 class Draw {
   public:
     Draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRow& spec)
@@ -80,8 +81,8 @@ class Draw {
         best_ = log_exponential(words_.of(top % GROUP)) - scale_.of(row_.x[top]);
         best_id_ = top;
         for (int64_t b = 0; b < row_.blocks; ++b) {
-            const float most = row_.maxima[b];
-            if (!(most >= cut_value_) || scale_.of(most) < LEAST_LOG_E - best_) continue;
+            const float block_max = row_.maxima[b];
+            if (!(block_max >= cut_value_) || scale_.of(block_max) < LEAST_LOG_E - best_) continue;
             const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row_.vocab);
             for (int64_t i = begin; i < end; i += GROUP) group(i, end);
         }
@@ -106,7 +107,7 @@ class Draw {
         }
     }
 
-    // Not NaN, and not below the true z but for rounding, for all that the cut keeps.
+    // Never NaN. At least the exact z, up to rounding, for all tokens that the cut keeps.
     f32x16 z_of(f32x16 x) const {
         return mul(max(min(sub(x, peak_), broadcast(0.0f)), broadcast(-GREATEST)), factor_);
     }
@@ -143,8 +144,8 @@ int64_t draw(const Logits& row, const Scale& scale, uint64_t cut, const SampleRo
     return Draw(row, scale, cut, spec).from(top);
 }
 
-// Up to 16 of the list at a time, of one group, which share their noise. What cannot reach the best score so far is
-// left out by z alone, then by the bound.
+// Processes up to 16 listed tokens of one group at a time, since a group's noise is generated together. Tokens are
+// skipped as in Draw.
 int64_t draw_left(const Left& left, const SampleRow& spec) {
     Words words;
     float bounds[GROUP];
@@ -168,7 +169,7 @@ int64_t draw_left(const Left& left, const SampleRow& spec) {
         for (; open; open &= open - 1) {
             const int64_t place = i + __builtin_ctz(open);
             const double score = log_exponential(words.of(left.ids[place] - first)) - left.z[place];
-            if (score < best) {  // ids ascend, so that ties go to the lowest
+            if (score < best) {  // ids ascend, so ties go to the lowest id
                 best = score;
                 best_id = left.ids[place];
             }

@@ -1,4 +1,4 @@
-// DRY: a token that would continue a repetition is penalized, more for a longer repetition.
+// DRY: penalizes each token that would continue a repetition; the penalty grows with the length of the repetition.
 #include "sampler_parts.h"
 
 namespace kvasir {
@@ -11,8 +11,8 @@ struct Window {
 };
 
 Window window_of(const SampleRow& spec) {
-    const int64_t most = spec.dry_penalty_last_n > 0 ? lesser(spec.dry_penalty_last_n, spec.num_ids) : spec.num_ids;
-    return {spec.ids + spec.num_ids - most, most};
+    const int64_t count = spec.dry_penalty_last_n > 0 ? lesser(spec.dry_penalty_last_n, spec.num_ids) : spec.num_ids;
+    return {spec.ids + spec.num_ids - count, count};
 }
 
 bool has(const int32_t* words, int64_t num_words, int32_t id) {
@@ -21,7 +21,8 @@ bool has(const int32_t* words, int64_t num_words, int32_t id) {
 
 int64_t begin_of(const IdLists& lists, int64_t i) { return i ? lists.ends[i - 1] : 0; }
 
-// The first of the lists [low, high), which agree up to `depth` and go on there, whose next id is not below `id`.
+// Binary search among the lists [low, high), which share their first `depth` ids and are longer than that: the first
+// list whose id at `depth` is at least `id`, or high.
 int64_t first_from(const IdLists& lists, int64_t low, int64_t high, int64_t depth, int64_t id) {
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
@@ -34,7 +35,7 @@ int64_t first_from(const IdLists& lists, int64_t low, int64_t high, int64_t dept
     return low;
 }
 
-// The length of the longest list that the ids begin with, 0 if there is none.
+// The length of the longest list that is a prefix of the ids, 0 if there is none.
 int64_t longest_at(const IdLists& lists, const int32_t* ids, int64_t count) {
     int64_t low = 0, high = lists.count, length = 0;
     for (int64_t depth = 0; depth < count && low < high; ++depth) {
@@ -42,13 +43,13 @@ int64_t longest_at(const IdLists& lists, const int32_t* ids, int64_t count) {
         high = first_from(lists, low, high, depth, int64_t{ids[depth]} + 1);
         if (low < high && lists.ends[low] - begin_of(lists, low) == depth + 1) {
             length = depth + 1;
-            ++low;  // it goes no further
+            ++low;  // this list ends here
         }
     }
     return length;
 }
 
-// How many ids follow the last breaker: the one that begins last, of these the longest.
+// The number of ids after the last breaker, which is the longest of those with the greatest start index.
 int64_t unbroken(const Dry& dry, const Window& window) {
     for (int64_t place = window.count - 1; place >= 0; --place) {
         const int32_t id = window.ids[place];
@@ -62,7 +63,8 @@ int64_t unbroken(const Dry& dry, const Window& window) {
     return window.count;
 }
 
-// For each distance from the end, how many ids up to there equal the last ones of all (dry.suffix_repeats).
+// by_distance[k]: the length of the longest common suffix of the window and the window without its last k ids
+// (dry.suffix_repeats).
 void find_repeats(int32_t* by_distance, const Window& window) {
     const int32_t* last = window.ids + window.count - 1;
     int64_t low = 0, high = 0;
@@ -83,8 +85,8 @@ float penalty(const SampleRow& spec, int64_t exponent) {
         if (exponent & 1) power *= base;
         base *= base;
     }
-    const double product = spec.dry_multiplier * power, most = GREATEST;
-    return static_cast<float>(most < product ? most : product);
+    const double product = spec.dry_multiplier * power, limit = GREATEST;
+    return static_cast<float>(limit < product ? limit : product);
 }
 
 }  // namespace

@@ -1,23 +1,24 @@
-// Every filter keeps a head of one list, the tokens by descending logit and ascending id. A head is given by the key of
-// its last token, its cut: no list is put in order, and filters meet as the greatest of their cuts.
+// Top-k, top-p and min-p. Each keeps a head of the tokens ordered by descending logit and ascending id. A head is given
+// by its cut, the key of its last token, so no full sort is needed; several filters combine as the maximum of their
+// cuts.
 #include "sampler_parts.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-constexpr int64_t FEW = 64;          // so many are put in order by insertion
-constexpr int64_t FIRST_LIST = 256;  // tokens listed at first for top-p
+constexpr int64_t FEW = 64;          // lists of up to this length are sorted by insertion
+constexpr int64_t FIRST_LIST = 256;  // tokens in the first attempt of top-p
 
-// Lists the tokens from `least` to `most`, each with a weight of 1. `to` has room for all.
-int64_t collect(const Logits& row, float least, float most, Candidate* to) {
+// Lists the tokens with logits in [low, high], each with a weight of 1. `to` has room for all tokens.
+int64_t collect(const Logits& row, float low, float high, Candidate* to) {
     int64_t count = 0;
     for (int64_t b = 0; b < row.blocks; ++b) {
-        if (!(row.maxima[b] >= least)) continue;
+        if (!(row.maxima[b] >= low)) continue;
         const int64_t begin = b * SAMPLE_BLOCK, end = lesser(begin + SAMPLE_BLOCK, row.vocab);
         for (int64_t i = begin; i < end; i += LANES) {
             const f32x16 x = load_within(row.x, i, end);
-            uint32_t found = lanes(less_equal(broadcast(least), x)) & lanes(less_equal(x, broadcast(most)));
+            uint32_t found = lanes(less_equal(broadcast(low), x)) & lanes(less_equal(x, broadcast(high)));
             for (found &= within(end - i); found; found &= found - 1) {
                 const int64_t id = i + __builtin_ctz(found);
                 to[count++] = {key_of(row.x[id], id), 1};
@@ -38,7 +39,7 @@ void put_in_order(Candidate* list, int64_t count) {
 
 uint64_t cut_at(Candidate* list, int64_t count, int64_t target) { return head_end(list, count, target).key; }
 
-// A value that at least so many tokens reach (or as many as there are blocks): one in each of the best blocks.
+// A value that at least min(count, blocks) tokens reach: one in each of the blocks with the greatest maxima.
 float value_reached_by(const Logits& row, int64_t count, Candidate* scratch) {
     for (int64_t b = 0; b < row.blocks; ++b) scratch[b] = {key_of(row.maxima[b], b), 1};
     return value_of(cut_at(scratch, row.blocks, lesser(count, row.blocks)));
@@ -56,14 +57,16 @@ int64_t list_between(const Logits& row, uint64_t first, uint64_t last, Candidate
     return kept;
 }
 
-// top-p among what top-k has left. The weights may not reach a mass that was rounded up: then nothing is cut.
+// The cut of top-p among the tokens that top-k kept. If the total does not reach the mass, which is rounded up, nothing
+// is cut.
 uint64_t cut_at_mass_within(const Logits& row, uint64_t cut, const Scale& scale, double p, Candidate* scratch) {
     const int64_t count = list_between(row, FIRST_KEY, cut, scratch);
     const int64_t total = weigh(scratch, count, scale), mass = mass_of(total, p);
     return total >= mass ? cut_at(scratch, count, mass) : 0;
 }
 
-// top-p among all tokens. The nucleus mostly ends among few; else the first digit of its cut comes from all weights.
+// The cut of top-p among all tokens. The nucleus usually ends within the first FIRST_LIST tokens; otherwise the first
+// digit of the cut is found from the weights of all tokens by digit.
 uint64_t cut_at_mass(const Logits& row, const Scale& scale, double p, Candidate* scratch) {
     int64_t mass = mass_of(total_weight(row, {0, row.blocks}, scale), p);
     int64_t count = collect(row, value_reached_by(row, FIRST_LIST, scratch), INFINITE, scratch);
@@ -83,8 +86,8 @@ uint64_t cut_at_mass(const Logits& row, const Scale& scale, double p, Candidate*
 
 }  // namespace
 
-// By digits from the top (radix selection): of each, only the candidates in the digit where the target is reached stay
-// in the list. After the last digit all that stay have one key.
+// Radix selection, from the highest digit down. Each pass keeps only the candidates whose digit is the one in which the
+// target is reached. After the last digit, the remaining candidates have the same key.
 Cut head_end(Candidate* list, int64_t count, int64_t target) {
     for (int shift = 64 - DIGIT_BITS; count > FEW; shift = shift > DIGIT_BITS ? shift - DIGIT_BITS : 0) {
         int64_t sums[DIGITS] = {};
@@ -115,7 +118,7 @@ int64_t mass_of(int64_t total, double p) {
     return mass > 1 ? mass : 1;
 }
 
-// The least float32 that reaches the bound, as z ascends with the logit.
+// Binary search for the least float32 logit whose z is at least the bound, since z increases with the logit.
 uint64_t cut_at_bound(float peak, const Scale& scale, double bound) {
     uint64_t low = key_of(-GREATEST, 0) >> 32, high = key_of(peak, 0) >> 32;
     while (low < high) {
@@ -146,7 +149,7 @@ uint64_t cut_of(const Logits& row, const SampleRow& spec, const Scale& scale, Ca
     if (spec.min_p > 0.0) {
         cut = greater(cut, cut_at_bound(row.peak, scale, log(spec.min_p > 1e-300 ? spec.min_p : 1e-300)));
     }
-    return greater(cut, key_of(-GREATEST, 0x7fffffff));  // what is at -inf is out
+    return greater(cut, key_of(-GREATEST, 0x7fffffff));  // excludes logits of -inf
 }
 
 int64_t best_in_order(const Logits& row, int64_t count, Candidate* to) {

@@ -1,11 +1,11 @@
-// Log-probabilities of the raw logits.
+// Log-probabilities and ranks of the raw logits.
 #include "sampler_parts.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// 1 + how many come before the token in the list.
+// 1 + the number of tokens that precede this one by descending logit, ties by ascending id.
 int32_t rank_of(const Logits& row, int64_t token) {
     const float own = row.x[token];
     int64_t rank = 1;

@@ -1,6 +1,6 @@
-// The shortest head of what is left whose probability reaches a share, in an order of its own. A coarse bin of the
-// distance from the start of the head decides for most tokens; only those of the bin in which the head ends are
-// compared.
+// Keeps the shortest head of the listed tokens whose probability reaches p, in a given order. Tokens are first sorted
+// into coarse bins by their distance from the start of the order; only the tokens of the bin in which the head ends are
+// compared exactly.
 #include "sampler_parts.h"
 
 namespace kvasir {
@@ -30,7 +30,7 @@ struct ByTypicality {
     uint64_t key(int64_t i) const { return ~bits_as<uint64_t>(__builtin_fabs(log_total - left.z[i] - expected)); }
 };
 
-// The bins of 16 tokens, integers from 0 on that ascend with the distance.
+// The bins of 16 tokens: integers from 0 to BINS - 1 that increase with the distance.
 template <typename Order>
 KVASIR_INLINE f32x16 bins_of(const Order& order, f64x8 low, f64x8 high) {
     const f32x16 place = mul(to_single(order.distance(low), order.distance(high)), broadcast(BINS_PER_NAT));
@@ -46,7 +46,7 @@ KVASIR_INLINE uint32_t equal(f32x16 a, f32x16 b) { return lanes(less_equal(a, b)
 
 template <typename Order>
 void weigh_bins(int64_t (&sums)[BINS], const Left& left, const Order& order) {
-    constexpr int WAYS = 2;  // neighbours may share a bin and would wait for each other
+    constexpr int WAYS = 2;  // separate sums, since additions to the same bin depend on each other
     int64_t ways[WAYS][BINS] = {};
     for (int64_t i = 0; i < left.count; i += LANES) {
         int32_t bin[LANES];
@@ -57,7 +57,7 @@ void weigh_bins(int64_t (&sums)[BINS], const Left& left, const Order& order) {
     for (int64_t b = 0; b < BINS; ++b) sums[b] = ways[0][b] + ways[1][b];
 }
 
-// Lists the tokens of a bin; returns how many.
+// Lists the tokens of a bin and returns their number.
 template <typename Order>
 int64_t list_bin(const Left& left, const Order& order, f32x16 bin) {
     int64_t count = 0;
@@ -75,7 +75,7 @@ int64_t list_bin(const Left& left, const Order& order, f32x16 bin) {
 template <typename Order>
 void keep_head(Left& left, const Order& order, int64_t total, double p) {
     int64_t target = mass_of(total, p);
-    if (total < target) return;  // a mass that was rounded up
+    if (total < target) return;  // the mass was rounded up: keep all
     int64_t sums[BINS], last = 0;
     weigh_bins(sums, left, order);
     while (target > sums[last]) target -= sums[last++];

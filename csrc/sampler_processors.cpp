@@ -1,11 +1,11 @@
-// What changes logits before they are drawn from: mask, min_tokens, bad words, bias, penalties.
+// Changes logits before sampling: mask, min_tokens, bad words, bias, penalties.
 #include "sampler_parts.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// x = row where the mask allows. Ids after the last word are forbidden.
+// x = row for the ids that the mask allows, else -inf. Ids after the mask's last word are forbidden.
 void copy_masked(float* x, const float* row, int64_t vocab, const int32_t* mask, int64_t mask_words) {
     for (int64_t i = 0; i < vocab; i += LANES) {
         const uint32_t word = i / 32 < mask_words ? static_cast<uint32_t>(mask[i / 32]) : 0;
@@ -14,12 +14,12 @@ void copy_masked(float* x, const float* row, int64_t vocab, const int32_t* mask,
     }
 }
 
-// The last of the ids; below 0: all.
+// The index range of the last `count` ids; all ids if count is negative.
 Range last_of(int64_t num_ids, int64_t count) { return {count < 0 || count > num_ids ? 0 : num_ids - count, num_ids}; }
 
 int64_t end_of_prompt(const SampleRow& spec) { return spec.prompt_len > 0 ? spec.prompt_len : 0; }
 
-// Forbids the last id of each word whose other ids are the last of the output.
+// Forbids the last id of each bad word whose other ids are the end of the output.
 void forbid_bad_words(float* x, int64_t vocab, const SampleRow& spec) {
     const int64_t sampled = spec.num_ids - end_of_prompt(spec);
     int64_t begin = 0;

@@ -1,4 +1,4 @@
-// e^z and ln x in float64 with the roundings of the reference (numerics.py), and what all tokens of a row weigh.
+// e^z and ln x in float64 with the roundings of the reference (numerics.py), and sums of token weights.
 #include "sampler_parts.h"
 
 namespace kvasir {
@@ -6,8 +6,8 @@ namespace KVASIR_ISA {
 namespace {
 
 constexpr int FRACTION_BITS = 40;  // of a weight
-constexpr double NO_WEIGHT = -28.5;   // e^-28.5 is 0.46 of the unit 2^-40, and rounds to 0 from here on
-constexpr double ROUNDER = 0x1.8p52;  // adding it rounds to an integer, halves to even, left in the low bits
+constexpr double NO_WEIGHT = -28.5;   // e^-28.5 is 0.46 units of 2^-40: this z and all below give 0
+constexpr double ROUNDER = 0x1.8p52;  // adding it rounds to an integer, ties to even, in the low bits
 constexpr double LN2_HIGH = 0x1.62e42fee00000p-1, LN2_LOW = 0x1.a39ef35793c76p-33, LOG2_E = 0x1.71547652b82fep+0;
 
 const double EXP_TERMS[] = {1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
@@ -17,7 +17,7 @@ constexpr int TERMS = 10;
 
 #define KVASIR_UNROLL _Pragma("GCC unroll 16")
 
-// e^z for z <= 0 as integers in units of 2^-40. N vectors go abreast, since each is one long chain of operations.
+// e^z for z <= 0 as integers in units of 2^-40. Each vector is one long dependency chain, so N are interleaved.
 template <int N>
 KVASIR_INLINE void weights(i64x8 (&to)[N], const f64x8 (&from)[N]) {
     const f64x8 rounder = broadcast_f64(ROUNDER);
@@ -39,7 +39,7 @@ KVASIR_INLINE void weights(i64x8 (&to)[N], const f64x8 (&from)[N]) {
     }
 }
 
-// The weights of x[i] to x[i + 31], 0 from `end` on.
+// The weights of x[i] to x[i + 31]; 0 from index `end` on.
 KVASIR_INLINE void weights_at(i64x8 (&to)[4], const Logits& row, int64_t i, int64_t end, const Scale& scale) {
     const f32x16 a = load_within(row.x, i, end);
     const f32x16 b = i + LANES < end ? load_within(row.x, i + LANES, end) : broadcast(-INFINITE);
@@ -60,7 +60,7 @@ KVASIR_INLINE i32x16 first_digits(f32x16 x) {
 
 double log(double x) {
     const uint64_t bits = bits_as<uint64_t>(x);
-    const int64_t above = static_cast<int64_t>(bits - 0x3fe6a09e667f3bcdu);  // those of sqrt(1/2)
+    const int64_t above = static_cast<int64_t>(bits - 0x3fe6a09e667f3bcdu);  // offset from the bits of sqrt(1/2)
     const int64_t exponent = above >> 52;
     const double f = bits_as<double>(bits - (static_cast<uint64_t>(exponent) << 52)) - 1.0;
     const double s = f / (f + 2.0), square = s * s;
@@ -88,7 +88,7 @@ int64_t total_weight(const Logits& row, Range blocks, const Scale& scale) {
 }
 
 Weighed weigh(int64_t* to, const double* z, int64_t count) {
-    const f64x8 rounder = broadcast_f64(ROUNDER), least = broadcast_f64(-30.0);  // -30 weighs nothing
+    const f64x8 rounder = broadcast_f64(ROUNDER), least = broadcast_f64(-30.0);  // its weight is 0
     i64x8 total = broadcast_i64(0), surprise = broadcast_i64(0);
     for (int64_t i = 0; i < count; i += 32) {
         double padded[32];
@@ -144,7 +144,7 @@ int64_t weigh(Candidate* list, int64_t count, const Scale& scale) {
 }
 
 void weigh_by_digit(int64_t (&sums)[DIGITS], const Logits& row, const Scale& scale) {
-    constexpr int WAYS = 4;  // neighbours mostly share a digit and would wait for each other
+    constexpr int WAYS = 4;  // separate sums, since additions to the same digit depend on each other
     int64_t ways[WAYS][DIGITS] = {};
     for (int64_t b = 0; b < row.blocks; ++b) {
         if (scale.of(row.maxima[b]) < NO_WEIGHT) continue;

@@ -13,7 +13,7 @@ struct Team {
     int32_t threads;
     Pool* pool;       // null for a team of one
 
-    void barrier() const;  // all threads of the team meet (pool.cpp)
+    void barrier() const;  // waits for all threads of the team (pool.cpp)
 };
 
 struct Range {

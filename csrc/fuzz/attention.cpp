@@ -1,5 +1,5 @@
-// Attention over caches of any bits and tables in any order: pieces of several sequences, windows, sinks. The bits of a
-// row depend on neither threads, nor other pieces, nor the instruction set; layouts that there are not are refused.
+// Fuzzes attention: caches of arbitrary bits, block tables in any order, several pieces, windows, sinks. The bits of a
+// row must not depend on threads, other pieces or the instruction set. Unsupported layouts must be rejected.
 #include "../attention_layout.h"
 #include "input.h"
 
@@ -14,18 +14,18 @@ using kvasir::AttentionArgs;
 using kvasir::CacheLayout;
 using kvasir::Piece;
 
-constexpr int64_t MOST_BLOCKS = 24;
+constexpr int64_t MAX_BLOCKS = 24;
 
-void ask(Input& in) {
+void check_sizes(Input& in) {
     constexpr int32_t HARD[] = {0, -1, 1, 2, 16, 256, 257, 1 << 20, (1 << 20) + 16, 0x7ffffff0, 0x7fffffff};
     CacheLayout odd = {static_cast<int32_t>(in.between(-1, 4)), in.one_of(HARD), in.one_of(HARD), in.one_of(HARD)};
-    require(kvasir_cache_block_bytes(&odd) >= -1, "bytes of a block");
+    require(kvasir_cache_block_bytes(&odd) >= -1, "a block's bytes or -1");
     if (kvasir_cache_block_bytes(&odd) > 0) return;
     kvasir::StoreArgs store{};
     store.layout = odd;
     AttentionArgs args{};
     args.layout = odd;
-    require(kvasir_store_kv(&store) == -1 && kvasir_attention(&args, 1) == -1, "a layout that there is not is refused");
+    require(kvasir_store_kv(&store) == -1 && kvasir_attention(&args, 1) == -1, "an unsupported layout is rejected");
 }
 
 struct Sequence {
@@ -46,7 +46,7 @@ std::vector<float> attend(AttentionArgs args, const std::vector<Piece>& pieces, 
     args.scratch = scratch.data;
     args.pieces = exact.data;
     args.num_pieces = static_cast<int64_t>(pieces.size());
-    require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+    require(kvasir_attention(&args, threads) == 0, "attention accepts the layout");
     std::vector<float> found;
     for (int64_t r = 0; r < rows; ++r) {
         found.insert(found.end(), out.data + r * args.out_stride, out.data + r * args.out_stride + width);
@@ -63,7 +63,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     layout.kv_heads = in.between(1, 3);
     layout.head_dim = 2 * in.one_of({1, 4, 5, 8, 16, 20, 32, 64, 128});
     layout.block_size = 16 * in.between(1, 3);
-    const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = in.between(1, MOST_BLOCKS);
+    const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = in.between(1, MAX_BLOCKS);
     AttentionArgs args{};
     args.layout = layout;
     args.heads = layout.kv_heads * static_cast<int32_t>(in.between(1, 18));
@@ -89,7 +89,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
         pieces.push_back({0, causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, s.start, s.count, rows, &s.blocks});
         rows += s.count;
     }
-    if (rows == 0) return ask(in);
+    if (rows == 0) return check_sizes(in);
     const int64_t width = args.heads * layout.head_dim, kv_width = layout.kv_heads * layout.head_dim;
     args.q_stride = width + in.between(0, 3);
     args.out_stride = width + in.between(0, 3);
@@ -101,7 +101,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     args.sinks = in.flag() ? sinks.data : nullptr;
     args.alibi_slopes = in.flag() ? slopes.data : nullptr;
 
-    // The cache: written by the kernel, or any bits.
+    // The cache: written by store_kv, or partly arbitrary bits.
     const int64_t slots = blocks * layout.block_size;
     std::vector<float> k_rows(static_cast<size_t>(slots * kv_width)), v_rows(k_rows.size());
     in.floats(k_rows.data(), slots * kv_width);
@@ -119,13 +119,13 @@ void fuzz_attention(const uint8_t* data, size_t size) {
             const kvasir::StoreArgs store{layout,   k.data,   v.data,        k_rows.data(),
                                           v_rows.data(), kv_width, kv_width, places.data(),
                                           any_bits ? slots / 2 : slots};
-            require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+            require(kvasir_store_kv(&store) == 0, "store_kv accepts the layout");
             args.k = k.data;
             args.v = v.data;
             const std::vector<float> whole = attend(args, pieces, rows, 1);
             require(same(attend(args, pieces, rows, threads).data(), whole.data(), rows * width),
-                    "attention: threads change no bits");
-            for (const Piece& piece : pieces) {  // the last row of each by itself
+                    "attention: the bits do not depend on the threads");
+            for (const Piece& piece : pieces) {  // the last row of each piece alone
                 if (piece.count == 0 || !piece.causal()) continue;
                 AttentionArgs one = args;
                 const int64_t last = piece.first + piece.count - 1;
@@ -136,6 +136,6 @@ void fuzz_attention(const uint8_t* data, size_t size) {
             }
             return whole;
         },
-        "attention: all instruction sets agree");
-    ask(in);
+        "attention: all instruction sets give the same bits");
+    check_sizes(in);
 }

@@ -1,5 +1,5 @@
-// A fuzzer's bytes, taken one decision after the other; where they end, all is zero. And what all targets share: every
-// instruction set must give the same bits.
+// Decodes a fuzzer's bytes into values, in order; zeros follow the last byte. Also the check that all targets share:
+// every instruction set must give the same bits.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 #include "../kvasir_cpu.h"
 #include "../tests/check.h"
 
-// One per file of this folder.
+// One for each source file of this folder.
 void fuzz_attention(const uint8_t* data, size_t size);
 void fuzz_linear(const uint8_t* data, size_t size);
 void fuzz_program(const uint8_t* data, size_t size);
@@ -37,7 +37,7 @@ class Input {
     T one_of(const T (&values)[N]) {
         return values[byte() % N];
     }
-    // Any bits at all.
+    // Arbitrary bits.
     template <typename T>
     T any() {
         T value;
@@ -46,7 +46,7 @@ class Input {
         std::memcpy(&value, bytes, sizeof value);
         return value;
     }
-    // Of moderate size, or one that is hard to bear.
+    // A moderate number or, with `hostile`, sometimes an extreme one.
     float number(bool hostile) {
         constexpr float HARD[] = {0.0f,  -0.0f,  1e-42f, -1e-38f,   3e38f,     -3e38f, 1e-20f, 1.0f,
                                   1e30f, -1e30f, 88.8f,  -INFINITY, INFINITY,  NAN,    16384.5f, -104.0f};
@@ -54,7 +54,7 @@ class Input {
         return static_cast<float>(static_cast<int8_t>(byte())) / 16.0f;
     }
 
-    // Arrays come from a seed, but for the first few elements.
+    // Fills an array from a seed, except for the first few elements, which come from the input.
     void floats(float* to, int64_t count) {
         const bool hostile = flag();
         std::mt19937 random(any<uint16_t>());
@@ -76,7 +76,7 @@ class Input {
     size_t at_ = 0;
 };
 
-// Computes on every instruction set there is; `compute` returns all its results.
+// Runs `compute`, which returns all its results, on every instruction set that this machine supports.
 inline void on_all(const std::function<std::vector<float>()>& compute, const char* what) {
     std::vector<float> first;
     for (int32_t place = 0; kvasir_set_isa(place) == place; ++place) {

@@ -1,5 +1,5 @@
-// Packed matrices of any bits and shapes: packing in parts, lookup, activations and products. A row has the same bits
-// alone and in company; what cannot be packed is refused, nothing written.
+// Fuzzes packed matrices of arbitrary bits and shapes: packing in parts, lookup, activations and products. A row must
+// have the same bits alone and in a batch. Invalid ranges must be rejected without writing.
 #include "../matrix.h"
 #include "input.h"
 
@@ -37,8 +37,8 @@ int32_t activation_of(Input& in, int32_t format) {
     return format < kvasir::FORMAT_Q2_K ? kvasir::ACT_Q8_32 : kvasir::ACT_Q8_256;
 }
 
-// Sizes of any bits: bytes are said, or there are none.
-void ask(Input& in) {
+// Arbitrary sizes: either a size in bytes or -1 is returned.
+void check_sizes(Input& in) {
     const int32_t format = in.between(-1, kvasir::FORMAT_COUNT), segments = in.between(-1, 9);
     const int64_t rows = (int64_t{1} << in.between(0, 62)) + in.between(-1, 1);
     const int64_t cols = (int64_t{1} << in.between(0, 62)) + in.between(-1, 1);
@@ -46,16 +46,16 @@ void ask(Input& in) {
     require(kvasir_activated_bytes(format, in.between(0, 3), cols, segments) >= -1, "bytes of a row");
 }
 
-// A range that is not the matrix's writes nothing.
-void pack_badly(Input& in, const Matrix& m, int64_t bytes, const std::vector<uint8_t>& file, int64_t row_bytes) {
+// Packs a random range. It must be rejected without writing if it is outside of the matrix or not aligned to panels.
+void pack_invalid(Input& in, const Matrix& m, int64_t bytes, const std::vector<uint8_t>& file, int64_t row_bytes) {
     const std::vector<uint8_t> before(m.data, m.data + bytes);
     const int64_t first = in.flag() ? in.between(-40, 80) : in.any<int64_t>();
     const int64_t count = in.flag() ? in.between(-40, 80) : in.any<int64_t>();
     const bool fits = first >= 0 && count >= 0 && first <= m.rows && count <= m.rows - first &&
                       first % kvasir::PANEL == 0 && (count % kvasir::PANEL == 0 || first + count == m.rows);
     if (fits) return;
-    require(kvasir_pack(&m, 0, file.data(), row_bytes, first, count) == -1, "a range outside is refused");
-    require(std::equal(before.begin(), before.end(), m.data), "what is refused is not written");
+    require(kvasir_pack(&m, 0, file.data(), row_bytes, first, count) == -1, "an invalid range is rejected");
+    require(std::equal(before.begin(), before.end(), m.data), "a rejected call writes nothing");
 }
 
 }  // namespace
@@ -82,10 +82,10 @@ void fuzz_linear(const uint8_t* data, size_t size) {
     std::memset(packed.data, 0xff, static_cast<size_t>(bytes));
     const Matrix m = {format, activation, segments, 0, n, k, packed.data};
     const int64_t middle = in.between(0, n) / kvasir::PANEL * kvasir::PANEL;
-    if (kvasir_pack(&m, kind.source, nullptr, 0, 0, 0) != 0) return;  // segments that hold no whole groups
+    if (kvasir_pack(&m, kind.source, nullptr, 0, 0, 0) != 0) return;  // segments are not whole groups
     require(kvasir_pack(&m, kind.source, file.data() + middle * row_bytes, row_bytes, middle, n - middle) == 0, "pack");
     require(kvasir_pack(&m, kind.source, file.data(), row_bytes, 0, middle) == 0, "pack");
-    pack_badly(in, m, bytes, file, row_bytes);
+    pack_invalid(in, m, bytes, file, row_bytes);
 
     std::vector<int64_t> ids(static_cast<size_t>(rows));
     for (int64_t& id : ids) id = in.between(0, n - 1);
@@ -106,7 +106,7 @@ void fuzz_linear(const uint8_t* data, size_t size) {
                 require(same(alone.data, out.data + r * out_stride, n), "a row has the same bits alone");
                 if (r + 1 < rows) {
                     require(same(out.data + r * out_stride + n, &residual[r * out_stride + n], out_stride - n),
-                            "what lies between rows stays");
+                            "the padding between rows is not written");
                 }
             }
             kvasir_lookup(&m, table.data, k, ids.data(), rows);
@@ -114,6 +114,6 @@ void fuzz_linear(const uint8_t* data, size_t size) {
             found.insert(found.end(), out.data, out.data + (rows - 1) * out_stride + n);
             return found;
         },
-        "linear: all instruction sets agree");
-    ask(in);
+        "linear: all instruction sets give the same bits");
+    check_sizes(in);
 }

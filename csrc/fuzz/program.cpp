@@ -1,5 +1,5 @@
-// Small programs of any make, and steps of any pieces, sound or not: what a step computes depends on neither the
-// instruction set nor the threads, and one that cannot be is refused.
+// Fuzzes small programs and steps with valid and invalid pieces. The results of a step must not depend on the
+// instruction set or the threads, and an invalid step must be rejected.
 #include "../pool.h"
 #include "../tests/programs.h"
 #include "input.h"
@@ -16,7 +16,7 @@ using kvasir_test::Numbers;
 
 constexpr int64_t VOCAB = 50, ROWS = 3, MAX_IDS = 40, GROUPS = Builder::GROUPS, TABLE = (MAX_IDS + 15) / 16;
 
-// The layers of a decoder, chosen by the input; both teams build the same.
+// Builds a decoder whose layers the input chooses. `in` is a copy, so that every session builds the same layers.
 void build(Builder& b, Input in) {
     const Numbers numbers = in.one_of({kvasir_test::FLOAT, kvasir_test::PAIRS, kvasir_test::BYTES});
     const int64_t width = 32, dim = 2 * in.one_of({1, 4, 5, 8}), kv_heads = in.between(1, 2);
@@ -47,7 +47,7 @@ void build(Builder& b, Input in) {
     b.head(numbers, b.rms_norm(x, width), width, VOCAB);
 }
 
-// A program with its sequences; their ids are whatever the input says of the vocabulary.
+// A program with its sequences, whose ids come from the input.
 class Session {
   public:
     Session(Input shape, Input in, int32_t threads) : b(threads), pool_(pool_create(threads, false)) {
@@ -58,7 +58,7 @@ class Session {
     ~Session() { pool_destroy(pool_); }
     Session(const Session&) = delete;
 
-    // The result of each step; ids and hidden rows of those that ran.
+    // Runs steps. Returns the error code of each and, for successful ones, hidden rows and ids.
     std::vector<float> run(Input in) {
         std::vector<float> found;
         for (int64_t steps = in.between(1, 4); steps > 0; --steps) {
@@ -79,7 +79,7 @@ class Session {
     }
 
   private:
-    // Each row once in a step, mostly; now and then anything.
+    // Usually a different row for each piece and values near the valid range; occasionally arbitrary values.
     Piece piece(Input& in, int64_t i) {
         Piece piece{};
         piece.row = static_cast<int32_t>(i % ROWS);
@@ -133,8 +133,8 @@ void fuzz_program(const uint8_t* data, size_t size) {
             const std::vector<float> found = alone.run(third), other = team.run(third);
             const auto values = static_cast<int64_t>(found.size());
             require(found.size() == other.size() && same(found.data(), other.data(), values),
-                    "program: threads change no bits");
+                    "program: the bits do not depend on the threads");
             return found;
         },
-        "program: all instruction sets agree");
+        "program: all instruction sets give the same bits");
 }

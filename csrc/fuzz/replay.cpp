@@ -1,4 +1,4 @@
-// Every input of the corpus again, without libFuzzer: kvasir_replay_corpus FOLDER, in which each target has a folder.
+// Replays every input of the corpus without libFuzzer: kvasir_replay_corpus FOLDER, with a subfolder for each target.
 #include <dirent.h>
 
 #include <algorithm>
@@ -42,14 +42,14 @@ std::vector<uint8_t> read(const std::string& path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    kvasir_test::require(argc == 2, "the corpus's folder is given");
+    kvasir_test::require(argc == 2, "the only argument is the corpus folder");
     for (const Target& target : TARGETS) {
         const std::vector<std::string> files = files_of(std::string(argv[1]) + "/" + target.name);
         for (const std::string& file : files) {
             const std::vector<uint8_t> data = read(file);
             target.run(data.data(), data.size());
         }
-        std::printf("fuzz corpus of %s: %zu inputs held\n", target.name, files.size());
+        std::printf("fuzz corpus of %s: %zu inputs passed\n", target.name, files.size());
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-// Row kernels over any numbers, in place or not, strided or dense.
+// Fuzzes the row kernels: arbitrary numbers, in place and not, strided and dense.
 #include "../dispatch.h"
 #include "../rows.h"
 #include "input.h"
@@ -9,7 +9,7 @@ using namespace kvasir_fuzz;
 using kvasir::FloatMode;
 using kvasir::kernels;
 
-// All kernels over `rows` of `cols`; the results in one row.
+// Runs all kernels over [rows, cols] and concatenates their results.
 std::vector<float> run(const std::vector<float>& a, const std::vector<float>& b, int64_t rows, int64_t cols,
                        int64_t stride, float eps, float cap, int64_t half) {
     [[maybe_unused]] const FloatMode mode;
@@ -27,7 +27,7 @@ std::vector<float> run(const std::vector<float>& a, const std::vector<float>& b,
     kernels().rms_norm(out.data, stride, out.data, stride, y.data, rows, cols, eps);
     keep();
     kernels().rms_norm(out.data, stride, x.data, stride, y.data, rows, cols, eps);
-    require(same(found.data(), out.data, cols), "in place, the same bits");
+    require(same(found.data(), out.data, cols), "rms_norm: the same bits in place");
     kernels().layer_norm(out.data, stride, x.data, stride, y.data, x.data, rows, cols, eps);
     keep();
     if (half > 0) {
@@ -61,5 +61,6 @@ void fuzz_rows(const uint8_t* data, size_t size) {
     std::vector<float> a(static_cast<size_t>(rows * stride)), b(a.size());
     in.floats(a.data(), rows * stride);
     in.floats(b.data(), rows * stride);
-    on_all([&] { return run(a, b, rows, cols, stride, eps, cap, half); }, "rows: all instruction sets agree");
+    on_all([&] { return run(a, b, rows, cols, stride, eps, cap, half); },
+           "rows: all instruction sets give the same bits");
 }

@@ -1,5 +1,5 @@
-// The sampler over any logits and parameters: a token of the vocabulary or an error, the same on every instruction set
-// and in any team, whatever the rows beside it.
+// Fuzzes the sampler with arbitrary logits and parameters. Each row must give a token of the vocabulary or an error,
+// the same on every instruction set, with any number of threads and in any batch.
 #include "../sampler.h"
 
 #include <memory>
@@ -16,9 +16,9 @@ using namespace kvasir_fuzz;
 using kvasir::Sampled;
 using kvasir::SampleRow;
 
-constexpr int64_t MOST_IDS = 40;
+constexpr int64_t MAX_IDS = 40;
 
-// Up to three short lists, in ascending order and none twice, in arrays that end at forbidden pages.
+// Up to three short lists, ascending and distinct, in arrays that end at inaccessible pages.
 struct Lists {
     Guarded<int32_t> ids{9};
     Guarded<int64_t> ends{3};
@@ -43,16 +43,16 @@ struct Lists {
     }
 };
 
-// A row's parameters, in arrays that end at forbidden pages.
-struct Asked {
+// A row's parameters, in arrays that end at inaccessible pages.
+struct Parameters {
     Guarded<int32_t> ids, stop_ids, bias_ids, mask, breakers, heads, room;
     Guarded<float> bias;
     Lists bad_words, sequences;
     SampleRow spec = {};
 
-    Asked(Input& in, int64_t vocab)
-        : ids(MOST_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), breakers((vocab + 31) / 32),
-          heads((vocab + 31) / 32), room(MOST_IDS), bias(3) {
+    Parameters(Input& in, int64_t vocab)
+        : ids(MAX_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), breakers((vocab + 31) / 32),
+          heads((vocab + 31) / 32), room(MAX_IDS), bias(3) {
         spec.temperature = in.one_of({0.0, 1.0, 0.3, 100.0, 1e-5, 1e-300, 0.9999});
         spec.top_p = in.one_of({1.0, 0.9, 1e-9, 0.5, 0.999999});
         spec.min_p = in.one_of({0.0, 0.0, 0.05, 1.0});
@@ -67,12 +67,13 @@ struct Asked {
         fill_chain(in);
     }
 
-    // Of the whole vocabulary and beyond, or of few, so that they repeat. The last one ends at the page.
+    // Ids of the whole vocabulary and just outside it, or of at most three ids, so that they repeat. The arrays end at
+    // the page boundary.
     void fill_ids(Input& in, int64_t vocab) {
         const bool few = in.flag();
-        spec.num_ids = in.between(0, MOST_IDS);
+        spec.num_ids = in.between(0, MAX_IDS);
         spec.prompt_len = in.between(0, spec.num_ids);
-        int32_t* first = ids.data + MOST_IDS - spec.num_ids;
+        int32_t* first = ids.data + MAX_IDS - spec.num_ids;
         for (int64_t i = 0; i < spec.num_ids; ++i) {
             first[i] = static_cast<int32_t>(few ? in.byte() % std::min<int64_t>(vocab, 3) : in.between(-1, vocab));
         }
@@ -107,9 +108,9 @@ struct Asked {
         spec.dry_allowed_length = in.between(0, 5);
         spec.dry_penalty_last_n = in.one_of({-1, 0, 1, 2, 20, 1 << 30});
         const int64_t last_n = spec.dry_penalty_last_n;
-        const int64_t looked_at = last_n > 0 ? std::min(last_n, spec.num_ids) : spec.num_ids;
+        const int64_t window = last_n > 0 ? std::min(last_n, spec.num_ids) : spec.num_ids;
         kvasir::Dry& dry = spec.dry;
-        dry.room = room.data + MOST_IDS - looked_at;
+        dry.room = room.data + MAX_IDS - window;
         dry.breakers = breakers.data;
         dry.breaker_words = in.between(0, (vocab + 31) / 32);
         for (int64_t n = in.between(0, 2); n > 0; --n) mark(breakers, in.between(0, vocab - 1));
@@ -121,7 +122,7 @@ struct Asked {
         dry.head_words = (vocab + 31) / 32;
     }
 
-    // The filters beyond top-k, top-p and min-p; half of the rows have none of them.
+    // The filters beyond top-k, top-p and min-p; half of the rows use none of them.
     void fill_chain(Input& in) {
         spec.typical_p = 1.0;
         spec.top_n_sigma = -1.0;
@@ -160,7 +161,7 @@ float logit(Input& in, int kind, float x) {
     }
 }
 
-// A team of its own for each call: threads that wait would outlive the input.
+// Each call creates its own pool, so that no waiting threads outlive the input.
 void sample(kvasir::SampleArgs args, int32_t threads) {
     if (threads == 0) return kvasir_sample(&args, nullptr);
     kvasir::Pool* pool = kvasir::pool_create(threads, false);
@@ -168,19 +169,19 @@ void sample(kvasir::SampleArgs args, int32_t threads) {
     kvasir::pool_destroy(pool);
 }
 
-// What a row's result says; what it does not write stays out.
+// Appends a row's result to `to`, without the members that the sampler did not write.
 void put(std::vector<float>& to, const Sampled& result, const SampleRow& spec, int64_t vocab) {
     require(result.error >= kvasir::SAMPLE_OK && result.error <= kvasir::SAMPLE_BIAS_OUTSIDE, "a known error");
-    require((result.token == -1) == (result.error != kvasir::SAMPLE_OK), "a token, or an error");
+    require((result.token == -1) == (result.error != kvasir::SAMPLE_OK), "either a token or an error");
     require(result.token >= -1 && result.token < vocab, "a token of the vocabulary");
-    require(!spec.given || result.error || result.token == spec.given - 1, "the token that is given");
+    require(!spec.given || result.error || result.token == spec.given - 1, "the given token is returned");
     to.push_back(static_cast<float>(result.token));
     to.push_back(static_cast<float>(result.error));
-    uint16_t carry[4 * kvasir::CARRIED];  // each of them exact as a float
+    uint16_t carry[4 * kvasir::CARRIED];  // each is exact as a float
     std::memcpy(carry, result.carry, sizeof carry);
     to.insert(to.end(), std::begin(carry), std::end(carry));
     if (result.error || spec.logprobs < 0) return;
-    require(result.rank >= 1 && result.rank <= vocab, "a rank");
+    require(result.rank >= 1 && result.rank <= vocab, "a rank in range");
     to.push_back(result.logprob);
     to.push_back(static_cast<float>(result.rank));
     for (int64_t i = 0; i < std::min<int64_t>(spec.logprobs, vocab); ++i) {
@@ -204,11 +205,11 @@ void fuzz_sampler(const uint8_t* data, size_t size) {
         for (int64_t i = 0; i < vocab; ++i) logits[r * stride + i] = logit(in, kind, normal(random));
         for (int64_t i = in.byte() % 4; i > 0; --i) logits[r * stride + in.between(0, vocab - 1)] = in.number(true);
     }
-    std::vector<std::unique_ptr<Asked>> asked;
+    std::vector<std::unique_ptr<Parameters>> parameters;
     Guarded<SampleRow> specs(rows);
     for (int64_t r = 0; r < rows; ++r) {
-        asked.push_back(std::make_unique<Asked>(in, vocab));
-        specs[r] = asked.back()->spec;
+        parameters.push_back(std::make_unique<Parameters>(in, vocab));
+        specs[r] = parameters.back()->spec;
     }
     on_all(
         [&] {
@@ -225,9 +226,9 @@ void fuzz_sampler(const uint8_t* data, size_t size) {
                 put(single, alone[0], specs[r], vocab);
                 const auto values = static_cast<int64_t>(single.size());
                 require(together.size() == single.size() && same(together.data(), single.data(), values),
-                        "a row is sampled as if it were alone");
+                        "a row's result does not depend on the batch");
             }
             return found;
         },
-        "sampler: all instruction sets agree");
+        "sampler: all instruction sets give the same bits");
 }

@@ -1,5 +1,6 @@
-// Attention over the paged cache: against a softmax in float64, the bits of a row against everything around it, and
-// nothing read or written outside (caches and tables end at a forbidden page, and what has no owner is NaN).
+// Tests attention over the paged cache: against a softmax in float64; that the bits of a row do not depend on anything
+// else in the step; and that nothing is accessed out of bounds: caches and tables end at an inaccessible page, and
+// unused slots hold NaN.
 #include "../attention_layout.h"
 
 #include "../kvasir_cpu.h"
@@ -15,7 +16,7 @@ using kvasir_test::Guarded;
 using kvasir_test::require;
 using kvasir_test::same;
 
-// One sequence of `length` tokens, and how it is attended to.
+// A sequence of `length` tokens and the parameters of attention.
 struct Case {
     int32_t format, heads, kv_heads, dim, block;
     int64_t length;
@@ -79,7 +80,8 @@ void expect(const Case& c, const Data& data, std::vector<double>& out) {
     }
 }
 
-// Steps of the given sizes (the last repeats) through a cache of NaN in scattered blocks, by `threads` threads.
+// Computes a sequence in steps of the given sizes (the last one repeats) on `threads` threads. The cache is initialised
+// with NaN, and its blocks are in descending order.
 std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> sizes, int32_t threads) {
     kvasir::CacheLayout layout{c.format, c.kv_heads, c.dim, c.block};
     const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = (c.length + c.block - 1) / c.block;
@@ -97,12 +99,12 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         const int64_t count = std::min(size, c.length - start);
         for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
         const int64_t low = c.window ? std::max<int64_t>(0, start - c.window + 1) : 0;
-        for (int64_t i = 0; i < low / c.block; ++i) table[i] = 1 << 30;  // stale: not to be followed
+        for (int64_t i = 0; i < low / c.block; ++i) table[i] = 1 << 30;  // stale: must not be read
         slots.clear();
         for (int64_t p = start; p < start + count; ++p) slots.push_back(table[p / c.block] * c.block + p % c.block);
         const kvasir::StoreArgs store{layout, k.data, v.data, &data.k[start * kv_row], &data.v[start * kv_row],
                                       kv_row, kv_row, slots.data(), count};
-        require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+        require(kvasir_store_kv(&store) == 0, "store_kv accepts the layout");
         const int32_t* tables = table.data;
         const kvasir::Piece piece = part_of(c, 0, start, count, &tables);
         kvasir::AttentionArgs args{};
@@ -123,15 +125,15 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         args.pieces = &piece;
         args.num_pieces = 1;
         args.scratch = scratch.data;
-        require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+        require(kvasir_attention(&args, threads) == 0, "attention accepts the layout");
         std::memcpy(&out[start * q_row], mixed.data, static_cast<size_t>(count * q_row) * sizeof(float));
         start += count;
     }
     return out;
 }
 
-// The last `counts[i]` rows of sequences of `lengths[i]` tokens in one step, by `threads` threads; `cuts` grows by the
-// threads that began inside an item.
+// Computes the last `counts[i]` rows of sequences of `lengths[i]` tokens in one step on `threads` threads. Adds to
+// `cuts` the number of threads that started inside an item.
 std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& lengths, const std::vector<int64_t>& counts,
                                int32_t threads, int64_t& cuts) {
     kvasir::CacheLayout layout{c.format, c.kv_heads, c.dim, c.block};
@@ -158,7 +160,7 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
     std::memset(v.data, 0xff, static_cast<size_t>(blocks * bytes));
     const kvasir::StoreArgs store{layout, k.data, v.data, data.k.data(), data.v.data(), kv_row, kv_row, slots.data(),
                                   all.length};
-    require(kvasir_store_kv(&store) == 0, "store_kv takes the layout");
+    require(kvasir_store_kv(&store) == 0, "store_kv accepts the layout");
     const int64_t scratch_bytes = kvasir::attention_scratch(layout, c.heads);
     Guarded<uint8_t> scratch(threads * scratch_bytes);
     std::memset(scratch.data, 0x7f, static_cast<size_t>(threads * scratch_bytes));
@@ -177,16 +179,16 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
     args.pieces = pieces.data();
     args.num_pieces = static_cast<int64_t>(pieces.size());
     args.scratch = scratch.data;
-    require(kvasir_attention(&args, threads) == 0, "attention takes the layout");
+    require(kvasir_attention(&args, threads) == 0, "attention accepts the layout");
     for (int32_t t = 0; t < threads; ++t) {
         cuts += reinterpret_cast<const kvasir::AttentionState*>(scratch.data + t * scratch_bytes)->kept_end > 0;
     }
     return out;
 }
 
-// What the first instruction set computed, case by case.
+// The results of the first instruction set, one for each case.
 std::vector<std::vector<float>> first_results;
-size_t place_of_case = 0;
+size_t case_index = 0;
 
 void check(const Case& c) {
     const Data data = draw(c);
@@ -194,39 +196,43 @@ void check(const Case& c) {
     expect(c, data, expected);
     const std::vector<float> whole = attend(c, data, {c.length}, 1);
     const double tolerance[] = {2e-6, 1.2e-2, 1.5e-3, 4e-2};  // F32, BF16, F16, INT8
-    double most = 0.0;
-    for (size_t i = 0; i < whole.size(); ++i) most = std::max(most, std::fabs(whole[i] - expected[i]));
-    if (!(most < 2.5 * tolerance[c.format])) {
+    double max_error = 0.0;
+    for (size_t i = 0; i < whole.size(); ++i) max_error = std::max(max_error, std::fabs(whole[i] - expected[i]));
+    if (!(max_error < 2.5 * tolerance[c.format])) {
         std::fprintf(stderr, "format %d, %d heads of %d, %lld tokens: off by %g\n", c.format, c.heads, c.dim,
-                     static_cast<long long>(c.length), most);
+                     static_cast<long long>(c.length), max_error);
     }
-    require(most < 2.5 * tolerance[c.format], "attention agrees with float64");
+    require(max_error < 2.5 * tolerance[c.format], "attention agrees with float64");
     const int64_t size = static_cast<int64_t>(whole.size());
-    require(same(attend(c, data, {c.length}, 3).data(), whole.data(), size), "attention: threads change no bits");
-    if (place_of_case == first_results.size()) first_results.push_back(whole);
-    require(same(first_results[place_of_case++].data(), whole.data(), size), "attention: all instruction sets agree");
+    require(same(attend(c, data, {c.length}, 3).data(), whole.data(), size),
+            "attention: the bits do not depend on the threads");
+    if (case_index == first_results.size()) first_results.push_back(whole);
+    require(same(first_results[case_index++].data(), whole.data(), size),
+            "attention: all instruction sets give the same bits");
     if (!c.causal) return;
-    require(same(attend(c, data, {1}, 1).data(), whole.data(), size), "attention: token by token, the same bits");
-    require(same(attend(c, data, {3, 17, 1, 40}, 2).data(), whole.data(), size), "attention: chunks change no bits");
+    require(same(attend(c, data, {1}, 1).data(), whole.data(), size), "attention: the same bits token by token");
+    require(same(attend(c, data, {3, 17, 1, 40}, 2).data(), whole.data(), size),
+            "attention: the bits do not depend on the chunks");
 }
 
-// Sequences long enough to be cut between threads, alone and among others.
+// Sequences long enough to be split between threads, alone and in a batch. fits: whether an item may be split.
 void check_cuts(const Case& c, const std::vector<int64_t>& lengths, const std::vector<int64_t>& counts,
                 const std::vector<int32_t>& teams = {2, 3, 5, 16}, bool fits = true) {
     int64_t cuts = 0;
     const std::vector<float> whole = attend_last(c, lengths, counts, 1, cuts);
-    require(cuts == 0, "attention: one thread cuts nothing");
+    require(cuts == 0, "attention: one thread splits no item");
     const int64_t size = static_cast<int64_t>(whole.size());
-    if (place_of_case == first_results.size()) first_results.push_back(whole);
-    require(same(first_results[place_of_case++].data(), whole.data(), size), "attention: all instruction sets agree");
+    if (case_index == first_results.size()) first_results.push_back(whole);
+    require(same(first_results[case_index++].data(), whole.data(), size),
+            "attention: all instruction sets give the same bits");
     for (const int32_t threads : teams) {
         const std::vector<float> found = attend_last(c, lengths, counts, threads, cuts);
-        require(same(found.data(), whole.data(), size), "attention: cuts between threads change no bits");
+        require(same(found.data(), whole.data(), size), "attention: the bits do not depend on where items are split");
     }
-    require((cuts > 0) == fits, "attention: what is long, and fits, is cut");
+    require((cuts > 0) == fits, "attention: long items are split if their chunks fit");
 }
 
-// A NaN token reaches those that see it and no others.
+// A NaN in one token's key or value affects exactly the rows that attend to it.
 void check_poison(Case c, bool in_values) {
     const int64_t bad = 21, row = c.heads * c.dim;
     Data data = draw(c);
@@ -234,16 +240,18 @@ void check_poison(Case c, bool in_values) {
     (in_values ? data.v : data.k)[bad * c.kv_heads * c.dim] = NAN;
     const std::vector<float> found = attend(c, data, {c.length}, 1);
     const int64_t until = c.window ? std::min(c.length, bad + c.window) : c.length;
-    require(same(&found[0], &clean[0], bad * row), "attention: a later NaN reaches no earlier row");
+    require(same(&found[0], &clean[0], bad * row), "attention: a NaN does not affect earlier rows");
     require(until == c.length || same(&found[until * row], &clean[until * row], (c.length - until) * row),
-            "attention: a NaN behind the window reaches no row");
-    for (int64_t p = bad; p < until; ++p) require(std::isnan(found[p * row]), "attention: a NaN that is seen is NaN");
+            "attention: a NaN outside of the window affects no row");
+    for (int64_t p = bad; p < until; ++p) {
+        require(std::isnan(found[p * row]), "attention: a row that attends to NaN is NaN");
+    }
 }
 
 }  // namespace
 
 void test_attention() {
-    place_of_case = 0;
+    case_index = 0;
     for (int32_t format = 0; format < 4; ++format) {
         check({format, 2, 1, 10, 16, 70});
         check({format, 3, 3, 8, 32, 67, 20});
@@ -269,14 +277,14 @@ void test_attention() {
     Case window{kvasir::CACHE_BF16, 3, 3, 10, 16, 0, 3000};
     window.sinks = true;
     check_cuts(window, {6200}, {1});
-    check_cuts({kvasir::CACHE_BF16, 2, 1, 10, 16, 0, 3096}, {4123}, {7});  // a chunk that only some rows see
+    check_cuts({kvasir::CACHE_BF16, 2, 1, 10, 16, 0, 3096}, {4123}, {7});  // a chunk that only some rows attend to
     check_cuts({kvasir::CACHE_BF16, 17, 1, 16, 32, 0}, {4100}, {7});
     check_cuts({kvasir::CACHE_F32, 1, 1, 256, 128, 0}, {2048, 2100}, {1, 2});
     Case both{kvasir::CACHE_BF16, 2, 2, 16, 16, 0};
     both.causal = false;
     check_cuts(both, {3500, 60}, {3, 60});
-    // Full items, of which the second thread would have more chunks to keep than it has room for.
+    // Full items for which the second thread would have to store more chunks than fit its scratch.
     check_cuts({kvasir::CACHE_F32, 16, 1, 2, 64, 0}, {130 * 1024, 132 * 1024}, {1, 1}, {2}, false);
     kvasir::CacheLayout odd{kvasir::CACHE_BF16, 1, 7, 16};
-    require(kvasir_cache_block_bytes(&odd) == -1, "an odd width is refused");
+    require(kvasir_cache_block_bytes(&odd) == -1, "an odd head_dim is rejected");
 }

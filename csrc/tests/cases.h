@@ -1,4 +1,4 @@
-// The programs of the tests: layers of decoders, with adapters and without, all the other instructions, and mixtures.
+// The programs of the tests: decoder layers with and without adapters, all other instructions, and mixtures of experts.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = Builder::GROUPS;
 constexpr int64_t PROMPTS[] = {33, 17, 1, 40, 5};
 constexpr int64_t SEQUENCES = 5, MAX_IDS = 40 + ANSWER;
 
-// adapted: adapters touch all its products, the last one of a layer in instructions of their own.
+// adapted: adapters change all products; the last product of a layer uses OP_ADAPT_INNER and OP_ADAPT_ADD.
 inline void layers(Builder& b, const Numbers& numbers, bool adapted) {
     constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 8, KV = KV_HEADS * DIM, INNER = 96;
     const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
@@ -83,19 +83,19 @@ inline void other_ops(Builder& b, const Numbers& numbers) {
     b.head(numbers, b.layer_norm(x, WIDTH), WIDTH, VOCAB);
 }
 
-// Which experts the rows choose: as it comes, never the last, or all the same two.
+// Which experts the rows select: any, never the last one, or the same two for all rows.
 enum Choice { ANY, NOT_LAST, SAME };
 
 constexpr int64_t EXPERTS = 5;
 
-inline const Experts* met = nullptr;  // the mixture of the program that was built last
+inline const Experts* last_mixture = nullptr;  // the mixture of the program that was built last; for complete()
 inline std::atomic<int64_t> meetings{0};
 
-// What ranks do with the rows of a mixture, as if there was a second one (elsewhere).
+// Experts::meet of a mixture that is split over two ranks: completes down_out as the second rank would (elsewhere).
 inline void complete(void*, int64_t slots) {
-    const Experts& e = *met;
+    const Experts& e = *last_mixture;
     ++meetings;
-    require(slots == e.begins[e.experts], "ranks meet for all rows of a pass");
+    require(slots == e.begins[e.experts], "ranks exchange all rows of a pass");
     for (int64_t x = 0; x < e.experts; ++x) {
         const bool here = x >= e.first && x < e.first + e.held;
         for (int64_t i = e.begins[x] * e.width; i < e.begins[x + 1] * e.width; ++i) {
@@ -104,7 +104,7 @@ inline void complete(void*, int64_t slots) {
     }
 }
 
-// Of a rank that holds `held` experts from `first` on.
+// A mixture of experts on a rank that holds `held` experts from `first` on.
 inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise, int64_t first = 0,
              int64_t held = EXPERTS) {
     constexpr int64_t TOP_K = 2, INNER = 32, ROOM = 4;
@@ -124,7 +124,7 @@ inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool norm
     e->experts = EXPERTS;
     e->first = first;
     e->held = held;
-    met = e;
+    last_mixture = e;
     if (held < EXPERTS) e->meet = complete;
     e->top_k = TOP_K;
     e->width = WIDTH;
@@ -155,20 +155,19 @@ struct Case {
 };
 
 const Case CASES[] = {
-    {"decoder of floats", FLOAT, decoder, 2e-5},
-    {"decoder of bytes", BYTES, decoder, 0.05},
-    {"other ops of floats", FLOAT, other_ops, 2e-5},
-    {"other ops of pairs", PAIRS, other_ops, 0.05},
+    {"decoder, float32", FLOAT, decoder, 2e-5},
+    {"decoder, Q8_0", BYTES, decoder, 0.05},
+    {"other ops, float32", FLOAT, other_ops, 2e-5},
+    {"other ops, bfloat16", PAIRS, other_ops, 0.05},
     {"mixture", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true); }, 2e-5},
-    {"mixture with an idle expert", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
-    {"mixture of one choice", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},
-    {"mixture of a rank", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true, 1, 3); }, 2e-5},
-    {"mixture of a last rank", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, false, 3, 2); }, 0.05},
-    {"mixture of a rank of no choice", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true, 4, 1); },
-     2e-5},
-    {"adapters of floats", FLOAT, adapted_decoder, 2e-5},
-    {"adapters of bytes", BYTES, adapted_decoder, 0.05},
-    {"adapters of pairs", PAIRS, adapted_decoder, 0.05},
+    {"mixture, one expert unused", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
+    {"mixture, two experts used", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},
+    {"mixture, middle rank", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true, 1, 3); }, 2e-5},
+    {"mixture, last rank", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, false, 3, 2); }, 0.05},
+    {"mixture, idle rank", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true, 4, 1); }, 2e-5},
+    {"adapters, float32", FLOAT, adapted_decoder, 2e-5},
+    {"adapters, Q8_0", BYTES, adapted_decoder, 0.05},
+    {"adapters, bfloat16", PAIRS, adapted_decoder, 0.05},
 };
 
 }  // namespace kvasir_test

@@ -1,6 +1,5 @@
-// What the kernels' own tests share. They run under the address and undefined-behaviour sanitizers: every array ends at
-// a page that may not be touched, so that reading or writing one element too many is a fault also inside vector
-// instructions.
+// Shared by the kernels' tests, which run under the address and undefined-behaviour sanitizers. Every array ends at an
+// inaccessible page, so that vector instructions fault if they read or write past its end.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,7 +16,7 @@
 
 namespace kvasir_test {
 
-// An array whose last element is the last before a forbidden page.
+// An array that ends at the start of an inaccessible page.
 template <typename T>
 class Guarded {
   public:
@@ -41,7 +40,7 @@ class Guarded {
     size_t size_;
 };
 
-// The same bits, any NaN counting as the same NaN.
+// Whether all bits are equal; all NaNs count as equal.
 inline bool same(const float* a, const float* b, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
         if (!(std::isnan(a[i]) && std::isnan(b[i])) && std::memcmp(a + i, b + i, sizeof(float)) != 0) return false;
@@ -57,7 +56,7 @@ inline void require(bool holds, const char* what) {
 
 }  // namespace kvasir_test
 
-// One per family; each tries every instruction set in force by `kvasir_set_isa`.
+// One for each family of kernels; each tests the active instruction set (kvasir_set_isa).
 void test_rows();
 void test_linear();
 void test_attention();

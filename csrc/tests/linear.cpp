@@ -1,5 +1,5 @@
-// Products with integer matrices: every format, odd shapes, parts of the panels, blocks and rows of any bits. The rows
-// that lookup gives back say what a product should be; alone and in company it has the same bits.
+// Tests products with integer matrices: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
+// The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch.
 #include "../matrix.h"
 #include "check.h"
 
@@ -23,7 +23,8 @@ namespace {
 
 using namespace kvasir_test;
 
-// A file's type, and where its blocks have float16 numbers (-1: nowhere; of MXFP4 byte 0 is an exponent).
+// A GGML type and the offsets of the float16 numbers in its blocks, -1 for none. Byte 0 of an MXFP4 block is an
+// exponent.
 struct Kind {
     int32_t type, cols;
     int64_t bytes;
@@ -73,7 +74,7 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile) 
 
     std::memset(data.data, 0xff, static_cast<size_t>(bytes));
     const Matrix m = {format, activation, c.segments, 0, c.n, c.k, data.data};
-    const int64_t middle = c.n / 32 * 16;  // in two calls, as several threads would
+    const int64_t middle = c.n / 32 * 16;  // packed by two calls, as by several threads
     require(kvasir_pack(&m, kind.type, file.data + middle * row_bytes, row_bytes, middle, c.n - middle) == 0, "pack");
     require(kvasir_pack(&m, kind.type, file.data, row_bytes, 0, middle) == 0, "pack");
     std::vector<int64_t> ids(static_cast<size_t>(c.n));
@@ -87,7 +88,7 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile) 
     for (int64_t r = 0; r < c.rows; ++r) {
         const float* row = residual.data() + r * c.n;
         kvasir_linear(&m, activated.data + r * width, 1, 0, panels, alone.data, c.n, bias.data, row, c.n);
-        require(same(alone.data, out.data + r * c.n, c.n), "a row has the same bits alone and in company");
+        require(same(alone.data, out.data + r * c.n, c.n), "a row has the same bits alone and in a batch");
         for (int64_t n = 0; n < c.n && !hostile; ++n) {
             double sum = 0, square = 0, size = 0;
             for (int64_t k = 0; k < c.k; ++k) {
@@ -96,9 +97,10 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile) 
                 square += static_cast<double>(x[r * c.k + k]) * x[r * c.k + k];
                 size += static_cast<double>(weight[n * c.k + k]) * weight[n * c.k + k];
             }
-            // Activations of 8 bits are off by about 1 % of their rms; these errors add up as random numbers do.
+            // 8-bit activations have an error of about 1 % of their RMS; these errors accumulate like random numbers.
             const double error = std::fabs(alone[n] - (sum + bias[n] + row[n]));
-            require(error < 0.06 * std::sqrt(square * size / static_cast<double>(c.k)) + 1e-5, "a product is near");
+            require(error < 0.06 * std::sqrt(square * size / static_cast<double>(c.k)) + 1e-5,
+                    "a product is within the tolerance");
         }
     }
 }
@@ -117,8 +119,8 @@ void test_linear() {
             }
         }
         const Matrix m = {kvasir_format_of(kind.type), kvasir::ACT_Q8_256, 2, 0, 16, 3 * kind.cols, nullptr};
-        require(kvasir_pack(&m, kind.type, nullptr, 0, 0, 0) == -1, "segments hold whole groups");
-        require(kvasir_pack(&m, 1000, nullptr, 0, 0, 0) == -1, "sources are known");
+        require(kvasir_pack(&m, kind.type, nullptr, 0, 0, 0) == -1, "segments that are not whole groups are rejected");
+        require(kvasir_pack(&m, 1000, nullptr, 0, 0, 0) == -1, "an unknown source type is rejected");
     }
-    require(kvasir_format_of(16) == -1, "what has no layout has no format");
+    require(kvasir_format_of(16) == -1, "a type without a layout has no format");
 }

@@ -1,5 +1,5 @@
-// Products with float matrices against plain scalar code written after the contract, by bits: every format, odd
-// shapes, parts of the panels, hostile values; packing and lookup give back what went in.
+// Tests products with float matrices bit for bit against scalar code that follows the contract: every format, odd
+// shapes, ranges of panels, hostile values. Packing followed by lookup must return the original values.
 #include "../matrix.h"
 #include "check.h"
 
@@ -48,7 +48,7 @@ float flush(float value) {
     return std::fabs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0f, value) : value;
 }
 
-// The kernels' a * b + c with one rounding and without denormals.
+// a * b + c as in the kernels: one rounding, denormals flushed.
 float multiply_add(float a, float b, float c) { return flush(std::fma(flush(a), flush(b), c)); }
 
 float to_bf16(float value) {
@@ -71,7 +71,7 @@ float draw(std::mt19937& random, bool hostile) {
     return hostile && random() % 8 == 0 ? all[random() % 10] : value;
 }
 
-// One weight as its format stores it, and its value.
+// Draws a weight: writes it to `stored` in its format and returns its value.
 float draw_weight(std::mt19937& random, const Kind& kind, bool hostile, uint8_t* stored) {
     if (kind.format == kvasir::FORMAT_F16) {
         uint16_t half = static_cast<uint16_t>(random());
@@ -93,13 +93,13 @@ float expected_sum(const Kind& kind, const float* w, const float* x, int64_t col
         for (int64_t k = 0; k < width; ++k) {
             if (kind.activation == kvasir::ACT_F32) {
                 sum = multiply_add(w[k], x[k], sum);
-            } else if (k % 2 == 0) {  // the second of a pair first
+            } else if (k % 2 == 0) {  // the second number of a pair is added first
                 const bool has_second = k + 1 < width;
                 sum = multiply_add(has_second ? w[k + 1] : 0.0f, has_second ? to_bf16(x[k + 1]) : 0.0f, sum);
                 sum = multiply_add(w[k], to_bf16(x[k]), sum);
             }
         }
-        // What pads an odd segment adds 0 * 0, which makes -0 a 0.
+        // The padding of an odd segment adds 0 * 0, which turns -0 into 0.
         if (kind.activation == kvasir::ACT_F32 && kind.format == kvasir::FORMAT_BF16 && width % 2) sum += 0.0f;
         sums[s] = sum;
     }
@@ -130,7 +130,7 @@ void check(std::mt19937& random, const Kind& kind, int64_t rows, int64_t n, int6
 
     std::memset(data.data, 0xff, static_cast<size_t>(bytes));
     const Matrix m = {kind.format, kind.activation, segments, 0, n, k, data.data};
-    const int64_t middle = n / 32 * 16;  // in two calls, as several threads would
+    const int64_t middle = n / 32 * 16;  // packed by two calls, as by several threads
     require(kvasir_pack(&m, kind.source, file.data + middle * row_bytes, row_bytes, middle, n - middle) == 0, "pack");
     require(kvasir_pack(&m, kind.source, file.data, row_bytes, 0, middle) == 0, "pack");
 
@@ -139,7 +139,7 @@ void check(std::mt19937& random, const Kind& kind, int64_t rows, int64_t n, int6
     Guarded<float> table(n * k);
     kvasir_lookup(&m, table.data, k, ids.data(), n);
     for (int64_t i = 0; i < n; ++i) {
-        require(same(table.data + i * k, w.data() + (n - 1 - i) * k, k), "a row comes back as it was packed");
+        require(same(table.data + i * k, w.data() + (n - 1 - i) * k, k), "lookup returns the packed row");
     }
 
     const int64_t activated_bytes = kvasir_activated_bytes(kind.format, kind.activation, k, segments);
@@ -148,7 +148,7 @@ void check(std::mt19937& random, const Kind& kind, int64_t rows, int64_t n, int6
     const int64_t panels = kvasir::panels(m), split = panels / 3;
     kvasir_linear(&m, activated.data, rows, split, panels, out.data, n, bias.data, out.data, n);
     kvasir_linear(&m, activated.data, rows, 0, split, out.data, n, bias.data, out.data, n);
-    require(same(out.data, expected.data(), rows * n), "a product of floats has the bits of its contract");
+    require(same(out.data, expected.data(), rows * n), "a float product has the bits that the contract requires");
 }
 
 }  // namespace
@@ -168,11 +168,12 @@ void test_linear_float() {
             check(random, kind, 2, 20, 34, 2, hostile);
         }
     }
-    require(kvasir_matrix_bytes(kvasir::FORMAT_F32, 16, 10, 4) == -1, "segments divide the columns");
-    require(kvasir_matrix_bytes(kvasir::FORMAT_COUNT, 16, 16, 1) == -1, "formats are known");
+    require(kvasir_matrix_bytes(kvasir::FORMAT_F32, 16, 10, 4) == -1,
+            "segments that do not divide the columns are rejected");
+    require(kvasir_matrix_bytes(kvasir::FORMAT_COUNT, 16, 16, 1) == -1, "an unknown format is rejected");
     const Matrix m = {kvasir::FORMAT_F32, kvasir::ACT_F32, 1, 0, 20, 4, nullptr};
-    require(kvasir_pack(&m, 0, nullptr, 16, 8, 12) == -1, "packing starts at a panel");
-    require(kvasir_pack(&m, 0, nullptr, 16, 0, 15) == -1, "packing ends at a panel");
-    require(kvasir_pack(&m, 0, nullptr, 16, 16, 16) == -1, "packing stays in the matrix");
-    require(kvasir_pack(&m, 8, nullptr, 16, 0, 16) == -1, "blocks are no floats");
+    require(kvasir_pack(&m, 0, nullptr, 16, 8, 12) == -1, "packing must start at a panel");
+    require(kvasir_pack(&m, 0, nullptr, 16, 0, 15) == -1, "packing must end at a panel");
+    require(kvasir_pack(&m, 0, nullptr, 16, 16, 16) == -1, "packing must stay within the matrix");
+    require(kvasir_pack(&m, 8, nullptr, 16, 0, 16) == -1, "blocks cannot become a float matrix");
 }

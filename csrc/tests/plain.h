@@ -1,17 +1,17 @@
-// The instructions of a program carried out plainly, in float64 and for a whole text at once.
+// A reference interpreter of programs: plain float64 code over a whole sequence at once.
 #pragma once
 
 #include "programs.h"
 
 namespace kvasir_test {
 
-// What another rank brings of an expert's row, where ranks meet in a mixture; of the sums of experts that are here, it
-// brings the other half.
+// The simulated second rank's output for an expert that this rank does not hold. For the experts of this rank, the
+// second rank adds the same sum once more.
 inline float elsewhere(int64_t expert, int64_t column) {
     return 0.25f * static_cast<float>(expert + 1) - 0.125f * static_cast<float>(column % 5);
 }
 
-// A program's instructions over a whole text, each written out from its description in program.h and experts.h.
+// Interprets a program's instructions over a whole sequence, each as described in program.h and experts.h.
 class Plain {
   public:
     using Rows = std::vector<double>;  // [tokens, width]
@@ -24,7 +24,7 @@ class Plain {
     const Rows& logits() { return rows_[builder_.logits]; }
 
   private:
-    // out[row] = f of row r
+    // Computes all rows of `out` [tokens, width]: f(r, row) writes row r.
     template <typename F>
     void by_row(const void* out, int64_t width, F f) {
         Rows made(static_cast<size_t>(count_ * width));
@@ -99,7 +99,7 @@ class Plain {
             case OP_CALL: return call(*static_cast<const Call*>(in.p[1]));
             case OP_ADAPT_INNER: inner_of_ = rows_.at(in.p[0]); return;
             case OP_ADAPT_ADD: return adapt_add(in);
-            default: require(false, "an instruction is known");
+            default: require(false, "an instruction is supported");
         }
     }
 
@@ -142,7 +142,7 @@ class Plain {
             });
         }
     }
-    // Adds to a row of a slot's product what the sequence's adapter adds to it.
+    // Adds the contribution of the sequence's adapter to one row of a slot's product.
     void adapt(int64_t slot, const double* x, double* out) {
         if (adapter_ == 0) return;
         const LowRank& pair = builder_.adapters->tables[adapter_][slot];
@@ -243,8 +243,8 @@ class Plain {
     const int64_t count_;
     const bool causal_;
     const int64_t adapter_;
-    Rows inner_of_;  // the rows that the last OP_ADAPT_INNER met
-    std::map<const void*, Rows> rows_;  // by where the program keeps them
+    Rows inner_of_;  // the input rows of the last OP_ADAPT_INNER
+    std::map<const void*, Rows> rows_;  // by the address of the program's buffer
     std::map<const Matrix*, std::vector<float>> weights_;
 };
 

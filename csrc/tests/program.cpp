@@ -1,5 +1,5 @@
-// The walk over whole programs: against the same instructions in float64, and the bits of every row and every sampled
-// token against other threads, other steps and other instruction sets. Steps that cannot be are refused untouched.
+// Tests whole programs: against a float64 interpreter, and that the bits of every row and every sampled token do not
+// depend on threads, steps or the instruction set. Invalid steps must be rejected without computing anything.
 #include "../pool.h"
 #include "cases.h"
 
@@ -14,7 +14,7 @@ using namespace kvasir_test;
 
 // ---- sessions ----
 
-// A sequence with what was computed of it, by position.
+// A sequence and its results so far: rows of hidden states and logits, by position.
 struct Sequence {
     int64_t prompt, known, computed;
     int32_t *ids, *tables[GROUPS];
@@ -23,7 +23,7 @@ struct Sequence {
 
 class Session {
   public:
-    // apart: the caller is no thread of the pool
+    // apart: the caller is not a thread of the pool
     Session(const Case& c, int32_t threads, bool apart = false)
         : b(threads), pool_(pool_create(threads, false, apart)) {
         c.build(b, c.numbers);
@@ -37,10 +37,10 @@ class Session {
     int32_t run(const Piece* pieces, int64_t count) { return kvasir_program_run(&p, pool_, pieces, count); }
     int32_t logits(const int64_t* rows, int64_t count) { return kvasir_program_logits(&p, pool_, rows, count); }
 
-    // The rest of what a sequence knows, at most so many tokens; with a sample after the last.
-    Piece piece(int64_t row, int64_t most) const {
+    // The uncomputed tokens of a sequence, at most max_tokens. Samples a token if they include the last known one.
+    Piece piece(int64_t row, int64_t max_tokens) const {
         const Sequence& s = sequences[row];
-        const int64_t count = std::min(s.known - s.computed, most);
+        const int64_t count = std::min(s.known - s.computed, max_tokens);
         const bool samples = s.computed + count == s.known;
         return {static_cast<int32_t>(row), samples ? PIECE_SAMPLE : 0, s.computed, count, 0, nullptr};
     }
@@ -48,7 +48,7 @@ class Session {
 
     void step(const std::vector<Piece>& pieces) {
         b.memory.poison();
-        for (const Piece& piece : pieces) forget_behind_window(piece);
+        for (const Piece& piece : pieces) drop_blocks_before_window(piece);
         require(run(pieces.data(), static_cast<int64_t>(pieces.size())) == RUN_OK, "a step runs");
         int64_t row = 0, samples = 0;
         for (const Piece& piece : pieces) {
@@ -103,10 +103,10 @@ class Session {
         spec.logprobs = static_cast<int32_t>(i) - 1;
     }
 
-    // Blocks that have wholly left the window are not the sequence's any more.
-    void forget_behind_window(const Piece& piece) {
-        const int64_t behind = piece.start - b.windows[1] + 1;
-        for (int64_t j = 0; (j + 1) * Builder::BLOCK <= behind; ++j) sequences[piece.row].tables[1][j] = -7;
+    // Invalidates the table entries of blocks that are entirely outside of the window.
+    void drop_blocks_before_window(const Piece& piece) {
+        const int64_t window_start = piece.start - b.windows[1] + 1;
+        for (int64_t j = 0; (j + 1) * Builder::BLOCK <= window_start; ++j) sequences[piece.row].tables[1][j] = -7;
     }
 
     void read_logits(Sequence& s, int64_t first, int64_t count) {
@@ -117,7 +117,7 @@ class Session {
         }
     }
 
-    // The sampler alone on the row's logits, which are the last that were read.
+    // Runs the sampler alone on the row's logits, the last ones that were read, and compares the results.
     void check_sampled(const Piece& piece, const Sampled& found) {
         Sequence& s = sequences[piece.row];
         SampleRow spec = p.states[piece.row].spec;
@@ -128,10 +128,11 @@ class Session {
         SampleArgs args = {&s.logits[s.logits.size() - VOCAB], VOCAB, VOCAB, 1, &spec, &alone,
                            reinterpret_cast<uint8_t*>(scratch.data())};
         kvasir_sample(&args, nullptr);
-        require(found.error == SAMPLE_OK && found.token == alone.token, "the token that the row's logits give");
-        require(s.ids[s.computed] == found.token, "a sampled token is the sequence's next");
+        require(found.error == SAMPLE_OK && found.token == alone.token, "the sampled token matches the row's logits");
+        require(s.ids[s.computed] == found.token, "a sampled token is appended to the sequence");
         if (spec.logprobs < 0) return;
-        require(same(&found.logprob, &alone.logprob, 1) && found.rank == alone.rank, "its log-probability");
+        require(same(&found.logprob, &alone.logprob, 1) && found.rank == alone.rank,
+                "the log-probability matches the row's logits");
     }
 
     Pool* pool_;
@@ -143,8 +144,8 @@ void one_by_one(Session& session) {
     }
 }
 
-// Steps of many sequences, in any order and in pieces of up to `most` tokens.
-void together(Session& session, int64_t most, std::mt19937& random) {
+// Steps of many sequences, in random order and in pieces of up to max_tokens tokens.
+void together(Session& session, int64_t max_tokens, std::mt19937& random) {
     while (true) {
         std::vector<int64_t> open;
         for (int64_t i = 0; i < SEQUENCES; ++i) {
@@ -155,7 +156,8 @@ void together(Session& session, int64_t most, std::mt19937& random) {
         std::vector<Piece> pieces;
         int64_t room = Builder::MAX_TOKENS;
         for (const int64_t i : open) {
-            const int64_t count = std::min(room, 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most)));
+            const auto size = static_cast<int64_t>(random() % static_cast<uint64_t>(max_tokens));
+            const int64_t count = std::min(room, 1 + size);
             if (count == 0 || (random() % 5 == 0 && !pieces.empty())) continue;
             pieces.push_back(session.piece(i, count));
             room -= pieces.back().count;
@@ -168,13 +170,13 @@ void together(Session& session, int64_t most, std::mt19937& random) {
 
 void require_near(const std::vector<double>& expected, const std::vector<float>& found, double tolerance,
                   const char* name) {
-    double most = 0, error = 0;
+    double max_value = 0, error = 0;
     for (size_t i = 0; i < found.size(); ++i) {
-        most = std::max(most, std::fabs(expected[i]));
+        max_value = std::max(max_value, std::fabs(expected[i]));
         error = std::max(error, std::isfinite(found[i]) ? std::fabs(found[i] - expected[i]) : INFINITY);
     }
-    if (!(error < tolerance * most)) std::fprintf(stderr, "%s: off by %g of %g\n", name, error, most);
-    require(error < tolerance * most, "a program agrees with float64");
+    if (!(error < tolerance * max_value)) std::fprintf(stderr, "%s: off by %g of %g\n", name, error, max_value);
+    require(error < tolerance * max_value, "a program agrees with float64");
 }
 
 void require_same(const Session& a, const Session& b, const char* what) {
@@ -190,12 +192,12 @@ void require_same(const Session& a, const Session& b, const char* what) {
 void require_unowned(const Session& session) {
     for (const Builder::Cache& cache : session.b.caches) {
         for (int64_t i = 0; i < cache.block_bytes; ++i) {
-            require(cache.k[i] == POISON && cache.v[i] == POISON, "the block of nobody stays as it was");
+            require(cache.k[i] == POISON && cache.v[i] == POISON, "an unallocated block is not written");
         }
     }
 }
 
-// What the first instruction set computed, case by case.
+// The sessions of the first instruction set, one for each case.
 std::vector<std::unique_ptr<Session>> first_sessions;
 
 void check(const Case& c, size_t place, std::mt19937& random) {
@@ -208,25 +210,25 @@ void check(const Case& c, size_t place, std::mt19937& random) {
         require_near(plain.logits(), s.logits, c.tolerance, c.name);
     }
     for (const int32_t threads : {1, 2, 3}) {
-        for (const int64_t most : {3, 40}) {
-            Session session(c, threads, most == 3);
-            together(session, most, random);
-            require_same(session, *alone, "threads and steps change no bits");
+        for (const int64_t max_tokens : {3, 40}) {
+            Session session(c, threads, max_tokens == 3);
+            together(session, max_tokens, random);
+            require_same(session, *alone, "the bits do not depend on threads and steps");
             require_unowned(session);
         }
     }
     if (place == first_sessions.size()) {
         first_sessions.push_back(std::move(alone));
     } else {
-        require_same(*first_sessions[place], *alone, "all instruction sets agree");
+        require_same(*first_sessions[place], *alone, "all instruction sets give the same bits");
     }
 }
 
-// Whole texts in which every token sees all others, two in one step.
+// Bidirectional attention: two whole sequences in one step.
 void check_bidirectional(const Case& c) {
     Session session(c, 2);
     const Piece pieces[] = {{4, PIECE_BIDIRECTIONAL, 0, 5}, {1, PIECE_BIDIRECTIONAL, 0, 17}};
-    require(session.run(pieces, 2) == RUN_OK, "a step of whole texts runs");
+    require(session.run(pieces, 2) == RUN_OK, "a bidirectional step runs");
     const float* from = session.b.hidden;
     for (const Piece& piece : pieces) {
         Plain plain(session.b, session.sequences[piece.row].ids, piece.count, false);
@@ -241,11 +243,11 @@ void check_calls() {
     session.step({session.piece(0, 30), session.piece(1, 10)});
     session.step({session.piece(0, 3)});
     for (const Instr& in : session.b.instrs) {
-        if (in.op == OP_CALL) require(static_cast<const Call*>(in.p[1])->calls == 2, "one call out in each step");
+        if (in.op == OP_CALL) require(static_cast<const Call*>(in.p[1])->calls == 2, "one call for each step");
     }
 }
 
-// ---- what cannot be ----
+// ---- invalid steps ----
 
 void require_refused(Session& session, std::vector<Piece> pieces, int32_t error, const char* what) {
     session.b.memory.poison();
@@ -254,8 +256,8 @@ void require_refused(Session& session, std::vector<Piece> pieces, int32_t error,
     std::copy(pieces.begin(), pieces.end(), exact.data);
     const int32_t found = session.run(exact.data, static_cast<int64_t>(pieces.size()));
     if (found != error) std::fprintf(stderr, "%s: %d\n", what, found);
-    require(found == error, "what cannot be is refused for the right reason");
-    Program& p = session.p;  // the gather may have begun to fill these
+    require(found == error, "an invalid step is rejected with the right error");
+    Program& p = session.p;  // the gather may have written to these buffers
     std::memset(p.tokens, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.tokens);
     std::memset(p.positions, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.positions);
     std::memset(static_cast<void*>(p.pieces), POISON, static_cast<size_t>(p.max_rows) * sizeof *p.pieces);
@@ -265,7 +267,7 @@ void require_refused(Session& session, std::vector<Piece> pieces, int32_t error,
     for (int64_t g = 0; g < GROUPS; ++g) {
         std::memset(p.slots[g], POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.slots[g]);
     }
-    require(session.b.memory.copy() == before, "what is refused computes nothing");
+    require(session.b.memory.copy() == before, "a rejected step computes nothing");
 }
 
 void check_refused_adapters() {
@@ -274,12 +276,12 @@ void check_refused_adapters() {
     for (const int64_t adapter : {int64_t{3}, Builder::ADAPTERS, int64_t{-1}}) {
         session.p.states[0].adapter = adapter;
         const Piece piece = {0, 0, 0, 1};
-        require(session.run(&piece, 1) == RUN_BAD_ADAPTER, "an adapter that is not there");
+        require(session.run(&piece, 1) == RUN_BAD_ADAPTER, "an unknown adapter is rejected");
     }
 }
 
 void check_refusals() {
-    constexpr int64_t MOST = std::numeric_limits<int64_t>::max(), LEAST = std::numeric_limits<int64_t>::min();
+    constexpr int64_t HIGHEST = std::numeric_limits<int64_t>::max(), LOWEST = std::numeric_limits<int64_t>::min();
     constexpr int64_t ROWS = Builder::MAX_TOKENS;
     Session session(CASES[0], 2);
     RowState* states = session.p.states;
@@ -290,39 +292,39 @@ void check_refusals() {
         pieces.insert(pieces.begin(), good);
         require_refused(session, pieces, error, what);
     };
-    require(session.run(nullptr, Builder::MAX_ROWS + 1) == RUN_TOO_MANY, "too many pieces are not read");
-    require(session.run(nullptr, 0) == RUN_OK, "a step of nothing runs");
+    require(session.run(nullptr, Builder::MAX_ROWS + 1) == RUN_TOO_MANY, "too many pieces");
+    require(session.run(nullptr, 0) == RUN_OK, "an empty step runs");
     refused({{0, 0, 0, ROWS + 1}}, RUN_TOO_MANY, "too many rows");
-    refused({{0, 0, 0, MOST}}, RUN_TOO_MANY, "far too many rows");
-    refused({{0, 0, 0, 30}, {1, 0, 0, 11}}, RUN_TOO_MANY, "too many rows together");
+    refused({{0, 0, 0, HIGHEST}}, RUN_TOO_MANY, "far too many rows");
+    refused({{0, 0, 0, 30}, {1, 0, 0, 11}}, RUN_TOO_MANY, "too many rows in all pieces");
     for (const int32_t row : {-1, static_cast<int32_t>(SEQUENCES), std::numeric_limits<int32_t>::max(),
                               std::numeric_limits<int32_t>::min()}) {
         refused({{row, 0, 0, 1}}, RUN_BAD_WORK, "a row out of range");
     }
-    for (const int64_t count : {int64_t{0}, int64_t{-1}, LEAST}) {
+    for (const int64_t count : {int64_t{0}, int64_t{-1}, LOWEST}) {
         refused({{0, 0, 0, count}}, RUN_BAD_WORK, "no tokens");
-        refused({{0, 0, MOST, count}}, RUN_BAD_WORK, "no tokens behind everything");
-        refused({{0, 0, -1, count}}, RUN_BAD_WORK, "no tokens before everything");
+        refused({{0, 0, HIGHEST, count}}, RUN_BAD_WORK, "no tokens, start too large");
+        refused({{0, 0, -1, count}}, RUN_BAD_WORK, "no tokens, start negative");
     }
-    for (const int64_t start : {int64_t{-1}, int64_t{39}, int64_t{1000}, MOST, LEAST}) {
+    for (const int64_t start : {int64_t{-1}, int64_t{39}, int64_t{1000}, HIGHEST, LOWEST}) {
         refused({{0, 0, start, 1}}, RUN_BAD_WORK, "a start out of range");
     }
     refused({{0, 0, 33 + ANSWER - 9, 10}}, RUN_BAD_WORK, "an end out of range");
-    refused({{0, PIECE_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no place for the sampled token");
-    require_refused(session, {{0, 0, 0, 20}, {1, 0, 0, 18}, {4, 0, 12, 1}}, RUN_BAD_WORK, "the last of three");
+    refused({{0, PIECE_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no room for the sampled token");
+    require_refused(session, {{0, 0, 0, 20}, {1, 0, 0, 18}, {4, 0, 12, 1}}, RUN_BAD_WORK, "an invalid last piece");
 
     int32_t* ids = states[0].ids;
     states[0].ids = nullptr;
-    refused({{0, 0, 0, 1}}, RUN_BAD_WORK, "a row that nobody has");
+    refused({{0, 0, 0, 1}}, RUN_BAD_WORK, "a row without a sequence");
     states[0].ids = ids;
-    for (const int64_t adapter : {int64_t{1}, int64_t{-1}, MOST}) {
+    for (const int64_t adapter : {int64_t{1}, int64_t{-1}, HIGHEST}) {
         states[0].adapter = adapter;
-        refused({{0, 0, 0, 1}}, RUN_BAD_ADAPTER, "an adapter of a program without any");
+        refused({{0, 0, 0, 1}}, RUN_BAD_ADAPTER, "an adapter in a program without adapters");
     }
     states[0].adapter = 0;
     check_refused_adapters();
     states[0].table_blocks = 2;
-    refused({{0, 0, 30, 3}}, RUN_BAD_BLOCK, "a table that ends before");
+    refused({{0, 0, 30, 3}}, RUN_BAD_BLOCK, "a block table that is too short");
     states[0].table_blocks = 3;
     for (int64_t g = 0; g < GROUPS; ++g) {
         int32_t& block = session.sequences[0].tables[g][2];
@@ -336,15 +338,15 @@ void check_refusals() {
     }
     int32_t& first = session.sequences[0].tables[1][0];
     first = 0;
-    refused({{0, 0, 34, 1}}, RUN_BAD_BLOCK, "a block that the window still sees");
-    const Piece behind = {0, 0, 35, 1};
-    require(session.run(&behind, 1) == RUN_OK, "blocks behind the window may be anything");
+    refused({{0, 0, 34, 1}}, RUN_BAD_BLOCK, "an invalid block within the window");
+    const Piece past_window = {0, 0, 35, 1};
+    require(session.run(&past_window, 1) == RUN_OK, "blocks outside of the window are ignored");
 
     const int64_t rows[] = {0, 1, 2}, below[] = {0, -1}, above[] = {ROWS, 0};
     require(session.logits(rows, Builder::MAX_CHOSEN + 1) == RUN_TOO_MANY, "too many rows of logits");
-    require(session.logits(below, 2) == RUN_BAD_WORK, "logits of a row below");
-    require(session.logits(above, 2) == RUN_BAD_WORK, "logits of a row above");
-    require(session.logits(nullptr, 0) == RUN_OK, "logits of nothing");
+    require(session.logits(below, 2) == RUN_BAD_WORK, "logits of a negative row");
+    require(session.logits(above, 2) == RUN_BAD_WORK, "logits of a row beyond the buffer");
+    require(session.logits(nullptr, 0) == RUN_OK, "logits of no rows");
 }
 
 }  // namespace
@@ -356,5 +358,5 @@ void test_program() {
     check_bidirectional(CASES[2]);
     check_calls();
     check_refusals();
-    require(meetings > 0, "ranks have met");
+    require(meetings > 0, "Experts::meet was called");
 }

@@ -1,4 +1,5 @@
-// Programs built by hand, as kvasir/program/marshal.py fills them, in memory that ends at forbidden pages.
+// Builds programs by hand, in the form that kvasir/program/marshal.py produces, in memory that ends at inaccessible
+// pages.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ using namespace kvasir;
 
 constexpr uint8_t POISON = 0xff;  // NaN as floats, -1 as ids
 
-// Arrays of exact sizes. Working ones are poisoned before each step, kept ones once.
+// Allocates arrays of exact sizes. Working arrays are poisoned before each step, kept arrays only once.
 class Memory {
   public:
     template <typename T>
@@ -62,7 +63,7 @@ class Memory {
     std::vector<Part> working_, kept_;
 };
 
-// How the matrices of a program hold their numbers, and its cache.
+// The formats of a program's matrices, activations and cache.
 struct Numbers {
     int32_t format, activation, cache;
 };
@@ -75,10 +76,10 @@ struct Product {
     const float* bias;
     float* out;
     const float* residual;
-    bool adapted = false;  // adapters may touch it
+    bool adapted = false;  // adapters may change it
 };
 
-struct Call {  // what a call out is given: out = -x
+struct Call {  // the context of OP_CALL in these programs: out = -x
     const float* x;
     float* out;
     int64_t width, calls;
@@ -87,7 +88,7 @@ struct Call {  // what a call out is given: out = -x
 class Builder {
   public:
     static constexpr int64_t MAX_TOKENS = 40, MAX_CHOSEN = 2, MAX_ROWS = 5, BLOCK = 16, BLOCKS = 17;
-    static constexpr int64_t GROUPS = 2;  // of layers: 0 sees all, 1 a window
+    static constexpr int64_t GROUPS = 2;  // cache groups: 0 has full attention, 1 a window
     static constexpr int64_t ADAPTERS = 4, RANK = 16;
 
     explicit Builder(int32_t team) : threads(team) {}
@@ -112,7 +113,7 @@ class Builder {
 
     // ---- instructions
 
-    // Threads meet before what does not split the rows as the instruction before it.
+    // Sets BARRIER unless this instruction and the previous one split the rows in the same way.
     Instr& add(Op op, std::initializer_list<const void*> p, std::initializer_list<int64_t> n, float f = 0.0f) {
         Instr in = {};
         in.op = op;
@@ -161,13 +162,13 @@ class Builder {
         slots.push_back(&m);
         return static_cast<int64_t>(slots.size()) - 1;
     }
-    // The same sum in three instructions, between which ranks would meet.
+    // The adapter's sum as separate instructions, between which ranks would exchange partial sums.
     void adapt(const float* x, float* out, const Matrix& m) {
         const int64_t slot = slot_of(m);
         add(OP_ADAPT_INNER, {x}, {slot});
         add(OP_ADAPT_ADD, {out}, {slot, m.rows});
     }
-    // Attention of a layer with its own cache.
+    // The attention of a layer, with its own cache.
     void attention(const Numbers& numbers, float* out, float* q, float* k, float* v, int32_t heads, int32_t kv_heads,
                    int32_t dim, int64_t group) {
         const CacheLayout layout = {numbers.cache, kv_heads, dim, static_cast<int32_t>(BLOCK)};
@@ -206,7 +207,7 @@ class Builder {
         add(OP_ROPE, {x, x, table}, {heads, dim, half, heads * dim, heads * dim});
         return x;
     }
-    // The end of every program: logits of the chosen rows, and their tokens.
+    // The end of every program: the logits of the chosen rows, and sampling.
     void head(const Numbers& numbers, float* x, int64_t width, int64_t tokens) {
         hidden = x;
         hidden_width = width;
@@ -221,7 +222,7 @@ class Builder {
         scratch_bytes = std::max(scratch_bytes, kvasir_sample_scratch(vocab));
     }
 
-    // The program of these instructions, with buffers for any step.
+    // The program of these instructions, with buffers for steps of any size.
     Program program() {
         Program p = {};
         p.instrs = instrs.data();
@@ -265,7 +266,7 @@ class Builder {
     int64_t windows[GROUPS] = {0, 20};
     int64_t chosen_from = -1, vocab = 0, hidden_width = 0, scratch_bytes = 64;
     float *hidden = nullptr, *logits = nullptr;
-    std::vector<const Matrix*> slots;  // that adapters may touch
+    std::vector<const Matrix*> slots;  // that adapters may change
     const Adapters* adapters = nullptr;
     std::mt19937 random{11};
     std::normal_distribution<float> normal;
@@ -275,7 +276,7 @@ class Builder {
         return op != OP_LINEAR && op != OP_ATTENTION && op != OP_SAMPLE && op != OP_EXPERTS && op != OP_CALL &&
                op != OP_ADAPT_INNER && op != OP_ADAPT_ADD;
     }
-    // Adapter 1 touches all slots, 2 every other one, and there is no 3.
+    // Adapter 1 changes all slots, 2 every other slot; adapter 3 does not exist.
     const Adapters* make_adapters() {
         const int64_t count = static_cast<int64_t>(slots.size());
         LowRank** tables = memory.keep<LowRank*>(ADAPTERS);
@@ -298,12 +299,12 @@ class Builder {
                 memory.work<float>(widest_linear * MAX_TOKENS * RANK), memory.work<float>(MAX_TOKENS * widest)};
         return all;
     }
-    int64_t widest_linear = 1;  // products of one instruction
+    int64_t widest_linear = 1;  // maximum products in one instruction
     Matrix packed(const Numbers& numbers, int64_t rows, int64_t cols, int32_t segments) {
         const int64_t bytes = kvasir_matrix_bytes(numbers.format, rows, cols, segments);
         uint8_t* data = memory.keep<uint8_t>(bytes);
         const Matrix m = {numbers.format, numbers.activation, segments, 0, rows, cols, data};
-        const bool blocks = numbers.format == FORMAT_Q8_0;  // 32 bytes under a float16, from 2^-9 on
+        const bool blocks = numbers.format == FORMAT_Q8_0;  // Q8_0: a float16 scale of about 2^-9, then 32 bytes
         const int64_t row_bytes = blocks ? cols / 32 * 34 : cols * 4;
         std::vector<uint8_t> file(static_cast<size_t>(rows * row_bytes));
         for (int64_t i = 0; i < rows * row_bytes; ++i) file[static_cast<size_t>(i)] = static_cast<uint8_t>(random());

@@ -1,5 +1,5 @@
-// The row kernels over odd shapes and hostile values: the norms and the rotary embedding against plain scalar code
-// written after the contract, everything against the portable table, and shares of it computed by a pool of threads.
+// Tests the row kernels with odd shapes and hostile values: norms and rotary embedding against scalar code that follows
+// the contract, all kernels against the portable ones, and rows computed by a pool of threads.
 #include "../dispatch.h"
 #include "../pool.h"
 #include "check.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t WIDTHS[] = {1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 63, 100, 127, 1000, 1023, 4099};
 
-// What rows may hold: ordinary values of several sizes, and the values that break careless kernels.
+// Ordinary values of several magnitudes, and the special values that break careless kernels.
 float draw(std::mt19937& random, int kind) {
     const float value = std::normal_distribution<float>()(random);
     const float hostile[] = {0.0f, -0.0f, 1e-42f, -1e-38f, 3e38f, -3e38f, INFINITY, -INFINITY, NAN};
@@ -89,7 +89,7 @@ void check_norms(std::mt19937& random, int kind, int64_t rows, int64_t cols) {
     require(same(x.data, rms.data, size), "rms_norm in place");
 }
 
-// Rows of a wider array: what lies between them is neither read nor written.
+// Rows of a wider array: the elements between them are neither read nor written.
 void check_strides(std::mt19937& random) {
     constexpr int64_t ROWS = 3, COLS = 21, STRIDE = 30, SIZE = (ROWS - 1) * STRIDE + COLS;
     Guarded<float> x(SIZE), weight(COLS), out(SIZE), dense(ROWS * COLS);
@@ -103,7 +103,7 @@ void check_strides(std::mt19937& random) {
     for (int64_t row = 0; row < ROWS; ++row) {
         require(same(out.data + row * STRIDE, dense.data + row * COLS, COLS), "rms_norm of strided rows");
     }
-    require(out[COLS] == 5.0f, "rms_norm writes between rows");
+    require(out[COLS] == 5.0f, "rms_norm does not write between rows");
 }
 
 void check_rope(std::mt19937& random, int kind, int64_t head_dim, int64_t half) {
@@ -130,7 +130,7 @@ void check_rope(std::mt19937& random, int kind, int64_t head_dim, int64_t half) 
     require(same(x.data, expected.data, size), "rope in place");
 }
 
-// All kernels that go element by element, one after the other: out is [ELEMENTWISE, count].
+// Runs all elementwise kernels; out: [ELEMENTWISE, count].
 constexpr int64_t ELEMENTWISE = 6 + 6 + 4;
 void elementwise(const Kernels& kernels, float* out, const float* a, const float* b, int64_t count) {
     const FloatMode mode;
@@ -150,11 +150,11 @@ void check_elementwise(std::mt19937& random, int kind, int64_t count) {
     fill(b, count, random, kind);
     elementwise(kvasir::portable::kernels, expected.data, a.data, b.data, count);
     elementwise(kvasir::kernels(), out.data, a.data, b.data, count);
-    require(same(out.data, expected.data, ELEMENTWISE * count), "elementwise kernels and the portable ones");
+    require(same(out.data, expected.data, ELEMENTWISE * count), "elementwise kernels equal the portable ones");
     for (int64_t i = 0; i < count; i += 7) {
         elementwise(kvasir::kernels(), one.data, a.data + i, b.data + i, 1);
         for (int64_t k = 0; k < ELEMENTWISE; ++k) {
-            require(same(one.data + k, out.data + k * count + i, 1), "an element where it lies alone");
+            require(same(one.data + k, out.data + k * count + i, 1), "an element's bits do not depend on its index");
         }
     }
 }
@@ -167,7 +167,7 @@ void check_values() {
     const auto close = [&](int32_t function, double (*exact)(double), const char* what) {
         kernels.activate(function, out.data, x.data, COUNT);
         for (int64_t i = 0; i < COUNT; ++i) {
-            // Some roundings of the result, and one of a sum near 1 that is multiplied by x.
+            // The tolerance covers a few roundings of the result and one of a sum near 1 that is multiplied by x.
             require(std::fabs(out[i] - exact(x[i])) <= 4e-7 * std::fabs(x[i]), what);
         }
     };
@@ -183,7 +183,7 @@ void check_values() {
     for (int64_t i = 0; i < COUNT; ++i) require(std::fabs(out[i] - 2 * std::tanh(x[i] / 2.0)) < 4e-7, "softcap");
 }
 
-// Rows normed by several threads, then added up by others: the bits of one thread.
+// Rows are normalised by one thread and added by another; the bits must equal those of one thread.
 struct Shared {
     const float* x;
     const float* weight;
@@ -198,7 +198,7 @@ void norm_then_add(const kvasir::Team& team, void* context) {
     const int64_t at = own.begin * s.cols;
     kvasir::kernels().rms_norm(s.normed + at, s.cols, s.x + at, s.cols, s.weight, own.end - own.begin, s.cols, 1e-6f);
     team.barrier();
-    for (int64_t row = own.begin; row < own.end; ++row) {  // each adds a row that another has normed
+    for (int64_t row = own.begin; row < own.end; ++row) {  // adds a row that another thread may have normalised
         const float* other = s.normed + (s.rows - 1 - row) * s.cols;
         kvasir::kernels().add(s.out + row * s.cols, s.normed + row * s.cols, other, s.cols);
     }
@@ -212,16 +212,17 @@ void check_pool(std::mt19937& random) {
     Shared shared{x.data, weight.data, normed.data, alone.data, ROWS, COLS};
     for (int32_t threads : {1, 2, 3, 9}) {
         kvasir::Pool* pool = kvasir::pool_create(threads, threads == 3);
-        require(pool != nullptr, "a pool");
+        require(pool != nullptr, "a pool is created");
         for (int round = 0; round < 50; ++round) {
             std::memset(normed.data, 0, SIZE * sizeof(float));
             kvasir::pool_run(pool, norm_then_add, &shared);
-            require(same(shared.out, alone.data, SIZE), "rows shared among threads");
+            require(same(shared.out, alone.data, SIZE), "rows do not depend on the number of threads");
             shared.out = out.data;
         }
         kvasir::pool_destroy(pool);
     }
-    require(kvasir::pool_create(0, false) == nullptr && kvasir::pool_create(-1, true) == nullptr, "no pool of none");
+    require(kvasir::pool_create(0, false) == nullptr && kvasir::pool_create(-1, true) == nullptr,
+            "a pool needs at least one thread");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The sampler against the same rules written plainly (sampler_rules.h), on rows and specs of all kinds.
+// Tests the sampler against a plain implementation of its rules (sampler_rules.h), on rows and parameters of all kinds.
 #include "sampler_rules.h"
 
 #include "../kvasir_cpu.h"
@@ -21,12 +21,12 @@ void check_row(const float* row, int64_t vocab, const SampleRow& spec, const Sam
     std::vector<float> x = raw;
     change(x, spec);
     const bool none = *std::max_element(x.begin(), x.end()) == -INF;
-    if (none) return require(found.error == SAMPLE_NOTHING_ALLOWED, "forbidden");
+    if (none) return require(found.error == SAMPLE_NOTHING_ALLOWED, "an error if no token is allowed");
     require(found.error == SAMPLE_OK, "no error");
     double carry[CARRIED];
     std::memcpy(carry, spec.carry, sizeof carry);
     const bool chained = spec.temperature >= 1e-5 && is_chained(spec);
-    require(found.token == (chained ? choose_by_chain(x, spec, carry) : choose(x, spec)), "token");
+    require(found.token == (chained ? choose_by_chain(x, spec, carry) : choose(x, spec)), "the token");
     require(std::memcmp(found.carry, carry, sizeof carry) == 0, "carry");
     if (spec.logprobs < 0) return;
     const std::vector<int32_t> ids = in_order(raw);
@@ -68,7 +68,7 @@ float logit(Random& random, int kind) {
     }
 }
 
-// Two short lists, the lesser one first, whose arrays end at forbidden pages.
+// Two short lists in ascending order; the arrays end at inaccessible pages.
 struct TwoLists {
     Guarded<int32_t> ids{3};
     Guarded<int64_t> ends{2};
@@ -82,7 +82,7 @@ struct TwoLists {
     IdLists of(Random& random) { return {ids.data, ends.data, one_of(random, {0, 1, 2})}; }
 };
 
-// A spec whose arrays end at forbidden pages.
+// A SampleRow whose arrays end at inaccessible pages.
 struct Case {
     Guarded<int32_t> ids{7}, stop_ids{2}, bias_ids{2}, mask, breakers{1}, heads{1}, room{7};
     Guarded<float> bias{2};
@@ -91,7 +91,7 @@ struct Case {
 
     Case(Random& random, int64_t vocab)
         : mask((vocab + 31) / 32), words(random, vocab), sequences(random, vocab) {
-        const int64_t among = random() % 2 ? vocab + 2 : 4;  // few, so that they repeat
+        const int64_t among = random() % 2 ? vocab + 2 : 4;  // or few ids, so that they repeat
         for (int i = 0; i < 7; ++i) ids[i] = static_cast<int32_t>(below(random, among)) - 1;
         for (int i = 0; i < 2; ++i) stop_ids[i] = static_cast<int32_t>(below(random, vocab + 2)) - 1;
         for (int i = 0; i < 2; ++i) bias_ids[i] = static_cast<int32_t>(below(random, vocab));
@@ -150,7 +150,7 @@ struct Case {
         spec.adaptive_target = one_of(random, {-1.0, -1.0, 0.0, 0.4, 1.0});
         spec.adaptive_decay = one_of(random, {0.0, 0.9, 0.99});
         spec.carry[1] = one_of(random, {1.0, 10.0});
-        if (random() % 2 == 0) return;  // half of the rows need none of it
+        if (random() % 2 == 0) return;  // half of the rows use none of the chain's filters
         spec.typical_p = 1.0;
         spec.top_n_sigma = spec.xtc_probability = spec.dynatemp_range = spec.mirostat = 0;
         spec.adaptive_target = -1.0;
@@ -166,7 +166,7 @@ void check_rows(Random& random, int64_t vocab, int64_t rows, void* pool, int32_t
     for (int64_t r = 0; r < rows; ++r) {
         const int kind = static_cast<int>(below(random, 7));
         for (int64_t i = 0; i < vocab; ++i) logits[r * vocab + i] = logit(random, kind);
-        logits[r * vocab + below(random, vocab)] = kind == 4 ? 0.0f : 1.0f;  // so that the row is sound
+        logits[r * vocab + below(random, vocab)] = kind == 4 ? 0.0f : 1.0f;  // so that at least one logit is finite
         cases.push_back(new Case(random, vocab));
         specs[r] = cases.back()->spec;
     }

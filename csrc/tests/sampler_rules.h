@@ -1,5 +1,5 @@
-// The sampler's rules written plainly: every token is weighed, put in order and given its noise. The arithmetic of one
-// number is that of kvasir/sampling, so tokens and bits must be equal.
+// A plain implementation of the sampler's rules: computes the weight of every token, sorts all tokens and draws noise
+// for each. The arithmetic of single numbers is that of kvasir/sampling, so tokens and bits must be equal.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ inline std::vector<std::vector<int32_t>> lists_of(const IdLists& lists) {
     return all;
 }
 
-// By its definition, each place against the end.
+// DRY by its definition: compares the ids before each index with the end of the window.
 inline void dry(std::vector<float>& x, const SampleRow& spec) {
     const Dry& d = spec.dry;
     const int64_t last_n = spec.dry_penalty_last_n, allowed = spec.dry_allowed_length;
@@ -85,7 +85,7 @@ inline void dry(std::vector<float>& x, const SampleRow& spec) {
     const auto alone = [&](int32_t id) {
         return id >= 0 && id / 32 < d.breaker_words && (d.breakers[id / 32] >> (id % 32) & 1);
     };
-    int64_t start = 0;  // the index after the last breaker
+    int64_t start = 0;  // index after the last breaker
     for (int64_t i = 0; i < count; ++i) {
         int64_t length = alone(ids[i]);
         for (const auto& sequence : lists_of(d.sequences)) {
@@ -163,22 +163,22 @@ inline double entropy_of(const Tokens& left) {
     return log_total_of(left) + surprise / static_cast<double>(total_of(left));
 }
 
-// Those that `stays` keeps, by ascending id, the greatest z at 0.
+// Keeps the tokens for which `stays` is true, by ascending id, and shifts z so that the greatest is 0.
 template <typename Stays>
 inline void only(Tokens& left, Stays stays) {
     Tokens kept;
-    double most = -INFINITY;
+    double max_z = -INFINITY;
     for (const Token& t : left) {
         if (!stays(t)) continue;
         kept.push_back(t);
-        most = std::max(most, t.z);
+        max_z = std::max(max_z, t.z);
     }
-    for (Token& t : kept) t.z -= most;
+    for (Token& t : kept) t.z -= max_z;
     std::sort(kept.begin(), kept.end(), [](const Token& a, const Token& b) { return a.id < b.id; });
     left = kept;
 }
 
-// The shortest head, in the order of `before`, whose probability reaches p.
+// Keeps the shortest head, in the order of `before`, whose probability reaches p.
 template <typename Before>
 inline void nucleus(Tokens& left, double p, Before before) {
     const double share = static_cast<double>(total_of(left)) * p;
@@ -273,16 +273,16 @@ inline int32_t choose_by_chain(const std::vector<float>& x, const SampleRow& spe
     const bool adaptive = spec.adaptive_target >= 0 && !spec.mirostat;
     std::vector<double> shares;
     if (adaptive) {
-        double total = 0, most = -INFINITY;
+        double total = 0, max_z = -INFINITY;
         for (const Token& t : left) total += static_cast<double>(weight(t.z));
         const double aim = std::min(std::max(2 * spec.adaptive_target - carry[0] / carry[1], 0.0), 1.0);
         for (Token& t : left) {
             shares.push_back(static_cast<double>(weight(t.z)) / total);
             const double far = std::fabs((shares.back() - aim) * (1 / 0.3));
             t.z = -(far * 10 * far / (far + 1));
-            most = std::max(most, t.z);
+            max_z = std::max(max_z, t.z);
         }
-        for (Token& t : left) t.z -= most;
+        for (Token& t : left) t.z -= max_z;
     }
     double score = INFINITY;
     Token chosen = {};
