@@ -75,9 +75,10 @@ def test_a_draft_takes_no_tokens_of_a_step_from_others():
 
 
 def test_a_draft_takes_no_blocks_from_others():
-    asked = [request(f"r{i}", [i] * 30, max_tokens=18) for i in range(3)]
-    plain = driven(asked, None, num_blocks=10, max_rows=3)
-    drafted = driven(asked, Answers(), num_blocks=10, max_rows=3)
+    """Two would draft into their third blocks at once, and one is free until the first has ended."""
+    asked = [request(f"r{i}", [i] * 30, max_tokens=18 if i else 2) for i in range(3)]
+    plain = driven(asked, None, num_blocks=8, max_rows=3, max_tokens_per_step=128)
+    drafted = driven(asked, Answers(), num_blocks=8, max_rows=3, max_tokens_per_step=128)
     assert plain.scheduler.preemptions == drafted.scheduler.preemptions == 0
     assert drafted.scheduler.accepted_tokens and drafted.tokens == plain.tokens
 

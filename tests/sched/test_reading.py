@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvasir.runner.fake import FakeRunner, fake_logprob
 from kvasir.sched.budget import BESIDE, LEAST_READ, MOST_READ, READING, StepLoad, StepTime, predict, read_budget
 from kvasir.sched.scheduler import Scheduler
-from kvasir.types import Delta
+from kvasir.types import Delta, ServiceClass
 from tests.sched.drive import Drive, request
 
 COSTS = (1e-4, 1e-3, 0.0, 8e-3)  # of StepTime
@@ -73,7 +73,7 @@ def test_requests_after_a_reading_need_not_wait():
         drive.step()
     for i in range(2):
         drive.scheduler.add(reading(f"long{i}"))
-    drive.scheduler.add(request("short", [3, 4, 5], max_tokens=1))
+    drive.scheduler.add(replace(request("short", [3, 4, 5], max_tokens=1), slo=ServiceClass.BATCH))
     for _ in range(3):
         drive.step()
     assert drive.tokens["short", 0], "it joins beside what is read"

@@ -276,5 +276,8 @@ def test_many_texts_go_in_several_frames(honest, monkeypatch, texts, sizes):
     monkeypatch.setattr(
         TokenizerPool, "run_bytes", lambda pool, frame, *a: frames.append(frame) or run(pool, frame, *a)
     )
-    assert honest.encode_many(texts) == expected
-    assert [len(tokenizer_wire.decode_job(frame[4:]).what.texts) for frame in frames] == sizes
+    foreign = [[(0, i)] for i in range(len(texts))]
+    assert honest.encode_many(texts, foreign=foreign) == expected
+    jobs = [tokenizer_wire.decode_job(frame[4:]).what for frame in frames]
+    assert [len(job.texts) for job in jobs] == sizes
+    assert [[tuple(span) for span in spans] for job in jobs for spans in job.foreign] == foreign
