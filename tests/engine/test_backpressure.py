@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvasir.engine import streams
@@ -170,6 +170,7 @@ async def test_an_engine_with_only_paused_requests_has_no_work():
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), max_size=60))
+@example([(True, 4, 3)] * 4 + [(False, 0, 0)] * 4)
 def test_a_queue_pauses_when_full_and_resumes_when_low(moves):
     """Whatever comes and is read: it is paused from FULL on, until LOW."""
 

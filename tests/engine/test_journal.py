@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir.engine.journal import Journal, RequestStage
+from kvasir.engine.journal import SUSPECT_LIVES, Journal, RequestStage
 from kvasir.types import Delta, FinishReason, Request, SamplingParams
 
 
@@ -104,6 +104,19 @@ def test_a_request_that_the_engine_never_took_loses_no_attempt():
         assert names(j.to_send()) == ["a"]
         assert j.death() == []
     assert j.entries["a"].deaths == j.entries["a"].lives == 0
+
+
+def test_a_request_that_waits_in_one_dying_engine_after_another_is_suspected():
+    j = Journal()
+    j.add(req("runs"))
+    j.add(req("waits"))
+    for token in range(SUSPECT_LIVES):
+        assert names(j.to_send()) == ["runs", "waits"]
+        j.reached(["runs", "waits"], RequestStage.TAKEN)
+        j.reached(["runs"], RequestStage.JOINED)
+        j.take(Delta("runs", 0, (token,)))
+        assert j.death() == []
+    assert names(j.to_send()) == ["waits"], "it is tried alone"
 
 
 def test_a_suspect_that_the_engine_did_not_accept_is_retried():

@@ -66,6 +66,18 @@ def test_wrong_drafts_cost_no_token():
     assert drive.scheduler.accepted_tokens == 0 < drive.scheduler.drafted_tokens
 
 
+@pytest.mark.parametrize("more", [[VOCAB], [-1], [7] * 9])
+def test_ids_outside_the_vocabulary_and_beyond_the_end_are_not_computed(more):
+    class Careless(Answers):
+        def propose(self, seq: Sequence, most: int) -> list[int]:
+            return [*super().propose(seq, most), *more]
+
+    asked = [request("a", [1, 2, 3], max_tokens=33)]
+    drive = driven(asked, Careless(3))
+    assert drive.tokens["a", 0] == by_hand(asked[0], VOCAB, LENGTH)[0] and drive.scheduler.accepted_tokens
+    assert max(w.start + w.count for plan in drive.plans for w in plan.works) == 3 + 33 - 1
+
+
 def test_a_draft_takes_no_tokens_of_a_step_from_others():
     asked = [request(f"r{i}", [i], max_tokens=20) for i in range(6)]
     drive = driven(asked, Answers(), max_tokens_per_step=8, max_rows=6)

@@ -54,8 +54,8 @@ def test_requests_of_similar_length_keep_their_order():
 
 
 def test_late_requests_go_last_and_early_ones_are_not_hurried():
-    hurried, late = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5)
-    assert served(late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1]
+    hurried, late, too_long = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5), facts(4, 500, waited=1.6)
+    assert served(too_long, late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1, 4]
 
 
 def test_late_requests_are_served_in_order_of_arrival():

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text import bounds, tokenizer_process, tokenizer_wire
 from kvasir.text.sandbox import Hold
-from kvasir.text.table import AddedToken
+from kvasir.text.table import AddedToken, Table
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.text.tokenizer_process import TokenizerPool
 from tests._shared import SHARED, need
@@ -257,6 +257,16 @@ def test_a_table_that_contradicts_itself_is_refused(wrong):
     more = {"form": "odd", "added": [AddedToken(1 << 30, "x", True)], "id_bytes": [b"a"]}
     with pytest.raises(ModelFileError):
         replace(table, **{wrong: more[wrong]}).check()
+
+
+def test_the_table_of_a_process_is_checked(others, tmp_path, monkeypatch):
+    def refuse(table):
+        raise ModelFileError("it contradicts itself")
+
+    monkeypatch.setattr(Table, "check", refuse)
+    with pytest.raises(ModelFileError, match="contradicts"):
+        Tokenizer.from_folder(hostile.plain(tmp_path))
+    until(lambda: processes() <= others)
 
 
 @pytest.mark.parametrize(
