@@ -72,20 +72,23 @@ def test_after_a_failure_the_peer_is_not_asked_for_a_while(path, monkeypatch):
 
 
 def test_closing_does_not_wait_for_a_silent_peer(path, monkeypatch):
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 30.0)
+    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 120.0)
     asked, ended = threading.Event(), threading.Event()
 
     def silent(link: BlockSocket) -> None:
         question(link)
         asked.set()
-        ended.wait(20)
+        ended.wait(120)
 
     with hostile(path, silent):
-        with asking(path) as tier:
-            ticket = tier.start_load(BLOCK)
-            assert asked.wait(20)
-            tier.cancel(ticket)
-        ended.set()
+        try:
+            with asking(path) as tier:
+                ticket = tier.start_load(BLOCK)
+                assert asked.wait(20)
+                tier.cancel(ticket)
+            until(lambda: not any(thread.name == "kv-peer-load" for thread in threading.enumerate()))
+        finally:
+            ended.set()
 
 
 LIES = {
