@@ -18,7 +18,7 @@ SLOW_SECONDS = 1200
 gc.disable()  # until the tests are collected: what that makes is a million objects that stay
 heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
-lane.LEAST = 1  # tests have few rows; servers of tests are processes of their own, with the number of the package
+lane.LEAST = 1  # tests have few rows; test servers are separate processes and use the package's value
 
 settings.register_profile(
     "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=25

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real processes, with pipes or on a terminal of their own."""
+"""The commands as a user runs them: real processes, with pipes or on a separate terminal."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Terminal:
         os.write(self._end, keys.encode())
 
     def wait_for(self, text: str, timeout: float = 30.0, pressing: str = "") -> None:
-        """Until `text` appears behind what was waited for before. `pressing`: a key pressed again every two seconds,
-        as a person would: Python's input() can miss a Ctrl-C that comes in the moment before it waits."""
+        """Waits until `text` appears after the previously awaited text. `pressing`: a key pressed again every two
+        seconds, as a person would: Python's input() can miss a Ctrl-C that comes in the moment before it waits."""
         deadline, press = time.monotonic() + timeout, time.monotonic()
         while (place := self.shown.find(text, self._waited_for)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown[self._waited_for :]!r}"
@@ -77,5 +77,5 @@ class Terminal:
         if select.select([self._end], [], [], timeout)[0]:
             try:
                 self.shown += os.read(self._end, 65536).decode("utf-8", "replace")
-            except OSError:  # nobody is at the other side
+            except OSError:  # the other side is closed
                 time.sleep(timeout)

@@ -54,7 +54,7 @@ def probed() -> Probe:
 
 @pytest.fixture(autouse=True)
 def _one_probe(monkeypatch, probed):
-    """A measured probe, but once: of its own it takes longer than what is measured here."""
+    """A measured probe, taken only once: it takes longer than the measurements of these tests."""
     monkeypatch.setattr("kvasir.cli.bench.probe", lambda *_: probed)
 
 

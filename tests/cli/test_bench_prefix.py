@@ -1,4 +1,4 @@
-"""bench prefix: users share what they are said to share, rooms that hold a round, answers that must be equal."""
+"""bench prefix: users share the stated prefixes, pools hold a round, and choices must be equal."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_blocks_of_a_round_where_nothing_is_shared(load, block_size):
     assert await blocks_needed("no-reuse", load, block_size) == requests * (one + 1)
 
 
-# -- what is told ------------------------------------------------------------------------------------------
+# -- the report --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def short_window(core: Any) -> None:
 
 @fault("a neighbour's scale of a key", ("KV int8", "neighbours"), ("KV int8", "overlap"))
 def foreign_scale(core: Any) -> None:
-    """Scales lie behind the numbers of a tile of 16 tokens: those of the first two are exchanged before each step."""
+    """Scales lie after the numbers of a tile of 16 tokens: the scales of the first two are swapped before each step."""
     cache, pools = core.runner.cache, core.scheduler.kv.pools
 
     @wrap(core, "step")

@@ -101,7 +101,7 @@ def all_shorter(run: Run, tokens: int) -> bool:
 
 
 def poison_free_blocks(run: Run) -> None:
-    """Those that have been free since the step before: no one computes with them."""
+    """Blocks that have been free since the previous step: no computation uses them."""
     run.poisoned += poison(run.core, [a & b for a, b in zip(run.free_blocks, free_blocks(run.core), strict=True)])
 
 
@@ -298,7 +298,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-# What is said in other words before grammars are made of it, so that the first few tokens are held to it.
+# Schemas that are rewritten before they become grammars, so that the first few tokens are constrained.
 LIST = {
     "type": "array",
     "items": {"enum": ["b", "d", "i"]},
@@ -324,7 +324,7 @@ OBJECT = {
 }
 CASES = [sources.json_schema(schema) for schema in (LIST, OBJECT)]
 
-# Calls that begin at the next best letter, since no one here would write a longer mark by chance.
+# Calls that begin at a single letter, since a random model would not write a longer mark.
 MARKED = Format(
     CallFormat("marked", Style.NAMED, FormatTexts(" {name}", "."), begins=(" ", "e", "a", "o", "t", "n", "i", "s"))
 )

@@ -33,7 +33,7 @@ def options(name: str) -> dict[str, Any]:
 
 @cache
 def tokenizer(model: str, tokenizer: str | None) -> Tokenizer | None:
-    """Of an engine with these options: one for all of its runs, since each has processes of its own."""
+    """The tokenizer of an engine with these options: one for all runs, since each starts its own processes."""
     return load_text(EngineOptions(model=model, tokenizer=tokenizer))[0]
 
 

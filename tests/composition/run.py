@@ -122,7 +122,7 @@ class Run:
         self.free_blocks: list[frozenset[int]] = []  # per cache group, those that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
-        self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they go on
+        self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they continue
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete
         self._journal, self._neighbours = Journal(self._clock), set()
@@ -181,7 +181,7 @@ class Run:
     # -- what acts do
 
     def submit_neighbour(self, name: str, **fields: Any) -> None:
-        """A request with the prompt of the third and further fields, whose answer nobody wants."""
+        """A request with the prompt of the third one and further fields, whose result is not used."""
         self._neighbours.add(name)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=12, ignore_eos=True)
         self._journal.add(replace(self.requests[2], id=name, params=params, **fields))
@@ -318,7 +318,7 @@ class Run:
     def _build(self) -> None:
         with patch("kvasir.engine.build.resolve", with_host_tier):
             core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
-        core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # what nobody wrote must not be seen
+        core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # unwritten memory must not be read
         core.plan_listener = self.plans.append
         core.scheduler.table.lane.least = 1  # these runs have few rows
         self._pace(core)
@@ -365,6 +365,6 @@ class Run:
         scheduler.planner.displace = counted
 
     def _close(self) -> None:
-        self.core.runner.close()  # type: ignore[attr-defined]  # which waits for a step that no one commits
+        self.core.runner.close()  # type: ignore[attr-defined]  # which waits for a step that is never committed
         if store := self.core.scheduler.store:
             store.tier.close(0.0)

@@ -9,7 +9,7 @@ from itertools import combinations
 from tests.composition.cells import Cell
 from tests.composition.features import DEFAULTS, FEATURES
 
-# What people run, with a word why it is here.
+# Configurations that users run, with the reason why they are here.
 REAL: dict[str, tuple[str, ...]] = {
     "a chat server under load": ("neighbours", "steps of 29 tokens", "overlap", "streaming", "temperature", "top-p"),
     "a laptop's chat, from a GGUF file": ("kvasir-mini Q4_K_M", "2 threads", "streaming", "stop strings"),

@@ -1,4 +1,4 @@
-"""A real `kvasir serve` in a process of its own, for tests."""
+"""A real `kvasir serve` in a separate process, for tests."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def converse(api, ask, questions: list[str], **fields) -> list[dict]:
 
 
 def told(messages: list[dict]) -> list:
-    """What the model said; an id of a call is drawn anew each time."""
+    """The model's output without the ids of calls, which are random."""
     said = [block for m in messages if m["role"] == "assistant" for block in m["content"]]
     return [block.text if block.type == "text" else (block.name, block.input) for block in said]
 

@@ -59,7 +59,8 @@ def background(api, **fields):
 
 
 def converse(api, ask, questions: list[str], kept: bool, **fields) -> list:
-    """What the model said in a conversation in which every call is run. kept: by the server, else it is sent whole."""
+    """The model's output in a conversation in which every call is run. kept: the server keeps the conversation;
+    otherwise it is sent whole."""
     items, said, previous = [], [], None
     for question in questions:
         new: list = [{"role": "user", "content": question}]

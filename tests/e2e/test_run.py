@@ -1,4 +1,4 @@
-"""`kvasir run` on files nobody here wrote: the Hugging Face folder and its GGUF give the expected text."""
+"""`kvasir run` on third-party files: the Hugging Face folder and its GGUF give the expected text."""
 
 from __future__ import annotations
 

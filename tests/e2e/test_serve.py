@@ -1,4 +1,4 @@
-"""The whole path on the bundled model: `kvasir serve`, the official client, deaths, cancels, and what stays behind."""
+"""The whole path on the bundled model: `kvasir serve`, the official client, crashes, cancels, and leaks."""
 
 from __future__ import annotations
 

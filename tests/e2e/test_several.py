@@ -73,7 +73,7 @@ def test_models_come_and_go(store):
         )  # fmt: skip
 
     async def unloaded_in_the_middle(base: str) -> str:
-        """A stream during which the model is told to go."""
+        """A stream during which the model is asked to unload."""
         async with client(base) as c:
             stream = await c.completions.create(
                 model="kvasir-mini", prompt="Once", max_tokens=100, seed=1, stream=True, extra_body={"ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Readers that do not read: their requests pause, cost others nothing, and go on with the same tokens."""
+"""Readers that do not read: their requests pause, do not affect others, and resume with the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals over an engine's lives: sums of what each life told last, which never fall."""
+"""Totals over an engine's processes: sums of the last statistics of each, which never decrease."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_the_totals_of_an_engine_do_not_fall_when_it_dies():
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
     await collect(engine, request("a", [1, 2], max_tokens=30))
-    first, before = await engine.stats(), (await engine.look()).stats  # the last that is told: one more step may end
+    first, before = await engine.stats(), (await engine.look()).stats  # the last statistics: one more step may end
     assert first.generated_tokens == before.generated_tokens == 30
     os.kill(engine.pid, signal.SIGKILL)
     await until(lambda: engine.restarts == 1)

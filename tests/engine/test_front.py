@@ -1,4 +1,4 @@
-"""Front over a real scheduler and pool: requests in order, text out, and nothing left behind."""
+"""Front over a real scheduler and pool: requests in order, text out, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.oracle import Answer, plain, same
 pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
-TRAP = sources.regex("([a-z ]+|X(.{0,9}y.{0,9}z){9})")  # behind "X" there are more states than are remembered
+TRAP = sources.regex("([a-z ]+|X(.{0,9}y.{0,9}z){9})")  # after "X" there are more states than the limit
 
 
 def asked(name: str, bias: float) -> Request:

@@ -1,4 +1,4 @@
-"""Grammars of the text half: ready before the first one comes, where a server starts, and nothing left behind."""
+"""Grammars of the text half: a server is ready for them at startup, and nothing leaks."""
 
 from __future__ import annotations
 

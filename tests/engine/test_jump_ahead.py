@@ -1,4 +1,4 @@
-"""What a grammar forces is taken at once, and its log-probabilities are those of sampling it, to the bit."""
+"""Forced ids are accepted without sampling, with the log-probabilities of sampled ids, bit for bit."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_tiny_pool_changes_no_answer(case):
 
 
 def test_nan_in_foreign_blocks_stays_there(case):
-    """Blocks nobody has written, and those that were given back, are full of NaN."""
+    """Blocks that were never written, and released blocks, are full of NaN."""
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=1, block_size=16, num_blocks=40, max_num_seqs=8)
     cache = core.runner.cache

@@ -1,4 +1,4 @@
-"""How fast an answer came is told by the engine's clock, however late and in whatever pieces its tokens are read."""
+"""The speed of a choice is measured by the engine's clock, however late and in whatever chunks its tokens are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine in its own process over the FakeRunner: streams, deaths, resumption, poison, and nothing left behind."""
+"""The engine in its own process over the FakeRunner: streams, deaths, resumption, poison requests, and no leaks."""
 
 from __future__ import annotations
 

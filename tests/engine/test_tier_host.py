@@ -1,6 +1,6 @@
 """The host tier under real models: what falls out of a pool and comes back gives the same tokens and logprob bits.
 
-On the CPU no engine makes one of itself, since the pool is host memory already: here one is told to."""
+On the CPU no engine makes one by default, since the pool is host memory already: here the option requests it."""
 
 from __future__ import annotations
 

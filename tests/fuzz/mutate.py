@@ -1,4 +1,4 @@
-"""Changes that keep the shape of JSON, so that what is behind the parser is reached: a value becomes another one, goes,
+"""Changes that keep the shape of JSON, so that inputs get past the parser: a value becomes another one, goes,
 comes twice, or changes its place or its name."""
 
 from __future__ import annotations

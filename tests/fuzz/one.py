@@ -5,11 +5,11 @@ from pathlib import Path
 
 import atheris
 
-# atheris instruments files only: an editable install of the package brings a loader of its own.
+# atheris instruments files only: an editable install of the package has its own loader.
 sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")]
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-# Before anything imports our package: what is to be covered is instrumented as it is imported.
+# Before any import of our package: modules are instrumented when they are imported.
 with atheris.instrument_imports(include=["kvasir"], enable_loader_override=False):
     from tests.fuzz.target import attempt, bounded_memory, load
 

@@ -1,4 +1,4 @@
-"""Runs of the targets as processes of their own: one fuzzes, one minimises, and what they print is read."""
+"""Runs targets in separate processes, to fuzz or to minimise, and reads their output."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ PYTHON_FAULTS = {
 }
 NATIVE_FAULTS = {
     "h": "heap-buffer-overflow",
-    "g": "SEGV on unknown address",  # one element behind an array is a page that may not be touched
+    "g": "SEGV on unknown address",  # the element after the array is on a protected page
     "u": "signed integer overflow",
     "r": "failed: planted",
     "t": "ERROR: libFuzzer: timeout",
@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def found(
     job: Job, said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> bytes:
-    """The input that fails, after the verdict of the whole command. said: by what the fault found may be reported."""
+    """The failing input, after the verdict of the whole command. said: texts that may report the fault."""
     outcome = fuzz(job, SECONDS)
     assert outcome.crash, outcome.log[-2000:]
     assert any(words in outcome.log for words in said) and outcome.line().endswith("FAILED")

@@ -1,4 +1,4 @@
-"""Host memory under a GPU's pool: copies beside the computing bring what was there, and an engine goes on from it."""
+"""Host memory below a GPU's pool: copies in the background keep the bytes, and an engine continues from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_reads_are_snapshots_and_writes_are_visible_to_later_kernels(num_bytes):
     for i, data in enumerate(found):
         copier.write(pool[:, count - 1 - i], data)
         again = copier.read(pool[:, count - 1 - i])
-        pool[:, i] += 0.0  # queued behind
+        pool[:, i] += 0.0  # queued after the copy
         assert bytes(again.result()) == bytes(data)
     assert torch.equal(pool.cpu(), wanted.flip(1))
     copier.close()

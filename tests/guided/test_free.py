@@ -110,7 +110,7 @@ BLANKS = st.sampled_from(["", "", " ", "\n", " " * 17, "\xa0", "\x1c", "\x85"])
 
 @st.composite
 def near_calls(draw: st.DrawFn, name: str) -> str:
-    """What is or is not quite a call, in any order, with arguments that are never those of its tool."""
+    """Calls and malformed calls, in any order, with arguments that are never valid for their tool."""
     format, style = format_of(name), FORMATS[name].style
     members = st.tuples(st.sampled_from(KEYS), BLANKS, st.sampled_from(VALUES)).map(lambda m: f'"{m[0]}":{m[1]}{m[2]}')
     parts = st.lists(st.one_of(members, BLANKS, members.map(lambda text: text + ", ")), max_size=6).map("".join)

@@ -18,7 +18,7 @@ from tests.guided.walk import VOCABULARY, ids_of, make_guides, walk
 from tests.text.vocabularies import local_folder
 
 LIBRARY = make_tokenizer(VOCABULARY)
-# Behind "X" more is forced than may be computed, or there are more states than are remembered.
+# After "X" more text is forced than may be computed, or there are more states than the limit.
 FORCED, STATES = sources.regex("([a-z ]+|Xa{1000000})"), sources.regex("([a-z ]+|X(.{0,9}y.{0,9}z){9})")
 TIGHT = GrammarLimits(states=60)
 

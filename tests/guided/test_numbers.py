@@ -23,7 +23,8 @@ DIGITS = [i for i, data in VOCABULARY.spellings if data.isdigit()]
 
 
 def write(rule: str, begin: str, wanted: str, limit: int = 120) -> str:
-    """Text of which every token begins with one of the wanted characters as long as one may come, then the lowest."""
+    """Text whose tokens begin with one of the given characters as long as possible, then with the lowest allowed
+    one."""
     guide = GUIDES.take(GUIDES.begin(rule), ids_of(begin))
     text = begin
     for _ in range(limit):

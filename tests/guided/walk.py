@@ -68,7 +68,7 @@ def _likely(allowed: list[int], rng: random.Random) -> list[int]:
 
 
 def assert_equal(one: AnyGuide, other: AnyGuide, seed: int, steps: int = 8) -> None:
-    """Both stand at the same place: they say the same, now and behind ids that are drawn."""
+    """Asserts that both guides have the same state: equal masks, now and after random ids."""
     for i in range(steps):
         assert one.done == other.done and one.quiet == other.quiet
         if one.done:

@@ -46,7 +46,7 @@ def parts(folder: Path) -> list[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files; of a folder that nobody changes meanwhile."""
+    """Bytes of all files in a folder, which must not change meanwhile."""
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 

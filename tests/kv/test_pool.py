@@ -71,7 +71,7 @@ def test_faults_of_the_cache_are_noticed():
 
 
 class Tables(RuleBasedStateMachine):
-    """Tables grow, fork, own, trim and go in any order; the pool's counts are those of the living tables."""
+    """Tables grow, fork, own, trim and are released in any order; the pool's counts match the live tables."""
 
     def __init__(self):
         super().__init__()

@@ -107,7 +107,8 @@ def test_a_cached_chain_stays_valid_after_a_split():
 
 
 def test_an_idle_block_above_held_ones_can_be_had():
-    """Two compute the same beginning at once; the tree keeps the first one's, the second one goes on below it."""
+    """Two sequences compute the same prefix at once; the tree keeps the first one's blocks, and the second one's
+    continuation is inserted below them."""
     world = World(num_blocks=8)
     first, second = (world.start(b"", letters("same" * 2 + tail)) for tail in ("", "more" * 2))
     assert world.compute(first, 8) and world.compute(second, 16)

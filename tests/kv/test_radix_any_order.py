@@ -1,5 +1,5 @@
 """The prefix tree under any order of what engines do: it finds what a plain dict of token runs says it must, no block
-it gives holds other tokens than those asked for, nothing that somebody holds is evicted, and counts always add up."""
+it gives holds other tokens than those asked for, no held block is evicted, and counts always add up."""
 
 from math import inf
 

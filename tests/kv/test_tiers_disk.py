@@ -138,7 +138,7 @@ def test_a_record_under_the_name_of_another_block_is_foreign(folder):
 
 
 def test_links_pipes_and_folders_are_not_followed(folder, tmp_path):
-    """A link to a good record, a pipe that nobody writes, a folder: none is served, none is waited for."""
+    """A link to a valid record, a pipe without a writer, a folder: none is served or waited for."""
     blocks = blocks_of(3)
     fill(folder, blocks)
     with opened(folder) as tier:  # which knows the three names

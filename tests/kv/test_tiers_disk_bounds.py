@@ -1,4 +1,4 @@
-"""DiskTier: what it keeps is bounded, whatever fails it goes on, and it never waits."""
+"""DiskTier: its size is bounded, it survives all failures, and it never waits."""
 
 import errno
 import os

@@ -30,7 +30,7 @@ def test_blocks_of_a_peer_are_unchanged(server, disk, path):
     keys = [b.key for b in blocks]
     keep(disk, blocks[:4], (0, 1))
     with asking(path) as tier:
-        assert tier.has(keys) == 0 and not tier.ask(keys)  # nobody has answered yet
+        assert tier.has(keys) == 0 and not tier.ask(keys)  # no peer has responded yet
         assert tier.ask(keys, 0, 10.0) and tier.has(keys) == 4
         assert tier.ask(keys, 1, 10.0) and tier.has(keys, 1) == 4
         for group in (0, 1):
@@ -125,7 +125,7 @@ def test_a_peer_process_dies_and_comes_back(path, tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
     blocks = blocks_of(20)
     with asking(path) as tier:
-        assert load(tier, blocks[0]) == "peer"  # nobody is there yet
+        assert load(tier, blocks[0]) == "peer"  # no peer exists yet
         for life in range(2):
             command = [sys.executable, "-c", SERVER, path, tmp_path / f"peer{life}"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as process:

@@ -47,7 +47,7 @@ def test_a_silent_peer_is_a_miss_in_time(path, monkeypatch, greet):
 
 
 def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
-    """Each byte arrives long before a timeout of its own; the whole does not."""
+    """Each byte arrives long before the timeout of one read; the whole message does not."""
     monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.4)
 
     def drip(link: BlockSocket) -> None:

@@ -1,4 +1,4 @@
-"""The threads behind a tier: bounded, in order, never waited for."""
+"""The threads of a tier: bounded, in order, never waited for."""
 
 import threading
 import time

@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def batch_of(parts: Sequence[Part], cache: KVCache, **options: Any) -> Batch:
-    """Each part in a row of its own."""
+    """Each part in a separate row."""
     ends = [part.start + len(part.ids) for part in parts]
     blocks = max((len(table) for part in parts for table in part.tables), default=0)
     rows = RowArrays.empty(len(parts), max(ends, default=0), len(cache.groups), blocks)

@@ -28,7 +28,7 @@ KINDS = st.one_of(
 
 @st.composite
 def layouts(draw) -> KVLayout:
-    """Up to three models; layers share others of their own model, or of one before it."""
+    """Up to three models; layers share layers of their own model or of an earlier one."""
     specs: dict[str, list] = {}
     for name in ("", "draft", "other")[: draw(st.integers(1, 3))]:
         spec: list = [draw(KINDS)]
@@ -67,7 +67,7 @@ def test_counted_bytes_equal_allocated_bytes(layout, size, dtype):
 @examples(60)
 @given(layouts(), st.sampled_from([4, 16]), DTYPES)
 def test_layers_own_their_memory_or_share_another_layers(layout, size, dtype):
-    """What each writes through its model's view is found by those that share it and by nobody else."""
+    """Values written through one model's view are read by the layers that share them and by no others."""
     cache = memory(layout, size, dtype)
     cache.fill_(0.0)
     views = {layer: (cache.of(name), i) for name, own in layout.models.items() for i, layer in enumerate(own)}

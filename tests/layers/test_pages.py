@@ -1,4 +1,4 @@
-"""Arrays in pages of their own."""
+"""Arrays in separate pages."""
 
 import numpy as np
 

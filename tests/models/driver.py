@@ -15,7 +15,7 @@ from tests.layers.parts import Part, batch_of
 
 
 def make_cache(model: Any, *, blocks: int = 64, block_size: int = 16, dtype=torch.float32, fill=None) -> KVCache:
-    """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of what nobody
+    """A cache of `blocks` blocks per group; `fill` sets every value, NaN to catch reads of values that were not
     wrote."""
     spec = model.cache_spec()
     cache = KVCache(spec, [blocks] * len(KVLayout.of(spec).groups), block_size, dtype)

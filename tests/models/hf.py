@@ -1,4 +1,4 @@
-"""Model folders: ours opened with changed configs, and those of transformers written with random weights."""
+"""Model folders: opens folders with changed configs, and writes transformers' models with random weights."""
 
 from __future__ import annotations
 

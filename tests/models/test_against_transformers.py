@@ -163,7 +163,7 @@ def test_every_weight_moves_the_logits(transformers, name):
     tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {name: state[name] for name in state.keys() - tied}
     for name, tensor in state.items():
-        changed = state | {name: tensor.flip(0 if len(tensor) > 1 else 1)}  # not scaled: a norm behind would undo it
+        changed = state | {name: tensor.flip(0 if len(tensor) > 1 else 1)}  # not scaled: the next norm would undo it
         moved = distance(logits_of(ours(config, changed), ids), logits)
         assert moved > SENSITIVITY, name
 

@@ -27,7 +27,7 @@ SMALL = {
 
 
 def hidden_of(model, texts, **options) -> list[torch.Tensor]:
-    """Hidden rows of texts computed together, each over blocks of its own."""
+    """Hidden rows of texts computed together, each with its own blocks."""
     cache = make_cache(model, blocks=1 + 8 * len(texts), fill=float("nan"), **options)
     pieces = [(ids, 0, np.arange(1 + 8 * i, 9 + 8 * i, dtype=np.int32)) for i, ids in enumerate(texts)]
     return step(model, cache, pieces, causal=False)

@@ -115,7 +115,7 @@ def run_together(model, sequences: list[list[int]], counts: list[int], dtype: to
 
 
 def give_back(cache, running: list[Running]) -> None:
-    """Blocks wholly behind the window of the next token are freed: NaN in them, and a stale id in the table."""
+    """Blocks wholly outside of the next token's window are freed: NaN in them, and a stale id in the table."""
     for g, group in enumerate(cache.groups):
         if group.kind.forgets:
             for s in running:
@@ -143,7 +143,7 @@ def test_batched_rows_equal_single_ones(name, dtype, counts, seed):
 
 @both
 def test_nan_stays_with_its_sequence(dtype):
-    """A token whose embedding is NaN spoils the rows behind it in its own sequence, and nothing else."""
+    """A token whose embedding is NaN spoils later rows of its own sequence, and nothing else."""
     model = dummy(config_of("mistral"), dtype)
     model.embed.weight = model.embed.weight.clone()
     bad, ids = 95, [i % 95 for i in random_ids(80, 96)]

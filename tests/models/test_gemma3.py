@@ -1,4 +1,4 @@
-"""Gemma 3 as it is published: one config for eyes and text, of which we read the text."""
+"""Gemma 3 as published: one config for vision and text, of which we use the text part."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ for config in (GPT2, BERT, *(config_of(name) for name in FAMILIES if name != "qw
 
 
 def modules() -> list[str]:
-    """The modules of ops, layers and models, without those of the eager executor."""
+    """The modules of ops, layers and models, except the modules of the eager executor."""
     package = Path(kvasir.__file__).parent
     paths = [path for part in ("ops", "layers", "models") for path in (package / part).rglob("*.py")]
     names = [".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__") for path in paths]

@@ -69,7 +69,7 @@ def test_more_threads_than_processors_are_not_slow(pool):
 
 
 def test_all_threads_wake_up_after_pauses(pool):
-    """Waking up from pauses, from yields and from sleep: nobody is forgotten."""
+    """Threads wake up from pauses, yields and sleep, and none is missed."""
     *_, selftest = calls()
     address = pool(3)
     for wait in (0, 1e-5, 1e-4, 3e-4, 1e-3, 5e-3) * 10:

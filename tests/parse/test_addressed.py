@@ -22,7 +22,7 @@ TOOLS = {"look_up": {}, "fetch": {}}
         ('look_up\n{"a": 1}>>>fetch\n{}', "", [("look_up", '{"a": 1}'), ("fetch", "{}")]),
         ('all\nLooking it up.\n>>>look_up\n{"a": 1}', "Looking it up.", [("look_up", '{"a": 1}')]),
         ('look_up\n{"a": 1}>>>all\nDone', "Done", [("look_up", '{"a": 1}')]),
-        # what is no recipient is content: an interpreter's prompt, a name of no function, a word in a line of its own
+        # what is no recipient is content: an interpreter's prompt, a name of no function, a word in a separate line
         ("all\n>>> print(1)\n1\n>>>x\n{'a'}", ">>> print(1)\n1\n>>>x\n{'a'}", []),
         ("all\n>>>drop\n{}", ">>>drop\n{}", []),
         ("look_up\nis a word", "look_up\nis a word", []),

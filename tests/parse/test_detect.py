@@ -41,7 +41,7 @@ def test_every_format_is_recognised_by_samples_of_it(name, count):
 
 @pytest.mark.parametrize("name", [name for name in CALLING if name != "harmony"])
 def test_marks_around_a_known_format_make_it_unknown(name):
-    """Marks around a known format are a format that is not known: they would come out as content."""
+    """Marks around a known format make it an unknown format: they would be emitted as content."""
     found = detect("", samples=[sample(name, before="<calls>", behind="</calls>")])
     assert found.format.calls is NO_CALLS
     assert "<calls>" in found.fault

@@ -1,4 +1,4 @@
-"""Calls that a model got wrong in a character or two: what is told of them is JSON, and all else stays content."""
+"""Calls with one or two wrong characters: the reported part is JSON, and the rest stays content."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def calls_of(message: ParsedMessage) -> Calls:
     return [(call.name, json.loads(call.arguments)) for call in message.calls]
 
 
-# -- calls as they are written -----------------------------------------------------------------------------
+# -- calls while they arrive -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CALLING)
@@ -109,7 +109,7 @@ def test_an_end_mark_of_a_string_that_breaks_off_is_no_part_of_it(name):
 
 @pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters is None])
 def test_arguments_are_streamed_unchanged(name):
-    """In the middle of a long string all of it has been told but what may be the beginning of an escape."""
+    """In the middle of a long string everything has been emitted except a possible beginning of an escape."""
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {}})
@@ -145,7 +145,7 @@ def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
 @examples(20)
 @given(data=st.data())
 def test_nothing_is_lost(name, data):
-    """All text that is neither told of a call nor a mark of reasoning comes out, in its order."""
+    """All text that is neither part of a call nor a mark of reasoning is emitted, in order."""
     format = format_of(name)
     text = data.draw(babble(format))
     events = parsed(format, text, data.draw(SIZES))

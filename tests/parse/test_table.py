@@ -91,7 +91,7 @@ def tool(name: str, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def said(name: str, answer: dict[str, Any], tools: list[Any]) -> tuple[str, str]:
-    """(the prompt, what the model says behind it so that the template renders this answer)"""
+    """(the prompt, the model's output after it for which the template renders this turn)"""
     prompt = template(name).render([HELLO], tools=tools).text
     whole = template(name).render([HELLO, answer], tools=tools, add_generation_prompt=False).text
     size = next((i for i, pair in enumerate(zip(prompt, whole, strict=False)) if pair[0] != pair[1]), len(prompt))
@@ -101,7 +101,7 @@ def said(name: str, answer: dict[str, Any], tools: list[Any]) -> tuple[str, str]
 
 
 def has_plain_keys(value: Any) -> bool:
-    """Gemma's template writes no others so that they could be told from what is around them."""
+    """Gemma's template writes other values so that they cannot be distinguished from the text around them."""
     if isinstance(value, list):
         return all(map(has_plain_keys, value))
     return not isinstance(value, dict) or all(PLAIN_KEY.fullmatch(k) and has_plain_keys(v) for k, v in value.items())

@@ -114,7 +114,7 @@ def test_a_worker_answers_refuses_and_ends(tmp_path):
         assert worker.peak_rss > 1 << 20
         with pytest.raises(PeerError, match="thirteen"):
             worker.ask("answer", prompts=[[0] * 13], new=3)
-        assert worker.ask("answer", prompts=[[1, 2]], new=2)["decode_tokens"] == 1  # alive behind an error
+        assert worker.ask("answer", prompts=[[1, 2]], new=2)["decode_tokens"] == 1  # alive after an error
         with pytest.raises(PeerError, match="ended"):
             worker.ask("answer", prompts=[[0] * 17], new=3)
     finally:

@@ -68,7 +68,7 @@ class Driver:
 
 
 class Company:
-    """Several sequences in rows 0, 1, ... of a program, each with blocks of its own and perhaps an adapter."""
+    """Several sequences in rows 0, 1, ... of a program, each with its own blocks and perhaps an adapter."""
 
     def __init__(self, program: Program, sequences: Sequence[list[int]], adapters: Sequence[int] = ()):
         self.program = program
@@ -82,7 +82,8 @@ class Company:
         program.bind(rows)
 
     def step(self, *works: tuple[int, int, int], export: str = "") -> list[np.ndarray]:
-        """Computes works (row, start, count) together; the hidden rows of each, the last or those of a name."""
+        """Computes works (row, start, count) together. Returns the hidden rows of each: the last ones, or a named
+        output."""
         for item, (row, start, count) in zip(self.program.pieces, works, strict=False):
             item.row, item.flags, item.start, item.count = row, 0, start, count
         self.program.run(len(works), max(start + count for _, start, count in works))

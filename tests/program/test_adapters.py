@@ -102,7 +102,7 @@ def test_agree_with_merged_weights(case):
 
 
 def pieces_of(program, adapters=(1, 0, 2)) -> np.ndarray:
-    """The rows of IDS, in pieces, with neighbours before and behind."""
+    """The rows of IDS, in chunks, with neighbours before and after them."""
     company, parts, start = Company(program, [OTHER, OTHER, IDS], adapters), [], 0
     for count in (1, 20, 2, len(IDS) - 23):
         order = [(2, start, count), (0, 0, 7), (1, 0, 3)]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {
 
 KINDS = tuple(BOUNDS)
 FLOATS = ("F32", "F16", "BF16")
-# Sums of 2048 have eight segments in every format; those of 256 one, where a group is 256.
+# Sums of 2048 have eight segments in every format; sums of 256 have one if a group is 256.
 CONFIG = {
     "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 300, "max_position_embeddings": 256,
@@ -97,7 +97,7 @@ def test_layers_of_several_formats(file):
 
 @pytest.mark.parametrize("kind", ["Q6_K", pytest.param("Q4_0", marks=pytest.mark.slow)])
 def test_a_matrix_of_one_segment_is_whole_everywhere(tmp_path, kind):
-    """Its sums of 256 and 768 are one and three groups of a K-quant, which nobody can share."""
+    """Its sums of 256 and 768 are one and three groups of a K-quant, which ranks cannot share."""
     path = write_mini(tmp_path / "mini.gguf", kind)
     _, models = parts_of(path, 8)
     for block in models[5].model.layers:

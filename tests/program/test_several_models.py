@@ -62,7 +62,7 @@ def test_models_in_one_pool_give_the_same_bits_as_alone(tmp_path, kinds):
 
 
 class Toy:
-    """A forward over what a target model has, without weights of its own."""
+    """A forward over the parts of a target model, without its own weights."""
 
     def __init__(self, target, *spec):
         self.target, self.spec = target, spec

@@ -32,7 +32,7 @@ def small_core(folder: str, executor: str, **options) -> EngineCore:
 
 
 def files_of(folder: Path, family: str = "llama", **change) -> ModelFiles:
-    """A family of tests.models.families with random weights, in a folder of its own."""
+    """A family of tests.models.families with random weights, in a new folder."""
     from safetensors.torch import save_file
 
     from kvasir.models.registry import model_class_for

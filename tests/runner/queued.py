@@ -16,7 +16,7 @@ from kvasir.runner.runner import Runner
 
 
 class Queued(EagerExecutor):
-    """The device is the thread of the eager executor, with rows of its own. early: steps that were started before the
+    """The device is the thread of the eager executor, with its own rows. early: steps that were started before the
     ids of the last were read; late: the others. last: the latest step."""
 
     queues = True

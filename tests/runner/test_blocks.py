@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 
 class Late:
-    """Copies as a GPU makes them, but that each lands some time later, in a thread of its own."""
+    """Copies as on a GPU, except that each completes some time later, in a separate thread."""
 
     def __init__(self):
         self.reads = self.writes = 0

@@ -1,4 +1,4 @@
-"""Runners as the options want them: cache, executor and grade."""
+"""make() builds the runner that the options select: cache, executor and grade."""
 
 import pytest
 

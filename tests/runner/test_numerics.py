@@ -139,7 +139,7 @@ def engine_run(folder, disk: str = "", isa: str = "") -> list:
 @pytest.mark.slow
 @pytest.mark.skipif(not differs(), reason="no instruction set beyond AVX2 for oneDNN to take or leave")
 def test_blocks_of_libraries_that_compute_other_bits_are_not_used(tmp_path):
-    """A folder filled with the kernels of one instruction set, and read by an engine with those of another."""
+    """A folder written with the kernels of one instruction set is read by an engine with another instruction set."""
     made = tmp_path / "model"
     made.mkdir()
     folder, disk = random_model("llama", made), str(tmp_path / "kv")

@@ -1,4 +1,4 @@
-"""What quantizing while loading leaves as it is, the start says."""
+"""The startup summary lists the matrices that quantizing at load leaves unchanged."""
 
 from __future__ import annotations
 

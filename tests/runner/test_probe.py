@@ -39,7 +39,7 @@ def test_a_function_that_rounds_otherwise_is_seen(monkeypatch, name):
 
 
 def test_products_cancel_except_for_rounding():
-    """So their bits are those of the order of additions."""
+    """So the bits show the order of additions."""
     outputs = {}
     linear = module.F.linear
 

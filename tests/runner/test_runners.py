@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("executor", ["eager", pytest.param("program
 
 @pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
 def test_a_row_of_nan_fails_alone(executor, tmp_path, where):
-    """Token 7's embedding is NaN: whoever reads it gets an error, its neighbours their answer."""
+    """Token 7's embedding is NaN: a sequence that reads it gets an error, its neighbours continue."""
     from safetensors.torch import load_file, save_file
 
     folder = random_model("llama", tmp_path)
@@ -84,7 +84,7 @@ def test_sequences_of_a_failed_step_are_retried_alone(executor, tmp_path, monkey
 
 @pytest.mark.parametrize("bad", [300, 1 << 30, -1, -(1 << 31)])
 def test_ids_outside_the_vocabulary_reach_no_kernel(executor, tmp_path, bad):
-    """What a journal brings is checked by nobody before: such a request ends with an error, its neighbours do not."""
+    """Ids from a journal are not checked before: such a request ends with an error, its neighbours continue."""
     core = small_core(random_model("llama", tmp_path), executor)
     good = [request(f"g{i}", [10 + i, 11, 12]) for i in range(3)]
     expected = plain(core, good)

@@ -101,7 +101,7 @@ def drawn_adaptively(x, spec, position, state):
 
 
 def drawn(x, spec, position, mu=None):
-    """(token, mu behind it)."""
+    """(token, mu after it)."""
     z = narrowed(x, spec, position, mu)
     peak = max(z.values())
     scores = sorted((log_exponential(word(spec.seed, position, t)) - (z[t] - peak), t) for t in z)

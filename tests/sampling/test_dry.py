@@ -111,7 +111,7 @@ def test_the_last_id_of_a_bad_word_is_forbidden_after_the_others(ids, prompt_len
 
 
 def test_a_bad_word_never_appears_and_its_beginning_may():
-    """Each row takes its best token; a word of three ids is its favourite."""
+    """Each row takes its best token; a word of three ids has the highest logits."""
     spec = SamplingSpec(bad_words=((1, 2, 3), (9,), (77,)))
     ids = [5]
     for favourite in (9, 1, 2, 3, 4):

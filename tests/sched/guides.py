@@ -63,7 +63,7 @@ class HandGuide:
 
 
 class HandGuides:
-    """Compiles when it is told to; `broken` is a grammar that does not compile."""
+    """Compiles on request; `broken` is a grammar that does not compile."""
 
     def __init__(self, at_once: bool = True):
         self.at_once = at_once

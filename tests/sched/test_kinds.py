@@ -83,7 +83,7 @@ def test_a_prefix_hit_continues_like_a_fresh_run(kinds, shared, one, other):
 @examples(20)
 @given(MIXES, st.integers(33, 70))
 def test_evicted_blocks_come_back_from_a_tier(kinds, length):
-    """All groups' parts are saved, and loaded where they are needed: those of a fixed group, too."""
+    """The parts of all groups are saved, and loaded if needed, including those of a fixed group."""
     tier = ShakyTier(random.Random(length), facts(kinds), bad=0.0)
     engine = Engine(kinds, num_blocks=1 + max(kind.blocks(LENGTH, SIZE) for kind in kinds), tier=tier)
     prompt = [(3 * i + 2) % VOCAB for i in range(length)]
@@ -130,7 +130,7 @@ def test_batched_answers_equal_single_ones(kinds, which, ahead):
 
 @pytest.mark.parametrize("adapters", [("x",)])
 def test_fixed_blocks_belong_to_their_namespace(adapters):
-    """Sequences of one namespace share an encoder's output, those of another never see it."""
+    """Sequences of one namespace share an encoder's output; sequences of another namespace never read it."""
     runner = FakeRunner(kinds=(PagedKV(), Cross(length=20)), block_size=SIZE, adapters=adapters, num_blocks=40)
     scheduler = Scheduler(runner.capacity)
     drive = Drive(scheduler, runner)

@@ -52,7 +52,7 @@ class Options:
 
 @dataclass
 class Run:
-    """A scheduler over a FakeRunner, as EngineCore drives them, with a record of what was planned and told."""
+    """A scheduler over a FakeRunner, driven as by EngineCore, with a record of its plans and deltas."""
 
     options: Options
     now: float = 0.0

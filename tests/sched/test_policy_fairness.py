@@ -44,7 +44,7 @@ def test_absence_saves_nothing_up_and_pays_no_debt():
     assert present(state, {"a": 1.0, "b": 1.0}).counters == {"a": 500, "b": 300}
     state = charge(state, {"b": (1000, 0)})  # meanwhile b is served
     assert present(state, {"a": 1.0, "b": 1.0}).counters == {"a": 1300, "b": 1300}
-    alone = present(charge(counters(a=0), {"a": (10**6, 0)}), {})  # nobody is there
+    alone = present(charge(counters(a=0), {"a": (10**6, 0)}), {})  # no tenant is present
     assert present(alone, {"new": 1.0}).counters["new"] == 10**6, "a break of all is no gift to the next"
 
 
@@ -68,7 +68,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 500)), min_size=
 @examples(60)
 @given(st.tuples(SIZES, SIZES, SIZES), st.tuples(*[st.sampled_from((0.5, 1.0, 3.0))] * 3), st.integers(20, 150))
 def test_the_backlogged_get_their_shares_within_one_request(sizes, weights, rounds):
-    """Three tenants always have work, each in requests of its own sizes."""
+    """Three tenants always have work, with requests of different sizes."""
     share = dict(zip("abc", weights, strict=True))
     asked = dict(zip("abc", sizes, strict=True))
     state, done, served = present(Fairness(), share), defaultdict(int), dict.fromkeys("abc", 0.0)

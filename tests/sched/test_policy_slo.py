@@ -1,4 +1,4 @@
-"""The order of service: classes, slack, turns, and the promise that nobody starves."""
+"""The order of service: classes, slack, turns, and the guarantee that no request starves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_order_is_total_and_independent_of_the_input_order(candidates, shuff
     assert served(*candidates, a=700) == order
 
 
-# -- nobody starves ----------------------------------------------------------------------------------------
+# -- no request starves ------------------------------------------------------------------------------------
 
 
 class Queue:

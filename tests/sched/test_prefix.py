@@ -1,5 +1,5 @@
-"""Prefixes: who begins alike shares what was computed, and nobody else does. The fake runner reads its answers through
-the block tables, so a block that is shared wrongly is a wrong token or a loud error."""
+"""Prefixes: sequences with a common prefix share its blocks, and no others do. The fake runner reads its answers
+through the block tables, so a block that is shared wrongly is a wrong token or a loud error."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_pins_never_block_other_requests():
 
 
 def test_a_lone_request_does_not_starve_for_its_own_pin():
-    """Behind a window the answer gives back what its pin holds on to."""
+    """Beyond a window, a sequence releases blocks that its pin keeps."""
     drive = make(window=20, block_size=4, num_blocks=9, max_tokens_per_step=1)
     run(drive, Request("a", tuple(PROMPT), SamplingParams(max_tokens=30, seed=0, ignore_eos=True), cache_ttl=1e9))
     assert drive.scheduler.preemptions == 0
@@ -214,7 +214,7 @@ def test_a_window_resumes_where_its_blocks_are():
 
 
 def test_planning_ahead_waits_for_blocks_that_a_window_releases():
-    """Two planned chunks hold more blocks than one: who fits alone must not leave himself for ever."""
+    """Two planned chunks hold more blocks than one: a sequence that fits alone must not preempt itself for ever."""
     drive = make(True, window=20, num_blocks=14, block_size=4, max_rows=3, max_tokens_per_step=23)
     assert run(drive, request("a", [i % 250 for i in range(57)], max_tokens=3)) == [0]
     assert drive.scheduler.preemptions == 0
@@ -222,7 +222,7 @@ def test_planning_ahead_waits_for_blocks_that_a_window_releases():
 
 @pytest.mark.parametrize("hits", [0, 1])
 def test_eviction_by_priority_is_by_that_of_requests(hits):
-    """The most urgent stays longest, whoever came last and however often it was found."""
+    """The most urgent prefix stays longest, regardless of recency and number of hits."""
     drive = make(num_blocks=30, eviction="priority")  # 29 of 8 tokens, for four prompts of 7 each
 
     def ask(name: str, text: int, priority: int) -> int:

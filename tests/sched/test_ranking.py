@@ -110,7 +110,7 @@ def test_a_step_ranks_only_changed_requests(monkeypatch):
 
     def looks(waiting: int) -> float:
         runner = FakeRunner(num_blocks=60, max_rows=16, max_tokens_per_step=64, max_model_len=900)
-        ticks = itertools.count()  # on a slow machine, too, nobody waits so long that the order changes
+        ticks = itertools.count()  # also on a slow machine, no request waits so long that the order changes
         scheduler = Scheduler(runner.capacity, max_waiting=2000, clock=lambda: next(ticks) * 1e-6)
         drive = Drive(scheduler, runner)
         for i in range(waiting + 2):

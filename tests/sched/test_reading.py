@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts are read a few positions a step: nobody waits for a prompt whose all are wanted."""
+"""Log-probabilities of prompts are computed a few positions per step, so they do not delay other requests."""
 
 from __future__ import annotations
 

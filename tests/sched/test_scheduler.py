@@ -1,4 +1,4 @@
-"""The scheduler over the FakeRunner: the same tokens whatever happens around a request, and nothing left behind."""
+"""The scheduler over the FakeRunner: the same tokens whatever else happens, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_part_of_the_prefix_is_in_the_tree(tmp_path):
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "gone"])
 def test_a_damaged_file_is_recomputed(tmp_path, harm):
-    """Blocks before it are used, none behind."""
+    """Blocks before it are used, and none after it."""
     core = restarted(tmp_path / "kv")
     path = path_of(tmp_path / "kv", stored_blocks(core, PROMPT)[4])
     data = bytearray(path.read_bytes())

@@ -320,7 +320,7 @@ class Run:
         self.core.pause(id, whether)
 
     def proceed(self) -> None:
-        """All that is not paused has ended, or not yet; one of those that are goes on."""
+        """If nothing else has work, checks that the rest is paused; resumes one of the paused requests."""
         if not self.core.has_work():
             table = self.core.scheduler.table
             assert table.all() == table.paused, "what is not paused waits for what is"
@@ -371,7 +371,7 @@ def run(chance: random.Random, num_requests: int = 12) -> Run:
         for _ in range(chance.choice([0, 0, 1, 3, 10])):
             drawn.disturb()
             drawn.step()
-    # Each token in a step of its own, all of them anew after failures and reads: far more than is ever needed.
+    # One step per token, repeated after failures and reads: far more than is ever needed.
     for _ in range(200 * LENGTH):
         if not core.has_work() and not drawn.paused:
             break

@@ -1,4 +1,4 @@
-"""Nobody starves, however few tokens a step holds: running answers take turns, and prompts have a share."""
+"""No request starves under a small step budget: running sequences take turns, and prompts have a share."""
 
 from __future__ import annotations
 

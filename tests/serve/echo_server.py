@@ -1,4 +1,4 @@
-"""A server of its own: python -m tests.serve.echo_server '{"drain": 1.0}' '{"step_seconds": 0.01}'"""
+"""A server as a separate process: python -m tests.serve.echo_server '{"drain": 1.0}' '{"step_seconds": 0.01}'"""
 
 import json
 import sys

@@ -106,7 +106,7 @@ def live(settings: ServeSettings | None = None, front: Front | None = None, **ru
 
 @contextmanager
 def live_on(make: Callable[[], Catalogue]) -> Iterator[Live]:
-    """A server of what `make` makes, in a thread of its own."""
+    """A server of the application that `make` returns, in a separate thread."""
     ready = threading.Event()
     found: list[Live] = []
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own: how it starts, how it ends, and what it never loads."""
+"""A server in a separate process: startup, shutdown, and modules that it never loads."""
 
 from __future__ import annotations
 

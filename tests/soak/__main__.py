@@ -14,7 +14,7 @@ from tests.soak.client import Tally
 from tests.soak.soak import idle, soak
 
 LONG = 60.0  # seconds from which on everything must have happened
-SLOW = 3.0  # times slower than alone: a reader cannot fall behind an engine that others keep from its work
+SLOW = 3.0  # times slower than alone: a reader cannot lag behind an engine that is slowed down by others
 
 
 def table(tally: Tally) -> str:

@@ -108,8 +108,8 @@ class Client:
         return True
 
     def excuse(self, error: Refused, kills: int) -> None:
-        """Raises the error unless anybody may get it: the queue is full, or two engines died under the request. kills:
-        those when it was sent."""
+        """Raises the error unless any request may get it: the queue is full, or two engines died with the request.
+        kills: the number of kills when it was sent."""
         if error.status == 429 and error.code == "queue_full":
             assert "retry-after" in error.headers, "429 without Retry-After"
         elif error.code != "engine_unavailable" or self.server.kills < kills + 2:
@@ -129,7 +129,7 @@ class Client:
 
 
 async def repeat(work: Callable[[], Awaitable[Any]], goes_on: Callable[[], bool], pause: Callable[[], float]) -> None:
-    """Again and again, as long as it goes on, which is asked every second."""
+    """Repeats requests until the load ends, which is checked every second."""
     while goes_on():
         await work()
         left = pause()

@@ -205,7 +205,7 @@ async def break_protocol(c: Client) -> bool:
 
 
 async def half_body(c: Client) -> bool:
-    """The client goes in the middle of its own question."""
+    """The client disconnects in the middle of its request."""
     async with _connection(c) as (_, writer):
         writer.write(_head("/v1/completions", 5000) + b'{"model": "')
         await writer.drain()
@@ -231,7 +231,7 @@ async def exceed_limit(c: Client) -> bool:
 
 
 async def fill_queue(c: Client) -> bool:
-    """More answers at once than may wait, until somebody gets a 429; after a while the clients go."""
+    """More requests at once than may wait, until one gets a 429; the clients disconnect after a while."""
     body = LONG | {"prompt": ["a", "b", "c", "d"] * 4, "n": 4}
     kills = c.server.kills
     tasks = [asyncio.create_task(c.post("/v1/completions", body)) for _ in range(2 + MAX_WAITING // 64)]
@@ -275,12 +275,12 @@ async def kill_starting(c: Client) -> bool:
 
 
 async def fill_disk(c: Client) -> bool:
-    """The disk takes nothing for a while: what cannot be written is not kept, and nobody notices."""
+    """The disk accepts no writes for a while: blocks are not stored, and no request is affected."""
     return await c.server.refuse_disk(c.rng.uniform(0.5, 3.0), c.tally.patience / 4)
 
 
 async def set_clock(c: Client) -> bool:
-    """The time of day jumps, for both processes; it is told in answers and used for nothing else."""
+    """The time of day jumps in both processes; it is used only for time stamps in responses."""
     shift = c.server.wall.jump(c.rng)
     await asyncio.sleep(2.0)  # the date in the headers is made anew every second
     headers = _auth() | {"connection": "close"}

@@ -119,7 +119,7 @@ async def _plain(server: Server, tally: Tally, rng: random.Random) -> list[tuple
 
 async def _warmed(server: Server, base: dict[str, Facts]) -> bool:
     """Fills the base line."""
-    for settle in (None, server.warm):  # a leak is told before the long wait for what is started on demand
+    for settle in (None, server.warm):  # reports leaks before the long wait for processes that start on demand
         if settle:
             await settle()
         left = await server.rest()

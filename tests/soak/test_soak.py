@@ -162,7 +162,7 @@ def test_threads_of_a_pool_count_as_a_leak_if_it_exists_twice():
 
 
 def test_a_death_is_counted_once(tmp_path):
-    """Also one of an engine that starts, whose reason is said again before the next attempt."""
+    """Also the death of an engine during startup, whose reason is logged again before the next attempt."""
     server = Server("", None, tmp_path / "log", None)  # type: ignore[arg-type]
     died = "the engine process exited with status -9"
     (tmp_path / "log").write_text(

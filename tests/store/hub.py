@@ -11,7 +11,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE = 1000  # bytes from which on a file is told of by its SHA-256
+LARGE = 1000  # bytes from which on a file is identified by its SHA-256
 
 
 class Hub:

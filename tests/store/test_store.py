@@ -1,4 +1,4 @@
-"""The store: what is there, what becomes of it, and what stays behind."""
+"""The store: listing, changing and removing models, and files that remain."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_paths_of_clients_are_restricted_to_allowed_folders(tmp_path):
     for ref in ("./m", "../out.gguf", "x.gguf", "~/x.gguf", "~root/x.gguf"):
         with pytest.raises(InvalidRequest, match="relative"):
             store.pull(ref)
-    for pattern in ("o*.gguf", "z*.gguf"):  # of what is there, and of what is not
+    for pattern in ("o*.gguf", "z*.gguf"):  # an existing file, and a missing one
         with pytest.raises(InvalidRequest, match="not in a folder") as told:
             store.pull(str(tmp_path / pattern))
         assert "out.gguf" not in str(told.value)

@@ -32,7 +32,7 @@ def in_context(tokenizer, prompt, ids, skip=True) -> str:
 
 
 def hostile_ids(tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, with those of bytes and special tokens more often than chance would give them."""
+    """Any ids, with a higher share of byte tokens and special tokens than by chance."""
     size = tokenizer.vocab_size
     odd = [i for i in range(min(size, 70_000)) if len(tokenizer.id_to_token(i) or "") in (1, 6)][:600]
     odd += sorted(tokenizer.special_ids)[:20]

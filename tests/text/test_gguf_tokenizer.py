@@ -145,7 +145,7 @@ def test_runs_of_spaces_that_are_pieces_are_matched(tmp_path, model_type, dummy,
     oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     tokenizer = local_gguf(read_sentencepiece(tmp_path / "tokenizer.model"))
     texts = ["a    b", "a  b", "  a", " ", "a   b       c", "the      cat  ", "", "a\n    b", "      a"]
-    texts += ["    "] * (rule == "identity")  # else it cannot be told from the piece itself
+    texts += ["    "] * (rule == "identity")  # else it cannot be distinguished from the piece itself
     texts += [f"a{' ' * size}b{' ' * (17 - size)}" for size in range(18)]
     for text in texts:
         for parse_special in (True, False):

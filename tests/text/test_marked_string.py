@@ -17,7 +17,7 @@ from tests._shared import SHARED, need
 from tests.examples import examples
 from tests.text.test_chat import CONVERSATIONS, NOW, TEMPLATES, TOKENS
 
-# Of a message: Greek, with a letter that grows in capitals, white space of its own, quotes of JSON and HTML.
+# A message with Greek, a letter that grows in upper case, special white space, and quotes of JSON and HTML.
 THEIRS = 'αβγδεσςΑΒΓΔΕΣΐ\u2003\u2028\x85"\\<>&΄·'
 OURS = "abcXYZ \n\t.,:|%{}[]0123456789'-"
 

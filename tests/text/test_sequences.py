@@ -73,7 +73,7 @@ def test_breakers_are_the_tokens_that_overlap_them(name):
 
 
 def test_tokens_of_no_valid_text_are_kept_apart():
-    """Byte 0xff is a token of its own here, and the separator between tokens."""
+    """Byte 0xff is a separate token here, and the separator between tokens."""
     tokenizer = byte_tokenizer()
     words, sequences = Breakers(tokenizer).of(["é", "\n"])
     assert ids_in(words) == tokenizer.encode("\n", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Slices: the ids of a text are those of its slices, and what is known of a long text after a few of them is true."""
+"""Slices: their ids, joined, are the ids of the text, and facts derived from the first slices of a long text hold."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     )
     @example("<m>a b <m> [X] a b", "a <m> b a b", "<m> a b a", 4, True)
     @example("<m>a b", "a b a b", "a b <m>", 3, False)
-    @example("", "\u0301", "[X]", 1, True)  # a mark belongs to a word, so that [X] is no word of its own
+    @example("", "\u0301", "[X]", 1, True)  # a combining mark belongs to a word, so [X] is not a separate word
     @example("", "\u24b6", "[X]", 1, True)
     @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
     def equal(before, said, after, most, special):

@@ -1,4 +1,4 @@
-"""Tokenizers in processes: the same ids, and a hostile file or text harms nobody but itself."""
+"""Tokenizers in processes: they give the same ids, and a hostile file or text affects no other request."""
 
 from __future__ import annotations
 

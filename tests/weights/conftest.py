@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @pytest.fixture
 def run_python():
-    """Run a line of Python in a process of its own, which must end well."""
+    """Runs a line of Python in a separate process, which must succeed."""
 
     def run(code: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}

@@ -1,4 +1,4 @@
-"""Finding a model's files: folders, GGUF files, bundled models; and what is said where there is none."""
+"""Finding a model's files: folders, GGUF files, bundled models; and the errors if there is none."""
 
 import json
 

@@ -136,7 +136,7 @@ async def ask(http, secret: str = "first-key", **fields):
 
 
 def limited(monkeypatch, *keys: Key, clock: Clock | None = None, **runner):
-    """A client of an application whose limits have a clock of their own."""
+    """A client of an application whose limits have a separate clock."""
     import tests.serve.running as running
     from kvasir.serve.hosting.catalogue import OneModel
 

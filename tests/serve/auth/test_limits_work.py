@@ -35,7 +35,7 @@ async def test_a_background_response_counts_until_it_ends(stream):
             async with asyncio.timeout(10):
                 while not (new := set(runs) - before) or runs[min(new)].status != "in_progress":
                     await asyncio.sleep(0.005)
-            if stream:  # the reader leaves, the response goes on
+            if stream:  # the reader disconnects, the response continues
                 asking.cancel()
             await asyncio.wait((asking,))
             return new.pop()

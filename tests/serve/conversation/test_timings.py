@@ -1,4 +1,4 @@
-"""What is told of an answer's times is the engine's, however late its tokens are read."""
+"""Reported times of a choice are the engine's, however late its tokens are read."""
 
 from __future__ import annotations
 

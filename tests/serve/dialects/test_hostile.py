@@ -103,7 +103,7 @@ def odd(kind: type, most: int) -> st.SearchStrategy[dict]:
     return st.dictionaries(st.sampled_from(names), VALUES, max_size=most)
 
 
-# By the field that holds them: of the prompt, and of the parameters in an object of their own.
+# By the field that contains them: fields of the prompt, and of the separate object of parameters.
 INNER = {
     "messages": MESSAGES,
     "input": ITEMS,

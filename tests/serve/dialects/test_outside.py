@@ -1,5 +1,5 @@
-"""Clients of others in environments of their own (scripts/install_clients.sh), against a real server: each of them
-recognizes what it is told, in the classes and loops of its own."""
+"""Third-party clients in separate environments (scripts/install_clients.sh) against a real server: each of them
+recognizes the server's responses and errors with its own classes and loops."""
 
 from __future__ import annotations
 

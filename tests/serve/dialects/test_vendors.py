@@ -80,7 +80,7 @@ USER = {"role": "user", "content": "x"}
 
 
 def conversations(path: Path, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The body as it is, and where it has its sense only in a conversation or beside others, with those."""
+    """The body alone, or within a conversation or with other fields if it is valid only with them."""
     yield body
     match path:
         case ("messages", 0, *_):
@@ -128,7 +128,7 @@ def refused_by_name(asked: Asked, status: int, text: str) -> bool:
 @pytest.mark.parametrize("url", BODIES)
 async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
     given = TGI if url == "/" else OLLAMA if url.startswith("/api/") else GIVEN
-    closed: set[type] = {message_create_params.MessageCreateParamsNonStreaming}  # of a batch: a body of its own
+    closed: set[type] = {message_create_params.MessageCreateParamsNonStreaming}  # used by batches as a separate body
     wrong: list[str] = []
     count = 0
     async with client(max_model_len=160) as http:

@@ -1,4 +1,4 @@
-"""A server of several models: loads are shared, nothing that answers is unloaded, nobody stays behind."""
+"""A server of several models: loads are shared, no busy model is unloaded, no engine leaks."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_client_that_never_ends_is_cut_off(small):
 
 async def test_a_head_that_comes_before_the_last_answer_has_ended_keeps_the_connection():
     """A client that has all bytes of an answer may send its next head before the application has ended that answer,
-    and the body in a packet of its own."""
+    and the body in a separate packet."""
     head_is_here, handler = asyncio.Event(), None
 
     async def app(scope, receive, send):

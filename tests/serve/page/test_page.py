@@ -1,4 +1,4 @@
-"""The page's files and the data behind it: headers, what is open and what is not, and what a snapshot tells to whom."""
+"""The page's files and its data: headers, access without a key, and the contents of snapshots by key."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_text():
             referred |= {f"/page/{name}" for name in imports}
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
         foreign = re.findall(r"(?:https?:)?//[\w-]+\.[\w.-]+", re.sub(r"(?m)(^|\s)//\s.*", "", text))
-        assert set(foreign) <= {"http://www.w3.org"}, path  # the name space of SVG, which nobody fetches
+        assert set(foreign) <= {"http://www.w3.org"}, path  # the namespace of SVG, which is never fetched
     assert referred == set(FILES) - {"/"}
 
 

@@ -271,7 +271,7 @@ async def test_a_line_gets_the_response_of_its_route(endpoint, on_disk, tmp_path
         tokens = direct["usage"].get("prompt_tokens", direct["usage"].get("input_tokens"))
         assert batch["usage"]["input_tokens"] == tokens
         if on_disk:
-            async with asyncio.timeout(60):  # the batch is told to be complete first
+            async with asyncio.timeout(60):  # the batch is reported as complete first
                 while list((tmp_path / "data" / "batch-lines").iterdir()):
                     await asyncio.sleep(0.01)
 
@@ -370,7 +370,7 @@ async def test_a_batch_continues_after_a_restart_and_runs_no_line_twice(tmp_path
 
 
 async def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
-    """Writing fails at some of the places where a batch writes; it goes on when there is room again."""
+    """Some writes of a batch fail; the batch continues when there is room again."""
     monkeypatch.setattr("kvasir.serve.records.batches.work.RETRY_SECONDS", 0.01)
     adds, puts = (iter([False, False, True, False, True]), iter([True]))
     add, put = BatchJournal.add, Files.put

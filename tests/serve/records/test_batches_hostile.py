@@ -1,4 +1,4 @@
-"""Files and batches under clients that mean harm: nothing stays behind, and nobody takes more than a share."""
+"""Files and batches under hostile clients: nothing leaks, and no client takes more than its share."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ async def test_a_download_is_completed_although_the_file_is_deleted(tmp_path, on
 
 
 async def test_few_records_per_key_are_loaded_for_slow_readers():
-    """Whoever reads slowly keeps nobody else waiting."""
+    """A slow reader delays no other request."""
     async with serving(keys=(ANN, BOB)) as http:
         asked = {"input": "hello", "max_output_tokens": 2}
         ids = {}

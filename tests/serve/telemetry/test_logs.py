@@ -1,4 +1,5 @@
-"""The access log and the audit log: what is in them, what never is, and that nobody waits for a disk."""
+"""The access log and the audit log: their contents, what they must not contain, and that no request waits for a
+disk."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_models_are_listed_in_pages():
                 own.models.retrieve("z")
             between = own.models.list(after_id="a", before_id="e", limit=2)
             assert ([m.id for m in between.data], between.has_more) == (["c", "d"], True)
-            assert [m.id for m in between] == ["c", "d", "b"]  # the client goes on towards the front
+            assert [m.id for m in between] == ["c", "d", "b"]  # the client continues towards the front
             assert own.models.list(after_id="c", before_id="b").data == []
             for wrong in ({"after_id": "z"}, {"limit": 0}, {"limit": 1001}, {"after_id": "a", "before_id": "z"}):
                 with pytest.raises(anthropic.BadRequestError):

@@ -1,5 +1,5 @@
-"""The loops of Anthropic's client that call tools. They ask the server to keep the conversation, and go on without that
-where the error says that it cannot."""
+"""The loops of Anthropic's client that call tools. They ask the server to keep the conversation, and continue
+without that if the error says that it cannot."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_a_server_of_one_model_manages_none():
 
 @pytest.fixture
 def mine(store):
-    """A model with defaults of its own."""
+    """A model with its own defaults."""
     recipe = Modelfile(
         ("kvasir-mini",),
         {"temperature": 0, "num_predict": 5, "stop": ["!"]},

@@ -1,4 +1,4 @@
-"""Tools, thinking and their shapes in Ollama's API: the engine repeats its prompt, so a prompt says what is said."""
+"""Tools, thinking and their shapes in Ollama's API: the engine repeats its prompt, so prompts determine output."""
 
 from __future__ import annotations
 

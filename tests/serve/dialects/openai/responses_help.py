@@ -30,7 +30,7 @@ def thinker(**engine) -> Front:
 
 @asynccontextmanager
 async def keeping(folder: Path | None = None, keys: tuple[Key, ...] = (), front: Front | None = None, **settings):
-    """A client of a server that keeps its responses in a folder, which the next one may have afterwards."""
+    """A client of a server that keeps its responses in a folder, which the next server may use."""
     settings = ServeSettings(data_dir=folder, keys=keys, **settings)
     async with client(settings, front or thinker()) as http:
         yield http

@@ -1,4 +1,4 @@
-"""Responses that are kept: conversations that go on, who may see them, what is made in the background, restarts."""
+"""Stored responses: continued conversations, access by key, background responses, restarts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def until(http, id: str, *wanted: str) -> dict:
 
 @pytest.mark.parametrize("on_disk", [False, True])
 async def test_a_conversation_that_is_kept_is_the_one_given_in_full(tmp_path, on_disk):
-    """In every way to go on: by the response's id, by its items, by references to them."""
+    """In every way to continue: by the response's id, by its items, by references to them."""
     asked = {"temperature": 0, "max_output_tokens": 20}
     async with keeping(tmp_path / "data" if on_disk else None, front=make_front()) as http:
         first = await create(http, input="one", instructions="Shout.", **asked)
