@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvasir.kv.tiers import disk, transfers
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.write_budget import FACTOR, FIRST, MOST, WriteBudget
+from kvasir.kv.tiers.write_budget import FACTOR, FIRST, MOST, OWED, WriteBudget
 from tests.kv._tiers import blocks_of, facts_of, load, payload_of, read_at, until
 
 FACTS = facts_of(1000)
@@ -71,6 +71,16 @@ def test_a_limited_budget_goes_to_the_beginnings_of_prefixes():
         usable += next(i for i in itertools.count() if i not in found)
     assert abs(written / 3600 - 1 / 3) < 0.03
     assert usable > 0.9 * written
+
+
+def test_a_slow_write_makes_later_ones_dear_but_leaves_little_debt():
+    budget = WriteBudget(0.5)
+    assert budget.take(1000) < 1.0
+    budget.spend(0.0, 1000, 100.0)
+    assert not budget.affords(0)
+    budget.computed(2.1 * OWED)
+    assert budget.affords(0)
+    assert budget.take(1000) == pytest.approx(FACTOR * 100.0)
 
 
 @given(st.lists(SECONDS, max_size=20))
