@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
@@ -34,6 +34,7 @@ def run(text: str, cuts: list[int], stops: list[str], include_stop: bool) -> tup
 
 
 @given(TEXT, STOPS, st.booleans())
+@example("cabcb", ["b", "ab", "cb"], False)
 def test_all_ways_to_cut_a_text_give_the_same(text, stops, include_stop):
     expected = reference(text, stops, include_stop)
     for pattern in range(1 << min(max(len(text) - 1, 0), 9)):
