@@ -114,7 +114,7 @@ class Server:
         while not self._answers():
             if self.process.poll() is not None or time.perf_counter() - self._begun > TIMEOUT:
                 raise SystemExit(f"{command[0]} does not serve: {self.lines()[-1000:]}")
-            time.sleep(0.002)
+            time.sleep(0.02)  # polling takes processor time from the server
         self._health = time.perf_counter() - self._begun
 
     def lines(self) -> str:
