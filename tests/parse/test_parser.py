@@ -145,7 +145,7 @@ def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
 @examples(20)
 @given(data=st.data())
 def test_nothing_is_lost(name, data):
-    """All text that is neither part of a call nor a mark of reasoning is emitted, in order."""
+    """All text that is neither part of a call nor a mark of reasoning or of the recipient is emitted, in order."""
     format = format_of(name)
     text = data.draw(babble(format))
     events = parsed(format, text, data.draw(SIZES))
@@ -154,6 +154,7 @@ def test_nothing_is_lost(name, data):
         assert _is_within(told, text)
     elif format.calls.style is not Style.CHANNELS:
         marks = [format.thinking.start, format.thinking.end, *format.thinking.answer] if format.thinking else []
+        marks += [mark for mark in format.calls.asides if "{name}" not in mark]
         assert _without(told, marks) == _without(text, marks)
 
 
