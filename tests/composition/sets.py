@@ -25,7 +25,7 @@ REAL: dict[str, tuple[str, ...]] = {
     "no word twice": ("repetition penalty", "presence penalty", "frequency penalty", "n", "forced preemption"),
     "all filters at once": ("temperature", "top-k", "top-p", "min-p", "logit bias"),
     "ends of all kinds": ("stop ids", "stop strings", "min tokens", "streaming"),
-    "windows behind chunks, with blocks that come back": ("mistral", "chunks of 13", "blocks of 16", "tiny pool"),
+    "sliding windows, chunks and reused blocks": ("mistral", "chunks of 13", "blocks of 16", "tiny pool"),
     "two kinds of layers in a small cache": ("gemma3", "blocks of 16", "tiny pool", "KV int8"),
     "a mixture on all cores": ("mixtral", "3 threads", "neighbours", "q8"),
     "many experts, preempted": ("qwen3-moe", "forced preemption", "2 threads"),
