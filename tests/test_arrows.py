@@ -35,7 +35,7 @@ def test_the_package_has_no_violations():
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("sched/loop.py", "import kvasir.runner", "sched -> runner: no such arrow"),
         ("sched/loop.py", "from kvasir import runner", "sched -> runner: no such arrow"),
@@ -84,9 +84,9 @@ def test_the_package_has_no_violations():
         ("runner/a.py", "from importlib import import_module", "runner -> importlib.import_module: allowed"),
     ],
 )
-def test_a_planted_violation_is_named_with_its_place(tmp_path, name, text, said):
+def test_a_planted_violation_is_named_with_its_place(tmp_path, name, text, message):
     found = plant(tmp_path, {name: text})
-    assert any(line.startswith(f"{name}:") and said in line for line in found), found
+    assert any(line.startswith(f"{name}:") and message in line for line in found), found
 
 
 @pytest.mark.parametrize(
@@ -180,19 +180,19 @@ def test_the_tables_name_only_what_exists():
 
 
 @pytest.mark.parametrize(
-    ("table", "key", "value", "said"),
+    ("table", "key", "value", "message"),
     [
         ("ARROWS", "fleet", (), "names `fleet`, which does not exist"),
         ("ARROWS", "parse", ("engine.nothing",), "names `engine.nothing`, which"),
         ("DOORS", "ray", ("fleet/*",), "names fleet/*, which matches no file"),
     ],
 )
-def test_a_name_in_the_tables_that_does_not_exist_is_found(monkeypatch, capsys, table, key, value, said):
+def test_a_name_in_the_tables_that_does_not_exist_is_found(monkeypatch, capsys, table, key, value, message):
     monkeypatch.setitem(getattr(checker, table), key, value)
     monkeypatch.setattr(checker, "check", lambda package: [])
     assert checker.main([]) == 1
     first, last = capsys.readouterr().out.splitlines()
-    assert said in first and last.endswith("1 violations")
+    assert message in first and last.endswith("1 violations")
 
 
 def test_a_path_in_pyproject_that_does_not_exist_is_found(tmp_path):

@@ -68,20 +68,20 @@ def fake_llm(**more) -> AsyncLLM:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_of_each_mode(mode, capsys):
     shape = Shape(input_len=20, output_len=5, num_prompts=1 if mode == "latency" else 4, request_rate=200.0)
-    told = bench(fake_llm(), mode, shape, repeats=2)
+    reported = bench(fake_llm(), mode, shape, repeats=2)
     shown = capsys.readouterr().out
-    for name, row in told["figures"].items():
-        values = [r["figures"][name] for r in told["runs"]]
+    for name, row in reported["figures"].items():
+        values = [r["figures"][name] for r in reported["runs"]]
         assert len(values) == 2 and name in shown
         assert 0 < row["min"] == min(values) <= row["median"] <= max(values) == row["max"]
-    for r in told["runs"]:
+    for r in reported["runs"]:
         assert 0 <= r["foreign_cpu"] <= 1 and r["probe"]["bytes_per_s"] > 1e8
-    figures = told["runs"][0]["figures"]
+    figures = reported["runs"][0]["figures"]
     assert not {"step_kernel_ms", "read_gb_per_s"} & figures.keys(), "nothing counts kernels here"
     if mode == "latency":
         assert figures["tpot_s"] >= STEP
         assert figures["e2e_s"] == pytest.approx(figures["ttft_s"] + 4 * figures["tpot_s"])
-        assert told["figures"]["tpot_s"]["limit"] > 0
+        assert reported["figures"]["tpot_s"]["limit"] > 0
     else:
         assert figures["output_tokens_per_s"] * figures["duration_s"] == pytest.approx(20)
         assert figures["prompt_tokens_per_s"] * figures["duration_s"] == pytest.approx(80)
@@ -91,12 +91,12 @@ def test_a_run_of_each_mode(mode, capsys):
 def test_the_files_hold_all_that_is_needed_to_judge_the_figures(tmp_path, capsys):
     result = bench(fake_llm(), "latency", Shape(input_len=20, output_len=5), repeats=1, out=tmp_path)
     [file] = tmp_path.glob("*.json")
-    told = json.loads(file.read_text())
-    assert told == json.loads(json_text(result))
-    assert told["mode"] == "latency" and told["shape"]["input_len"] == 20 and len(told["runs"]) == 1
-    assert told["machine"]["cores"] and told["machine"]["cpu"] and told["software"]["torch"]
-    assert told["methods"]["bandwidth"] and told["work"]["weight_bytes"] > 0
-    assert told["options"]["threads"] == 1 and told["model"]["architecture"] == "fake"
+    reported = json.loads(file.read_text())
+    assert reported == json.loads(json_text(result))
+    assert reported["mode"] == "latency" and reported["shape"]["input_len"] == 20 and len(reported["runs"]) == 1
+    assert reported["machine"]["cores"] and reported["machine"]["cpu"] and reported["software"]["torch"]
+    assert reported["methods"]["bandwidth"] and reported["work"]["weight_bytes"] > 0
+    assert reported["options"]["threads"] == 1 and reported["model"]["architecture"] == "fake"
     assert [p.suffix for p in tmp_path.glob("*.png")] == [".png"]
     assert str(file) in capsys.readouterr().out
 
@@ -135,9 +135,9 @@ def test_the_command_on_the_real_model(tmp_path):
     options = "--mode throughput --num-prompts 2 --input-len 16 --output-len 3 --repeats 1 --threads 1"
     done = run("kvasir.cli", "bench", "kvasir-mini", *options.split(), "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = json.loads(next(tmp_path.glob("*.json")).read_text())
-    assert told["model"]["name"] == "kvasir-mini" and told["options"]["threads"] == 1 == told["threads"]
-    assert told["figures"]["output_tokens_per_s"]["median"] > 0
+    reported = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert reported["model"]["name"] == "kvasir-mini" and reported["options"]["threads"] == 1 == reported["threads"]
+    assert reported["figures"]["output_tokens_per_s"]["median"] > 0
     assert "of limit" in done.stdout and "multiply-adds" in done.stdout
 
 
@@ -147,21 +147,21 @@ def test_the_command_on_the_real_model(tmp_path):
 )
 def test_kernels_and_gaps_of_a_program(mode, capsys):
     llm = AsyncLLM("kvasir-mini", threads=1, executor="program", quantize="q8")
-    told = bench(llm, mode, Shape(20, 400, 1 if mode == "latency" else 2), repeats=1)
-    figures = told["runs"][0]["figures"]
+    reported = bench(llm, mode, Shape(20, 400, 1 if mode == "latency" else 2), repeats=1)
+    figures = reported["runs"][0]["figures"]
     step = figures["step_kernel_ms"] + figures["step_gap_ms"]
     assert figures["step_kernel_ms"] > 0 and 0 < figures["step_gap_share"] < 1
     assert figures["step_gap_share"] == pytest.approx(figures["step_gap_ms"] / step)
     loaded = load_model(find_model("kvasir-mini"), options=LoadOptions("program", quantize="q8"))
     packed = sum(loaded.formats.values())  # the head is the table: all matrices are read
-    assert told["work"]["weight_bytes"] == packed < loaded.bytes
+    assert reported["work"]["weight_bytes"] == packed < loaded.bytes
     if mode == "latency":
         assert step == pytest.approx(1e3 * figures["tpot_s"])
         kv = 2 * 4 * 2 * 64 * 2  # keys and values, layers, heads, values of a head, bytes
         assert figures["read_mb_per_step"] == pytest.approx((packed + 220 * kv) / 1e6)
         assert figures["read_gb_per_s"] * figures["tpot_s"] == pytest.approx(figures["read_mb_per_step"] / 1e3)
-        limit = told["figures"]["read_gb_per_s"]["limit"]
-        assert limit == pytest.approx(told["runs"][0]["probe"]["bytes_per_s"] / 1e9)
+        limit = reported["figures"]["read_gb_per_s"]["limit"]
+        assert limit == pytest.approx(reported["runs"][0]["probe"]["bytes_per_s"] / 1e9)
     assert "step_gap_ms" in capsys.readouterr().out
 
 
@@ -218,8 +218,8 @@ def test_percentiles_by_hand():
 def test_steps_between_two_counts_by_hand():
     before = EngineStats(steps=3, kernel_seconds=1.0)
     after = replace(before, steps=7, kernel_seconds=1.6)
-    told = of_steps(before, after, 0.8)
-    assert told == pytest.approx({"step_kernel_ms": 150.0, "step_gap_ms": 50.0, "step_gap_share": 0.25})
+    reported = of_steps(before, after, 0.8)
+    assert reported == pytest.approx({"step_kernel_ms": 150.0, "step_gap_ms": 50.0, "step_gap_share": 0.25})
     assert of_steps(before, before, 0.0) == {} == of_steps(before, replace(before, steps=9), 1.0)
 
 
@@ -236,10 +236,10 @@ def machine(weights=1000, kv=2, body=100, head=10, bandwidth=1e3, macs=1e3, rows
 
 
 def test_limits_by_hand():
-    told = limits(machine(macs=1e9), "latency", Shape(10, 11))
-    assert told["ttft_s"] == 1.0  # 1000 bytes at 1000 bytes a second
-    assert told["tpot_s"] == pytest.approx((1000 + 15.5 * 2) / 1000)
-    assert told["e2e_s"] == pytest.approx(told["ttft_s"] + 10 * told["tpot_s"])
+    reported = limits(machine(macs=1e9), "latency", Shape(10, 11))
+    assert reported["ttft_s"] == 1.0  # 1000 bytes at 1000 bytes a second
+    assert reported["tpot_s"] == pytest.approx((1000 + 15.5 * 2) / 1000)
+    assert reported["e2e_s"] == pytest.approx(reported["ttft_s"] + 10 * reported["tpot_s"])
     bound = limits(machine(bandwidth=1e9), "latency", Shape(10, 11))
     assert bound["ttft_s"] == pytest.approx((10 * 100 + 10) / 1000)
     assert bound["output_tokens_per_s"] == pytest.approx(1000 / 110)

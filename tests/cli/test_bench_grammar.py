@@ -22,12 +22,12 @@ def test_the_command_writes_what_it_shows(tmp_path):
     result = CliRunner().invoke(app, ["bench", "grammar", "kvasir-mini", *options])
     assert result.exit_code == 0, result.output
     assert "kvasir-mini" in result.output and f"{len(grammars())} grammars" in result.output
-    told = json.loads(next(tmp_path.glob("grammar-*.json")).read_text())["tokenizers"]["kvasir-mini"]
-    assert set(told["grammars"]) == set(grammars()) > set(SCHEMAS)
-    for one in told["grammars"].values():
+    reported = json.loads(next(tmp_path.glob("grammar-*.json")).read_text())["tokenizers"]["kvasir-mini"]
+    assert set(reported["grammars"]) == set(grammars()) > set(SCHEMAS)
+    for one in reported["grammars"].values():
         assert 0 < one["compile_s"]["p50"] <= one["compile_s"]["max"] and one["drawn"] + one["forced"]
-    assert 0 < told["mask_s"]["p50"] <= told["mask_s"]["p99"] <= told["mask_s"]["max"]
-    assert 0 < told["forced_share"] < 1
+    assert 0 < reported["mask_s"]["p50"] <= reported["mask_s"]["p99"] <= reported["mask_s"]["max"]
+    assert 0 < reported["forced_share"] < 1
 
 
 def test_answers_are_drawn_from_a_seed():

@@ -100,15 +100,15 @@ def test_the_command_on_the_real_model(tmp_path):
     shape = f"--num-prompts {USERS} --input-len {TURN} --output-len {ANSWER} --block-size {BLOCK}"
     places = ["--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]
     args = ["bench", "prefix", "kvasir-mini", *shape.split(), "--repeats", "1", "--threads", "1", *places]
-    said = CliRunner().invoke(app, args)
-    assert said.exit_code == 0, said.output
+    reply = CliRunner().invoke(app, args)
+    assert reply.exit_code == 0, reply.output
     [file] = (tmp_path / "out").glob("prefix-kvasir-mini-*.json")
-    told = json.loads(file.read_text())
+    reported = json.loads(file.read_text())
     assert [p.name for p in tmp_path.iterdir()] == ["out"], "the tier's folder is gone"
     assert file.with_suffix(".png").stat().st_size > 1000
-    assert told["machine"]["cores"] and told["software"]["torch"] and told["options"]["threads"] == 1
-    assert [*told["workloads"]] == [*WORKLOADS] and all(name in said.output for name in WORKLOADS)
-    for name, found in told["workloads"].items():
+    assert reported["machine"]["cores"] and reported["software"]["torch"] and reported["options"]["threads"] == 1
+    assert [*reported["workloads"]] == [*WORKLOADS] and all(name in reply.output for name in WORKLOADS)
+    for name, found in reported["workloads"].items():
         assert [*found["variants"]] == ["off", "on", "disk"][: 3 if name == "no-reuse" else 2]
         off = [run["figures"]["duration_s"] for run in found["variants"]["off"]["runs"]]
         for variant, of in found["variants"].items():
@@ -123,7 +123,7 @@ def test_the_command_on_the_real_model(tmp_path):
             if name != "tree-of-thought":  # whose branches look their prompt up, too
                 found_tokens = runs[0]["cached_share"] * asked
                 assert runs[0]["computed_prompt_tokens"] + found_tokens == pytest.approx(asked)
-    variants = {name: found["variants"] for name, found in told["workloads"].items()}
+    variants = {name: found["variants"] for name, found in reported["workloads"].items()}
     talks = variants["multi-turn"]["on"]["runs"]
     # Of each turn but the first: the answer's last token, whose keys and values were not needed, and the turn itself.
     once = USERS * (TURN + (TURNS - 1) * (1 + TURN))
@@ -131,9 +131,9 @@ def test_the_command_on_the_real_model(tmp_path):
     assert variants["few-shot"]["on"]["figures"]["cached_share"]["min"] > 0.5
     for variant in ("on", "disk"):
         assert variants["no-reuse"][variant]["figures"]["evicted_blocks"]["min"] > 0
-    summaries = told["workloads"]["no-reuse"]["engines"]
+    summaries = reported["workloads"]["no-reuse"]["engines"]
     assert [v for v, lines in summaries.items() if any(line.startswith("disk ") for line in lines)] == ["disk"]
-    assert "cache disk" in said.output
+    assert "cache disk" in reply.output
 
 
 class Wrong(FakeEngine):
@@ -152,8 +152,8 @@ async def test_answers_that_differ_are_no_measurement():
     try:
         with pytest.raises(KvasirError, match=r"few-shot.*round 0.*cache on.*answer 0"):
             await measure_rounds("few-shot", Load(1, 8, 4), 1, fronts, 1)
-        told = await measure_rounds("few-shot", Load(1, 8, 4), 1, {"off": fronts["on"], "on": fronts["on"]}, 1)
-        assert told["requests"] == TURNS
+        reported = await measure_rounds("few-shot", Load(1, 8, 4), 1, {"off": fronts["on"], "on": fronts["on"]}, 1)
+        assert reported["requests"] == TURNS
     finally:
         for front in fronts.values():
             await front.stop()

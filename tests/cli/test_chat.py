@@ -258,9 +258,9 @@ async def test_retry_gives_another_answer_and_keeps_the_old_one_where_it_cannot(
 
 async def test_help_names_every_command(session):
     await obey(session, "/help")
-    told = "\n".join(session.screen.notes)
-    assert all(name in told for name in COMMANDS)
-    assert "backslash" in told and "Ctrl-C" in told
+    reported = "\n".join(session.screen.notes)
+    assert all(name in reported for name in COMMANDS)
+    assert "backslash" in reported and "Ctrl-C" in reported
 
 
 @pytest.mark.parametrize(

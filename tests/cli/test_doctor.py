@@ -18,17 +18,17 @@ from tests.cli.running import run
 
 def test_a_real_examination():
     done = run("kvasir.cli", "doctor", "--json")
-    told = json.loads(done.stdout)
-    assert done.returncode == int(any(p["fatal"] for p in told["problems"])), done.stderr
-    assert told["machine"]["cores"] >= 1 and told["machine"]["memory_bytes"] > 0
-    assert told["software"]["torch"] and told["software"]["kvasir"]
-    assert {o["op"] for o in told["ops"]} >= {"rms_norm", "linear", "paged_attention"}
-    assert [s["dtype"] for s in told["starts"]][1] == "float32"
-    for start in told["starts"]:
+    reported = json.loads(done.stdout)
+    assert done.returncode == int(any(p["fatal"] for p in reported["problems"])), done.stderr
+    assert reported["machine"]["cores"] >= 1 and reported["machine"]["memory_bytes"] > 0
+    assert reported["software"]["torch"] and reported["software"]["kvasir"]
+    assert {o["op"] for o in reported["ops"]} >= {"rms_norm", "linear", "paged_attention"}
+    assert [s["dtype"] for s in reported["starts"]][1] == "float32"
+    for start in reported["starts"]:
         assert not start["error"] and start["grade"] in ("exact", "close") and start["executor"]
         assert len(bytes.fromhex(start["numerics"])) == 32
-    assert set(told["extras"]) == set(doctor.EXTRAS)
-    assert told["native"]["available"] or told["native"]["reason"]
+    assert set(reported["extras"]) == set(doctor.EXTRAS)
+    assert reported["native"]["available"] or reported["native"]["reason"]
 
 
 def test_the_doctor_lists_only_extras_of_the_package():
@@ -56,10 +56,10 @@ def test_models_are_asked_how_they_write_calls(tmp_path, quick):
         "<call {{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}{% endfor %}"
     )
     facts, problems = doctor.examine([str(tmp_path / "model"), "kvasir-mini", str(tmp_path / "missing")])
-    told = {each["model"]: each for each in facts["formats"]}
-    assert told[str(tmp_path / "model")]["tools"] == "none"
+    reported = {each["model"]: each for each in facts["formats"]}
+    assert reported[str(tmp_path / "model")]["tools"] == "none"
     assert any("<call look_up" in p.message and "--tool-format" in p.next and not p.fatal for p in problems)
-    assert told[str(tmp_path / "missing")]["fault"]
+    assert reported[str(tmp_path / "missing")]["fault"]
 
 
 def messages() -> dict[str, doctor.Problem]:
@@ -79,8 +79,8 @@ def test_missing_kernels_are_a_note(quick, monkeypatch, tmp_path):
 
 
 def shown_of(capsys, **facts) -> str:
-    told, problems = doctor.examine()
-    doctor.show({**told, "native": {**told["native"], **facts}}, problems)
+    reported, problems = doctor.examine()
+    doctor.show({**reported, "native": {**reported["native"], **facts}}, problems)
     return capsys.readouterr().out
 
 
@@ -98,10 +98,10 @@ def test_the_cpu_kernels_are_reported(quick, capsys):
 @pytest.mark.slow
 def test_a_forced_instruction_set_is_reported():
     done = run("kvasir.cli", "doctor", "--json", KVASIR_ISA="portable")
-    told = json.loads(done.stdout)["native"]
-    if not told["available"]:
-        pytest.skip(told["reason"])
-    assert (told["isa"], told["lower"], told["forced"]) == ("portable", [], True)
+    reported = json.loads(done.stdout)["native"]
+    if not reported["available"]:
+        pytest.skip(reported["reason"])
+    assert (reported["isa"], reported["lower"], reported["forced"]) == ("portable", [], True)
 
 
 def test_a_missing_package_is_fatal(monkeypatch, capsys):

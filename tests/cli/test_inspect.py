@@ -35,23 +35,23 @@ def inspect_json(*arguments: object) -> dict:
 
 
 def test_the_bundled_model():
-    told = inspect_json("kvasir-mini", "--tensors")
-    assert told["supported"] and told["problem"] is None
-    assert told["architecture"] == "LlamaForCausalLM" and told["class"] == "Llama"
-    assert told["parameters"] == sum(t["parameters"] for t in told["types"]) > 1e6
-    assert sum(t["share"] for t in told["types"]) == pytest.approx(1)
-    assert len(told["tensors"]) == sum(t["tensors"] for t in told["types"])
-    config = told["metadata"]
+    reported = inspect_json("kvasir-mini", "--tensors")
+    assert reported["supported"] and reported["problem"] is None
+    assert reported["architecture"] == "LlamaForCausalLM" and reported["class"] == "Llama"
+    assert reported["parameters"] == sum(t["parameters"] for t in reported["types"]) > 1e6
+    assert sum(t["share"] for t in reported["types"]) == pytest.approx(1)
+    assert len(reported["tensors"]) == sum(t["tensors"] for t in reported["types"])
+    config = reported["metadata"]
     kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    memory = told["memory"]["by_dtype"]
+    memory = reported["memory"]["by_dtype"]
     assert memory["bfloat16"]["kv_per_token"] == 2 * kv and memory["float32"]["kv_per_token"] == 4 * kv
-    assert told["memory"]["executor"] == ("program" if native.available() else "eager")
-    vectors = sum(t["shape"][0] for t in told["tensors"] if len(t["shape"]) == 1)
-    packed = 2 * (told["parameters"] - vectors) + 4 * vectors  # BF16 stays BF16, in either arithmetic
+    assert reported["memory"]["executor"] == ("program" if native.available() else "eager")
+    vectors = sum(t["shape"][0] for t in reported["tensors"] if len(t["shape"]) == 1)
+    packed = 2 * (reported["parameters"] - vectors) + 4 * vectors  # BF16 stays BF16, in either arithmetic
     assert memory["bfloat16"]["weights"] == packed
-    assert memory["float32"]["weights"] == (packed if native.available() else 4 * told["parameters"])
-    assert memory["float32"]["kv_of_one_context"] == 4 * kv * told["max_context"]
-    assert told["tokenizer"].startswith("BPE") and told["chat_templates"] == ["default"]
+    assert memory["float32"]["weights"] == (packed if native.available() else 4 * reported["parameters"])
+    assert memory["float32"]["kv_of_one_context"] == 4 * kv * reported["max_context"]
+    assert reported["tokenizer"].startswith("BPE") and reported["chat_templates"] == ["default"]
 
 
 # Parameters and context as in the models' own README and config.
@@ -67,9 +67,9 @@ REAL = {
 @pytest.mark.parametrize("parts", REAL, ids=lambda parts: parts[-1])
 def test_real_models(parts):
     parameters, context, kind = REAL[parts]
-    told = inspect_json(need("models", *parts))
-    assert (told["parameters"], told["max_context"], told["class"]) == (parameters, context, kind)
-    assert sum(t["bytes"] for t in told["types"]) == told["weight_bytes"] <= told["files"][0]["bytes"]
+    reported = inspect_json(need("models", *parts))
+    assert (reported["parameters"], reported["max_context"], reported["class"]) == (parameters, context, kind)
+    assert sum(t["bytes"] for t in reported["types"]) == reported["weight_bytes"] <= reported["files"][0]["bytes"]
 
 
 @needs_native
@@ -86,14 +86,14 @@ def test_real_models(parts):
 )
 def test_the_memory_is_that_of_a_load(parts, dtype):
     files = find_model(need("models", *parts))
-    [told] = [m for m in read_needs(files).memory if m.dtype == dtype]
+    [reported] = [m for m in read_needs(files).memory if m.dtype == dtype]
     loaded = load_model(files, dtype, options=LoadOptions("program"))
     shapes = [shape for _, part in loaded.model.walk() for shape in part.expects().values()]
     vectors = sum(shape[0] for shape in shapes if len(shape) == 1)
-    assert told.weights == sum(loaded.formats.values()) + 4 * vectors
+    assert reported.weights == sum(loaded.formats.values()) + 4 * vectors
     spec = loaded.model.cache_spec()
     cache = NativeCache(spec, [2] * len(KVLayout.of(spec).groups), 64, dtype)
-    assert told.kv_token * 64 * 2 == sum(array.nbytes for array in cache.tensors)
+    assert reported.kv_token * 64 * 2 == sum(array.nbytes for array in cache.tensors)
 
 
 def test_without_kernels_the_memory_is_that_of_the_eager_executor(monkeypatch, tmp_path):
@@ -117,11 +117,11 @@ def test_heads_without_a_kernel_are_reported():
 @needs_native
 @pytest.mark.parametrize(("quantize", "format", "most"), [("q8", "Q8_0", 0.006), ("q4", "Q4_0", 0.08)])
 def test_quantizing_changes_the_types_and_bytes(quantize, format, most):
-    told = inspect_json("kvasir-mini", "--quantize", quantize)
-    rows, total = told["tensors"], told["total"]
-    assert len(rows) == 4 * 7 + 1 == total["tensors"] and told["kept_bytes"] == 0
+    reported = inspect_json("kvasir-mini", "--quantize", quantize)
+    rows, total = reported["tensors"], reported["total"]
+    assert len(rows) == 4 * 7 + 1 == total["tensors"] and reported["kept_bytes"] == 0
     assert {r["format"] for r in rows} == {format, "Q8_0"}
-    assert total["bytes"] == sum(r["bytes"] for r in rows) == sum(told["weight_bytes"].values())
+    assert total["bytes"] == sum(r["bytes"] for r in rows) == sum(reported["weight_bytes"].values())
     assert all(0 < r["mean_error"] < most and r["mean_error"] < r["max_error"] for r in rows)
     assert total["max_error"] == max(r["max_error"] for r in rows)
     means = [r["mean_error"] for r in rows]
@@ -133,8 +133,8 @@ def test_quantizing_changes_the_types_and_bytes(quantize, format, most):
 @needs_native
 def test_quantized_tensors_keep_their_type():
     path = need("models", "gguf", "TinyStories-656K-Q4_0.gguf")
-    told = inspect_json(path, "--quantize", "q8")
-    assert told["tensors"] == [] and told["kept_bytes"] == sum(told["weight_bytes"].values()) > 0
+    reported = inspect_json(path, "--quantize", "q8")
+    assert reported["tensors"] == [] and reported["kept_bytes"] == sum(reported["weight_bytes"].values()) > 0
     assert "nothing was quantized" in inspect(path, "--quantize", "q8")
     with pytest.raises(ConfigError, match="q3"):
         inspect("kvasir-mini", "--quantize", "q3")
@@ -146,15 +146,15 @@ def test_the_program_of_a_quantized_model():
 
 
 def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():
-    told = inspect_json(need("models", "gguf", "TinyStories-656K-Q4_0.gguf"))
-    assert {t["type"] for t in told["types"]} == {"Q4_0", "Q8_0", "F32"}
-    assert told["metadata"]["tokenizer.ggml.tokens"].endswith("2048 in all]")
-    assert told["tokenizer"] == "SentencePiece" and told["tokenizer_vocabulary"] == 2048
+    reported = inspect_json(need("models", "gguf", "TinyStories-656K-Q4_0.gguf"))
+    assert {t["type"] for t in reported["types"]} == {"Q4_0", "Q8_0", "F32"}
+    assert reported["metadata"]["tokenizer.ggml.tokens"].endswith("2048 in all]")
+    assert reported["tokenizer"] == "SentencePiece" and reported["tokenizer_vocabulary"] == 2048
 
 
 def test_an_embedding_model_shows_its_task():
-    told = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
-    assert told["tasks"] == ["embed"] and told["tokenizer"] == "WordPiece"
+    reported = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
+    assert reported["tasks"] == ["embed"] and reported["tokenizer"] == "WordPiece"
 
 
 def test_the_table_is_readable_text():
@@ -173,17 +173,17 @@ def test_an_unknown_architecture_is_shown_with_its_tensors(tmp_path):
     pairs = [pair("general.architecture", STRING, "mamba9"), pair("general.name", STRING, "\x1b[31mred")]
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(pairs, [entry("a", [32], 2, 0)], bytes(18)))
-    told = inspect_json(path)
-    assert not told["supported"] and "mamba9" in told["problem"]["message"] and told["problem"]["next"]
-    assert told["types"] == [{"type": "Q4_0", "tensors": 1, "parameters": 32, "bytes": 18, "share": 1.0}]
-    assert "memory" not in told
+    reported = inspect_json(path)
+    assert not reported["supported"] and "mamba9" in reported["problem"]["message"] and reported["problem"]["next"]
+    assert reported["types"] == [{"type": "Q4_0", "tensors": 1, "parameters": 32, "bytes": 18, "share": 1.0}]
+    assert "memory" not in reported
     shown = inspect(path)
     assert "NOT SUPPORTED" in shown and "\x1b" not in shown and "red" in shown
 
 
 def test_a_config_that_does_not_fit_the_weights_is_reported(tmp_path):
-    told = inspect_json(hf_folder(tmp_path / "model"))
-    assert not told["supported"] and told["parameters"] == 2
+    reported = inspect_json(hf_folder(tmp_path / "model"))
+    assert not reported["supported"] and reported["parameters"] == 2
 
 
 def test_files_that_are_no_models_are_refused(tmp_path):
@@ -195,8 +195,8 @@ def test_files_that_are_no_models_are_refused(tmp_path):
 
 
 def test_the_context_of_the_estimate():
-    told = inspect_json("kvasir-mini", "--max-model-len", "100")
-    memory = told["memory"]["by_dtype"]["bfloat16"]
+    reported = inspect_json("kvasir-mini", "--max-model-len", "100")
+    memory = reported["memory"]["by_dtype"]["bfloat16"]
     assert memory["kv_of_one_context"] == 100 * memory["kv_per_token"]
     with pytest.raises(ConfigError, match="max_model_len"):
         inspect("kvasir-mini", "--max-model-len", "1000000")

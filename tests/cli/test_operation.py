@@ -49,7 +49,7 @@ def test_every_option_reaches_the_settings(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--tls-cert", "server.crt"], "its key"),
         (["--tls-ca", "ca.crt"], "its key"),
@@ -63,9 +63,9 @@ def test_every_option_reaches_the_settings(name):
         (["--host", "0.0.0.0"], "no API key"),
     ],
 )
-def test_invalid_options_are_refused_before_a_model_is_loaded(options, said):
+def test_invalid_options_are_refused_before_a_model_is_loaded(options, message):
     result = CliRunner().invoke(app, ["serve", "no/such-model", *options])
-    assert isinstance(result.exception, ConfigError) and said in str(result.exception)
+    assert isinstance(result.exception, ConfigError) and message in str(result.exception)
 
 
 def test_files_that_cannot_be_used_are_refused_before_a_model_is_loaded(tmp_path):

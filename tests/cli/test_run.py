@@ -91,19 +91,21 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=str)
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=str)
 @pytest.mark.parametrize("command", [["run", "kvasir-mini", "hi"], ["chat", "kvasir-mini"]], ids=["run", "chat"])
-def test_arguments_are_looked_at_before_the_model_is_loaded(engines, tmp_path, monkeypatch, command, arguments, said):
+def test_arguments_are_looked_at_before_the_model_is_loaded(
+    engines, tmp_path, monkeypatch, command, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "schema.json").write_text(SCHEMA)
     (tmp_path / "empty.lark").write_text("")
     result = invoke(*command, *arguments, stdin="hi\n")
-    assert isinstance(result.exception, KvasirError) and said in str(result.exception), result.exception
+    assert isinstance(result.exception, KvasirError) and message in str(result.exception), result.exception
     assert not engines
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["run", "kvasir-mini", "hi", "--thinking-token-budget", "5"], "--chat"),
         (["run", "kvasir-mini", ""], "prompt"),
@@ -111,9 +113,9 @@ def test_arguments_are_looked_at_before_the_model_is_loaded(engines, tmp_path, m
     ],
     ids=str,
 )
-def test_options_that_a_prompt_cannot_have_are_refused_before_the_model_is_loaded(engines, arguments, said):
+def test_options_that_a_prompt_cannot_have_are_refused_before_the_model_is_loaded(engines, arguments, message):
     result = invoke(*arguments)
-    assert isinstance(result.exception, KvasirError) and said in str(result.exception), result.exception
+    assert isinstance(result.exception, KvasirError) and message in str(result.exception), result.exception
     assert not engines
 
 

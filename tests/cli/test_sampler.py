@@ -38,8 +38,8 @@ def test_files_that_cannot_be_followed_are_refused(tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "chat"])
 def test_help_names_every_sampler_option(command):
-    told = CliRunner().invoke(app, [command, "--help"]).output
-    assert all(f"--{f.name.replace('_', '-')}"[:16] in told for f in fields(SamplerOptions))
+    reported = CliRunner().invoke(app, [command, "--help"]).output
+    assert all(f"--{f.name.replace('_', '-')}"[:16] in reported for f in fields(SamplerOptions))
 
 
 @pytest.mark.parametrize("chat", [(), ("--chat",)])

@@ -177,12 +177,12 @@ def test_costs_from_numbers_and_from_a_file(tmp_path):
 def test_the_command_prints_a_row_a_run_and_writes_files(tmp_path):
     (tmp_path / "a.csv").write_text(AZURE)
     args = ["simulate", str(tmp_path / "a.csv"), "--rate", "1,2", "--policy", "all", "--out", str(tmp_path)]
-    said = CliRunner().invoke(app, args)
-    assert said.exit_code == 0, said.output
+    reply = CliRunner().invoke(app, args)
+    assert reply.exit_code == 0, reply.output
     [file] = tmp_path.glob("simulate-a-*.json")
     rows = json.loads(file.read_text())["rows"]
     assert [(r["policy"], r["rate"]) for r in rows] == [(p, r) for p in POLICIES for r in (1.0, 2.0)]
-    assert all(p in said.output for p in POLICIES)
+    assert all(p in reply.output for p in POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ def test_the_command_prints_a_row_a_run_and_writes_files(tmp_path):
 )
 def test_the_command_refuses(tmp_path, more):
     (tmp_path / "a.csv").write_text(AZURE)
-    said = CliRunner().invoke(app, ["simulate", str(tmp_path / "a.csv"), *more])
-    assert isinstance(said.exception, ConfigError)
+    reply = CliRunner().invoke(app, ["simulate", str(tmp_path / "a.csv"), *more])
+    assert isinstance(reply.exception, ConfigError)
 
 
 def test_bench_prefix_on_a_trace(tmp_path):
     line = '{"timestamp": %d, "input_length": 1024, "output_length": 2, "hash_ids": [1, %d]}\n'
     (tmp_path / "m.jsonl").write_text("".join(line % (1000 * i, 2 + i % 2) for i in range(6)))
     args = ["bench", "prefix", "--trace", str(tmp_path / "m.jsonl"), "--memory", "3000", "--out", str(tmp_path)]
-    said = CliRunner().invoke(app, args)
-    assert said.exit_code == 0, said.output
+    reply = CliRunner().invoke(app, args)
+    assert reply.exit_code == 0, reply.output
     [file] = tmp_path.glob("prefix-m-*.json")
-    told = json.loads(file.read_text())
-    assert told["ideal_hit_tokens"] == 512 + 4 * 1023
-    assert [r["of_ideal"] for r in told["rows"]][-1] == 1.0 and len(told["rows"]) == 2
+    reported = json.loads(file.read_text())
+    assert reported["ideal_hit_tokens"] == 512 + 4 * 1023
+    assert [r["of_ideal"] for r in reported["rows"]][-1] == 1.0 and len(reported["rows"]) == 2
 
 
 # -- calibration -------------------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def test_from_pull_to_rm(place):
     listed = kvasir("list")
     assert listed.index("org/m:latest") < listed.index("mario:latest") < listed.index("tiny:latest")
     assert listed.count("Q4_K_M") == 4 and "just now" in listed
-    told = json.loads(kvasir("list", "--json"))
-    assert [model["name"] for model in told] == ["org/m:latest", "mario:latest", "mine:1", "tiny:latest"]
+    reported = json.loads(kvasir("list", "--json"))
+    assert [model["name"] for model in reported] == ["org/m:latest", "mario:latest", "mine:1", "tiny:latest"]
     shown = kvasir("show", "mario")
     for text in ("llama, 1K, Q4_K_M", "temperature=0.0, num_predict=7", "system         Be.", "licence        MIT"):
         assert text in shown

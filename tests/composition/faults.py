@@ -416,8 +416,8 @@ def twice(core: Any) -> None:
     @wrap(core.scheduler.guides, "_compile")
     def compiled(run: Callable, rule: str) -> Any:
         held = json.loads(rule)
-        for said in held["grammars"][0]["json_schema"]["allOf"]:
-            if lists := said.get("enum"):
+        for reply in held["grammars"][0]["json_schema"]["allOf"]:
+            if lists := reply.get("enum"):
                 lists += [[item, item, *more] for [item, *more] in lists]
         return run(json.dumps(held))
 
@@ -452,7 +452,7 @@ def failed_lexer(core: Any) -> None:
 
 
 @fault(
-    "a guide made anew forgets what its answer said",
+    "a new guide forgets the text of its choice",
     ("grammar: small lexers",),
     ("grammar: small lexers", "chunks of 13"),
 )
@@ -474,7 +474,7 @@ def forgetful(core: Any) -> None:
         return made
 
 
-@fault("an id that a grammar forces is told to nobody", ("grammar: jumped",), ("grammar: jumped", "n", "chunks of 13"))
+@fault("an id that a grammar forces is not reported", ("grammar: jumped",), ("grammar: jumped", "n", "chunks of 13"))
 def untold_id(core: Any) -> None:
     @wrap(core.scheduler, "enter_grammars")
     def enter(make: Callable) -> Any:

@@ -70,11 +70,11 @@ class Reading:
         if not (self._streams or delta.finish_reason):
             return
         delta, self._deltas = joined(self._deltas), []
-        told = self._text.push(delta)
-        ended = {"token_ids": told.token_ids, "finish_reason": told.finish_reason}
-        self.answer.take(replace(delta, logprobs=delta.logprobs[: len(told.token_ids)], **ended))
-        self.answer.text += told.text
-        self.answer.stop = told.stop_reason
+        reported = self._text.push(delta)
+        ended = {"token_ids": reported.token_ids, "finish_reason": reported.finish_reason}
+        self.answer.take(replace(delta, logprobs=delta.logprobs[: len(reported.token_ids)], **ended))
+        self.answer.text += reported.text
+        self.answer.stop = reported.stop_reason
         self.pushed += 1
 
 

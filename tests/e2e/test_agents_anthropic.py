@@ -66,23 +66,23 @@ def converse(api, ask, questions: list[str], **fields) -> list[dict]:
     return messages
 
 
-def told(messages: list[dict]) -> list:
+def reported(messages: list[dict]) -> list:
     """The model's output without the ids of calls, which are random."""
-    said = [block for m in messages if m["role"] == "assistant" for block in m["content"]]
-    return [block.text if block.type == "text" else (block.name, block.input) for block in said]
+    reply = [block for m in messages if m["role"] == "assistant" for block in m["content"]]
+    return [block.text if block.type == "text" else (block.name, block.input) for block in reply]
 
 
 @pytest.mark.slow
 def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
-    said = told(converse(api, whole, QUESTIONS, temperature=0))
-    assert [block[0] for block in said if isinstance(block, tuple)] == ["get_age", "add", "get_age"]
-    words = " ".join(block for block in said if isinstance(block, str))
+    reply = reported(converse(api, whole, QUESTIONS, temperature=0))
+    assert [block[0] for block in reply if isinstance(block, tuple)] == ["get_age", "add", "get_age"]
+    words = " ".join(block for block in reply if isinstance(block, str))
     assert "31" in words and "579" in words and "54" in words
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
 def test_streams_equal_whole_answers(api, fields):
-    assert told(converse(api, streamed, QUESTIONS, **fields)) == told(converse(api, whole, QUESTIONS, **fields))
+    assert reported(converse(api, streamed, QUESTIONS, **fields)) == reported(converse(api, whole, QUESTIONS, **fields))
 
 
 def test_a_chat_of_the_openai_dialect_goes_the_same_way(api, theirs):
@@ -146,7 +146,7 @@ def test_a_prefill_is_continued(api, theirs):
 
 
 async def test_disconnected_agents_affect_no_others(server, api):
-    expected = told(converse(api, whole, QUESTIONS[:1], temperature=0))
+    expected = reported(converse(api, whole, QUESTIONS[:1], temperature=0))
 
     async def leave(c: anthropic.AsyncAnthropic, events: int) -> None:
         ask = [{"role": "user", "content": "Tell me a story."}]
@@ -161,5 +161,5 @@ async def test_disconnected_agents_affect_no_others(server, api):
         work = [leave(c, n) for n in range(1, 9)]
         work += [asyncio.to_thread(converse, api, ask, QUESTIONS[:1], temperature=0) for ask in (whole, streamed)]
         results = await asyncio.gather(*work)
-    assert [told(r) for r in results if r] == [expected, expected]
+    assert [reported(r) for r in results if r] == [expected, expected]
     await settled(server)

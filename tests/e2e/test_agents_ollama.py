@@ -116,13 +116,13 @@ def test_an_answer_follows_a_format(own, temperature):
 
 
 async def test_a_penalty_with_a_window_is_the_same_alone_and_among_others(server):
-    async def said(last_n: int) -> str:
+    async def reply(last_n: int) -> str:
         options = {"temperature": 0, "num_predict": 60, "repeat_penalty": 1.5, "repeat_last_n": last_n}
         return (await other.generate(model=MODEL, prompt="Once there was", raw=True, options=options)).response
 
     async with ollama.AsyncClient(host=server) as other:
-        alone = [await said(n) for n in (8, 40, -1, 10**6)]
-        assert list(await asyncio.gather(*(said(n) for n in (8, 40, -1, 10**6)))) == alone
+        alone = [await reply(n) for n in (8, 40, -1, 10**6)]
+        assert list(await asyncio.gather(*(reply(n) for n in (8, 40, -1, 10**6)))) == alone
     assert alone[2] == alone[3] and len(set(alone)) > 1
 
 
@@ -206,8 +206,8 @@ def test_models_from_pull_to_delete(tmp_path, monkeypatch):
         names = [path.name for path in ASSETS.iterdir() if path.suffix in (".json", ".safetensors")]
         files = {name: own.create_blob(ASSETS / name) for name in names}
         assert list(own.create("uploaded", files=files, stream=True))[-1].status == "success"
-        said = own.chat(model=MODEL, messages=ask, options=GREEDY).message.content
-        assert said and own.chat(model="uploaded", messages=ask, options=GREEDY).message.content == said
+        reply = own.chat(model=MODEL, messages=ask, options=GREEDY).message.content
+        assert reply and own.chat(model="uploaded", messages=ask, options=GREEDY).message.content == reply
         brief = own.chat(model="brief", messages=ask)
         system = {"role": "system", "content": "Be brief."}
         same = own.chat(model=MODEL, messages=[system, *ask], options={"temperature": 0, "num_predict": 40})

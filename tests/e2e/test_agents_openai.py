@@ -78,7 +78,7 @@ def converse(api, ask, questions: list[str], **fields) -> list[dict]:
     return messages
 
 
-def told(messages: list[dict]) -> list:
+def reported(messages: list[dict]) -> list:
     """What can be compared: an id of a call is drawn anew each time."""
     calls = lambda m: [c["function"] for c in m.get("tool_calls", ())]  # noqa: E731
     return [(m["role"], m.get("content"), calls(m)) for m in messages]
@@ -95,7 +95,7 @@ def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
 def test_streams_equal_whole_answers(api, fields):
     questions = ["How old is Anna?", "How old is Peter?"]
-    assert told(converse(api, streamed, questions, **fields)) == told(converse(api, whole, questions, **fields))
+    assert reported(converse(api, streamed, questions, **fields)) == reported(converse(api, whole, questions, **fields))
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
@@ -116,7 +116,7 @@ def test_no_call_is_made_where_none_may_be(api):
 
 
 async def test_disconnected_agents_affect_no_others(server, api):
-    expected = told(converse(api, whole, ["How old is Anna?"], temperature=0))
+    expected = reported(converse(api, whole, ["How old is Anna?"], temperature=0))
 
     async def leave(c: openai.AsyncOpenAI, chunks: int) -> None:
         ask = [{"role": "user", "content": "Tell me a story."}]
@@ -134,5 +134,5 @@ async def test_disconnected_agents_affect_no_others(server, api):
             asyncio.to_thread(converse, api, ask, ["How old is Anna?"], temperature=0) for ask in (whole, streamed)
         ]
         results = await asyncio.gather(*work)
-    assert [told(r) for r in results if r] == [expected, expected]
+    assert [reported(r) for r in results if r] == [expected, expected]
     await settled(server)

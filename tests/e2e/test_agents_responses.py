@@ -47,8 +47,8 @@ def streamed(api, **fields):
         if event.type.endswith(".delta"):
             texts[event.output_index] = texts.get(event.output_index, "") + event.delta
     for index, item in enumerate(event.response.output):
-        said = item.arguments if item.type == "function_call" else item.content[0].text
-        assert texts.get(index, "") == said
+        reply = item.arguments if item.type == "function_call" else item.content[0].text
+        assert texts.get(index, "") == reply
     return event.response
 
 
@@ -61,7 +61,7 @@ def background(api, **fields):
 def converse(api, ask, questions: list[str], kept: bool, **fields) -> list:
     """The model's output in a conversation in which every call is run. kept: the server keeps the conversation;
     otherwise it is sent whole."""
-    items, said, previous = [], [], None
+    items, reply, previous = [], [], None
     for question in questions:
         new: list = [{"role": "user", "content": question}]
         for _ in range(3):
@@ -71,7 +71,7 @@ def converse(api, ask, questions: list[str], kept: bool, **fields) -> list:
             previous = response.id
             items += [item.model_dump(exclude_none=True) for item in response.output]
             calls = [item for item in response.output if item.type == "function_call"]
-            said += [(c.name, c.arguments) for c in calls] or [response.output_text]
+            reply += [(c.name, c.arguments) for c in calls] or [response.output_text]
             if not calls:
                 break
             new = [
@@ -79,12 +79,12 @@ def converse(api, ask, questions: list[str], kept: bool, **fields) -> list:
                 for c in calls
             ]
         assert response.output_text, "no answer in words"
-    return said
+    return reply
 
 
 def chatted(api, questions: list[str], **fields) -> list:
     """The same by chat completions."""
-    messages, said = [], []
+    messages, reply = [], []
     for question in questions:
         messages.append({"role": "user", "content": question})
         for _ in range(3):
@@ -93,29 +93,29 @@ def chatted(api, questions: list[str], **fields) -> list:
             ).choices[0].message  # fmt: skip
             messages.append(answer.model_dump(exclude_none=True))
             calls = [call.function for call in answer.tool_calls or ()]
-            said += [(c.name, c.arguments) for c in calls] or [answer.content]
+            reply += [(c.name, c.arguments) for c in calls] or [answer.content]
             if not calls:
                 break
             for call in answer.tool_calls:
                 result = json.dumps(run(call.function.name, call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return said
+    return reply
 
 
 def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
-    said = converse(api, whole, QUESTIONS, kept=True, temperature=0)
-    assert [call[0] for call in said if isinstance(call, tuple)] == ["get_age", "add", "get_age"]
-    words = " ".join(text for text in said if isinstance(text, str))
+    reply = converse(api, whole, QUESTIONS, kept=True, temperature=0)
+    assert [call[0] for call in reply if isinstance(call, tuple)] == ["get_age", "add", "get_age"]
+    words = " ".join(text for text in reply if isinstance(text, str))
     assert "31" in words and "579" in words and "54" in words
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "extra_body": {"seed": 3}}])
 def test_streamed_background_whole_and_chat_answers_are_equal(api, fields):
-    said = converse(api, whole, QUESTIONS[:2], kept=True, **fields)
-    assert converse(api, streamed, QUESTIONS[:2], kept=True, **fields) == said
-    assert converse(api, streamed, QUESTIONS[:2], kept=False, **fields) == said
-    assert converse(api, background, QUESTIONS[:2], kept=True, **fields) == said
-    assert chatted(api, QUESTIONS[:2], **fields) == said
+    reply = converse(api, whole, QUESTIONS[:2], kept=True, **fields)
+    assert converse(api, streamed, QUESTIONS[:2], kept=True, **fields) == reply
+    assert converse(api, streamed, QUESTIONS[:2], kept=False, **fields) == reply
+    assert converse(api, background, QUESTIONS[:2], kept=True, **fields) == reply
+    assert chatted(api, QUESTIONS[:2], **fields) == reply
 
 
 def test_earlier_turns_are_read_from_the_cache(api):
@@ -189,7 +189,7 @@ async def test_disconnected_and_cancelled_agents_affect_no_others(server, api):
         work = [leave(c, n, cancel=bool(n % 2)) for n in range(3, 11)]
         work += [asyncio.to_thread(converse, api, ask, QUESTIONS[:1], True, temperature=0) for ask in (whole, streamed)]
         results = await asyncio.gather(*work)
-    assert [said for said in results if said] == [expected, expected]
+    assert [reply for reply in results if reply] == [expected, expected]
     await settled(server)
 
 

@@ -183,8 +183,8 @@ def test_a_choice_of_tools_is_kept(api, choice, temperature):
     check_calls(whole.message.tool_calls)
     assert choice in ("required", whole.message.tool_calls[0].function.name)
     pieces = [c.choices[0].delta for c in ask(api, **fields, stream=True)]
-    told = "".join(t.function.arguments or "" for p in pieces for t in p.tool_calls or ())
-    assert told == whole.message.tool_calls[0].function.arguments
+    reported = "".join(t.function.arguments or "" for p in pieces for t in p.tool_calls or ())
+    assert reported == whole.message.tool_calls[0].function.arguments
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -282,10 +282,10 @@ def test_a_schema_beside_a_required_call_is_for_answers_without_a_call(api):
             assert stream.get_final_completion().choices[0].message.tool_calls
     result = {"role": "tool", "tool_call_id": called.message.tool_calls[0].id, "content": "sunny"}
     messages = [*ASK, called.message.model_dump(exclude_none=True), result]
-    said = ask(api, **fields, messages=messages, response_format=FORMAT).choices[0]
-    assert said.message.tool_calls or is_person(said.message.content)
-    said = ask(api, **fields, messages=messages, tool_choice="none", response_format=FORMAT).choices[0]
-    assert is_person(said.message.content)
+    reply = ask(api, **fields, messages=messages, response_format=FORMAT).choices[0]
+    assert reply.message.tool_calls or is_person(reply.message.content)
+    reply = ask(api, **fields, messages=messages, tool_choice="none", response_format=FORMAT).choices[0]
+    assert is_person(reply.message.content)
     with pytest.raises(openai.BadRequestError, match="extends"):
         bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"extends": {}}}}
         ask(api, **fields, tool_choice="required", response_format=bad)

@@ -175,8 +175,8 @@ def test_a_queue_pauses_when_full_and_resumes_when_low(moves):
     """Whatever comes and is read: it is paused from FULL on, until LOW."""
 
     async def run() -> None:
-        told: list[bool] = []
-        queues = Streams(lambda id, whether: told.append(whether))
+        reported: list[bool] = []
+        queues = Streams(lambda id, whether: reported.append(whether))
         stream = queues.run(long("a"), lambda r: None, lambda id: None)
         queues_of = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
@@ -197,7 +197,7 @@ def test_a_queue_pauses_when_full_and_resumes_when_low(moves):
                 count -= 1
                 state = state and level > LOW
             assert queues.unread["a"] == level
-            assert (told[-1] if told else False) is state
+            assert (reported[-1] if reported else False) is state
         await stream.aclose()
 
     asyncio.run(run())

@@ -289,8 +289,8 @@ def test_an_interpreter_that_ends_with_an_engine_in_a_step_ends_well():
 @pytest.mark.parametrize("executor", ["program", "eager"])
 def test_a_process_that_exits_during_a_step_does_not_crash(script, executor):
     for _ in range(3):
-        status, said = status_of(script, **{"threads=1": f"threads=1, executor='{executor}'"})
-        assert status == 0, said
+        status, reply = status_of(script, **{"threads=1": f"threads=1, executor='{executor}'"})
+        assert status == 0, reply
 
 
 def test_llm_closes_once_from_whatever_thread():

@@ -43,15 +43,15 @@ STATS = st.builds(
 def test_totals_are_the_sums_of_the_last_statistics_of_each_process(dead, now):
     lives = CumulativeStats()
     for life in dead:
-        for told in life:
-            lives.add(told)
+        for reported in life:
+            lives.add(reported)
         lives.end()
     found, last = lives.add(now), [life[-1] for life in dead if life]
     for name in NUMBERS:
-        wanted = getattr(now, name) + (0 if name in GAUGES else sum(getattr(told, name) for told in last))
+        wanted = getattr(now, name) + (0 if name in GAUGES else sum(getattr(reported, name) for reported in last))
         assert getattr(found, name) == wanted, name
     for word in "abc":
-        assert found.tier_loads.get(word, 0) == sum(told.tier_loads.get(word, 0) for told in (*last, now))
+        assert found.tier_loads.get(word, 0) == sum(reported.tier_loads.get(word, 0) for reported in (*last, now))
         one, all_of = found.tiers.get(word, TierStats()), [t.tiers[word] for t in (*last, now) if word in t.tiers]
         assert one.bytes_saved == sum(t.bytes_saved for t in all_of)
         assert one.loads.get(word, 0) == sum(t.loads[word] for t in all_of)
@@ -65,8 +65,8 @@ def test_totals_are_the_sums_of_the_last_statistics_of_each_process(dead, now):
 
 
 @given(STATS)
-def test_totals_of_one_engine_process_are_its_own(told):
-    assert total(EngineStats(), told) == told == CumulativeStats().add(told)
+def test_totals_of_one_engine_process_are_its_own(reported):
+    assert total(EngineStats(), reported) == reported == CumulativeStats().add(reported)
 
 
 async def test_the_totals_of_an_engine_do_not_fall_when_it_dies():

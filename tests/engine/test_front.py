@@ -92,7 +92,7 @@ async def test_max_tokens_is_settled_by_the_context(front):
 
 
 @pytest.mark.parametrize(
-    ("ids", "params", "field", "said"),
+    ("ids", "params", "field", "message"),
     [
         ([1] * 512, {}, "prompt", "512 tokens.*512"),
         ([], {}, "prompt", "empty"),
@@ -103,8 +103,8 @@ async def test_max_tokens_is_settled_by_the_context(front):
         ([5], {"min_tokens": 600, "max_tokens": None}, "min_tokens", "600"),
     ],
 )
-async def test_requests_that_can_never_be_served_are_refused_by_field(front, ids, params, field, said):
-    with pytest.raises(InvalidRequest, match=said) as error:
+async def test_requests_that_can_never_be_served_are_refused_by_field(front, ids, params, field, message):
+    with pytest.raises(InvalidRequest, match=message) as error:
         front.resolve(ids, SamplingParams(**({"max_tokens": 1} | params)))
     assert error.value.param == field
 

@@ -135,13 +135,13 @@ def test_a_suspect_that_the_engine_did_not_accept_is_retried():
     assert names(j.death()) == ["a"]
 
 
-@pytest.mark.parametrize("said", [["poison"], ["poison", None]])
-def test_a_request_that_kills_before_its_first_step_does_not_loop(said):
+@pytest.mark.parametrize("message", [["poison"], ["poison", None]])
+def test_a_request_that_kills_before_its_first_step_does_not_loop(message):
     j = Journal()
     j.add(req("poison"))
     for last in (False, True):
         j.to_send()
-        for line in said:
+        for line in message:
             j.take_report(line)
         assert names(j.death()) == ["poison"] * last
     assert not j.entries

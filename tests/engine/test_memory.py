@@ -113,15 +113,15 @@ def serving(folder: Path, limit: int, model: str, *flags: str):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(["sh", "-c", join], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout
-    said = []
+    reply = []
     try:
         for line in process.stdout:
-            said.append(line.rstrip())
+            reply.append(line.rstrip())
             if "http://" in line:
                 break
         else:
-            raise AssertionError("\n".join(said))
-        yield process, said[-1].split("http://")[1].split()[0].split("/")[0], said
+            raise AssertionError("\n".join(reply))
+        yield process, reply[-1].split("http://")[1].split()[0].split("/")[0], reply
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
@@ -171,8 +171,8 @@ def test_a_server_under_a_limit_starts_and_survives_full_load(tmp_path, limited,
         "--kv-dtype float32",
     ]
     flags += [f"--cache-dir {tmp_path / 'kv'}"] if tier else []
-    with serving(limited, LIMIT, model, *flags) as (process, address, said):
-        memory = next(line for line in said if "stay free" in line)
+    with serving(limited, LIMIT, model, *flags) as (process, address, reply):
+        memory = next(line for line in reply if "stay free" in line)
         assert "weights 614" in memory and "rotary angles" in memory and "samplers" in memory
         assert ("tiers" in memory) is tier
         assert asyncio.run(full_load(address, 1024)) == [200] * 24
@@ -180,7 +180,7 @@ def test_a_server_under_a_limit_starts_and_survives_full_load(tmp_path, limited,
         assert httpx.get(f"http://{address}/health").status_code == 200
     peak = int((limited / "memory.max_usage_in_bytes").read_text())
     assert peak <= LIMIT
-    print(memory, f"peak {peak / MIB:.0f} MiB", json.dumps(said[-3:]))
+    print(memory, f"peak {peak / MIB:.0f} MiB", json.dumps(reply[-3:]))
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_the_default_size_of_the_host_tier(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "message"),
     [
         ("cpu", {"cache_host": 1 << 20}, "CPU"),
         ("cuda", {"cache_host": 11 << 30}, "lower it"),
@@ -132,7 +132,7 @@ def test_the_default_size_of_the_host_tier(monkeypatch):
         ("cuda", {"cache_host": 1, "prefix_cache": False}, "--no-prefix-cache"),
     ],
 )
-def test_contradictory_host_tier_options_are_refused(monkeypatch, kind, options, said):
+def test_contradictory_host_tier_options_are_refused(monkeypatch, kind, options, message):
     with pytest.raises(ConfigError) as error:
         decided(monkeypatch, kind, **options)
-    assert said in f"{error.value} {error.value.hint}"
+    assert message in f"{error.value} {error.value.hint}"

@@ -99,7 +99,7 @@ def test_other_weights_find_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"cache_disk": 1 << 20}, "cache_disk without cache_dir"),
         ({"cache_dir": "x", "prefix_cache": False}, "--no-prefix-cache"),
@@ -108,10 +108,10 @@ def test_other_weights_find_nothing(tmp_path):
         ({"cache_dir": "x", "cache_write_share": 0.0}, "cache_write_share is 0.0"),
     ],
 )
-def test_contradictory_disk_tier_options_are_refused(options, said):
+def test_contradictory_disk_tier_options_are_refused(options, message):
     with pytest.raises(ConfigError) as error:
         core_of("kvasir-mini", **options)
-    assert said in f"{error.value} {error.value.hint}"
+    assert message in f"{error.value} {error.value.hint}"
 
 
 def test_a_folder_open_to_others_is_refused(tmp_path):

@@ -100,7 +100,7 @@ def test_a_peer_that_is_not_there_costs_nothing(socket):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"cache_offer": "x/kv"}, "cache_dir"),
         ({"cache_peer": "x/kv", "prefix_cache": False}, "--no-prefix-cache"),
@@ -108,10 +108,10 @@ def test_a_peer_that_is_not_there_costs_nothing(socket):
         ({"cache_peer": "/tmp/" + 100 * "x"}, "too long"),
     ],
 )
-def test_contradictory_peer_options_are_refused(options, said):
+def test_contradictory_peer_options_are_refused(options, message):
     with pytest.raises(ConfigError) as error:
         core_of("kvasir-mini", **options)
-    assert said in f"{error.value} {error.value.hint}"
+    assert message in f"{error.value} {error.value.hint}"
 
 
 def test_a_socket_in_a_folder_open_to_others_is_refused(tmp_path):

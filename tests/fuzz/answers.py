@@ -58,10 +58,10 @@ def read_answer(data: bytes) -> None:
     whole = _parsed(format, [text], options)
     assert _parsed(format, [text[i : i + size] for i in range(0, len(text), size)], options) == whole
     _check_events(whole)
-    told = "".join(event.text for event in whole if isinstance(event, Content | Reasoning))
-    assert _is_within(told, text), "content that the model has not said"
+    reported = "".join(event.text for event in whole if isinstance(event, Content | Reasoning))
+    assert _is_within(reported, text), "content that the model did not write"
     if not options["calls"] and thinking is None and format.calls.style is not Style.CHANNELS:
-        assert told == text, "text was lost"
+        assert reported == text, "text was lost"
 
 
 def _parsed(format: Format, pieces: list[str], options: dict[str, Any]) -> list[Event]:
@@ -109,24 +109,29 @@ def read_schema(data: bytes) -> None:
 
 def read_tools(data: bytes) -> None:
     """[a format's number, [{"name": ..., "parameters": {...}, "strict": ...}]]: a grammar for such calls."""
-    told = _json(data)
-    if not isinstance(told, list) or len(told) != 2 or type(told[0]) is not int or not isinstance(told[1], list):
+    reported = _json(data)
+    if (
+        not isinstance(reported, list)
+        or len(reported) != 2
+        or type(reported[0]) is not int
+        or not isinstance(reported[1], list)
+    ):
         return
     calls = [row for row in CALLS if row.style is not Style.NONE]
-    format = Format(calls[told[0] % len(calls)], THINKING[told[0] % len(THINKING)])
-    functions = [_function(one) for one in told[1][:4] if isinstance(one, dict)]
+    format = Format(calls[reported[0] % len(calls)], THINKING[reported[0] % len(THINKING)])
+    functions = [_function(one) for one in reported[1][:4] if isinstance(one, dict)]
     if not functions:
         return
     for function in functions:
         function.check()
         json.dumps(function.loosened().parameters)
-    assert tool_grammar(format, functions, SPECIALS, required=told[0] % 2 == 0)
+    assert tool_grammar(format, functions, SPECIALS, required=reported[0] % 2 == 0)
 
 
-def _function(told: dict[str, Any]) -> Function:
-    name, parameters = told.get("name"), told.get("parameters")
+def _function(reported: dict[str, Any]) -> Function:
+    name, parameters = reported.get("name"), reported.get("parameters")
     name = name if isinstance(name, str) and name and name.isprintable() else "f"
-    return Function(name, parameters if isinstance(parameters, dict) else {}, told.get("strict") is True)
+    return Function(name, parameters if isinstance(parameters, dict) else {}, reported.get("strict") is True)
 
 
 def read_grammar(data: bytes) -> None:

@@ -137,10 +137,10 @@ def _use_config(config: dict[str, Any]) -> None:
 
 def read_gguf_model(data: bytes) -> None:
     """{"metadata": {key: value}, "tensors": {name: [shape, type]}}"""
-    told = _object(data)
-    pairs = [_pair(key, value) for key, value in _inner(told, "metadata").items()]
+    reported = _object(data)
+    pairs = [_pair(key, value) for key, value in _inner(reported, "metadata").items()]
     entries, size = [], 0
-    for name, entry in _inner(told, "tensors").items():
+    for name, entry in _inner(reported, "tensors").items():
         shape, kind = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not isinstance(shape, list) or not all(_is_in(n, 64) for n in [*shape, kind]) or len(shape) > 8:
             continue
@@ -218,7 +218,7 @@ FILES = (
 
 def read_folder(data: bytes) -> None:
     """{file name: its text, or JSON}, beside fixed weights and a fixed tokenizer."""
-    told = _object(data)
+    reported = _object(data)
     folder = scratch() / "folder"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "1_Pooling").mkdir(parents=True)
@@ -226,8 +226,8 @@ def read_folder(data: bytes) -> None:
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     for name in FILES:
-        if name in told:
-            text = told[name] if isinstance(told[name], str) else json.dumps(told[name])
+        if name in reported:
+            text = reported[name] if isinstance(reported[name], str) else json.dumps(reported[name])
             (folder / name).write_bytes(_bytes(text))
     each(
         lambda: use(from_folder(folder)),

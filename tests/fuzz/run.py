@@ -50,8 +50,8 @@ class Outcome:
         return "FAILED" if self.crash else "held" if self.features else "BLIND"
 
     def line(self) -> str:
-        said = f"{self.runs:>9} runs, {self.features:>6} features, {self.corpus:>5} inputs"
-        return f"{self.job.name:<16} {said}  {self.verdict}"
+        reply = f"{self.runs:>9} runs, {self.features:>6} features, {self.corpus:>5} inputs"
+        return f"{self.job.name:<16} {reply}  {self.verdict}"
 
 
 def python_jobs() -> list[Job]:

@@ -79,12 +79,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(
-    job: Job, said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    job: Job, message: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> bytes:
-    """The failing input, after the verdict of the whole command. said: texts that may report the fault."""
+    """The failing input, after the verdict of the whole command. message: texts that may report the fault."""
     outcome = fuzz(job, SECONDS)
     assert outcome.crash, outcome.log[-2000:]
-    assert any(words in outcome.log for words in said) and outcome.line().endswith("FAILED")
+    assert any(words in outcome.log for words in message) and outcome.line().endswith("FAILED")
     monkeypatch.setattr(words, "chosen", lambda names: [job])
     monkeypatch.setattr(words, "fuzz", lambda job, seconds: outcome)
     monkeypatch.setattr(sys, "argv", ["tests.fuzz"])
@@ -96,10 +96,10 @@ def found(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not installed (make fuzz does so)")
-@pytest.mark.parametrize(("fault", "said"), PYTHON_FAULTS.items())
-def test_a_planted_fault_of_a_reader_is_found(fault, said, folder, monkeypatch, capsys):
+@pytest.mark.parametrize(("fault", "message"), PYTHON_FAULTS.items())
+def test_a_planted_fault_of_a_reader_is_found(fault, message, folder, monkeypatch, capsys):
     command = (sys.executable, "-c", READER.format(fault=fault), "planted")
-    assert found(Job("planted", command, folder / "seeds"), (said,), monkeypatch, capsys).startswith(b"fault")
+    assert found(Job("planted", command, folder / "seeds"), (message,), monkeypatch, capsys).startswith(b"fault")
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +127,11 @@ def test_a_planted_fault_of_native_code_is_found(native, folder, monkeypatch, ca
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("kind", "said"), NATIVE_FAULTS.items())
-def test_each_kind_of_native_fault_is_reported(kind, said, native, folder, monkeypatch, capsys):
+@pytest.mark.parametrize(("kind", "message"), NATIVE_FAULTS.items())
+def test_each_kind_of_native_fault_is_reported(kind, message, native, folder, monkeypatch, capsys):
     (folder / "seeds").mkdir()
     (folder / "seeds" / "planted").write_bytes(b"fault" + kind.encode())
-    data = found(Job("native_planted", (str(native),), folder / "seeds"), (said,), monkeypatch, capsys)
+    data = found(Job("native_planted", (str(native),), folder / "seeds"), (message,), monkeypatch, capsys)
     assert data.startswith(b"fault" + kind.encode())
 
 

@@ -393,9 +393,9 @@ def test_definitions_keep_their_names_where_references_are_moved():
         "prefixItems": [inner, {"$ref": "#/prefixItems/0/properties/a"}, {"$ref": "#/$defs/moved-0"}],
         "$defs": {"moved-0": {"type": "boolean"}},
     }
-    told = Pointers(schema).schema
-    assert told["$defs"] == {"moved-0": {"type": "boolean"}, "moved-1": {"type": "integer"}}
-    assert told["prefixItems"][1:] == [{"$ref": "#/$defs/moved-1"}, {"$ref": "#/$defs/moved-0"}]
+    reported = Pointers(schema).schema
+    assert reported["$defs"] == {"moved-0": {"type": "boolean"}, "moved-1": {"type": "integer"}}
+    assert reported["prefixItems"][1:] == [{"$ref": "#/$defs/moved-1"}, {"$ref": "#/$defs/moved-0"}]
 
 
 def test_definitions_that_are_no_object_are_refused():

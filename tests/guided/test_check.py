@@ -55,8 +55,8 @@ LENGTH = st.none() | st.sampled_from([0, 1, 3, 10, 50, 100, 500])
 @settings(max_examples=60)
 @given(REPEATED, LENGTH, LENGTH, st.booleans(), st.integers(0, 2**32))
 def test_a_pattern_is_refused_or_can_be_followed(checker, pattern, least, most, whole, seed):
-    said = {"minLength": least, "maxLength": most, "pattern": f"^(?:{pattern})$" if whole else pattern}
-    schema = {"type": "string", **{key: value for key, value in said.items() if value is not None}}
+    reply = {"minLength": least, "maxLength": most, "pattern": f"^(?:{pattern})$" if whole else pattern}
+    schema = {"type": "string", **{key: value for key, value in reply.items() if value is not None}}
     try:
         grammar = checker.check(sources.json_schema(schema))
     except InvalidRequest:

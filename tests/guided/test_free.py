@@ -177,9 +177,9 @@ def test_text_after_a_call_is_free_and_partial_end_marks_are_text(name):
 @pytest.mark.parametrize("name", [n for n, calls in FORMATS.items() if calls.bare])
 def test_text_that_only_begins_like_an_unmarked_call_is_free(name):
     objects = FORMATS[name].style is Style.OBJECTS
-    said = '{"title": "Alice", "name": "Bob"}' if objects else "[1, 2, look_up]"
+    reply = '{"title": "Alice", "name": "Bob"}' if objects else "[1, 2, look_up]"
     guide = make_guide(name)
-    for token in ids_of(" " + said + "\nAnd that is all."):
+    for token in ids_of(" " + reply + "\nAnd that is all."):
         assert is_allowed(guide, token)
         guide.advance([token])
     assert is_allowed(guide, EOS)
@@ -225,8 +225,8 @@ def test_a_mark_in_the_reasoning_begins_a_call_only_with_what_belongs_to_it(open
     assert guide.in_call
 
     guide = make_guide("hermes", THINK, opened=opened)
-    said = before + 'I just do.<tool_call>\n{"name": "'
-    ids = walk(guide, 5, first=tuple(ids_of(said)), limit=300)
+    reply = before + 'I just do.<tool_call>\n{"name": "'
+    ids = walk(guide, 5, first=tuple(ids_of(reply)), limit=300)
     assert ids is not None
     text = TOKENIZER.decode(ids, skip_special_tokens=False)
     message = read(text, format, opened)
@@ -319,8 +319,8 @@ def test_thought_is_what_the_parser_reads_as_reasoning(pieces, opened):
     for piece in pieces:
         thought.feed(piece.encode())
     format = Format(next(c for c in CALLS if c.style is Style.NONE), THINK)
-    said, more = (read(t, format, opened) for t in (text, text + "#"))
-    assert thought.inside == (len(more.reasoning) > len(said.reasoning))
+    reply, more = (read(t, format, opened) for t in (text, text + "#"))
+    assert thought.inside == (len(more.reasoning) > len(reply.reasoning))
 
 
 def test_loose_functions_are_called_with_any_object():

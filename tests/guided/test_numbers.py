@@ -126,8 +126,8 @@ def test_digits_in_a_text_of_a_call_have_no_bound(name, before):
     properties = {"a": {"type": "string", "pattern": f"^{before}[0-9]+,[0-9]+$"}, "b": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["a", "b"], "additionalProperties": False}
     format = format_of(name)
-    said = {"required": True, "parallel": True, "opened": False, "content": None}
-    rule = tool_grammar(format, [Function("f", schema)], SPECIALS, ends=frozenset(), thinks=False, **said)
+    reply = {"required": True, "parallel": True, "opened": False, "content": None}
+    rule = tool_grammar(format, [Function("f", schema)], SPECIALS, ends=frozenset(), thinks=False, **reply)
     call = written(format, [("f", {"a": text, "b": int("3" * 40)})])
     guide, rest, ids = GUIDES.take(GUIDES.begin(rule)), call, list[int]()
     while not rest.startswith("3" * 20):

@@ -135,7 +135,7 @@ def test_no_free_key_is_a_named_one(free):
 
 @pytest.mark.parametrize("text", ["a\x01", "\x7f", "\x0b"])
 def test_control_characters_in_texts_are_refused(text):
-    for key, said in (("const", text), ("enum", ["b", {text: 1}]), ("properties", {text: {}}), ("required", [text])):
+    for key, reply in (("const", text), ("enum", ["b", {text: 1}]), ("properties", {text: {}}), ("required", [text])):
         with pytest.raises(InvalidRequest, match=f"^{key}: .*control characters"):
-            sources.json_schema({key: said})
+            sources.json_schema({key: reply})
     assert allows({"const": '\n\t\\"/é'}, json.dumps('\n\t\\"/é', ensure_ascii=False))

@@ -76,7 +76,7 @@ OURS = {kind for kind in subclasses(CacheKind) if kind.__module__.startswith("kv
 NAMES, CLASSES = {kind.name for kind in OURS if kind.name}, {kind.__name__ for kind in OURS}
 
 
-def told(node: ast.AST, constants: set[str], classes: set[str]) -> bool:
+def reported(node: ast.AST, constants: set[str], classes: set[str]) -> bool:
     """Whether the expression names a kind: as a string or as a class."""
     parts = list(ast.walk(node))
     return any(
@@ -94,12 +94,12 @@ def asks(source: str) -> list[int]:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             by_kind = any(isinstance(p, ast.Attribute) and p.attr in ("kind", "name", "needs") for p in sides)
-            if by_kind and any(told(side, NAMES, CLASSES) for side in sides):
+            if by_kind and any(reported(side, NAMES, CLASSES) for side in sides):
                 found.append(node.lineno)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass", "type"):
-            if any(told(argument, set(), CLASSES) for argument in node.args[1:]):
+            if any(reported(argument, set(), CLASSES) for argument in node.args[1:]):
                 found.append(node.lineno)
-        elif isinstance(node, ast.match_case) and told(node.pattern, NAMES, CLASSES):
+        elif isinstance(node, ast.match_case) and reported(node.pattern, NAMES, CLASSES):
             found.append(node.pattern.lineno)
     return found
 

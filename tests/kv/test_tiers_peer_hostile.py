@@ -145,11 +145,11 @@ def test_garbage_of_a_peer_is_rejected(path, data, kind):
         assert tier.has([BLOCK.key]) == (kind == wire.HELD and data == b"\x01")
 
 
-@pytest.mark.parametrize("said", [b"", b"\x01", b"\x01" * 2, b"\x01" * 4, b"\x01\x01\x02"])
-def test_a_response_for_other_keys_is_ignored(path, said):
+@pytest.mark.parametrize("reply", [b"", b"\x01", b"\x01" * 2, b"\x01" * 4, b"\x01\x01\x02"])
+def test_a_response_for_other_keys_is_ignored(path, reply):
     def answer(link: BlockSocket) -> None:
         question(link)
-        link.send(wire.HELD, said)
+        link.send(wire.HELD, reply)
 
     keys = [b.key for b in blocks_of(3)]
     with hostile(path, answer), asking(path) as tier:

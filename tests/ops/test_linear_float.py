@@ -143,7 +143,7 @@ def test_converted_activations_match_their_format(activation):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"activated": np.zeros((2, 64), np.float32)}, "activated.*uint8"),
         ({"activated": np.zeros((2, 100), np.uint8)}, r"activated.*\(2, 64\)"),
@@ -154,10 +154,10 @@ def test_converted_activations_match_their_format(activation):
         ({"panels": (1, 0)}, "panels.*0.*1"),
     ],
 )
-def test_arrays_that_cannot_be_read_safely_are_refused(change, said):
+def test_arrays_that_cannot_be_read_safely_are_refused(change, message):
     packed = pack(draw(12, 8, 10), "F32")
     arguments = {"activated": native.prepare(packed, draw(13, 2, 10)), "out": np.zeros((2, 8), np.float32), **change}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         native.linear(packed, **arguments)
 
 

@@ -170,7 +170,7 @@ def test_tensors_are_taken_by_address():
 
 @needs_library
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"x": np.ones((2, 8), np.float64)}, "x.*float32"),
         ({"out": np.ones((2, 7), np.float32)}, r"out.*\(2, 8\)"),
@@ -182,10 +182,10 @@ def test_tensors_are_taken_by_address():
         ({"x": np.ones((), np.float32)}, "x must have 1"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(change, said):
+def test_arrays_that_do_not_fit_are_refused(change, message):
     ones = np.ones((2, 8), np.float32)
     arguments = {"out": ones.copy(), "x": ones, "weight": ones[0]} | change
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         native.rms_norm_arrays(**arguments, eps=1e-6)
 
 

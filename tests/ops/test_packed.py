@@ -155,7 +155,7 @@ def test_activations_by_format():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("change", "error", "message"),
     [
         ({"source_type": "Q9_9"}, ConfigError, "'Q9_9'"),
         ({"to": "Q9_9"}, ConfigError, "'Q9_9'"),
@@ -171,10 +171,10 @@ def test_activations_by_format():
         ({"source_type": "Q4_K"}, ValueError, "whole blocks"),
     ],
 )
-def test_rows_that_cannot_be_packed_are_refused(change, error, said):
+def test_rows_that_cannot_be_packed_are_refused(change, error, message):
     kind = GGMLType["Q8_0" if change.get("source_type") == "Q8_0" else "F32"]
     arguments = {"source_type": "F32", "parts": raw_rows(kind, 4, 64), "rows": 4, "cols": 64, "segments": 1, **change}
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         pack_rows(**arguments)
 
 

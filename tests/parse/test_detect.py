@@ -21,8 +21,8 @@ SAME = {"llama4": "llama3"}  # without a mark they write the same
 
 def sample(name: str, count: int = 2, before: str = "", behind: str = "") -> Sample:
     calls = [("look_up", arguments) for arguments in ARGUMENTS[:count]]
-    said = before + written(format_of(name), calls) + behind
-    return Sample("", said, "<|im_end|>\n", tuple(calls), TOOLS)
+    reply = before + written(format_of(name), calls) + behind
+    return Sample("", reply, "<|im_end|>\n", tuple(calls), TOOLS)
 
 
 @pytest.fixture(scope="module")

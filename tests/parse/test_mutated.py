@@ -46,8 +46,8 @@ def test_mutated_calls_are_events_or_content(name, calls, edits):
     message = ParsedMessage.of(events)
     if not message.calls and name not in HEADERS:  # which are no content
         assert (message.content, message.reasoning) == (text, "")
-    told = message.content + "".join(call.name + call.arguments for call in message.calls)
-    assert [word for word in WORDS if word in text and word not in told] == []
+    recorded = message.content + "".join(call.name + call.arguments for call in message.calls)
+    assert [word for word in WORDS if word in text and word not in recorded] == []
     check_contents(name, text, events)
     for i, call in enumerate(message.calls):
         assert is_json(call.arguments) or (begins_json(call.arguments) and ends_in(text, events, i)), call
@@ -94,7 +94,7 @@ def begins_json(text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told", "content"),
+    ("name", "text", "recorded", "content"),
     [
         ("hermes", '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>', '{"a": 1}', ""),
         ("hermes", '<tool_call>{"args": {"a": 1}, "name": "f"}</tool_call>', '{"a": 1}', ""),
@@ -114,9 +114,9 @@ def begins_json(text: str) -> bool:
         ("harmony", ' to=functions.f<|message|>{"a": NaN}<|call|>', '{"a": ', "NaN}"),
     ],
 )  # fmt: skip
-def test_invalid_json_ends_the_call(name, text, told, content):
+def test_invalid_json_ends_the_call(name, text, recorded, content):
     message = ParsedMessage.of(parsed(Format(format_of(name).calls), text, tools={"f": {}}))
-    assert [call.arguments for call in message.calls] == ([] if told is None else [told])
+    assert [call.arguments for call in message.calls] == ([] if recorded is None else [recorded])
     assert message.content == (text if content is None else content)
 
 
@@ -129,8 +129,8 @@ def test_an_interrupted_call_keeps_its_arguments():
 
 def test_a_python_list_between_marks_is_a_list():
     types = {"a": {"type": "array"}, "b": {"type": "object"}, "d": {"type": "string"}}
-    said = {"a": "['x', True, None]", "b": "{'k': (1, 2.0)}", "c": "['x', \"y\"]", "d": "['x']", "e": "[see 'x']"}
-    marked = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in said.items())
+    reply = {"a": "['x', True, None]", "b": "{'k': (1, 2.0)}", "c": "['x', \"y\"]", "d": "['x']", "e": "[see 'x']"}
+    marked = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in reply.items())
     events = parsed(format_of("qwen3_coder"), f"<function=f>\n{marked}</function>", tools={"f": {"properties": types}})
     assert json.loads("".join(event.text for event in events if isinstance(event, Arguments))) == {
         "a": ["x", True, None], "b": {"k": [1, 2.0]}, "c": ["x", "y"], "d": "['x']", "e": "[see 'x']",
@@ -142,22 +142,22 @@ def test_a_python_list_between_marks_is_a_list():
 def test_an_end_mark_that_is_cut_is_no_content(name, calls):
     format = Format(format_of(name).calls)
     whole, parts = written(format, calls), grammar_parts(format, calls[-1][0], len(calls) - 1)
-    told = ParsedMessage.of(parsed(format, whole, tools=schemas(calls))).calls
+    recorded = ParsedMessage.of(parsed(format, whole, tools=schemas(calls))).calls
     for cut in range(len(whole) - len(parts.end + parts.close), len(whole)):
         for sizes in ([], [1] * cut):
             message = ParsedMessage.of(parsed(format, whole[:cut], sizes, tools=schemas(calls)))
             assert message.content == "", whole[:cut]
-            assert [call.name for call in message.calls] == [call.name for call in told]
+            assert [call.name for call in message.calls] == [call.name for call in recorded]
             last = message.calls[-1].arguments  # its brace may be a part of the mark
-            assert told[-1].arguments in (last, last + "}")
+            assert recorded[-1].arguments in (last, last + "}")
 
 
-@pytest.mark.parametrize(("name", "text", "told"), [
+@pytest.mark.parametrize(("name", "text", "recorded"), [
     ("pythonic", "[look_up(a=4", '{"a": 4'),
     ("pythonic", "[look_up(a=Tr", '{"a": tr'),
     ("hermes", '<tool_call>{"name": "look_up", "arguments": {"a": 4', '{"a": 4'),
     ("mistral", '[TOOL_CALLS][{"name": "look_up", "arguments": {"a": 4}},', '{"a": 4}'),
 ])  # fmt: skip
-def test_arguments_that_are_cut_are_no_content(name, text, told):
+def test_arguments_that_are_cut_are_no_content(name, text, recorded):
     message = ParsedMessage.of(parsed(format_of(name), text, tools={"look_up": {}}))
-    assert (message.content, [call.arguments for call in message.calls]) == ("", [told])
+    assert (message.content, [call.arguments for call in message.calls]) == ("", [recorded])

@@ -113,8 +113,8 @@ def test_arguments_are_streamed_unchanged(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {}})
-    told = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
-    assert told.calls[0].arguments.count("w") == 250
+    reported = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
+    assert reported.calls[0].arguments.count("w") == 250
 
 
 @pytest.mark.parametrize("name", [name for name in CALLING if format_of(name).calls.parameters])
@@ -122,8 +122,8 @@ def test_strings_between_marks_are_unchanged(name):
     format = format_of(name)
     text = written(format, [("f", {"key": "w" * 500})])
     parser = Parser(format, {"f": {"properties": {"key": {"type": "string"}}}})
-    told = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
-    assert told.calls[0].arguments.count("w") == 250
+    reported = ParsedMessage.of([event for i in range(text.index("ww") + 250) for event in parser.push(text[i])])
+    assert reported.calls[0].arguments.count("w") == 250
 
 
 # -- whatever the text -------------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ def test_nothing_is_lost(name, data):
     format = format_of(name)
     text = data.draw(babble(format))
     events = parsed(format, text, data.draw(SIZES))
-    told = "".join(event.text for event in events if isinstance(event, (Content, Reasoning)))
+    reported = "".join(event.text for event in events if isinstance(event, (Content, Reasoning)))
     if any(isinstance(event, CallStart) for event in events):
-        assert _is_within(told, text)
+        assert _is_within(reported, text)
     elif format.calls.style is not Style.CHANNELS:
         marks = [format.thinking.start, format.thinking.end, *format.thinking.answer] if format.thinking else []
         marks += [mark for mark in format.calls.asides if "{name}" not in mark]
-        assert _without(told, marks) == _without(text, marks)
+        assert _without(reported, marks) == _without(text, marks)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HEADERS])
@@ -194,15 +194,15 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_held_back_text_is_bounded(case):
-    parser, held, told = Parser(format_of("hermes")), 0, []
+    parser, held, reported = Parser(format_of("hermes")), 0, []
     for i in range(0, len(HOSTILE[case]), 50):
-        told += parser.push(HOSTILE[case][i : i + 50])
+        reported += parser.push(HOSTILE[case][i : i + 50])
         held = max(held, parser.held)
-    told += parser.finish()
+    reported += parser.finish()
     assert held <= MAX_HELD + 100
-    message = ParsedMessage.of(told)
-    said = message.content + message.reasoning + "".join(call.arguments for call in message.calls)
-    assert len(said) > len(HOSTILE[case].replace(" ", "")) * 0.9 - 100
+    message = ParsedMessage.of(reported)
+    reply = message.content + message.reasoning + "".join(call.arguments for call in message.calls)
+    assert len(reply) > len(HOSTILE[case].replace(" ", "")) * 0.9 - 100
 
 
 @pytest.mark.parametrize("name", ["pythonic", "glm45", "kimi_k2", "mistral"])
@@ -325,8 +325,8 @@ def test_a_call_ends_reasoning_that_was_not_closed():
 )
 def test_the_schema_decides_what_untyped_text_is(schema, text, value):
     tool = {"properties": {"a": schema}, "$defs": {"Point": {"type": "object"}}}
-    said = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
-    assert json.loads(message_of("glm45", said, tools={"f": tool}).calls[0].arguments) == {"a": value}
+    reply = f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
+    assert json.loads(message_of("glm45", reply, tools={"f": tool}).calls[0].arguments) == {"a": value}
 
 
 def test_a_mark_inside_a_value_is_part_of_it():

@@ -90,7 +90,7 @@ def tool(name: str, keys: Iterable[str]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "?", "parameters": parameters}}
 
 
-def said(name: str, answer: dict[str, Any], tools: list[Any]) -> tuple[str, str]:
+def reply(name: str, answer: dict[str, Any], tools: list[Any]) -> tuple[str, str]:
     """(the prompt, the model's output after it for which the template renders this turn)"""
     prompt = template(name).render([HELLO], tools=tools).text
     whole = template(name).render([HELLO, answer], tools=tools, add_generation_prompt=False).text
@@ -139,7 +139,7 @@ def test_calls_of_a_template_come_back(name, calls):
         {"id": f"call{i:05}", "type": "function", "function": {"name": f, "arguments": arguments}}
         for i, (f, arguments) in enumerate(calls)
     ]
-    prompt, text = said(name, {"role": "assistant", "content": "", "tool_calls": rendered}, tools)
+    prompt, text = reply(name, {"role": "assistant", "content": "", "tool_calls": rendered}, tools)
     format = found(name).format
     opened = format.opened_by(prompt)
     message = ParsedMessage.of(parsed(format, text, tools=schemas(calls), opened=opened))

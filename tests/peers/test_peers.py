@@ -145,8 +145,12 @@ def test_our_worker_on_the_bundled_model(tmp_path):
     worker = Worker(OURS, command, {"PYTHONPATH": str(ROOT / "src")}, tmp_path / "log")
     try:
         worker.ask("load", model=str(MINI), threads=1, max_model_len=128, max_num_seqs=2)
-        told = worker.ask("answer", prompts=[[5, 6, 7], [8, 9, 10]], new=24)
-        assert 24 <= told["decode_tokens"] <= 46 and 0 < told["first_s"] < told["total_s"] and told["step_seconds"] > 0
+        reported = worker.ask("answer", prompts=[[5, 6, 7], [8, 9, 10]], new=24)
+        assert (
+            24 <= reported["decode_tokens"] <= 46
+            and 0 < reported["first_s"] < reported["total_s"]
+            and reported["step_seconds"] > 0
+        )
         sampled = worker.ask("answer", prompts=[[5, 6, 7]], new=6, sampling=crews.SAMPLING)
         assert sampled["decode_tokens"] == 5
         assert worker.ask("answer", prompts=[[5, 6, 7]], new=6, generate=True)["total_s"] > 0
@@ -175,13 +179,13 @@ def test_prompts_differ_by_round_unless_kept():
 
 
 def test_the_value_of_a_row_by_its_figure():
-    told = {"first_s": 2.0, "decode_tokens": 30, "decode_s": 3.0, "total_s": 6.0, "step_seconds": 4.0}
-    assert value_of(ROW, told, 6) == 10
-    assert value_of(replace(ROW, figure="prefill"), told, 6) == 2 * 8 / 2.0
-    assert value_of(replace(ROW, figure="total"), told, 6) == 2 * 6 / 6.0
-    assert value_of(replace(ROW, figure="overhead"), {**told, "kernel_seconds": 3.0}, 6) == 0.25
+    reported = {"first_s": 2.0, "decode_tokens": 30, "decode_s": 3.0, "total_s": 6.0, "step_seconds": 4.0}
+    assert value_of(ROW, reported, 6) == 10
+    assert value_of(replace(ROW, figure="prefill"), reported, 6) == 2 * 8 / 2.0
+    assert value_of(replace(ROW, figure="total"), reported, 6) == 2 * 6 / 6.0
+    assert value_of(replace(ROW, figure="overhead"), {**reported, "kernel_seconds": 3.0}, 6) == 0.25
     with pytest.raises(PeerError, match="kernels"):
-        value_of(replace(ROW, figure="overhead"), told, 6)
+        value_of(replace(ROW, figure="overhead"), reported, 6)
 
 
 def test_sizes_hold_every_row():
@@ -246,16 +250,16 @@ def run_row(row, steps, setup, monkeypatch, rounds=3, stagger=0):
     monkeypatch.setattr(crews, "sizes", lambda group, longest, kv: {"kv_memory": 1})
     monkeypatch.setattr(measure, "rates", lambda threads: RATES)
     monkeypatch.setattr(measure, "PAUSE", 0.0)
-    crew, told = Crew(setup), []
+    crew, reported = Crew(setup), []
     try:
-        return measure.compare(row, crew, [row], rounds, told.append), told
+        return measure.compare(row, crew, [row], rounds, reported.append), reported
     finally:
         crew.close()
 
 
 def test_a_row_is_held_against_the_better_peer(setup, monkeypatch, capsys, tmp_path):
-    found, told = run_row(ROW, {OURS: 0.001, LLAMA: 0.002, VLLM: 0.004}, setup, monkeypatch)
-    assert told == [] and len(found["rounds"]) == 3
+    found, reported = run_row(ROW, {OURS: 0.001, LLAMA: 0.002, VLLM: 0.004}, setup, monkeypatch)
+    assert reported == [] and len(found["rounds"]) == 3
     assert found["ratios"][LLAMA]["median"] == pytest.approx(2) and found["ratios"][VLLM]["median"] == pytest.approx(4)
     assert found["value"] == pytest.approx(2) and found["meets_bar"] and not found["meets_aim"]
     # llama.cpp is asked in four ways; without flash attention the fake takes twice as long.
@@ -277,8 +281,8 @@ def test_a_row_is_held_against_the_better_peer(setup, monkeypatch, capsys, tmp_p
 def test_the_number_of_new_tokens_grows_until_all_users_overlap(setup, monkeypatch):
     """Prompts are read one after the other, and a fast machine is done with the first answer by then."""
     row = replace(ROW, users=4, new=16, peers=(LLAMA,))
-    found, told = run_row(row, {OURS: 0.001, LLAMA: 0.004}, setup, monkeypatch, rounds=1, stagger=12)
-    assert found["new"] == 64 and len(told) == 2 and "repeating all engines with 64 new tokens" in told[1]
+    found, reported = run_row(row, {OURS: 0.001, LLAMA: 0.004}, setup, monkeypatch, rounds=1, stagger=12)
+    assert found["new"] == 64 and len(reported) == 2 and "repeating all engines with 64 new tokens" in reported[1]
     assert found["value"] == pytest.approx(4) and found["engines"][LLAMA]["tried"]
     with pytest.raises(AnswersTooShort, match="users"):
         run_row(row, {OURS: 0.001}, setup, monkeypatch, rounds=1, stagger=60)
@@ -316,8 +320,8 @@ def test_sources_are_unpacked_within_their_folder(old, tmp_path, monkeypatch):
 
 
 def test_a_missing_peer_is_skipped_with_a_message(setup, monkeypatch, capsys):
-    found, told = run_row(ROW, {OURS: 0.001, VLLM: 0.001}, setup, monkeypatch, rounds=1)
-    assert told == [f"  without {LLAMA}: no {LLAMA}"] and list(found["ratios"]) == [VLLM]
+    found, reported = run_row(ROW, {OURS: 0.001, VLLM: 0.001}, setup, monkeypatch, rounds=1)
+    assert reported == [f"  without {LLAMA}: no {LLAMA}"] and list(found["ratios"]) == [VLLM]
     alone, _ = run_row(ROW, {OURS: 0.001}, setup, monkeypatch, rounds=1)
     assert alone["value"] is None and alone["meets_bar"] is None and alone["values"][OURS]["median"] > 0
     print_rows([found, alone])
@@ -384,8 +388,12 @@ async def test_streams_are_timed(chunked):
     text = {"choices": [{"text": "a"}]}
     usage = {"choices": [], "usage": {"completion_tokens": 3}}
     async with serve_streams(events(text, text, usage), chunked) as (url, asked):
-        told = await load(url, "m", [[1, 2], [3, 4], [5, 6]], new=3, users=2)
-    assert told["tokens_per_s"] > 0 and 0 < told["tpot_p50_s"] <= told["tpot_p99_s"] and told["ttft_p50_s"] > 0
+        reported = await load(url, "m", [[1, 2], [3, 4], [5, 6]], new=3, users=2)
+    assert (
+        reported["tokens_per_s"] > 0
+        and 0 < reported["tpot_p50_s"] <= reported["tpot_p99_s"]
+        and reported["ttft_p50_s"] > 0
+    )
     assert sorted(wire["prompt"] for wire in asked) == [[1, 2], [3, 4], [5, 6]] and asked[0]["stream"]
 
 
@@ -408,10 +416,10 @@ def test_our_server_is_measured(setup, monkeypatch):
     row = replace(HTTP_ROW, users=2, prompt=8, new=4)
     server = Server(OUR_SERVER, setup, row)
     try:
-        told = server.measure(row, prompts_of(row, 0, 100), row.new)
+        reported = server.measure(row, prompts_of(row, 0, 100), row.new)
     finally:
         server.close()
-    assert told["tokens_per_s"] > 0 and server.facts["ready_s"] > 0
+    assert reported["tokens_per_s"] > 0 and server.facts["ready_s"] > 0
     assert (setup.logs / f"{OUR_SERVER}.log").stat().st_size > 0
 
 

@@ -162,30 +162,30 @@ def test_bfloat16_is_near_float32(in_bf16):
     ],
 )
 def test_quantizing_while_loading(in_bf16, quantize, bound, layers, table):
-    told: dict[str, tuple[PackedMatrix, PackingError]] = {}
+    reported: dict[str, tuple[PackedMatrix, PackingError]] = {}
 
     def report(name: str, packed: PackedMatrix, before: np.ndarray) -> None:
-        assert name not in told
-        told[name] = packed, error_of(packed, before)
+        assert name not in reported
+        reported[name] = packed, error_of(packed, before)
 
     options = LoadOptions("program", quantize=quantize)
     model = load_model(find_model(str(FOLDER)), "bfloat16", options=options, report=report)
-    assert len(told) == 4 * 7 + 1  # the head is the table
-    for name, (packed, moved) in told.items():
+    assert len(reported) == 4 * 7 + 1  # the head is the table
+    for name, (packed, moved) in reported.items():
         is_table = name == "model.embed_tokens.weight"
         assert packed.format == ("Q8_0" if is_table or quantize == "q8" else "Q4_0")
         most = table if is_table else layers
         assert 0 < moved.mean < most.mean and moved.max < most.max, (name, moved)
-    assert sum(packed.nbytes for packed, _ in told.values()) == sum(model.formats.values())
+    assert sum(packed.nbytes for packed, _ in reported.values()) == sum(model.formats.values())
     found = Driver(program_of(model), ids_of()).logits(0, len(ids_of()))
     assert_within(error(found, in_bf16, ids_of()), bound)
 
 
 def test_tensors_quantized_in_the_file_keep_their_format(tmp_path):
-    path, told = write_mini(tmp_path / "model.gguf", "Q6_K"), []
+    path, reported = write_mini(tmp_path / "model.gguf", "Q6_K"), []
     options = LoadOptions("program", quantize="q4")
-    model = load_model(find_model(str(path)), options=options, report=lambda *args: told.append(args))
-    assert set(model.formats) == {"Q6_K"} and not told
+    model = load_model(find_model(str(path)), options=options, report=lambda *args: reported.append(args))
+    assert set(model.formats) == {"Q6_K"} and not reported
     with pytest.raises(ConfigError, match="quantize is 'q3'"):
         program(path, quantize="q3")
 

@@ -69,13 +69,13 @@ def test_sums_of_the_splits_are_disjoint():
 
 def test_held_out_names_never_occur_in_training():
     rng = Random(2)
-    told = [memory.facts(rng, TRAIN, 3) for _ in range(300)]
+    reported = [memory.facts(rng, TRAIN, 3) for _ in range(300)]
     held = [memory.facts(rng, HELD, 3) for _ in range(300)]
 
     def open_ended(sets: list[dict[str, str]]) -> set[str]:
         return {v for f in sets for n, v in f.items() if memory.ATTRIBUTES[n].open_ended}
 
-    assert open_ended(told) and not open_ended(told) & open_ended(held)
+    assert open_ended(reported) and not open_ended(reported) & open_ended(held)
 
 
 def test_wanted_call_fits_a_tool_of_the_prompt():
@@ -105,14 +105,14 @@ def test_arguments_may_be_a_mapping_or_a_string():
 
 
 def test_reasoning_stays_out_of_earlier_turns():
-    said = [
+    reply = [
         {"role": "assistant", "content": "a", "reasoning_content": "deep"},
         {"role": "user", "content": "b"},
     ]
     asked = [{"role": "user", "content": "q"}]
-    assert "deep" not in render([*asked, *said])
-    assert "deep" in render([*asked, *said[:1]], generate=False)
-    assert "deep" not in render([*asked, {"role": "assistant", "content": "<think>\ndeep</think>a"}, *said[1:]])
+    assert "deep" not in render([*asked, *reply])
+    assert "deep" in render([*asked, *reply[:1]], generate=False)
+    assert "deep" not in render([*asked, {"role": "assistant", "content": "<think>\ndeep</think>a"}, *reply[1:]])
 
 
 def test_system_turn_holds_prompt_tools_and_thinking():

@@ -17,7 +17,7 @@ def notes(core) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({**NARROW, "intermediate_size": 72}, ["changed nothing", "40 columns", "72 columns", "not a multiple of 32"]),
         ({**NARROW, "intermediate_size": 64}, ["changed 2 of 16 matrices", "14 with 40 columns", "q_proj"]),
@@ -25,10 +25,10 @@ def notes(core) -> list[str]:
     ],
     ids=["none", "some", "all"],
 )
-def test_a_note_names_the_matrices_that_quantize_left_unchanged(tmp_path, monkeypatch, change, said):
+def test_a_note_names_the_matrices_that_quantize_left_unchanged(tmp_path, monkeypatch, change, message):
     monkeypatch.setitem(CONFIGS, "made", {**CONFIGS["llama"], **change})
     folder = random_model("made", tmp_path)
     lines = notes(core_of(folder, executor="program", quantize="q8", threads=1))
-    assert len(lines) == bool(said)
-    assert all(text in line for line in lines for text in said), lines
+    assert len(lines) == bool(message)
+    assert all(text in line for line in lines for text in message), lines
     assert not notes(core_of(folder, executor="program", threads=1))

@@ -79,19 +79,19 @@ class Run:
     def step(self, fails: bool = False) -> None:
         """fails: the step that runs raises, and the one planned on it is taken back."""
         scheduler = self.scheduler
-        told: list = [*scheduler.expire(), *scheduler.enter_grammars()]
+        reported: list = [*scheduler.expire(), *scheduler.enter_grammars()]
         plan = scheduler.plan()
         self.plans.append(self._seen(plan) if plan else ())
         before, self._ahead = self._ahead, None
         if before:
-            told += self._run(before, fails)
+            reported += self._run(before, fails)
             if fails and plan:
                 plan = scheduler.retract(plan)
         if plan and not self.options.overlaps:
-            told += self._run(plan, fails)
+            reported += self._run(plan, fails)
         else:
             self._ahead = plan
-        self.deltas.append(sorted((_plain(d) for d in each_delta(told)), key=lambda d: (d.id, d.index)))
+        self.deltas.append(sorted((_plain(d) for d in each_delta(reported)), key=lambda d: (d.id, d.index)))
         if self.options.lane:
             scheduler.check()
         self.now += 0.001

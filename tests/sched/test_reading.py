@@ -50,12 +50,12 @@ def test_a_long_prompt_is_read_in_pieces_beside_an_answer(ahead):
     drive.scheduler.add(reading("long"))
     begun = len(drive.plans)
     most = read_budget(StepTime(COSTS), 1, 1000)
-    told = next(d for d in drain(drive) if d.id == "long" and d.prompt_logprobs)
+    reported = next(d for d in drain(drive) if d.id == "long" and d.prompt_logprobs)
     reads = reads_of(drive)[begun:]
     assert max(reads) == most < 10, "one step reads no more than it can afford"
     assert sum(reads) == len(PROMPT) - 1
     expected = [fake_logprob(token, place, 0) for place, token in enumerate(PROMPT)][1:]
-    assert [(t.token, t.logprob) for t in told.prompt_logprobs[1:]] == [(e[0], e[1]) for e in expected]
+    assert [(t.token, t.logprob) for t in reported.prompt_logprobs[1:]] == [(e[0], e[1]) for e in expected]
 
 
 def test_a_lone_reading_is_bounded_as_well():

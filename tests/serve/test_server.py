@@ -35,13 +35,13 @@ def process(settings: dict, runner: dict) -> Iterator[tuple[subprocess.Popen, st
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **pipes) as server:
         try:
-            said = ""
-            while "/v1" not in said:
+            reply = ""
+            while "/v1" not in reply:
                 line = server.stdout.readline()
                 assert line, server.stderr.read()
-                said += line
-            found = re.search(r"http://[^/]+", said)
-            assert found and "fake" in said and ("no key needed" in said) == ("keys_file" not in settings)
+                reply += line
+            found = re.search(r"http://[^/]+", reply)
+            assert found and "fake" in reply and ("no key needed" in reply) == ("keys_file" not in settings)
             url = found[0]
             for _ in range(200):
                 try:

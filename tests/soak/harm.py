@@ -286,12 +286,12 @@ async def set_clock(c: Client) -> bool:
     headers = _auth() | {"connection": "close"}
     body = {"model": MODEL, "input": "what time is it?"}
     response = await c.http.post(f"{c.server.base}/v1/embeddings", json=body, headers=headers, timeout=300)
-    told = parsedate_to_datetime(response.headers["date"]).timestamp()
+    reported = parsedate_to_datetime(response.headers["date"]).timestamp()
     try:
         engine = c.server.wall.seen_by(c.server.engine)
     except (AssertionError, psutil.Error, OSError):
         return False  # it is just being started
-    return engine and abs(told - time.time() - shift) < 600
+    return engine and abs(reported - time.time() - shift) < 600
 
 
 # A harm and how often it is done, in relation to the others.

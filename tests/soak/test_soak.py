@@ -54,13 +54,13 @@ BlockPool.release = leaking
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("plant", "said"),
+    ("plant", "message"),
     [(DROPPED_ENTRY, "lost: no end within its limit"), (LEAKED_BLOCK, r"block \d+ counts \d+ holders, \d+ hold it")],
 )
-def test_a_planted_fault_has_its_verdict_in_time(plant, said):
+def test_a_planted_fault_has_its_verdict_in_time(plant, message):
     begun = time.monotonic()
     tally = asyncio.run(soak(20.0, seed=1, plant=plant))
-    assert re.search(said, "\n".join(tally.wrong)), tally.wrong[:5]
+    assert re.search(message, "\n".join(tally.wrong)), tally.wrong[:5]
     assert time.monotonic() - begun < 500 * tally.slowness
 
 
@@ -188,5 +188,5 @@ def test_the_wall_clock_of_a_process_can_be_set(tmp_path):
         text=True,
         check=True,
     )
-    told, monotonic = map(float, run.stdout.split())
-    assert abs(told - time.time() - wall.shift) < 600 and abs(monotonic - time.monotonic()) < 600
+    reported, monotonic = map(float, run.stdout.split())
+    assert abs(reported - time.time() - wall.shift) < 600 and abs(monotonic - time.monotonic()) < 600

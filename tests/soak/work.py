@@ -34,8 +34,8 @@ class Choice:
 
     def add(self, wire: dict[str, Any]) -> None:
         """A choice of a body or of a chunk."""
-        said = wire.get("message") or wire.get("delta") or {}
-        self.text += wire.get("text") or said.get("content") or ""
+        reply = wire.get("message") or wire.get("delta") or {}
+        self.text += wire.get("text") or reply.get("content") or ""
         self.ids += wire.get("token_ids") or []
         for name, values in (wire.get("logprobs") or {}).items():
             if values:

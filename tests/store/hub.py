@@ -42,10 +42,10 @@ class Hub:
 
 def _sibling(path: Path, name: str) -> dict:
     data = path.read_bytes()
-    told = {"rfilename": name, "size": len(data)}
+    reported = {"rfilename": name, "size": len(data)}
     if len(data) >= LARGE:
-        return {**told, "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 1}}
-    return {**told, "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+        return {**reported, "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 1}}
+    return {**reported, "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
 
 
 def _tree(about: dict) -> list[dict]:
@@ -60,8 +60,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if path.startswith("/api/models/"):
                 org, name, *rest = path.removeprefix("/api/models/").split("/")
                 about = hub.about(f"{org}/{name}")
-                told = _tree(about) if about and rest[:1] == ["tree"] else about
-                return self.send(404 if about is None else 200, json.dumps(told).encode())
+                reported = _tree(about) if about and rest[:1] == ["tree"] else about
+                return self.send(404 if about is None else 200, json.dumps(reported).encode())
             org, name, _, _, file = path[1:].split("/", 4)
             source = hub.root / org / name / file
             if not source.is_file():

@@ -121,17 +121,17 @@ def test_each_parameter_is_honoured_ignored_or_refused():
 
 
 def test_parameters_become_sampling_and_engine_options():
-    told = check_parameters(
+    reported = check_parameters(
         {"num_predict": -1, "repeat_penalty": 1.1, "stop": "x", "seed": 3, "num_ctx": 128, "top_k": None}
     )
-    assert sampling_of(told) == {
+    assert sampling_of(reported) == {
         "max_tokens": None, "repetition_penalty": 1.1, "repetition_last_n": 64, "stop": ("x",), "seed": 3,
     }  # fmt: skip
     assert sampling_of({"repeat_penalty": 1.1, "repeat_last_n": 9})["repetition_last_n"] == 9
     assert sampling_of({"presence_penalty": 0.5})["occurrence_last_n"] == 64
     both = sampling_of(check_parameters({"repeat_last_n": 9, "frequency_penalty": 0.5}))
     assert (both["repetition_last_n"], both["occurrence_last_n"]) == (9, 9)
-    assert engine_options_of(told) == {"max_model_len": 128}
+    assert engine_options_of(reported) == {"max_model_len": 128}
     assert sampling_of(check_parameters({"repeat_penalty": 1.1, "repeat_last_n": 0}))["repetition_penalty"] == 1.0
     assert sampling_of({"seed": -1}) == {"seed": None}
     assert parse_parameter("use_mmap", "true") is True

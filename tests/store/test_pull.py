@@ -46,15 +46,15 @@ def inside(store: ModelStore) -> set[str]:
 
 
 def test_one_gguf_file_of_a_repository(hub, store):
-    told = list[PullProgress]()
-    entry = store.pull("hf.co/org/g:Q4_K_M", report=told.append)
+    reported = list[PullProgress]()
+    entry = store.pull("hf.co/org/g:Q4_K_M", report=reported.append)
     folder = f"org--g--{COMMIT[:12]}--Q4_K_M"
     assert entry.name == "hf.co/org/g:Q4_K_M" and store.find("org/g:q4_k_m") == entry
     assert (entry.weights.source, entry.weights.revision) == ("hf.co/org/g:Q4_K_M", COMMIT)
     assert inside(store) == {f"{folder}/{NAMES[0]}", f".{folder}.lock"}
     assert hub.asked == [(NAMES[0], 0)]
-    assert told[0].status == "pulling manifest" and told[-1].status == "success"
-    bytes_told = [p for p in told if p.digest]
+    assert reported[0].status == "pulling manifest" and reported[-1].status == "success"
+    bytes_told = [p for p in reported if p.digest]
     assert {p.digest for p in bytes_told} == {entry.weights.digest}
     assert (bytes_told[0].completed, bytes_told[-1].completed, bytes_told[-1].total) == (0, *[entry.weights.size] * 2)
     assert store.pull("org/g:Q4_K_M").name == "org/g:Q4_K_M" and len(store.list()) == 1, "it has the name last given"

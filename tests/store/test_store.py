@@ -57,8 +57,8 @@ def upload(store: ModelStore, data: bytes) -> str:
 
 
 def test_a_file_by_its_path(store, tmp_path):
-    path, told = made.gguf(tmp_path / "tiny-q4.gguf"), list[PullProgress]()
-    entry = store.pull(str(path), report=told.append)
+    path, reported = made.gguf(tmp_path / "tiny-q4.gguf"), list[PullProgress]()
+    entry = store.pull(str(path), report=reported.append)
     assert entry == store.get("TINY-Q4") == store.find("tiny-q4:latest") == store.list()[0]
     assert (entry.name, entry.weights.format, entry.weights.size) == ("tiny-q4:latest", "gguf", path.stat().st_size)
     assert (
@@ -69,8 +69,8 @@ def test_a_file_by_its_path(store, tmp_path):
     assert (details.context_length, details.embedding_length) == (2048, 64)
     assert details.kv_bytes_per_token == 3 * 2 * 2 * 8 * 2, "layers, key heads, keys and values, head, bytes"
     assert details.capabilities == ("completion", "tools") and details.template == made.TEMPLATE
-    assert [p.status for p in told] == ["hashing tiny-q4.gguf", "writing manifest", "success"]
-    assert told[0].completed == told[0].total == path.stat().st_size
+    assert [p.status for p in reported] == ["hashing tiny-q4.gguf", "writing manifest", "success"]
+    assert reported[0].completed == reported[0].total == path.stat().st_size
     info = store.model_info(entry)
     assert info["llama.block_count"] == 3 and info["tokenizer.ggml.tokens"] is None
     assert len(store.model_info(entry, verbose=True)["tokenizer.ggml.tokens"]) == 20
@@ -181,8 +181,11 @@ def test_text_that_is_no_unicode_is_refused(store, tmp_path, half):
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES)))
-def test_values_of_gguf_headers_may_be_anything(told):
-    pairs = [write.pair("general.architecture", write.STRING, "llama"), *(write.pair(k, *v) for k, v in told.items())]
+def test_values_of_gguf_headers_may_be_anything(reported):
+    pairs = [
+        write.pair("general.architecture", write.STRING, "llama"),
+        *(write.pair(k, *v) for k, v in reported.items()),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.gguf"
         path.write_bytes(write.gguf_bytes(pairs, [write.entry("a", [32], 0, 0)], bytes(128)))
@@ -224,9 +227,9 @@ def test_paths_of_clients_are_restricted_to_allowed_folders(tmp_path):
         with pytest.raises(InvalidRequest, match="relative"):
             store.pull(ref)
     for pattern in ("o*.gguf", "z*.gguf"):  # an existing file, and a missing one
-        with pytest.raises(InvalidRequest, match="not in a folder") as told:
+        with pytest.raises(InvalidRequest, match="not in a folder") as reported:
             store.pull(str(tmp_path / pattern))
-        assert "out.gguf" not in str(told.value)
+        assert "out.gguf" not in str(reported.value)
     assert [entry.name for entry in store.list()] == ["m:latest"]
 
 
@@ -275,11 +278,12 @@ def test_manifests_are_private_and_damaged_ones_are_skipped(store, tmp_path, cap
     store.pull(str(made.gguf(tmp_path / "b.gguf")))
     path = store.root / "manifests" / "++a+latest.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(store.root.stat().st_mode) == 0o700
-    told = json.loads(path.read_bytes())
+    reported = json.loads(path.read_bytes())
     for bad in (
-        b"", b"{}", b"[" * 100_000, msgspec.json.encode(told | {"name": "b:latest"}), b"\xff",
-        msgspec.json.encode(told | {"name": "../b"}), msgspec.json.encode(told | {"parameters": {"top_k": "x"}}),
-        msgspec.json.encode(told | {"weights": told["weights"] | {"path": "relative"}}),
+        b"", b"{}", b"[" * 100_000, msgspec.json.encode(reported | {"name": "b:latest"}), b"\xff",
+        msgspec.json.encode(reported | {"name": "../b"}),
+        msgspec.json.encode(reported | {"parameters": {"top_k": "x"}}),
+        msgspec.json.encode(reported | {"weights": reported["weights"] | {"path": "relative"}}),
     ):  # fmt: skip
         path.write_bytes(bad)
         assert [entry.name for entry in store.list()] == ["b:latest"] and store.find("a") is None
@@ -293,10 +297,10 @@ def test_a_manifest_cannot_make_the_store_remove_outside_files(store, tmp_path):
     made.gguf(tmp_path / "keep/a.gguf")
     entry = store.pull(str(tmp_path / "keep/a.gguf"))
     path = store.root / "manifests" / "++a+latest.json"
-    told = json.loads(path.read_bytes())
+    reported = json.loads(path.read_bytes())
     (store.root / "models").mkdir(exist_ok=True)
     for evil in (f"{store.root}/models/../../keep/a.gguf", f"{store.root}/models"):
-        path.write_bytes(msgspec.json.encode(told | {"weights": told["weights"] | {"path": evil}}))
+        path.write_bytes(msgspec.json.encode(reported | {"weights": reported["weights"] | {"path": evil}}))
         store.remove("a")
     assert (tmp_path / "keep/a.gguf").exists() and (store.root / "models").exists()
     assert entry.name == "a:latest"

@@ -64,8 +64,8 @@ def test_the_known_characters_bound_the_tokens_of_a_text_from_below(name, monkey
     @example("a" * 60, "", 3)
     @example("中" * 60, "a", 1)
     @given(TEXTS, TEXTS, st.integers(1, 20))
-    def holds(before, said, enough):
-        text, span = before + said, [[(len(before), len(before) + len(said))]]
+    def holds(before, reply, enough):
+        text, span = before + reply, [[(len(before), len(before) + len(reply))]]
         fewest = facts.fewest_tokens(text, 1 << 30)
         stopped = facts.fewest_tokens(text, enough)
         assert stopped == fewest or fewest >= stopped > enough

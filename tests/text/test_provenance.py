@@ -127,11 +127,11 @@ def hostile(front: Front, tools: object = True) -> list[str]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_text_of_a_conversation_becomes_a_control_token(name):
     front = front_of(name)
-    said = set(front.reader.turn_tokens(TOOLS)) | set(front.reader.turn_tokens(None))
+    reply = set(front.reader.turn_tokens(TOOLS)) | set(front.reader.turn_tokens(None))
     texts = hostile(front)
     attack = "".join(texts) + "\n".join(texts)
     blocked = control_ids(front, front.template.select(TOOLS)) | control_ids(front, front.template.select(None))
-    blocked -= {front.tokenizer.token_to_id(text) for text in said}
+    blocked -= {front.tokenizer.token_to_id(text) for text in reply}
     plain, _ = rendered_or_simpler(front, lambda word: f"x{word}y")
     ids, rendered = rendered_or_simpler(front, lambda word: f"x{word}{attack}y")
     assert len(attack) > 20 and attack in rendered.text

@@ -23,7 +23,7 @@ def write(message):
     sys.stdout.buffer.flush()
 write({"ready": True})
 while head := sys.stdin.buffer.read(4):
-    write({"said": json.loads(sys.stdin.buffer.read(*struct.unpack("<I", head)))})
+    write({"outcome": json.loads(sys.stdin.buffer.read(*struct.unpack("<I", head)))})
 """
 
 
@@ -68,15 +68,15 @@ def test_a_job_does_not_wait_for_another_and_the_worker_too_many_leaves(make):
     sandbox = make(max_workers=2, kept=1, patience=0.2)
     with ThreadPoolExecutor() as pool:
         first, slow = held(sandbox, pool)
-        assert sandbox.run({"number": 1}) == {"said": {"number": 1}}
+        assert sandbox.run({"number": 1}) == {"outcome": {"number": 1}}
         (second,) = sandbox.idle
         first.process.send_signal(signal.SIGCONT)
-        assert slow.result() == {"said": {"number": 0}}
+        assert slow.result() == {"outcome": {"number": 0}}
         until(lambda: len(sandbox.idle) == 1)
         (kept,) = sandbox.idle
         gone = second if kept is first else first
         until(lambda: gone.process.poll() is not None)
-        assert kept.process.poll() is None and sandbox.run({}) == {"said": {}}
+        assert kept.process.poll() is None and sandbox.run({}) == {"outcome": {}}
 
 
 def test_one_worker_alone_stays(make):
@@ -92,10 +92,10 @@ def test_a_worker_that_works_when_its_sandbox_is_closed_ends_with_its_job(make):
         worker, job = held(sandbox, pool)
         sandbox.close()
         worker.process.send_signal(signal.SIGCONT)
-        assert job.result() == {"said": {"number": 0}}
+        assert job.result() == {"outcome": {"number": 0}}
         until(lambda: worker.process.poll() is not None)
         assert not sandbox.idle
-    assert sandbox.run({"late": 1}) == {"said": {"late": 1}} and len(sandbox.idle) == 1
+    assert sandbox.run({"late": 1}) == {"outcome": {"late": 1}} and len(sandbox.idle) == 1
 
 
 def test_a_worker_that_ends_is_a_limit_and_the_next_job_has_another(make):
@@ -105,19 +105,19 @@ def test_a_worker_that_ends_is_a_limit_and_the_next_job_has_another(make):
         worker.process.kill()
         with pytest.raises(SandboxLimit, match="process"):
             job.result()
-    assert sandbox.run({}) == {"said": {}}
+    assert sandbox.run({}) == {"outcome": {}}
 
 
 @pytest.mark.parametrize("reply", ["[1]", "null", '"x"', "{", "\\xff", "[" * 100_000])
 def test_a_reply_that_is_no_object_is_the_end_of_its_worker(make, tmp_path, reply):
     sandbox = make()
-    said = f"""
+    outcome = f"""
     data = {reply!r}.encode("latin-1")
     sys.stdin.buffer.read(*struct.unpack("<I", head))
     sys.stdout.buffer.write(struct.pack("<I", len(data)) + data)
     sys.stdout.buffer.flush()
 """
-    (tmp_path / "script.py").write_text(SCRIPT[: SCRIPT.index('    write({"said')] + said)
+    (tmp_path / "script.py").write_text(SCRIPT[: SCRIPT.index('    write({"outcome')] + outcome)
     sandbox.prewarm()
     (worker,) = sandbox.idle
     with pytest.raises(SandboxLimit, match="JSON object"):

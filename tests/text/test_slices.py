@@ -163,8 +163,8 @@ def test_guarded_texts_have_the_same_ids_in_slices_and_no_fewer_tokens_than_seen
     @example("", "\u0301", "[X]", 1, True)  # a combining mark belongs to a word, so [X] is not a separate word
     @example("", "\u24b6", "[X]", 1, True)
     @given(TEXTS, TEXTS, TEXTS, st.integers(1, 40), st.booleans())
-    def equal(before, said, after, most, special):
-        text, spans = before + said + after, [[(len(before), len(before) + len(said))]]
+    def equal(before, reply, after, most, special):
+        text, spans = before + reply + after, [[(len(before), len(before) + len(reply))]]
         (ids,) = guarded.encode(Texts([text], special, True, spans))
         (some,) = guarded.encode(Texts([text], special, True, spans, most=most))
         assert some == ids or (len(ids) > most and len(some) > most)

@@ -39,9 +39,8 @@ def backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 # --- bytes and text ------------------------------------------------------------------------------------
 
-
-# Where the library's decoder is no oracle: it shows special tokens that have "normalized": true even when
-# told to skip them (TinyStories), and takes letters of added tokens for bytes (DeepSeek's `ö`).
+# The library's decoder is no oracle here: it shows special tokens with "normalized": true although it is asked to skip
+# them (TinyStories), and takes letters of added tokens for bytes (DeepSeek's `ö`).
 NO_ORACLE = {"TinyStories", "gguf deepseek-llm"}
 
 

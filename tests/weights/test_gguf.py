@@ -126,7 +126,7 @@ HOSTILE = {
     "big-endian": (write.gguf_bytes(version=3 << 24), "big-endian"),
     "more tensors than bytes": (write.gguf_bytes(counts=(HUGE, 0)), "tensor entries"),
     "more pairs than bytes": (write.gguf_bytes(counts=(0, HUGE)), "metadata pairs"),
-    "fewer pairs than said": (write.gguf_bytes(data=bytes(40), counts=(0, 3)), "empty"),
+    "fewer pairs than stated": (write.gguf_bytes(data=bytes(40), counts=(0, 3)), "empty"),
     "key twice": (write.gguf_bytes([write.pair("k", write.U8, 1)] * 2), "'k' is empty or comes twice"),
     "key too long": (write.gguf_bytes([write.pair("k" * 65536, write.U8, 1)]), "at most 65535"),
     "key length beyond the file": (write.gguf_bytes([b"\xff" * 8 + bytes(40)]), "at most"),

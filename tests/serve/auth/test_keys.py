@@ -49,7 +49,7 @@ def test_a_file_of_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "truncated"),
         ("[{]", "malformed"),
@@ -79,11 +79,11 @@ def test_a_file_of_keys(tmp_path):
         ([ENTRY, ENTRY | {"key": "other-key"}], "same name"),
     ],
 )
-def test_a_malformed_file_is_refused_without_its_secrets(tmp_path, content, said):
+def test_a_malformed_file_is_refused_without_its_secrets(tmp_path, content, message):
     path = write(tmp_path / "keys.json", content)
     with pytest.raises(ConfigError) as caught:
         read_keys(path)
-    assert said in str(caught.value) and "first-key" not in str(caught.value)
+    assert message in str(caught.value) and "first-key" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602])
@@ -187,12 +187,12 @@ async def test_an_answer_states_its_service_tier_if_one_was_asked_for(fields, he
 @pytest.mark.parametrize("tier", [*typing.get_args(typing.get_args(ServiceTier)[0]), "gold", "", 1])
 async def test_chat_and_responses_judge_a_tier_alike(tier):
     async with client() as http:
-        told = []
+        reported = []
         for path, body in ((CHAT, {"messages": [{"role": "user", "content": "a"}]}), ("/v1/responses", {"input": "a"})):
             answer = await http.post(path, json={**body, "service_tier": tier})
             found = answer.json()
-            told.append((answer.status_code, found.get("service_tier"), found.get("error")))
-    assert told[0] == told[1]
+            reported.append((answer.status_code, found.get("service_tier"), found.get("error")))
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_bucket_is_exact_at_its_border(limit, steps):
             assert units > limit
         elif delay:
             assert wait(drain(bucket, now + delay - 1), units), "too early by a nanosecond"
-            assert wait(drain(bucket, now + delay), units) == 0, "what is told is true"
+            assert wait(drain(bucket, now + delay), units) == 0, "the reported delay is enough"
         else:
             bucket = take(bucket, units)
             taken.append((now, units))

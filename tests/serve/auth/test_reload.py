@@ -92,9 +92,9 @@ def test_the_keys_are_those_of_the_last_good_file(tmp_path_factory, contents):
         for entry in good:
             account = quotas.accounts[entry["name"]]
             if "limits" in entry:
-                told = dict(account.headers())
-                assert int(told[b"x-ratelimit-limit-requests"]) == entry["limits"]["requests_per_minute"]
-                fresh = told[b"x-ratelimit-remaining-requests"] == told[b"x-ratelimit-limit-requests"]
+                reported = dict(account.headers())
+                assert int(reported[b"x-ratelimit-limit-requests"]) == entry["limits"]["requests_per_minute"]
+                fresh = reported[b"x-ratelimit-remaining-requests"] == reported[b"x-ratelimit-limit-requests"]
                 assert fresh == (not used[entry["name"]]), "what a kept name has used stays used"
                 if fresh:
                     account.open()
@@ -106,8 +106,8 @@ def test_a_changed_limit_keeps_the_part_that_is_used():
     for _ in range(2):
         quotas.accounts["ann"].open()
     quotas.take([Key("other-key", "ann", limits=KeyLimits(requests_per_minute=20, tokens_per_minute=7))])
-    told = dict(quotas.accounts["ann"].headers())
-    assert told[b"x-ratelimit-remaining-requests"] == b"10" and told[b"x-ratelimit-remaining-tokens"] == b"7"
+    reported = dict(quotas.accounts["ann"].headers())
+    assert reported[b"x-ratelimit-remaining-requests"] == b"10" and reported[b"x-ratelimit-remaining-tokens"] == b"7"
     quotas.take([Key("other-key", "ann")])
     assert quotas.accounts["ann"].headers() == []
 

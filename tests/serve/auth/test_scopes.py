@@ -168,8 +168,8 @@ async def test_text_becomes_control_tokens_for_keys_with_the_scope():
 )
 async def test_every_dialect_asks_for_the_scope(path):
     async with client(ServeSettings(keys=KEYS), headers={"authorization": "Bearer infer-key"}) as http:
-        said = {"prompt": "a"} if path == "/api/generate" else {"input": "a"} if "responses" in path else SAID
-        body = {"model": "fake", **said, "trust_special_tokens": True}
+        reply = {"prompt": "a"} if path == "/api/generate" else {"input": "a"} if "responses" in path else SAID
+        body = {"model": "fake", **reply, "trust_special_tokens": True}
         body |= {"max_tokens": 1} if path == "/v1/messages" else {}
         answer = await http.post(path, json=body)
         assert answer.status_code == 403 and "special_tokens" in answer.text

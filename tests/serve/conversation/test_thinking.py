@@ -22,8 +22,8 @@ def front(template: str, **options) -> Front:
     return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(template), **({"trust_special_tokens": True} | options))
 
 
-async def ask(template: str, said: str = "Hi", status: int = 200, **fields) -> dict:
-    body = {"model": "fake", "messages": [{"role": "user", "content": said}], "temperature": 0, "max_tokens": 60}
+async def ask(template: str, reply: str = "Hi", status: int = 200, **fields) -> dict:
+    body = {"model": "fake", "messages": [{"role": "user", "content": reply}], "temperature": 0, "max_tokens": 60}
     async with client(front=front(template)) as http:
         response = await http.post("/v1/chat/completions", json={**body, **fields})
     assert response.status_code == status, response.text
@@ -55,8 +55,8 @@ async def test_effort_that_a_template_does_not_know_is_refused(template, effort)
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
 @pytest.mark.parametrize("n", [1, 2])
 async def test_reasoning_ends_at_its_budget_and_the_answer_continues(n, tools):
-    said = "<think>abcdefgh</think>ijkl<eos>"
-    body = {"said": said, "tools": tools, "n": n}
+    reply = "<think>abcdefgh</think>ijkl<eos>"
+    body = {"reply": reply, "tools": tools, "n": n}
     assert (await ask(SAID, **body))["message"]["reasoning_content"] == "abcdefgh"
     bounded = await ask(SAID, **body, thinking_token_budget=3)
     assert bounded["message"]["reasoning_content"] == "abc"
@@ -77,16 +77,16 @@ THINKS = [
 ]
 
 
-@pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)
-async def test_whether_a_chat_thinks_is_read_from_its_template(template, said, variables, thinks):
-    messages = [{"role": "user", "content": said}]
+@pytest.mark.parametrize(("template", "reply", "variables", "thinks"), THINKS)
+async def test_whether_a_chat_thinks_is_read_from_its_template(template, reply, variables, thinks):
+    messages = [{"role": "user", "content": reply}]
     assert await may_think(front(template), messages, variables=variables) is thinks
 
 
-@pytest.mark.parametrize(("template", "said", "variables", "thinks"), THINKS)
-async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(template, said, variables, thinks):
+@pytest.mark.parametrize(("template", "reply", "variables", "thinks"), THINKS)
+async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(template, reply, variables, thinks):
     wanted = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 5}}}}
-    answer = await ask(template, "<think>a</think>" + said, **wanted, chat_template_kwargs=variables)
+    answer = await ask(template, "<think>a</think>" + reply, **wanted, chat_template_kwargs=variables)
     assert answer["message"]["content"] == "5"
     assert bool(answer["message"].get("reasoning_content")) is thinks
 
@@ -124,17 +124,17 @@ def whole_of(path: str, body: dict) -> tuple[str, str]:
 def streamed_of(path: str, text: str) -> tuple[str, str]:
     """The same of a stream."""
     lines = (line.removeprefix("data: ") for line in text.splitlines())
-    said = [json.loads(line) for line in lines if line.startswith("{")]
+    reply = [json.loads(line) for line in lines if line.startswith("{")]
     if path == "/v1/chat/completions":
-        deltas = [choice["delta"] for event in said for choice in event["choices"]]
+        deltas = [choice["delta"] for event in reply for choice in event["choices"]]
         return tuple("".join(d.get(kind) or "" for d in deltas) for kind in ("reasoning_content", "content"))
     if path == "/v1/messages":
-        deltas = [event["delta"] for event in said if event["type"] == "content_block_delta"]
+        deltas = [event["delta"] for event in reply if event["type"] == "content_block_delta"]
         return tuple("".join(d.get(kind) or "" for d in deltas) for kind in ("thinking", "text"))
     if path == "/v1/responses":
         kinds = ("response.reasoning_text.delta", "response.output_text.delta")
-        return tuple("".join(event["delta"] for event in said if event["type"] == kind) for kind in kinds)
-    parts = [whole_of(path, event) for event in said]
+        return tuple("".join(event["delta"] for event in reply if event["type"] == kind) for kind in kinds)
+    parts = [whole_of(path, event) for event in reply]
     return "".join(p[0] for p in parts), "".join(p[1] for p in parts)
 
 

@@ -17,13 +17,13 @@ from tests.serve.running import client, events, make_front
 
 
 def test_llamacpp_times_an_answer_by_the_engine():
-    told = ChoiceState(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
-    told.pace.begun -= 10
+    reported = ChoiceState(0, Request("r", (1,), SamplingParams(max_tokens=4, seed=0)), Lines(0, None))
+    reported.pace.begun -= 10
     for i, at in enumerate((1, 2, 4)):
-        told.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=told.pace.begun + at), False)
-    assert told.timings["prompt_ms"] == pytest.approx(1000)
-    assert told.timings["predicted_ms"] == pytest.approx(3000)
-    assert told.timings["predicted_per_second"] == pytest.approx(1)
+        reported.add(TextDelta(0, "a", token_ids=(97,), usage=Usage(1, i + 1), at=reported.pace.begun + at), False)
+    assert reported.timings["prompt_ms"] == pytest.approx(1000)
+    assert reported.timings["predicted_ms"] == pytest.approx(3000)
+    assert reported.timings["predicted_per_second"] == pytest.approx(1)
 
 
 def test_ollama_times_an_answer_by_the_engine():
@@ -65,10 +65,10 @@ async def test_each_chunk_of_a_chat_has_the_engines_times(n):
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "n": n, "temperature": 0, "stream": True}
     async with client(step_seconds=0.01) as http:
         plain = events((await http.post("/v1/chat/completions", json=body)).text)
-        told = events((await http.post("/v1/chat/completions", json={**body, "timings_per_token": True})).text)
+        reported = events((await http.post("/v1/chat/completions", json={**body, "timings_per_token": True})).text)
     assert not any("timings" in chunk for chunk in plain)
     for index in range(n):
-        own = [chunk["timings"] for chunk in told if chunk["choices"][0]["index"] == index]
+        own = [chunk["timings"] for chunk in reported if chunk["choices"][0]["index"] == index]
         assert {timings["predicted_n"] for timings in own} == {1, 2, 3, 4, 5}
         assert len({timings["prompt_ms"] for timings in own}) == 1 and own[0]["prompt_ms"] >= 9
         for timings in own:

@@ -126,18 +126,18 @@ CLAUDE_HEADERS = {
 
 
 def test_claude_code(http):
-    told = events(post(http, "/v1/messages?beta=true", CLAUDE_CODE, CLAUDE_HEADERS))
-    assert [event["type"] for event in told if event["type"].startswith("message")] == [
+    reported = events(post(http, "/v1/messages?beta=true", CLAUDE_CODE, CLAUDE_HEADERS))
+    assert [event["type"] for event in reported if event["type"].startswith("message")] == [
         "message_start",
         "message_delta",
         "message_stop",
     ]
-    blocks = [event["content_block"]["type"] for event in told if event["type"] == "content_block_start"]
+    blocks = [event["content_block"]["type"] for event in reported if event["type"] == "content_block_start"]
     assert blocks == ["thinking", "text", "tool_use"]
-    assert told[-2]["delta"]["stop_reason"] == "tool_use" and told[-2]["usage"]["output_tokens"] > 0
+    assert reported[-2]["delta"]["stop_reason"] == "tool_use" and reported[-2]["usage"]["output_tokens"] > 0
     counted = {name: CLAUDE_CODE[name] for name in ("model", "messages", "system", "tools", "thinking")}
     tokens = post(http, "/v1/messages/count_tokens?beta=true", counted, CLAUDE_HEADERS).json()["input_tokens"]
-    usage = told[0]["message"]["usage"]
+    usage = reported[0]["message"]["usage"]
     assert tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
@@ -217,9 +217,9 @@ CODEX = {
 
 def test_codex(http):
     headers = {"originator": "codex_cli_rs", "session_id": "0199a213", "openai-beta": "responses=experimental"}
-    told = events(post(http, "/v1/responses", CODEX, headers))
-    assert told[0]["type"] == "response.created" and told[-1]["type"] == "response.completed"
-    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    reported = events(post(http, "/v1/responses", CODEX, headers))
+    assert reported[0]["type"] == "response.created" and reported[-1]["type"] == "response.completed"
+    done = [event["item"] for event in reported if event["type"] == "response.output_item.done"]
     assert [item["type"] for item in done] == ["reasoning", "message", "function_call"]
     assert json.loads(done[-1]["arguments"]) == {"path": "a.py"} and done[0]["encrypted_content"]
     again = {**CODEX, "input": [*CODEX["input"], *done, {
@@ -275,8 +275,8 @@ def test_a_stream_as_cline_and_others_read_it(http):
         "max_completion_tokens": 300,
         "max_tokens": 200,
     }
-    told = events(post(http, "/v1/chat/completions", body))
-    *chunks, last = told
+    reported = events(post(http, "/v1/chat/completions", body))
+    *chunks, last = reported
     assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
     assert last["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
     assert all(chunk["usage"] is None and len(chunk["choices"]) == 1 for chunk in chunks)
@@ -308,10 +308,10 @@ def test_null_is_as_good_as_nothing(http):
 def test_answers_and_logprobs_beside_tools(http, n):
     body = {"model": "fake", "messages": HISTORY, "temperature": 0, "tools": [FUNCTION], "n": n, "logprobs": True}
     whole = post(http, "/v1/chat/completions", body).json()
-    told = events(post(http, "/v1/chat/completions", {**body, "stream": True}))
+    reported = events(post(http, "/v1/chat/completions", {**body, "stream": True}))
     for index, choice in enumerate(whole["choices"]):
         assert choice["index"] == index and choice["finish_reason"] == "tool_calls"
-        own = [chunk["choices"][0] for chunk in told if chunk["choices"][0]["index"] == index]
+        own = [chunk["choices"][0] for chunk in reported if chunk["choices"][0]["index"] == index]
         tokens = [token for part in own if part["logprobs"] for token in part["logprobs"]["content"]]
         assert tokens == choice["logprobs"]["content"] and len(tokens) == whole["usage"]["completion_tokens"] // n
 

@@ -106,7 +106,7 @@ def conversations(path: Path, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**body, "input": "x"}
 
 
-def said(answer: Any) -> str:
+def reply(answer: Any) -> str:
     error = answer.json()["error"]
     return error if isinstance(error, str) else f"{error.get('param')}: {error['message']}"
 
@@ -141,7 +141,7 @@ async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
                 answer = await http.post(url, json=body)
                 if answer.status_code == 200 or (answer.status_code == 404 and "input_file_id" in answer.text):
                     break
-                errors.append((answer.status_code, said(answer)))
+                errors.append((answer.status_code, reply(answer)))
             else:
                 if any(refused_by_name(asked, *error) for error in errors):
                     closed |= {asked.kind} if asked.kind else set()
@@ -160,7 +160,7 @@ async def test_each_field_of_a_query_is_honoured_or_refused_by_name(url):
         for one in asked:
             query = {name: value for name, value in one.body.items() if name == one.path[0]}
             answer = await http.get(url, params=query, headers=headers)
-            named = answer.status_code == 400 and refused_by_name(one, 400, said(answer))
+            named = answer.status_code == 400 and refused_by_name(one, 400, reply(answer))
             assert answer.status_code == 200 or named, (query, answer.text)
 
 

@@ -269,7 +269,7 @@ def test_memory_is_never_promised_twice_and_every_model_that_fits_is_served(size
                         await asyncio.sleep(0.001)
 
             async with asyncio.timeout(20):
-                await asyncio.gather(*(lease(*told) for told in leases))
+                await asyncio.gather(*(lease(*reported) for reported in leases))
             assert not catalogue.waiting
 
     asyncio.run(run())
@@ -398,13 +398,13 @@ def test_no_leased_model_is_unloaded_and_no_request_waits_for_ever(leases, chang
                     case "remove":
                         shelf.remove(name)
 
-            tasks = [asyncio.ensure_future(lease(*told)) for told in leases]
-            tasks += [asyncio.ensure_future(change(*told)) for told in changes]
+            tasks = [asyncio.ensure_future(lease(*reported)) for reported in leases]
+            tasks += [asyncio.ensure_future(change(*reported)) for reported in changes]
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert result is None or isinstance(result, asyncio.CancelledError), result
             assert launcher.most <= max_loaded
             assert all(held.leases == 0 for held in catalogue.held)
-            kept = {told[0] for told in leases if told[1] == -1}
+            kept = {reported[0] for reported in leases if reported[1] == -1}
             await until(lambda: all(name in kept for name in launcher.there))
 
     asyncio.run(run())

@@ -119,17 +119,17 @@ async def test_a_request_overrides_the_models_defaults(store):
 
 
 async def test_all_dialects_apply_the_models_defaults(store):
-    said = "system: S\nuser: u\nassistant: v\nuser: abcdefghij"
+    reply = "system: S\nuser: u\nassistant: v\nuser: abcdefghij"
     async with http_of(store, Launcher()) as http:
         question = [{"role": "user", "content": "abcdefghij"}]
         message = {"model": "own:1", "max_tokens": 60, "messages": question}
         answer = (await http.post("/v1/messages", json=message)).json()
-        assert answer["content"][0]["text"].startswith(said) and answer["model"] == "own:1"
+        assert answer["content"][0]["text"].startswith(reply) and answer["model"] == "own:1"
         response = {"model": "own:1", "input": "abcdefghij", "max_output_tokens": 60, "store": False}
         answer = (await http.post("/v1/responses", json=response)).json()
-        assert answer["output"][0]["content"][0]["text"].startswith(said)
+        assert answer["output"][0]["content"][0]["text"].startswith(reply)
         chat = {"model": "own:1", "messages": question, "options": {"num_predict": 60}, "stream": False}
-        assert (await http.post("/api/chat", json=chat)).json()["message"]["content"].startswith(said)
+        assert (await http.post("/api/chat", json=chat)).json()["message"]["content"].startswith(reply)
 
 
 async def test_missing_memory_is_a_503_with_retry_after(store):

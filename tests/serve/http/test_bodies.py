@@ -51,12 +51,12 @@ def test_all_routes_judge_a_body_without_its_content_type_as_with_it(server):
     paths = posts()
     assert len(paths) > 25
     for path in paths:
-        told = []
+        reported = []
         for kind in ("application/json", FORM, None):
             answer = post(server, path, b'{"no_such_field": 1}', kind)
             error = answer.json().get("error")
-            told.append((answer.status_code, error))
-        assert told[0] == told[1] == told[2], path
+            reported.append((answer.status_code, error))
+        assert reported[0] == reported[1] == reported[2], path
 
 
 @pytest.mark.parametrize("kind", [FORM, "multipart/form-data; boundary=x", "application/xml"])

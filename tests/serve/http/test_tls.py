@@ -80,13 +80,13 @@ def test_old_versions_are_refused(made):
                     get(server, context)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
-def test_a_connection_without_a_handshake_is_closed(made, said):
+@pytest.mark.parametrize("reply", [b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_connection_without_a_handshake_is_closed(made, reply):
     files = {"tls_cert": made["one"].cert, "tls_key": made["one"].key}
     with live(ServeSettings(port=0, head_time=0.3, **files)) as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         with socket.create_connection(address, timeout=20) as silent, contextlib.suppress(ConnectionError):
-            silent.sendall(said)
+            silent.sendall(reply)
             while silent.recv(1000):
                 pass
         assert get(server, trusting(made["one"])).status_code == 200
@@ -231,7 +231,7 @@ def test_unusable_tls_files_are_refused_at_startup(made, tmp_path):
     one, empty, locked = made["one"], tmp_path / "empty", tmp_path / "locked"
     empty.write_text("")
     openssl("ec", "-in", str(one.key), "-out", str(locked), "-aes128", "-passout", "pass:word")
-    for cert, key, ca, said in (
+    for cert, key, ca, reply in (
         (one.cert, made["two"].key, None, "key values mismatch"),
         (empty, one.key, None, "PEM"),
         (one.cert, tmp_path / "absent", None, "No such file"),
@@ -239,7 +239,7 @@ def test_unusable_tls_files_are_refused_at_startup(made, tmp_path):
         (one.cert, one.key, empty, "PEM"),
     ):
         settings = ServeSettings(tls_cert=cert, tls_key=key, tls_ca=ca)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=reply):
             settings.tls.context()
     for files in ({"tls_cert": one.cert}, {"tls_key": one.key}, {"tls_ca": one.cert}):
         with pytest.raises(ConfigError, match="its key"):

@@ -124,11 +124,11 @@ def answers_with(page: Page, *streams: str | dict) -> list[dict]:
 
     def respond(route) -> None:
         bodies.append(json.loads(route.request.post_data))
-        told = streams[len(bodies) - 1]
-        if isinstance(told, dict):
-            route.fulfill(status=400, json=told)
+        reported = streams[len(bodies) - 1]
+        if isinstance(reported, dict):
+            route.fulfill(status=400, json=reported)
         else:
-            route.fulfill(body=told, content_type="text/event-stream")
+            route.fulfill(body=reported, content_type="text/event-stream")
 
     page.route("**/v1/chat/completions", respond)
     return bodies

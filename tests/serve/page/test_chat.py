@@ -165,12 +165,12 @@ def test_thoughts_and_tool_calls_are_shown_and_results_go_back(page, server):
     page.click("text=Send the result")
     expect(page.locator(".message.assistant").last).to_contain_text("It rains.")
     assert bodies[0]["tools"][0]["function"]["name"] == "weather"
-    said = bodies[1]["messages"]
-    assert [m["role"] for m in said] == ["user", "assistant", "tool"]
-    assert said[1]["tool_calls"] == [
+    reply = bodies[1]["messages"]
+    assert [m["role"] for m in reply] == ["user", "assistant", "tool"]
+    assert reply[1]["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     ]
-    assert said[2] == {"role": "tool", "content": "wet", "tool_call_id": "c1"}
+    assert reply[2] == {"role": "tool", "content": "wet", "tool_call_id": "c1"}
 
 
 def test_the_pace_is_the_engines_however_the_answer_arrives(browser):

@@ -110,8 +110,8 @@ def test_toggling_the_page_does_not_change_its_polling_rate(page, server):
 
 def test_a_conversation_of_a_thousand_messages_opens_at_its_end_and_continues(page, server):
     text = "A paragraph with **bold** words and `code`.\n\n- one\n- two\n\n" * 4
-    said = [{"role": ("user", "assistant")[i % 2], "content": f"{i} {text}", "finish": "stop"} for i in range(1000)]
-    chat = {"id": "long", "title": "long", "updated": 1, "messages": said}
+    reply = [{"role": ("user", "assistant")[i % 2], "content": f"{i} {text}", "finish": "stop"} for i in range(1000)]
+    chat = {"id": "long", "title": "long", "updated": 1, "messages": reply}
     page.evaluate("([name, chat]) => (localStorage[name] = chat)", ["kvasir.chat.long", json.dumps(chat)])
     page.reload()
     expect(page.locator(".message")).to_have_count(1000)

@@ -35,7 +35,7 @@ def front(template: str = FIRST, **options) -> Front:
     )
 
 
-def body(said: str = SAID, *, extra: dict | None = None, **fields) -> dict:
-    messages = [{"role": "user", "content": said + "<eos>"}]
+def body(reply: str = SAID, *, extra: dict | None = None, **fields) -> dict:
+    messages = [{"role": "user", "content": reply + "<eos>"}]
     more = {"extra_body": {"temperature": 0.0, **(extra or {})}}
     return {"model": "fake", "max_tokens": 400, "messages": messages, "tools": [TOOL], **more, **fields}

@@ -25,8 +25,8 @@ def client_of(server, key: Key | None = None) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=server.url, api_key=key.secret if key else "none", max_retries=0)
 
 
-def asked(id: str, said: str = "", **fields) -> dict:
-    params = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": said or id}]}
+def asked(id: str, reply: str = "", **fields) -> dict:
+    params = {"model": "fake", "max_tokens": 5, "messages": [{"role": "user", "content": reply or id}]}
     return {"custom_id": id, "params": params | fields}
 
 
@@ -146,8 +146,8 @@ def test_both_apis_show_the_same_batch(server, own):
         [same] = theirs.batches.list().data
         assert (same.endpoint, same.status, same.request_counts.completed) == ("/v1/messages", "completed", 2)
         lines = [json.loads(line) for line in theirs.files.content(same.output_file_id).text.splitlines()]
-    told = {line.custom_id: line.result.message.to_dict() for line in own.messages.batches.results(batch.id)}
-    assert {line["custom_id"]: line["response"]["body"] for line in lines} == told
+    reported = {line.custom_id: line.result.message.to_dict() for line in own.messages.batches.results(batch.id)}
+    assert {line["custom_id"]: line["response"]["body"] for line in lines} == reported
 
 
 def test_requests_that_were_not_run_have_results():

@@ -44,7 +44,7 @@ def answers(draw) -> list[Event]:
     return events
 
 
-def told(events: list[Event], omitted: bool) -> list[dict]:
+def reported(events: list[Event], omitted: bool) -> list[dict]:
     """The blocks that a client puts together from a stream's events."""
     blocks, found, arguments = Blocks(None, omitted), [], {}
     for event in (*blocks.push(events), *blocks.close()):
@@ -70,14 +70,14 @@ def told(events: list[Event], omitted: bool) -> list[dict]:
 @given(answers(), st.booleans())
 def test_a_streams_blocks_are_those_of_the_whole(events, omitted):
     whole, pieces = (json.loads(msgspec.json.encode(content(e, None, omitted))) for e in (merged(events), events))
-    streamed = told(events, omitted)
+    streamed = reported(events, omitted)
     for block in (*whole, *pieces, *streamed):
         block.pop("id", None)
     assert whole == pieces == streamed
     assert all(a["type"] != b["type"] or a["type"] == "tool_use" for a, b in pairwise(whole))
-    said = "".join(e.text for e in events if isinstance(e, Reasoning))
+    reply = "".join(e.text for e in events if isinstance(e, Reasoning))
     carried = [ThinkingBlock.model_validate(block) for block in whole if block["type"] == "thinking"]
-    assert "".join(map(thought, carried)) == said
+    assert "".join(map(thought, carried)) == reply
 
 
 @given(OBJECTS, st.booleans(), st.data())

@@ -153,10 +153,16 @@ def test_limits_are_in_the_headers_of_this_api():
         asked = {"model": "fake", "max_tokens": 5, "messages": USER}
         own.messages.count_tokens(model="fake", messages=USER)
         headers = own.messages.with_raw_response.create(**asked).headers
-        told = {name.removeprefix("anthropic-ratelimit-"): value for name, value in headers.items() if "rate" in name}
-        assert (told["requests-limit"], told["requests-remaining"], told["tokens-limit"]) == ("2", "0", "100")
-        assert 0 < int(told["tokens-remaining"]) < 100 and len(told) == 6
-        reset = datetime.fromisoformat(told["requests-reset"])
+        reported = {
+            name.removeprefix("anthropic-ratelimit-"): value for name, value in headers.items() if "rate" in name
+        }
+        assert (reported["requests-limit"], reported["requests-remaining"], reported["tokens-limit"]) == (
+            "2",
+            "0",
+            "100",
+        )
+        assert 0 < int(reported["tokens-remaining"]) < 100 and len(reported) == 6
+        reset = datetime.fromisoformat(reported["requests-reset"])
         assert 0 < (reset - datetime.now(UTC)).total_seconds() < 62
         with pytest.raises(anthropic.RateLimitError) as caught:
             own.messages.create(**asked)
@@ -189,10 +195,13 @@ def test_the_events_of_a_stream_to_the_letter(speaking):
         "messages": [{"role": "user", "content": f"<think>a</think>b{CALL}<eos>"}],
     }
     text = httpx.post(f"{speaking.url}/v1/messages", json=fields).text
-    told = [json.loads(part.split("\ndata: ")[1]) for part in text.strip().split("\n\n")]
-    assert told[0]["message"].pop("id").startswith("msg_") and told[0]["message"].pop("usage")["output_tokens"] == 1
-    kinds = [event.get("delta", {}).get("type") or event["type"] for event in told]
-    merged = [event for i, event in enumerate(told) if i == 0 or kinds[i] != kinds[i - 1]]
+    reported = [json.loads(part.split("\ndata: ")[1]) for part in text.strip().split("\n\n")]
+    assert (
+        reported[0]["message"].pop("id").startswith("msg_")
+        and reported[0]["message"].pop("usage")["output_tokens"] == 1
+    )
+    kinds = [event.get("delta", {}).get("type") or event["type"] for event in reported]
+    merged = [event for i, event in enumerate(reported) if i == 0 or kinds[i] != kinds[i - 1]]
     for event in merged:
         event.get("content_block", {}).pop("id", None)
         event.pop("usage", None)

@@ -81,7 +81,7 @@ CASES = [
     {"tool_choice": {"type": "none"}},
     {"thinking": {"type": "adaptive", "display": "omitted"}},
     {"stop_sequences": ["moment"]},
-    {"said": ""},
+    {"reply": ""},
     {"extra": {"temperature": 1.0, "seed": 7}},
 ]
 
@@ -117,13 +117,13 @@ async def test_the_async_client_reads_streams(speaking):
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence"),
     [
-        ({"said": "Done."}, "end_turn", None),
-        ({"said": "Done.", "max_tokens": 3}, "max_tokens", None),
-        ({"said": "Done.", "max_tokens": 0}, "max_tokens", None),
-        ({"said": "Done.", "stop_sequences": ["?", "on"]}, "stop_sequence", "on"),
-        ({"said": CALL}, "tool_use", None),
-        ({"said": CALL, "max_tokens": 60}, "max_tokens", None),
-        ({"said": CALL, "tools": []}, "end_turn", None),
+        ({"reply": "Done."}, "end_turn", None),
+        ({"reply": "Done.", "max_tokens": 3}, "max_tokens", None),
+        ({"reply": "Done.", "max_tokens": 0}, "max_tokens", None),
+        ({"reply": "Done.", "stop_sequences": ["?", "on"]}, "stop_sequence", "on"),
+        ({"reply": CALL}, "tool_use", None),
+        ({"reply": CALL, "max_tokens": 60}, "max_tokens", None),
+        ({"reply": CALL, "tools": []}, "end_turn", None),
     ],
 )
 def test_an_answer_states_why_it_ended(own, fields, reason, sequence):
@@ -270,10 +270,12 @@ def test_thinking_has_a_budget_or_is_none(own):
 
 
 def test_thinking_that_is_left_out_comes_back_to_the_model(own, echo):
-    told = own.messages.create(**body("<think>deep é</think>ok", thinking={"type": "adaptive", "display": "omitted"}))
-    thinking, text = told.content
+    reported = own.messages.create(
+        **body("<think>deep é</think>ok", thinking={"type": "adaptive", "display": "omitted"})
+    )
+    thinking, text = reported.content
     assert thinking.thinking == "" and text.text == "ok"
-    history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": told.content}]
+    history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": reported.content}]
     assert prompt_of(echo, messages=[*history, {"role": "user", "content": "!"}]) == (
         "[user|?][assistant|deep é|ok][user|!][assistant|"
     )

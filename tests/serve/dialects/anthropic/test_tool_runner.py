@@ -98,13 +98,16 @@ def test_nullable_fields_are_present(own):
     for edits, more in ((None, {}), ({"applied_edits": []}, kept)):
         whole = json.loads(own.beta.messages.with_raw_response.create(**asked, **more).text())
         stream = own.beta.messages.with_raw_response.create(**asked, **more, stream=True).text()
-        told = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
-        started = [event["content_block"] for event in told if event["type"] == "content_block_start"]
-        for message in (whole, told[0]["message"]):
+        reported = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+        started = [event["content_block"] for event in reported if event["type"] == "content_block_start"]
+        for message in (whole, reported[0]["message"]):
             assert message["context_management"] == edits
             assert message["container"] is None and message["stop_details"] is None
-        assert told[-2]["delta"] == {"container": None, **{n: whole[n] for n in told[-2]["delta"] if n != "container"}}
-        assert told[-2]["context_management"] == edits
+        assert reported[-2]["delta"] == {
+            "container": None,
+            **{n: whole[n] for n in reported[-2]["delta"] if n != "container"},
+        }
+        assert reported[-2]["context_management"] == edits
         for text, call in (whole["content"], started):
             assert text["citations"] is None and call["caller"] == {"type": "direct"}
         again = [*asked["messages"], {"role": "assistant", "content": whole["content"]}]

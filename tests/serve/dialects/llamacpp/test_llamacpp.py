@@ -149,14 +149,14 @@ async def test_several_answers_to_several_prompts(http):
             json={"prompt": ["ab", "xyz"], "n": 2, "n_predict": 5, "temperature": 1.0, "seed": 3, "stream": True},
         )
     ).text
-    told = ["".join(c["content"] for c in chunks(text) if c["index"] == i) for i in range(4)]
-    assert told == [a["content"] for a in answers]
+    reported = ["".join(c["content"] for c in chunks(text) if c["index"] == i) for i in range(4)]
+    assert reported == [a["content"] for a in answers]
 
 
 async def test_the_fields_of_the_response_can_be_selected(http):
     fields = ["content", "timings/prompt_n", "generation_settings/n_predict", "nothing", "content/more"]
-    told = {"content": "abcab", "timings/prompt_n": 3, "generation_settings/n_predict": 5}
-    assert await ask(http, response_fields=fields) == told
+    reported = {"content": "abcab", "timings/prompt_n": 3, "generation_settings/n_predict": 5}
+    assert await ask(http, response_fields=fields) == reported
     same = ["timings/prompt_n", "timings/cache_n", "tokens_evaluated"]  # no two of these are one name
     assert list(await ask(http, response_fields=same)) == same
 

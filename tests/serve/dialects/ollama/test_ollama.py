@@ -79,15 +79,15 @@ def test_a_prompt_that_is_no_conversation_refuses_a_switch_of_conversations(serv
 
 
 def test_system_and_template_are_the_requests(own):
-    def said(**fields) -> str:
+    def reply(**fields) -> str:
         return own.generate(model="fake", prompt="hi", options={"temperature": 0, "num_predict": 30}, **fields).response
 
-    assert said(system="Be brief.").startswith("system: Be brief.\nuser: hi\n")
+    assert reply(system="Be brief.").startswith("system: Be brief.\nuser: hi\n")
     jinja = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<eos>"
-    assert said(template=jinja, system="S") == "<system>S<user>hi"
+    assert reply(template=jinja, system="S") == "<system>S<user>hi"
     for go in ("{{ .Prompt }}", "{{- if .System }}{{ .System }}{{ end }}", "{{ range .Messages }}x{{ end }}"):
         with pytest.raises(ollama.ResponseError, match=r"Go's syntax.*Jinja") as caught:
-            said(template=go)
+            reply(template=go)
         assert caught.value.status_code == 400
 
 
@@ -172,7 +172,7 @@ def test_models_are_listed_and_shown(own, server):
     shown = own.show("fake")
     assert shown.modelinfo["fake.context_length"] == 512 and "messages" in shown.template
     assert {"completion", "embedding"} <= set(shown.capabilities)
-    assert own.show("fake:latest").details == listed.details, "the default tag may be said"
+    assert own.show("fake:latest").details == listed.details, "the default tag may be given"
     assert httpx.get(f"{server.url}/api/version").json()["version"].count(".") == 2
     for path in ("/", "/api/version", "/api/tags"):
         assert httpx.head(server.url + path).status_code == 200, "what clients ask first"

@@ -81,8 +81,8 @@ def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
         messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}],
         license="free",
     )
-    told = list(own.create("mine", **made_of, stream=True))
-    assert told[-1].status == "success"
+    reported = list(own.create("mine", **made_of, stream=True))
+    assert reported[-1].status == "success"
     shown = own.show("mine")
     assert shown.details.format == "gguf" and shown.modelinfo["general.architecture"] == "llama"
     assert shown.template == made.TEMPLATE and shown.license == "free" and "tools" in shown.capabilities
@@ -102,17 +102,17 @@ def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
 
 
 def test_a_model_is_pulled_with_its_progress(own, hub):
-    told = list(own.pull("hf.co/org/g", stream=True))
-    assert told[-1].status == "success" and len(names(own)) == 1
-    counted = [p for p in told if p.total]
+    reported = list(own.pull("hf.co/org/g", stream=True))
+    assert reported[-1].status == "success" and len(names(own)) == 1
+    counted = [p for p in reported if p.total]
     assert counted and all(0 <= p.completed <= p.total for p in counted)
     assert own.pull("hf.co/org/g").status == "success"
 
 
 async def test_the_async_client(url, hub):
     async with ollama.AsyncClient(host=url) as own:
-        told = [p async for p in await own.pull("org/g", stream=True)]
-        assert told[-1].status == "success"
+        reported = [p async for p in await own.pull("org/g", stream=True)]
+        assert reported[-1].status == "success"
         [name] = [m.model for m in (await own.list()).models]
         assert (await own.create("made", from_=name, system="S")).status == "success"
         await own.copy("made", "copied")
@@ -265,8 +265,8 @@ def test_a_models_own_defaults_stand_below_the_requests(own, url, mine):
     answer = own.chat(model="mine", messages=hello)
     assert (answer.eval_count, answer.message.content) == (5, "syste")
     assert own.chat(model="mine:latest", messages=hello, options={"num_predict": 7}).eval_count == 7
-    said = own.generate(model="mine", prompt="hello", options={"num_predict": 300})
-    assert said.response.startswith(f"system: S\n{before}")
+    reply = own.generate(model="mine", prompt="hello", options={"num_predict": 300})
+    assert reply.response.startswith(f"system: S\n{before}")
     assert own.generate(model="mine", prompt="hello", system="T", options={"num_predict": 9}).response == "system: T"
     assert own.generate(model="mine", prompt="a!b", raw=True).response == "a"
     assert own.generate(model="mine", prompt="a!b", raw=True, options={"stop": ["b"]}).response == "a!"
@@ -323,8 +323,8 @@ def test_management_actions_are_audited(store, hub, tmp_path):
         with pytest.raises(ollama.ResponseError):
             own.delete("nothing")
         own.list()
-    told = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [(t["route"], t["target"], t["outcome"]) for t in told] == [
+    reported = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(t["route"], t["target"], t["outcome"]) for t in reported] == [
         ("/api/pull", {"model": "org/g"}, "done"),
         ("/api/pull", {"model": "org/nothing"}, "failed"),
         ("/api/delete", {"model": "nothing"}, "refused"),

@@ -40,9 +40,9 @@ def speaker(front: Front) -> Iterator[ollama.Client]:
         yield own
 
 
-def speaking(said: str = SAID, **fields) -> dict:
+def speaking(reply: str = SAID, **fields) -> dict:
     """The answer repeats the prompt once."""
-    messages = [{"role": "user", "content": said + "<eos>"}]
+    messages = [{"role": "user", "content": reply + "<eos>"}]
     return {"model": "fake", "messages": messages, "tools": [TOOL], "options": {"temperature": 0}, **fields}
 
 
@@ -123,8 +123,8 @@ def test_tool_results_are_matched_by_name_or_id():
     ]
     with live(front=thinker(template)) as server:
         body = {"model": "fake", "messages": messages, "stream": False, "options": {"temperature": 0}}
-        said = httpx.post(f"{server.url}/api/chat", json=body).json()["message"]["content"]
-    assert said == (
+        reply = httpx.post(f"{server.url}/api/chat", json=body).json()["message"]["content"]
+    assert reply == (
         "user|||assistant|||call00001=a;call00002=b;mine=;tool|other|mine|tool|look_up|call00001|tool|look_up|call00002|"
     )
 

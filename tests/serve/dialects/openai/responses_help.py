@@ -39,9 +39,9 @@ async def keeping(folder: Path | None = None, keys: tuple[Key, ...] = (), front:
             kept.close()
 
 
-def body(said: str = SAID, **fields) -> dict:
+def body(reply: str = SAID, **fields) -> dict:
     """The answer repeats the prompt once."""
-    return {"model": "fake", "input": said + "<eos>", "temperature": 0, "max_output_tokens": 300, **fields}
+    return {"model": "fake", "input": reply + "<eos>", "temperature": 0, "max_output_tokens": 300, **fields}
 
 
 async def create(http, **fields) -> dict:
@@ -57,7 +57,7 @@ async def refused(http, method: str = "POST", path: str = "/v1/responses", statu
     return answer.json()["error"]
 
 
-def told(text: str) -> list[dict]:
+def reported(text: str) -> list[dict]:
     """The events of a stream, each of which must be as the client's types say."""
     events = []
     for block in filter(None, text.split("\n\n")):

@@ -84,8 +84,8 @@ async def test_a_stream_is_the_whole_answer_in_pieces(http, fields):
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"} and len({c["id"] for c in chunks}) == 1
     assert not any("usage" in c for c in chunks)
     if fields.get("return_token_ids"):
-        told = [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c]
-        assert told == [whole["prompt_token_ids"]]
+        reported = [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c]
+        assert reported == [whole["prompt_token_ids"]]
     for choice in whole["choices"]:
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
@@ -233,8 +233,8 @@ async def test_a_length_is_refused_by_the_name_that_it_was_given(http, path, bod
     answer = await http.post(path, json={**body, name: tokens})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == name
-    said = set(re.findall(r"max_\w*tokens", error["message"]))
-    assert said == {name}, error["message"]
+    reply = set(re.findall(r"max_\w*tokens", error["message"]))
+    assert reply == {name}, error["message"]
 
 
 @pytest.mark.parametrize("lengths", [(4, 4), (4, 7), (7, 4), (4, None), (None, 4), (4, 600), (600, 4)])

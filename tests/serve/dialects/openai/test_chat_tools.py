@@ -35,9 +35,9 @@ def front(**options) -> Front:
     return Front(EchoEngine(), byte_tokenizer(), ChatTemplate(TEMPLATE), trust_special_tokens=True, **options)
 
 
-def body(said: str = SAID, **fields) -> dict:
+def body(reply: str = SAID, **fields) -> dict:
     """The answer repeats the prompt once."""
-    prompt = [{"role": "user", "content": said + "<eos>"}]
+    prompt = [{"role": "user", "content": reply + "<eos>"}]
     return {"messages": prompt, "model": "fake", "temperature": 0, "max_tokens": 300, "tools": TOOLS, **fields}
 
 
@@ -56,7 +56,7 @@ async def test_calls_and_reasoning_come_apart_from_the_content():
         assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": '{"a": "é, }"}'}] * 2
         assert len({call["id"] for call in message["tool_calls"]}) == 2
         assert {call["type"] for call in message["tool_calls"]} == {"function"}
-        alone = (await ask(http, said=CALL))["message"]
+        alone = (await ask(http, reply=CALL))["message"]
         assert alone["content"] is None and "reasoning_content" not in alone
 
 
@@ -89,7 +89,7 @@ async def test_calls_in_an_unknown_format_are_content_and_cannot_be_required():
     """The template writes calls, in no known format: what it says besides is not taken for one."""
     unknown = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(UNKNOWN), trust_special_tokens=True)
     async with client(front=unknown) as http:
-        choice = await ask(http, said=CALL)
+        choice = await ask(http, reply=CALL)
         assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
         for wanted in ("required", {"type": "function", "function": {"name": "f"}}):
             response = await http.post("/v1/chat/completions", json=body(tool_choice=wanted))
@@ -100,7 +100,7 @@ async def test_calls_in_an_unknown_format_are_content_and_cannot_be_required():
         EchoEngine(), byte_tokenizer(), ChatTemplate(UNKNOWN), tool_format="hermes", trust_special_tokens=True
     )
     async with client(front=named) as http:
-        assert (await ask(http, said=CALL))["finish_reason"] == "tool_calls"
+        assert (await ask(http, reply=CALL))["finish_reason"] == "tool_calls"
 
 
 ADDRESSED = (
@@ -114,8 +114,8 @@ async def test_recipients_are_no_content_and_their_calls_cannot_be_required():
     """The template has written the mark before the first recipient, with tools and without."""
     echo = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(ADDRESSED), trust_special_tokens=True)
     async with client(front=echo) as http:
-        assert (await ask(http, said="all\nHello", tools=None))["message"]["content"] == "Hello"
-        message = (await ask(http, said='all\nHello>>>f\n{"a": "b"}'))["message"]
+        assert (await ask(http, reply="all\nHello", tools=None))["message"]["content"] == "Hello"
+        message = (await ask(http, reply='all\nHello>>>f\n{"a": "b"}'))["message"]
         call = message["tool_calls"][0]["function"]
         assert (message["content"], call) == ("Hello", {"name": "f", "arguments": '{"a": "b"}'})
         response = await http.post("/v1/chat/completions", json=body(tool_choice="required"))
@@ -123,11 +123,11 @@ async def test_recipients_are_no_content_and_their_calls_cannot_be_required():
 
 
 async def test_the_summary_names_the_flag_for_an_unknown_tool_format():
-    for source, told in ((UNKNOWN, True), (TEMPLATE, False)):
+    for source, reported in ((UNKNOWN, True), (TEMPLATE, False)):
         started = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(source), warm=True)
         await started.start()
         try:
-            assert any("--tool-format" in line and "<call" in line for line in started.summary()) is told
+            assert any("--tool-format" in line and "<call" in line for line in started.summary()) is reported
         finally:
             await started.stop()
 
@@ -152,8 +152,8 @@ async def test_a_stream_is_the_whole_answer_in_pieces(fields):
         own = [chunk["choices"][0] for chunk in events(text) if chunk["choices"][0]["index"] == 0]
         deltas = [choice["delta"] for choice in own]
         for name in ("content", "reasoning_content"):
-            said = "".join(delta.get(name, "") for delta in deltas)
-            assert said == (whole["message"].get(name) or "")
+            reply = "".join(delta.get(name, "") for delta in deltas)
+            assert reply == (whole["message"].get(name) or "")
         calls: dict[int, dict] = {}
         for piece in (piece for delta in deltas for piece in delta.get("tool_calls", ())):
             if "id" in piece:
@@ -178,7 +178,7 @@ async def test_an_answer_that_is_cut_is_marked():
 async def test_without_callable_tools_calls_are_content():
     async with client(front=front()) as http:
         for fields in ({"tools": None}, {"tool_choice": "none"}):
-            choice = await ask(http, said=CALL, **fields)
+            choice = await ask(http, reply=CALL, **fields)
             assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
 
 
@@ -186,7 +186,7 @@ async def test_formats_are_named_by_options():
     async with client(front=front(tool_format="none", reasoning_format="none")) as http:
         assert (await ask(http))["message"] == {"role": "assistant", "content": SAID, "refusal": None}
     async with client(front=front(tool_format="mistral_args")) as http:
-        call = (await ask(http, said="[TOOL_CALLS]f[ARGS]{}"))["message"]["tool_calls"][0]
+        call = (await ask(http, reply="[TOOL_CALLS]f[ARGS]{}"))["message"]["tool_calls"][0]
         assert call["function"] == {"name": "f", "arguments": "{}"} and len(call["id"]) == 9 and call["id"].isalnum()
     with pytest.raises(ConfigError, match="tool format"):
         front(tool_format="klingon")
@@ -194,9 +194,9 @@ async def test_formats_are_named_by_options():
 
 async def test_marks_that_are_special_tokens_reach_the_parser():
     """They are skipped in text by default, but without them a call could not be seen."""
-    said = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
+    reply = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}<|call|>'
     async with client(front=front(tool_format="harmony")) as http:
-        message = (await ask(http, said=said))["message"]
+        message = (await ask(http, reply=reply))["message"]
         assert message["content"] is None
         assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "x"}'}
 
@@ -235,11 +235,11 @@ def test_allowed_tools_restrict_the_callable_tools():
 
 
 async def test_the_summary_warns_of_calls_that_cannot_be_parsed():
-    for source, said in (("{{ m.tool_calls[0].function }}", True), (TEMPLATE, False)):
+    for source, reply in (("{{ m.tool_calls[0].function }}", True), (TEMPLATE, False)):
         written = (
             "{% for m in messages %}{{ m.content or '' }}{% if m.tool_calls %}" + source + "{% endif %}{% endfor %}"
         )
-        front = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(written if said else source), warm=True)
+        front = Front(EchoEngine(), byte_tokenizer(), ChatTemplate(written if reply else source), warm=True)
         await front.start()
-        assert any("calls come back as content" in line for line in front.summary()) is said
+        assert any("calls come back as content" in line for line in front.summary()) is reply
         await front.stop()

@@ -35,8 +35,8 @@ def params(**fields) -> SamplingParams:
 @pytest.mark.parametrize("dialect", BODIES)
 def test_a_dialect_has_the_fields_of_the_table(dialect):
     """Those that it declares itself too."""
-    said = {row.names[dialect] or row.name for row in FIELDS if dialect in row.names}
-    assert said <= {name for body in BODIES[dialect] for name in body.model_fields}
+    reply = {row.names[dialect] or row.name for row in FIELDS if dialect in row.names}
+    assert reply <= {name for body in BODIES[dialect] for name in body.model_fields}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tests.serve.dialects.openai.responses_help import (
     built,
     create,
     refused,
+    reported,
     same,
     thinker,
-    told,
 )
 from tests.serve.running import client
 
@@ -77,7 +77,7 @@ async def test_a_stream_is_the_whole_response_in_pieces(fields, background):
     async with client(front=thinker()) as http:
         whole = await create(http, **body(**fields))
         asked = body(**fields, stream=True, background=background)
-        events = told((await http.post("/v1/responses", json=asked)).text)
+        events = reported((await http.post("/v1/responses", json=asked)).text)
         kinds = [event["type"].removeprefix("response.") for event in events]
         assert kinds[:3] == (["created", "queued", "in_progress"] if background else [*kinds[:3]])
         assert kinds[:2] == ["created", "queued" if background else "in_progress"]
@@ -103,8 +103,8 @@ async def test_logprobs_are_of_the_texts_tokens_alone():
         response = await create(http, **body(THOUGHT + "Hé.", include=LOGPROBS, top_logprobs=3))
         reasoning, message = response["output"]
         (part,) = message["content"]
-        said = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
-        assert said.endswith("Hé.".encode()) and b"need" not in said and "logprobs" not in reasoning["content"][0]
+        reply = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
+        assert reply.endswith("Hé.".encode()) and b"need" not in reply and "logprobs" not in reasoning["content"][0]
         assert {len(entry["top_logprobs"]) for entry in part["logprobs"]} == {3}
         assert (await create(http, **body("x")))["output"][0]["content"][0]["logprobs"] == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.settings import ServeSettings
-from tests.serve.dialects.openai.responses_help import TOOLS, body, create, keeping, refused, same, told
+from tests.serve.dialects.openai.responses_help import TOOLS, body, create, keeping, refused, reported, same
 from tests.serve.fakes import POISON
 from tests.serve.http.test_streams import wait_until
 from tests.serve.running import assert_idle, live, make_front
@@ -166,8 +166,8 @@ async def test_a_response_that_cannot_be_stored_is_an_error(tmp_path):
 
 async def test_many_references_to_a_response_read_it_once(monkeypatch):
     async with keeping(front=make_front()) as http:
-        said = [{"role": "user", "content": str(i)} for i in range(20)]
-        id = (await create(http, input=said, max_output_tokens=2))["id"]
+        reply = [{"role": "user", "content": str(i)} for i in range(20)]
+        id = (await create(http, input=reply, max_output_tokens=2))["id"]
         items = (await http.get(f"/v1/responses/{id}/input_items?order=asc&limit=20")).json()["data"]
         records, read = http.app.state.responses.records, []
         get = records.get
@@ -223,7 +223,7 @@ async def test_a_stream_is_resumed_after_a_sequence_number():
     async with keeping(front=make_front(**SLOW)) as http:
         asked = {"input": "hello", "temperature": 0, "max_output_tokens": 60, "background": True, "stream": True}
         text = (await http.post("/v1/responses", json=asked)).text
-        id = told(text)[0]["response"]["id"]
+        id = reported(text)[0]["response"]["id"]
         for after in (0, random.randrange(1, 60), 60, 10_000):
             rest = (await http.get(f"/v1/responses/{id}?stream=true&starting_after={after}")).text
             assert rest == "".join(b + "\n\n" for b in text.split("\n\n")[after + 1 : -1])
@@ -245,8 +245,8 @@ def test_a_reader_that_leaves_does_not_end_it_and_others_read_it_as_it_comes():
         assert api.responses.retrieve(id).status == "in_progress"
         seen += api.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number)
         assert [event.sequence_number for event in seen] == list(range(len(seen)))
-        said = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
-        assert said == seen[-1].response.output_text == api.responses.retrieve(id).output_text and len(said) == 200
+        reply = "".join(event.delta for event in seen if event.type == "response.output_text.delta")
+        assert reply == seen[-1].response.output_text == api.responses.retrieve(id).output_text and len(reply) == 200
 
 
 async def test_a_cancelled_response_ends_and_keeps_its_text():
@@ -285,7 +285,7 @@ async def test_a_cancelled_stream_ends_with_an_error():
         (id,) = running
         await until(http, id, "in_progress")
         await http.post(f"/v1/responses/{id}/cancel")
-        events = told((await reading).text)
+        events = reported((await reading).text)
         assert (events[-1]["type"], events[-1]["code"]) == ("error", "cancelled")
 
 
@@ -302,7 +302,7 @@ async def test_events_are_kept_by_key_few_and_small(monkeypatch, most, stored_by
             "instructions": "x" * 400,
         }
         answer = await http.post("/v1/responses", json=asked, headers={"Authorization": f"Bearer {key.secret}"})
-        return told(answer.text)[-1]["response"]["id"]
+        return reported(answer.text)[-1]["response"]["id"]
 
     async with keeping(keys=(ANN, BOB), stored_bytes=stored_bytes, front=make_front(max_model_len=1000)) as http:
         own = await make(http, BOB)
@@ -361,7 +361,7 @@ async def test_a_failing_engine_is_reported_without_internals():
         id = (await create(http, **asked, background=True))["id"]
         failed = await until(http, id, "failed")
         assert failed["error"]["code"] == "server_error" and "Secret" not in str(failed)
-        events = told((await http.post("/v1/responses", json={**asked, "background": True, "stream": True})).text)
+        events = reported((await http.post("/v1/responses", json={**asked, "background": True, "stream": True})).text)
         assert events[-1]["type"] == "response.failed" and events[-1]["response"]["error"] == failed["error"] | {
             "message": events[-1]["response"]["error"]["message"]
         }
@@ -370,12 +370,12 @@ async def test_a_failing_engine_is_reported_without_internals():
 async def test_a_deadline_in_mid_answer_fails_with_the_text_so_far():
     async with keeping(front=make_front(**SLOW)) as http:
         asked = {"input": "hello", "max_output_tokens": 3000, "deadline": 0.5, "stream": True}
-        events = told((await http.post("/v1/responses", json=asked)).text)
+        events = reported((await http.post("/v1/responses", json=asked)).text)
         response = events[-1]["response"]
         assert (events[-1]["type"], response["status"]) == ("response.failed", "failed")
         assert "deadline" in response["error"]["message"]
-        said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-        assert said == response["output"][0]["content"][0]["text"] and response["output"][0]["status"] == "incomplete"
+        reply = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+        assert reply == response["output"][0]["content"][0]["text"] and response["output"][0]["status"] == "incomplete"
 
 
 # -- OpenAI's own client -------------------------------------------------------------------------------------

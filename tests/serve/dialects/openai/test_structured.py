@@ -46,10 +46,10 @@ async def test_counted_words_are_followed_or_refused(http, least, most):
     words = {"type": "string", "pattern": WORDS, **{key: n for key, n in bounds.items() if n is not None}}
     schema = {"type": "object", "properties": {"a": words}, "required": ["a"], "additionalProperties": False}
     for answer in await asyncio.gather(*(asked(http, schema, seed) for seed in range(2))):
-        said = answer.json()
+        reply = answer.json()
         if answer.status_code != 200:
-            assert answer.status_code == 400 and "enforced" in said["error"]["message"], said
-        elif (choice := said["choices"][0])["finish_reason"] == "stop":
+            assert answer.status_code == 400 and "enforced" in reply["error"]["message"], reply
+        elif (choice := reply["choices"][0])["finish_reason"] == "stop":
             assert jsonschema_rs.is_valid(schema, json.loads(choice["message"]["content"]))
 
 
