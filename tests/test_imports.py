@@ -135,6 +135,7 @@ def test_the_library_gives_the_same_answers(hidden, tmp_path):
     assert run("calls", PYTHONPATH=os.pathsep.join([hidden, path])).stdout == usual.stdout
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_benchmark_runs(hidden):
     options = ("--input-len", "8", "--output-len", "4", "--repeats", "1")

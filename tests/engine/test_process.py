@@ -130,6 +130,7 @@ async def recovered(engine, asked, new):
     return await asyncio.wait_for(asyncio.gather(*tasks), 120), answer
 
 
+@pytest.mark.slow
 async def test_24_streams_and_a_new_request_are_served_together_after_a_death():
     engine = ProcessEngine(fake={**FAKE, "max_rows": 32, "num_blocks": 900, "step_seconds": 0.01})
     await engine.start()

@@ -64,6 +64,7 @@ def test_a_sign_of_life_begins_anew():
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [True, False])
 async def test_a_frozen_engine_is_killed_and_replaced(busy, caplog):
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.01}, hang_seconds=1.0)
@@ -86,6 +87,7 @@ async def test_a_frozen_engine_is_killed_and_replaced(busy, caplog):
     await engine.stop()
 
 
+@pytest.mark.slow
 async def test_a_long_step_is_no_hang():
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 1.0}, hang_seconds=2.0)
     await engine.start()

@@ -58,6 +58,7 @@ def test_sampled_ids_are_not_read_before_the_step_is_awaited(tmp_path):
     core.close()
 
 
+@pytest.mark.slow
 def test_a_step_whose_rows_wait_for_a_mask_is_sampled_first():
     core = core_of("kvasir-mini", **OPTIONS, max_num_seqs=1)
     own = {"temperature": 1.5, "seed": 3, "max_tokens": 30, "logprobs": 1}

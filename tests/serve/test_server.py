@@ -72,6 +72,7 @@ class Reader(threading.Thread):
                 self.begun.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_running_answers_are_finished_before_the_end(end):
     with process({"drain": 30}, {"step_seconds": 0.01}) as (server, url):
@@ -112,6 +113,7 @@ def test_a_second_signal_waits_for_nothing(end):
         assert "[DONE]" not in reader.text
 
 
+@pytest.mark.slow
 def test_shutdown_waits_for_background_work(tmp_path):
     with process({"drain": 60, "data_dir": str(tmp_path)}, {"step_seconds": 0.01}) as (server, url):
         body = {"model": "fake", "input": "ab", "max_output_tokens": 60, "temperature": 0, "background": True}

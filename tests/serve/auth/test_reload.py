@@ -149,6 +149,7 @@ def streaming(url: str, secret: str, max_tokens: int):
         yield lines
 
 
+@pytest.mark.slow
 def test_key_changes_apply_while_streams_continue(tmp_path):
     path = write(tmp_path / "keys.json", [ANN])
     with live(settings_of(path), step_seconds=0.02) as server:

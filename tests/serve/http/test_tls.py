@@ -145,6 +145,7 @@ def test_no_connection_is_lost_while_certificates_change(made):
         assert len(server.server.servers) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "version", [pytest.param(ssl.TLSVersion.TLSv1_2, marks=pytest.mark.slow), ssl.TLSVersion.TLSv1_3]
 )

@@ -154,6 +154,7 @@ def test_a_disconnected_client_has_a_log_line(tmp_path):
     assert line["status"] == 200 and line["finish_reasons"] == {"abort": 1} and 0 < line["answer_tokens"] < 400
 
 
+@pytest.mark.slow
 def test_a_log_is_rotated_by_its_name_and_a_hangup(tmp_path):
     path, old = tmp_path / "access", tmp_path / "access.1"
     with process({"access_log": str(path)}, {}) as (server, url):
