@@ -197,7 +197,7 @@ def main() -> None:
             for name, done in runs.items()}  # fmt: skip
     show(rows)
     if args.out:
-        facts = {"machine": machine_facts(), "software": software_facts(), "model": args.model}
+        facts = {"machine": machine_facts(), "software": software_facts(), "model": Path(args.model).name}
         report.write(args.out, f"startup-{Path(args.model).stem}", facts | {"rows": rows}, lambda f: draw(f, rows))
 
 

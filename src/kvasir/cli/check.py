@@ -35,7 +35,7 @@ def check_length(options: EngineOptions, max_tokens: int | None) -> None:
     """Checks max_tokens for a prompt of one token against the model's configuration. Raises KvasirError."""
     if max_tokens is None:
         return
-    from kvasir.models.registry import model_class_for  # imports torch
+    from kvasir.models.registry import model_class_for
     from kvasir.runner.load import open_checkpoint
 
     config, source = open_checkpoint(find_model(options.model, options.revision))

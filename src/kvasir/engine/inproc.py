@@ -162,6 +162,7 @@ class InProcessEngine:
         memory of its step stays allocated until the step ends."""
         if self._thread is None:
             return
+        self._launched = False
         self._commands.put(None)
         self._thread.join(seconds)
         if not self._thread.is_alive():

@@ -222,7 +222,11 @@ class LLM:
         self._thread.start()
         try:
             self._llm = AsyncLLM(model, launch=True, **options)
-            self._load()
+            try:
+                self._load()
+            except BaseException:
+                self._llm.abandon()
+                raise
         except BaseException:
             self._end_loop()
             raise
