@@ -1,0 +1,46 @@
+"""Device functions that several Triton kernels share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def joined(parts, offsets, mask, stride, S: tl.constexpr):
+    """The sum of the S segments of a product, by a balanced tree: float32 of the shape of `offsets`.
+
+    parts: pointer to the first segment. stride: elements from one segment to the next. S: 1, 2, 4 or 8.
+    """
+    total = tl.load(parts + offsets, mask=mask, other=0.0)
+    if S == 2:
+        total = total + tl.load(parts + stride + offsets, mask=mask, other=0.0)
+    if S >= 4:
+        second = tl.load(parts + stride + offsets, mask=mask, other=0.0)
+        third = tl.load(parts + 2 * stride + offsets, mask=mask, other=0.0)
+        fourth = tl.load(parts + 3 * stride + offsets, mask=mask, other=0.0)
+        total = (total + second) + (third + fourth)
+    if S == 8:
+        first = tl.load(parts + 4 * stride + offsets, mask=mask, other=0.0)
+        second = tl.load(parts + 5 * stride + offsets, mask=mask, other=0.0)
+        third = tl.load(parts + 6 * stride + offsets, mask=mask, other=0.0)
+        fourth = tl.load(parts + 7 * stride + offsets, mask=mask, other=0.0)
+        total = total + ((first + second) + (third + fourth))
+    return total
+
+
+@triton.jit
+def activated(x, ACT: tl.constexpr):
+    """An activation function of float32 values. ACT: a name of `ops.activation`, "" for none."""
+    if ACT == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif ACT == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        x = 0.5 * x * (2.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0))
+    elif ACT == "relu":
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == "sigmoid":
+        x = 1.0 / (1.0 + tl.exp(-x))
+    return x

@@ -1,0 +1,74 @@
+"""Launching Triton kernels: every launch of the package goes through `launch`, so launches and bytes can be counted, and
+kernels can be compiled for machines that are not there.
+
+    launch(kernel, grid, x, y, WIDTH=64)         runs the kernel; with `recording`, notes it first
+    with recording(dry=True) as launches: ...    only notes it, so the tensors may lie on torch's `meta` device
+
+Floating-point fusion is always off: a kernel that wants a fused multiply-add writes `fma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+
+# The interpreter computes bfloat16 wrongly, so kernels convert operands to float32 first if this is set.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim", "launch_pdl")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a kernel. args: positional ones, tensors or numbers. constants: values of the kernel's constexpr
+    parameters. options: of the compiler. bytes: read and written, if the caller has counted them."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    options: Mapping[str, Any]
+    bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+
+@dataclass(slots=True)
+class Recording:
+    """The launches within a `recording`. dry: whether kernels are only noted."""
+
+    dry: bool
+    launches: list[Launch]
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recording(dry: bool = False) -> Iterator[list[Launch]]:
+    """Collects the launches made within the block. dry: kernels do not run."""
+    found: list[Launch] = []
+    token = _recording.set(Recording(dry, found))
+    try:
+        yield found
+    finally:
+        _recording.reset(token)
+
+
+def launch(kernel: Any, grid: Sequence[int], *args: Any, bytes: int = 0, **named: Any) -> None:
+    """Launches a kernel. named: its constexpr parameters, and options of the compiler (OPTIONS). bytes: read and
+    written by this launch."""
+    if found := _recording.get():
+        options = {name: value for name, value in named.items() if name in OPTIONS}
+        constants = {name: value for name, value in named.items() if name not in OPTIONS}
+        found.launches.append(Launch(kernel, tuple(grid), args, constants, options, bytes))
+        if found.dry:
+            return
+    kernel[tuple(grid)](*args, **named, enable_fp_fusion=False)

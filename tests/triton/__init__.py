@@ -1,0 +1,5 @@
+"""Tests of the Triton kernels, in Triton's interpreter: it runs them on the CPU, one program after another."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
