@@ -1,5 +1,5 @@
-"""Launching Triton kernels: every launch of the package goes through `launch`, so launches and bytes can be counted, and
-kernels can be compiled for machines that are not there.
+"""Launching Triton kernels: every launch of the package goes through `launch`, so that launches and bytes can be
+counted, and kernels can be compiled for machines that are not there.
 
     launch(kernel, grid, x, y, WIDTH=64)         runs the kernel; with `recording`, notes it first
     with recording(dry=True) as launches: ...    only notes it, so the tensors may lie on torch's `meta` device
