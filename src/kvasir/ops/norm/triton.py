@@ -133,8 +133,8 @@ def join_norm(
 def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float, bias: Tensor | None = None) -> None:
     """rms_norm(x) * weight or, with a bias, layer_norm(x) * weight + bias; for norms of heads among others.
 
-    x: [rows, D] of any float type, whose rows may lie apart. weight, bias: [D]. out: [rows, D], contiguous, of any float
-    type; may be x.
+    x: [rows, D] of any float type, whose rows may lie apart. weight, bias: [D]. out: [rows, D], contiguous, of any
+    float type; may be x.
     """
     rows, D = x.shape
     assert D <= MOST_WIDTH and x.stride(1) == 1 and out.is_contiguous()
