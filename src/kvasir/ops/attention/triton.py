@@ -1,0 +1,337 @@
+"""Triton kernels of attention over a paged cache: one arithmetic for prefill, decoding and everything between.
+
+    keys       0 ........ 256 ....... 512 ......      chunks of CHUNK keys, aligned to absolute position
+    queries           |q0 .. q7|q8 .. q15| ...        tiles of ROWS rows: tokens times the heads of a KV head
+
+A chunk's state (maximum, sum of weights, weighted values) is computed from nothing, in ascending steps of STEP keys;
+the states of a row's chunks are merged in ascending order by `merged`. So it does not matter where a chunk is computed.
+One program computes all chunks of a tile or, if that leaves the device idle, only one: the states then go to a
+workspace, and the tile's last program to arrive merges them. A row's bits depend on its position and on the keys that
+it sees.
+
+    plan_attention      one launch per step and kind of window: pieces -> items, on the device
+    attend              one launch per layer
+
+Masked weights are 0 by selection, an empty state leaves the other of a merge as it is, and keys and values that no row
+of a tile sees are never read. A NaN among the values of a sequence may spread to the other queries of its tile, but not
+to other sequences.
+
+Mathematics: arXiv:1706.03762; the paged cache: arXiv:2309.06180; merging states: arXiv:2205.14135.
+Letters: T token rows, H query heads, K KV heads, G query heads per KV head, d width of a key, e of a value, P pieces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+
+from kvasir.ops.launch import INTERPRETED, launch
+from kvasir.ops.norm.triton import rounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 256
+STEP = 64
+ITEM_FIELDS = 12
+_PROGRAMS = 1024  # of a launch, at most; each computes items at a distance
+
+
+@triton.jit
+def _extent(start, count, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first chunk that queries start .. start + count - 1 see, and the number of chunks from there to the last."""
+    low = tl.maximum(start - WINDOW + 1, 0) if WINDOW else start * 0
+    return low // CHUNK, tl.where(count > 0, (start + count + CHUNK - 1) // CHUNK - low // CHUNK, 0)
+
+
+@triton.jit
+def _plan(
+    pieces, items, num_items, P, capacity,
+    MOST: tl.constexpr, PIECE_FIELDS: tl.constexpr, ITEM_FIELDS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, TOKENS: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per piece. Whether tiles are split follows from all pieces, so each program looks at all."""
+    own = tl.program_id(0)
+    p = tl.arange(0, PIECES)
+    known = p < P
+    start = tl.load(pieces + p * PIECE_FIELDS + 1, mask=known, other=0)
+    count = tl.load(pieces + p * PIECE_FIELDS + 2, mask=known, other=0)
+    _, chunks = _extent(start, count, WINDOW, CHUNK)
+    tiles = (count + TOKENS - 1) // TOKENS
+    single = tiles == 1
+    parts = tl.where(chunks > 1, count * chunks, 0)
+    items_short = tl.where(single, chunks, tiles)
+    parts_short = tl.where(single, parts, 0)
+    split_all = (tl.sum(tiles * chunks, 0) <= MOST) & (tl.sum(parts, 0) <= capacity)
+    split_short = (tl.sum(items_short, 0) <= MOST) & (tl.sum(parts_short, 0) <= capacity)
+    each = tl.where(split_all, tiles * chunks, tl.where(split_short, items_short, tiles))
+    parts = tl.where(split_all, parts, tl.where(split_short, parts_short, 0))
+    first_item = tl.sum(tl.where(p < own, each, 0), 0)
+    first_slot = tl.sum(tl.where(p < own, parts, 0), 0)
+    if own == 0:
+        tl.store(num_items, tl.sum(each, 0))
+
+    row = tl.load(pieces + own * PIECE_FIELDS)
+    start = tl.load(pieces + own * PIECE_FIELDS + 1)
+    count = tl.load(pieces + own * PIECE_FIELDS + 2)
+    token = tl.load(pieces + own * PIECE_FIELDS + 3)
+    both = tl.load(pieces + own * PIECE_FIELDS + 4)
+    _, chunks = _extent(start, count, WINDOW, CHUNK)
+    tiles = (count + TOKENS - 1) // TOKENS
+    split = split_all | (split_short & (tiles == 1))
+    per_tile = tl.where(split, tl.maximum(chunks, 1), 1)
+    end = tl.where(both > 0, start + count, 0)
+    for base in range(0, tiles * per_tile, BLOCK):
+        i = base + tl.arange(0, BLOCK)
+        tile, chunk = i // per_tile, i % per_tile
+        queries = tl.minimum(TOKENS, count - tile * TOKENS)
+        first, own_chunks = _extent(start + tile * TOKENS, queries, WINDOW, CHUNK)
+        own_chunks = tl.where(end > 0, (end + CHUNK - 1) // CHUNK - first, own_chunks)
+        # A tile may see fewer chunks than its piece: items without a chunk are left empty.
+        apart = split & (own_chunks > 1)
+        begin = tl.where(apart, first + chunk, first)
+        stop = tl.where(apart, begin + (chunk < own_chunks).to(tl.int32), first + tl.where(chunk == 0, own_chunks, 0))
+        at = items + (first_item + i) * ITEM_FIELDS
+        mask = i < tiles * per_tile
+        tl.store(at, row, mask=mask)
+        tl.store(at + 1, start + tile * TOKENS, mask=mask)
+        tl.store(at + 2, queries, mask=mask)
+        tl.store(at + 3, token + tile * TOKENS, mask=mask)
+        tl.store(at + 4, end, mask=mask)
+        tl.store(at + 5, begin, mask=mask)
+        tl.store(at + 6, stop, mask=mask)
+        tl.store(at + 7, tl.where(apart, own_chunks, 0), mask=mask)
+        tl.store(at + 8, first_slot + tile * TOKENS * chunks, mask=mask)
+        tl.store(at + 9, chunk, mask=mask)
+        tl.store(at + 10, first_item + tile * per_tile, mask=mask)
+
+
+@triton.jit
+def _base(top):
+    """What to subtract from scores whose maximum is `top`: of an empty row, 0."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
+def merged(top, weight, acc, next_top, next_weight, next_acc):
+    """The state of two runs of keys. A state is (maximum of the scores [R], sum of the weights [R], weighted sum of the
+    values [e, R]), weights relative to the maximum. The empty one (-inf, 0, 0) changes nothing."""
+    both = tl.maximum(top, next_top)
+    a, b = tl.exp(top - _base(both)), tl.exp(next_top - _base(both))
+    acc = tl.fma(acc, tl.broadcast_to(a[None, :], acc.shape), next_acc * b[None, :])
+    return both, tl.fma(weight, a, next_weight * b), acc
+
+
+@triton.jit
+def _finish(top, weight, acc, at, head, mask, sinks, out, UPCAST: tl.constexpr):
+    """Writes the weighted means [e, R] of a tile to `out`; zeros for rows that see nothing."""
+    if sinks is not None:
+        sink = tl.load(sinks + head)
+        both = tl.maximum(top, sink)
+        a = tl.exp(top - _base(both))
+        weight = weight * a + tl.exp(sink - _base(both))
+        acc = acc * a[None, :]
+    mean = acc / tl.where(weight == 0.0, 1.0, weight)[None, :]
+    tl.store(out + at, rounded(mean, out.dtype.element_ty, UPCAST), mask=mask)
+
+
+@triton.jit
+def _operand(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
+    """A tile as an operand of tl.dot, with values of DTYPE."""
+    if UPCAST:
+        return rounded(x.to(tl.float32), DTYPE, UPCAST).to(tl.float32)
+    if x.dtype == DTYPE:
+        return x
+    return x.to(tl.float32).to(DTYPE)
+
+
+@triton.jit
+def _attend(
+    q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
+    scale, softcap, table_stride, k_block, v_block,
+    K_SLOT: tl.constexpr, K_HEAD: tl.constexpr, V_SLOT: tl.constexpr, V_HEAD: tl.constexpr, SIZE: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    ITEM_FIELDS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    G: tl.constexpr = H // K
+    DTYPE: tl.constexpr = q.dtype.element_ty
+    kv = tl.program_id(1)
+    r = tl.arange(0, ROWS)
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    keys = tl.arange(0, STEP)
+    head = kv * G + r % G
+    for i in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
+        item = items + i * ITEM_FIELDS
+        begin, stop = tl.load(item + 5), tl.load(item + 6)
+        if begin < stop:
+            runner_row, position = tl.load(item), tl.load(item + 1)
+            queries, token = tl.load(item + 2), tl.load(item + 3)
+            end, chunks = tl.load(item + 4), tl.load(item + 7)
+            live = r // G < queries
+            rows = (token + r // G).to(tl.int64) * H + head
+            q_mask = live[None, :] & (d < D)[:, None]
+            qt = _operand(tl.load(q + rows[None, :] * D + d[:, None], mask=q_mask, other=0.0), DTYPE, UPCAST)
+
+            # keys that each row sees, and that some row of the tile does
+            high = tl.where(live, tl.where(end > 0, end, position + r // G + 1), 0)
+            tile_high = tl.where(end > 0, end, position + queries)
+            low = position + r // G - WINDOW + 1
+            tile_low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
+
+            total_top = tl.full([ROWS], float("-inf"), tl.float32)
+            total_weight = tl.zeros([ROWS], tl.float32)
+            total = tl.zeros([BLOCK_E, ROWS], tl.float32)
+            top, weight, acc = total_top, total_weight, total
+            last = (tl.minimum(tile_high, stop * CHUNK) + STEP - 1) // STEP
+            for step in range(tl.maximum(tile_low, begin * CHUNK) // STEP, last):
+                key = step * STEP + keys
+                seen = (key >= tile_low) & (key < tile_high)
+                block = tl.load(table + runner_row * table_stride + key // SIZE, mask=seen, other=0).to(tl.int64)
+                slot = key % SIZE
+                k_at = k_cache + (block * k_block + slot * K_SLOT + kv * K_HEAD)[:, None] + d[None, :]
+                k = tl.load(k_at, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+                score = tl.dot(_operand(k, DTYPE, UPCAST), qt, input_precision="ieee") * scale
+                if SOFTCAP:
+                    small = tl.exp(-2.0 * tl.abs(score / softcap))
+                    capped = softcap * ((1.0 - small) / (1.0 + small))
+                    score = tl.where(score < 0.0, -capped, capped)
+                visible = key[:, None] < high[None, :]
+                if WINDOW:
+                    visible = visible & (key[:, None] >= low[None, :])
+                score = tl.where(visible, score, float("-inf"))
+                new_top = tl.maximum(top, tl.max(score, 0))
+                p = tl.where(visible, tl.exp(score - _base(new_top)[None, :]), 0.0)
+                fade = tl.exp(top - _base(new_top))
+                weight = tl.fma(weight, fade, tl.sum(p, 0))
+                v_at = v_cache + (block * v_block + slot * V_SLOT + kv * V_HEAD)[:, None] + e[None, :]
+                v = tl.load(v_at, mask=seen[:, None] & (e < E)[None, :], other=0.0)
+                vt = tl.trans(_operand(v, DTYPE, UPCAST))
+                added = tl.dot(vt, _operand(p, DTYPE, UPCAST), input_precision="ieee")
+                acc = tl.fma(acc, tl.broadcast_to(fade[None, :], acc.shape), added)
+                top = new_top
+                if ((step + 1) % (CHUNK // STEP) == 0) | (step + 1 == last):
+                    total_top, total_weight, total = merged(total_top, total_weight, total, top, weight, acc)
+                    top = tl.full([ROWS], float("-inf"), tl.float32)
+                    weight = tl.zeros([ROWS], tl.float32)
+                    acc = tl.zeros([BLOCK_E, ROWS], tl.float32)
+
+            at = rows[None, :] * E + e[:, None]
+            mask = live[None, :] & (e < E)[:, None]
+            if chunks == 0:
+                _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
+            else:
+                first_slot, chunk, counter = tl.load(item + 8), tl.load(item + 9), tl.load(item + 10)
+                slots = (first_slot + chunk * queries + r // G).to(tl.int64) * H + head
+                tl.store(tops + slots * 2, total_top, mask=live)
+                tl.store(tops + slots * 2 + 1, total_weight, mask=live)
+                tl.store(accs + slots[None, :] * E + e[:, None], total, mask=mask)
+                tl.debug_barrier()  # the atomic of one thread must follow the stores of all
+                arrived = tl.atomic_add(counters + counter * K + kv, 1, sem="acq_rel", scope="gpu")
+                if arrived == chunks - 1:
+                    total_top = tl.full([ROWS], float("-inf"), tl.float32)
+                    total_weight = tl.zeros([ROWS], tl.float32)
+                    total = tl.zeros([BLOCK_E, ROWS], tl.float32)
+                    for c in range(0, chunks):
+                        slots = (first_slot + c * queries + r // G).to(tl.int64) * H + head
+                        # written by other programs: past the level 1 cache
+                        next_top = tl.load(tops + slots * 2, mask=live, other=float("-inf"), cache_modifier=".cg")
+                        next_weight = tl.load(tops + slots * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
+                        places = slots[None, :] * E + e[:, None]
+                        next_acc = tl.load(accs + places, mask=mask, other=0.0, cache_modifier=".cg")
+                        total_top, total_weight, total = merged(
+                            total_top, total_weight, total, next_top, next_weight, next_acc
+                        )
+                    _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
+                    tl.store(counters + counter * K + kv, 0)
+
+
+def rows_of(group: int) -> int:
+    """The rows of a tile for `group` query heads per KV head."""
+    return max(32, triton.next_power_of_2(group))
+
+
+def tokens_of(group: int) -> int:
+    """The query tokens of a tile."""
+    return rows_of(group) // group
+
+
+def least_items(tokens: int, pieces: int, group: int) -> int:
+    """The items that a step of at most so many tokens and pieces needs if no tile is split."""
+    return tokens // tokens_of(group) + pieces
+
+
+def plan_attention(
+    pieces: Tensor, items: Tensor, num_items: Tensor, *, group: int, window: int = 0, capacity: int = 0
+) -> None:
+    """Divides a step's attention into items, for all layers with this window and so many query heads per KV head.
+
+    pieces: int32 [P, 5], the work of a row in the step: (runner row, start position, count, first token row,
+    indivisible). Padding pieces have the count 0. The queries of an indivisible piece see all keys before its end.
+    window: maximum keys that a query sees, itself included; 0 for all.
+
+    Written: items int32 [N, 12], num_items int32 [1]. N must be at least `least_items`. capacity: rows of the workspace
+    of `attend` (`tops`, `accs`). Tiles of more than one chunk are split into an item per chunk if all such items fit N
+    and the workspace; else only those of pieces that are a single tile; else none.
+    """
+    P = pieces.shape[0]
+    assert pieces.is_contiguous() and items.is_contiguous() and items.shape[1] == ITEM_FIELDS
+    launch(
+        _plan, (P,),
+        pieces, items, num_items, P, capacity,
+        MOST=items.shape[0], PIECE_FIELDS=pieces.shape[1], ITEM_FIELDS=ITEM_FIELDS, WINDOW=window, CHUNK=CHUNK,
+        TOKENS=tokens_of(group), PIECES=triton.next_power_of_2(P), BLOCK=128, num_warps=4,
+        bytes=4 * (pieces.numel() + items.numel()),
+    )  # fmt: skip
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    items: Tensor,
+    num_items: Tensor,
+    out: Tensor,
+    counters: Tensor,
+    tops: Tensor,
+    accs: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> None:
+    """softmax(q k^T * scale) v of the rows in the items of `plan_attention`; other rows of `out` are left as they are.
+
+    q: [T, H, d], float32, bfloat16 or float16; keys, values and weights are rounded to this dtype before products,
+    which are summed in float32. Caches: [blocks, block size, K, d] and [.., e] of any float type. table: int32
+    [rows + 1, blocks]; entries for keys outside the window are not read. out: [T, H, e] of any
+    float type, rounded to nearest even. window: as in the plan. softcap: if not 0, scores become softcap * tanh(score /
+    softcap). sinks: float32 [H], an additional score per head, without a value.
+
+    Workspace: counters int32 [N, K], zeros at first and after each launch; tops float32 [capacity, H, 2] and accs
+    float32 [capacity, H, e], of any content. Launches that run one after another may share it.
+    """
+    _, H, D = q.shape
+    _, size, K, E = v_cache.shape
+    assert k_cache.shape[-1] == D and k_cache.stride(3) == 1 and v_cache.stride(3) == 1 and H % K == 0
+    assert q.is_contiguous() and out.is_contiguous() and tops.is_contiguous() and accs.is_contiguous()
+    assert counters.shape == (items.shape[0], K) and counters.is_contiguous()
+    BLOCK_D, BLOCK_E = (max(16, triton.next_power_of_2(width)) for width in (D, E))
+    launch(
+        _attend, (max(1, min(items.shape[0], _PROGRAMS // K)), K),
+        q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
+        float(scale), float(softcap), table.stride(0), k_cache.stride(0), v_cache.stride(0),
+        K_SLOT=k_cache.stride(1), K_HEAD=k_cache.stride(2), V_SLOT=v_cache.stride(1), V_HEAD=v_cache.stride(2),
+        SIZE=size, H=H, K=K, D=D, E=E, BLOCK_D=BLOCK_D, BLOCK_E=BLOCK_E, ITEM_FIELDS=ITEM_FIELDS,
+        CHUNK=CHUNK, STEP=STEP, ROWS=rows_of(H // K), WINDOW=window, SOFTCAP=softcap != 0.0, UPCAST=INTERPRETED,
+        **_options(BLOCK_D, BLOCK_E, q.element_size()),
+        bytes=q.numel() * q.element_size() + out.numel() * out.element_size(),
+    )  # fmt: skip
+
+
+def _options(BLOCK_D: int, BLOCK_E: int, itemsize: int) -> dict[str, Any]:
+    return {"num_warps": 8, "num_stages": 2}
