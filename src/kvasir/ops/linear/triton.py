@@ -5,119 +5,62 @@
     gated_product  act(x gate^T) * (x up^T)
 
 Weights are the first operand of the tensor cores' products and input rows the second, so a tile of 16 rows uses the
-same instruction as one of 128. Each segment is one ascending chain over K, in steps of BLOCK_K.
+same instruction as one of 128. Each segment is one ascending chain over K:
+
+    F32, F16, BF16      one accumulator through all steps of BLOCK_K columns
+    groups of columns   per group a product of exact levels, accumulated from zero in float32; sum = fma(it, scale, sum)
+                        in ascending order, and for Q4_K then fma(sum of the group's inputs, -min, sum)
+    *_ROW               one accumulator of exact levels, multiplied by the row's scale at the segment's end
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import lcm
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes
-import numpy as np
 import triton
 import triton.language as tl
 
 from kvasir.ops.kernels import activated
 from kvasir.ops.launch import INTERPRETED, launch
+from kvasir.ops.linear.triton_decode import levels, min_of, scale_of
+from kvasir.ops.linear.triton_matrix import (
+    CHUNK,
+    FORMATS,
+    GGUF,
+    LAYOUTS,
+    PROGRAMS,
+    STEP,
+    DeviceMatrix,
+    can_read,
+    choose_segments,
+    matrix_from_codes,
+    matrix_from_floats,
+    matrix_from_gguf,
+    stacked,
+    unit,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_SEGMENTS = 8
-PROGRAMS = 256  # programs that fill a device
-SEGMENT = 256  # columns that are worth a program of their own
-STEP = 64  # columns per step of the sum over K
-_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-_FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceMatrix:
-    """A weight matrix [rows, cols] on the device. segments: S, of the sum over cols. dtype: of input rows, which
-    products round to it.
-
-    format      data                        scales
-    F32 ...     its own dtype [N, K]        none
-    """
-
-    format: str
-    rows: int
-    cols: int
-    segments: int
-    dtype: str
-    data: Tensor
-    scales: Tensor | None = None
-    mins: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows, self.cols
-
-    @property
-    def planes(self) -> list[Tensor]:
-        return [plane for plane in (self.data, self.scales, self.mins) if plane is not None]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(plane.numel() * plane.element_size() for plane in self.planes)
-
-
-def matrix_from_floats(values: Any, dtype: str, segments: int, put: Callable[[np.ndarray], Any]) -> DeviceMatrix:
-    """The matrix of float values [N, K], an array or a tensor in the host's memory, rounded to `dtype`. put: copies an
-    array to the device, also one of ml_dtypes.bfloat16."""
-    if hasattr(values, "detach"):
-        values = _array(values)
-    rows, cols = values.shape
-    if cols % segments:
-        raise ValueError(f"{cols} columns are not {segments} equal segments")
-    data = put(np.ascontiguousarray(values.astype(_DTYPES[dtype], copy=False)))
-    return DeviceMatrix(_FLOATS[dtype], rows, cols, segments, dtype, data)
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """The tensor's memory as an array; numpy itself has no bfloat16."""
-    import torch
-
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def stacked(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
-    """The rows of several matrices of one format, number of columns and segments, one after the other."""
-    first = matrices[0]
-    if len({(m.format, m.cols, m.segments, m.dtype) for m in matrices}) != 1:
-        raise ValueError("matrices of several formats or numbers of columns cannot be stacked")
-    if len(matrices) == 1:
-        return first
-    import torch
-
-    def join(planes: list[Any], axis: int) -> Any:
-        return None if planes[0] is None else torch.cat(planes, axis)
-
-    return replace(first, rows=sum(m.rows for m in matrices), data=join([m.data for m in matrices], 0))
-
-
-def choose_segments(rows: int, cols: int, group: int, reduces: bool) -> int:
-    """S, the segments of the sum over `cols`: 1, 2, 4 or 8, a function of the shape alone. group: weights that share a
-    scale. reduces: whether the matrix's consumer joins segments.
-
-    The least S that fills the device with programs of 64 rows, of whole steps of SEGMENT columns or more. A matrix too
-    small for that has segments of at least 32 columns.
-    """
-    if not reduces:
-        return 1
-    for least, multiple in ((SEGMENT, lcm(group, STEP)), (32, lcm(group, 32))):
-        found = [s for s in (1, 2, 4, MAX_SEGMENTS) if cols % (s * multiple) == 0 and cols // s >= least]
-        if enough := [s for s in found if triton.cdiv(rows, 64) * s >= PROGRAMS]:
-            return enough[0]
-        if found and found[-1] > 1:
-            return found[-1]
-    return 1
+__all__ = [
+    "FORMATS",
+    "GGUF",
+    "DeviceMatrix",
+    "Tiles",
+    "can_read",
+    "choose_segments",
+    "gated_product",
+    "matrix_from_codes",
+    "matrix_from_floats",
+    "matrix_from_gguf",
+    "product",
+    "stacked",
+    "tiles",
+    "unit",
+    "whole_product",
+]
 
 
 class Tiles(NamedTuple):
@@ -130,7 +73,7 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1) -> Tiles:
+def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = False) -> Tiles:
     """The tiles for `count` input rows. block_k is a function of the matrix alone. accumulators: tiles of sums that a
     program holds at once."""
     block_k = _block_k(weight)
@@ -139,12 +82,17 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1) -> Tiles:
     size = 4 if weight.dtype == "float32" else 2
     if size == 2 and count >= 128 and triton.cdiv(weight.rows, 128) * triton.cdiv(count, 128) >= PROGRAMS // 2:
         block_n, num_warps = 128, 8
-        block_t = 128 if accumulators <= 2 else 64
-    stage = ((2 if accumulators == 2 else 1) * block_n + block_t) * block_k * size
+        block_t = 128 if accumulators <= 2 and weight.format not in LAYOUTS else 64
+    weights = {4: 1, 8: 2}[LAYOUTS[weight.format].bits] if weight.format in LAYOUTS else 2 * size
+    stage = ((2 if accumulators == 2 else 1) * block_n * weights // 2 + block_t * size) * block_k
+    if hip:
+        return Tiles(block_n, block_t, block_k, num_warps // 2, 2)
     return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)))
 
 
 def _block_k(weight: DeviceMatrix) -> int:
+    if weight.format in LAYOUTS:
+        return CHUNK
     width = weight.cols // weight.segments
     most = STEP if weight.dtype != "float32" else STEP // 2
     for size in (most, 32, 16):
@@ -184,41 +132,136 @@ def _inputs(
 
 
 @triton.jit
-def _weights(data, offsets, k, last, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
-    """Columns k to k + BLOCK_K of the weights, [BLOCK_N, BLOCK_K]. offsets: of the rows."""
+def _weights(data, n, K, k, last, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
+    """Columns k to k + BLOCK_K of the rows n of a float matrix, [BLOCK_N, BLOCK_K]."""
     columns = k + tl.arange(0, BLOCK_K)
+    at = data + (n.to(tl.int64) * K)[:, None] + columns[None, :]
     if EVEN:
-        return tl.load(data + offsets[:, None] + columns[None, :])
-    return tl.load(data + offsets[:, None] + columns[None, :], mask=(columns < last)[None, :], other=0.0)
+        return tl.load(at)
+    return tl.load(at, mask=(columns < last)[None, :], other=0.0)
 
 
 @triton.jit
-def _chain(
-    x, x_offsets, live, data, offsets, first, last, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+def _words(data, n, chunks, k, part, BITS: tl.constexpr, WORDS: tl.constexpr):
+    """Words of the chunk that starts at column k, [BLOCK_N, WORDS]: all of them, or `part` of two."""
+    PER_CHUNK: tl.constexpr = 4 * BITS
+    at = k // 128 * PER_CHUNK + part * WORDS + tl.arange(0, WORDS)
+    return tl.load(data + (n.to(tl.int64) * (chunks * PER_CHUNK))[:, None] + at[None, :])
+
+
+@triton.jit
+def _group_scales(scales, mins, n, K, chunks, k, FORMAT: tl.constexpr):
+    """What the four groups of the chunk at column k need, [BLOCK_N] each, not yet decoded."""
+    at = scales + n.to(tl.int64) * (chunks * 4) + k // 32
+    block = n
+    if FORMAT == "Q4_K":
+        block = tl.load(mins + n.to(tl.int64) * (K // 256) + k // 256)
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), block
+
+
+@triton.jit
+def _group(
+    acc, x, x_offsets, live, words, raw, block, k, last, SHIFT: tl.constexpr, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The sum over columns first to last, float32 [BLOCK_N, BLOCK_T]."""
-    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for k in tl.range(first, last, BLOCK_K):
-        w = _weights(data, offsets, k, last, BLOCK_K, EVEN)
-        rows = _inputs(x, x_offsets, live, k, last, w.dtype, BLOCK_K, EVEN, UPCAST)
-        acc = _dot(w, rows, acc, UPCAST)
+    """Adds one group of 32 columns from k on."""
+    rows = _inputs(x, x_offsets, live, k, last, DTYPE, 32, EVEN, UPCAST)
+    zero = tl.zeros_like(acc)
+    part = _dot(levels(words, SHIFT, FORMAT, DTYPE, BLOCK_N, 16, UPCAST).to(DTYPE), rows, zero, UPCAST)
+    acc = tl.fma(part, tl.broadcast_to(scale_of(raw, block, FORMAT)[:, None], acc.shape), acc)
+    if FORMAT == "Q4_K":
+        part = _dot(tl.full((BLOCK_N, 32), 1.0, DTYPE), rows, zero, UPCAST)
+        acc = tl.fma(part, tl.broadcast_to(-min_of(raw, block)[:, None], acc.shape), acc)
     return acc
 
 
 @triton.jit
-def _rows(x_stride, count, N, K, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr):
-    """This program's tile: its outputs n and input rows t, the offsets of both, and which t exist. Outputs beyond the
-    last repeat it."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    return n, t, t < count, tl.minimum(n, N - 1).to(tl.int64) * K, t.to(tl.int64) * x_stride
+def _groups(
+    acc, x, x_offsets, live, data, n, chunks, s0, s1, s2, s3, block, k, last, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Adds the four groups of the chunk at column k."""
+    if FORMAT == "Q8_0":
+        a = _words(data, n, chunks, k, 0, 8, 16)
+        b = _words(data, n, chunks, k, 1, 8, 16)
+        acc = _group(acc, x, x_offsets, live, a, s0, block, k, last, 0, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, a, s1, block, k + 32, last, 8, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, b, s2, block, k + 64, last, 0, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, b, s3, block, k + 96, last, 8, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+    else:
+        a = _words(data, n, chunks, k, 0, 4, 16)
+        acc = _group(acc, x, x_offsets, live, a, s0, block, k, last, 0, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, a, s1, block, k + 32, last, 4, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, a, s2, block, k + 64, last, 8, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = _group(acc, x, x_offsets, live, a, s3, block, k + 96, last, 12, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+    return acc
 
 
 @triton.jit
-def _store(acc, bias, out, n, t, live, N, BIAS: tl.constexpr, UPCAST: tl.constexpr):
+def _bytes(
+    acc, x, x_offsets, live, data, n, chunks, k, last, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Adds the products of the levels of the chunk at column k, of a format of 8 bits without groups of 32."""
+    words = _words(data, n, chunks, k, 0, 8, 32)
+    rows = _inputs(x, x_offsets, live, k, last, DTYPE, 64, EVEN, UPCAST)
+    acc = _dot(levels(words, 0, FORMAT, DTYPE, BLOCK_N, 32, UPCAST).to(DTYPE), rows, acc, UPCAST)
+    rows = _inputs(x, x_offsets, live, k + 64, last, DTYPE, 64, EVEN, UPCAST)
+    return _dot(levels(words, 8, FORMAT, DTYPE, BLOCK_N, 32, UPCAST).to(DTYPE), rows, acc, UPCAST)
+
+
+@triton.jit
+def _chain(
+    x, x_offsets, live, data, scales, mins, n, K, first, last, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The sum over columns first to last, float32 [BLOCK_N, BLOCK_T]."""
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    chunks = tl.cdiv(K, 128)
+    final = first + (last - first - 1) // BLOCK_K * BLOCK_K  # where the last step starts
+    if FORMAT == "F32" or FORMAT == "F16" or FORMAT == "BF16":
+        for k in tl.range(first, last, BLOCK_K):
+            w = _weights(data, n, K, k, last, BLOCK_K, EVEN)
+            acc = _dot(w, _inputs(x, x_offsets, live, k, last, DTYPE, BLOCK_K, EVEN, UPCAST), acc, UPCAST)
+    elif FORMAT == "F8_ROW" or FORMAT == "I8_ROW":
+        for k in tl.range(first, last, BLOCK_K):
+            acc = _bytes(acc, x, x_offsets, live, data, n, chunks, k, last, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+        acc = acc * tl.load(scales + n)[:, None]
+    elif FORMAT == "F8_BLOCK":
+        at = scales + n.to(tl.int64) * chunks
+        scale = tl.load(at + first // 128)  # scales are loaded a step ahead: they bypass the pipeline of the words
+        for k in tl.range(first, last, BLOCK_K):
+            ahead = tl.load(at + tl.minimum(k + BLOCK_K, final) // 128)
+            part = tl.zeros_like(acc)
+            part = _bytes(part, x, x_offsets, live, data, n, chunks, k, last, FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST)
+            acc = tl.fma(part, tl.broadcast_to(scale[:, None], acc.shape), acc)
+            scale = ahead
+    else:
+        s0, s1, s2, s3, block = _group_scales(scales, mins, n, K, chunks, first, FORMAT)
+        for k in tl.range(first, last, BLOCK_K):
+            ahead = tl.minimum(k + BLOCK_K, final)
+            a0, a1, a2, a3, a_block = _group_scales(scales, mins, n, K, chunks, ahead, FORMAT)
+            acc = _groups(
+                acc, x, x_offsets, live, data, n, chunks, s0, s1, s2, s3, block, k, last,
+                FORMAT, DTYPE, BLOCK_N, EVEN, UPCAST,
+            )  # fmt: skip
+            s0, s1, s2, s3, block = a0, a1, a2, a3, a_block
+    return acc
+
+
+@triton.jit
+def _rows(x_stride, count, N, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr):
+    """This program's tile: its outputs n, the rows of weights for them (beyond the last, it repeats), its input rows t,
+    which of those exist, and their offsets."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    return n, tl.minimum(n, N - 1), t, t < count, t.to(tl.int64) * x_stride
+
+
+@triton.jit
+def _store(acc, bias, out, n, t, live, N, UPCAST: tl.constexpr):
     """Writes [BLOCK_N, BLOCK_T] as rows of `out`, rounded to its dtype."""
-    if BIAS:
+    if bias is not None:
         acc = acc + tl.load(bias + n, mask=n < N, other=0.0)[:, None]
     at = out + t.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(at, rounded(acc, out.dtype.element_ty, UPCAST), mask=(n < N)[:, None] & live[None, :])
@@ -226,58 +269,81 @@ def _store(acc, bias, out, n, t, live, N, BIAS: tl.constexpr, UPCAST: tl.constex
 
 @triton.jit(do_not_specialize=["count"])
 def _product(
-    x, x_stride, data, bias, out, count, N, K, S: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, count, N, K, width, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    n, t, live, offsets, x_offsets = _rows(x_stride, count, N, K, BLOCK_N, BLOCK_T)
+    n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     s = tl.program_id(2)
-    width = K // S
-    acc = _chain(x, x_offsets, live, data, offsets, s * width, (s + 1) * width, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST)
-    _store(acc, bias, out + s.to(tl.int64) * count * N, n, t, live, N, BIAS, UPCAST)
+    first = s * width
+    acc = _chain(
+        x, x_offsets, live, data, scales, mins, rows, K, first, first + width,
+        FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+    )  # fmt: skip
+    _store(acc, bias, out + s.to(tl.int64) * count * N, n, t, live, N, UPCAST)
 
 
 @triton.jit
 def _span(
-    x, x_offsets, live, data, offsets, s, width, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_offsets, live, data, scales, mins, n, K, s, width, SPAN: tl.constexpr, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The segments s to s + SPAN, joined by a balanced tree."""
     if SPAN == 1:
         total = _chain(
-            x, x_offsets, live, data, offsets, s * width, (s + 1) * width, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST
-        )
+            x, x_offsets, live, data, scales, mins, n, K, s * width, (s + 1) * width,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+        )  # fmt: skip
     else:
-        total = _span(x, x_offsets, live, data, offsets, s, width, SPAN // 2, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST)
+        total = _span(
+            x, x_offsets, live, data, scales, mins, n, K, s, width, SPAN // 2,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+        )  # fmt: skip
         total = total + _span(
-            x, x_offsets, live, data, offsets, s + SPAN // 2, width, SPAN // 2,
-            BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+            x, x_offsets, live, data, scales, mins, n, K, s + SPAN // 2, width, SPAN // 2,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
     return total
 
 
 @triton.jit(do_not_specialize=["count"])
 def _whole(
-    x, x_stride, data, bias, out, count, N, K, S: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, count, N, K, width, S: tl.constexpr, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
-    n, t, live, offsets, x_offsets = _rows(x_stride, count, N, K, BLOCK_N, BLOCK_T)
-    acc = _span(x, x_offsets, live, data, offsets, 0, K // S, S, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST)
-    _store(acc, bias, out, n, t, live, N, BIAS, UPCAST)
+    n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
+    acc = _span(
+        x, x_offsets, live, data, scales, mins, rows, K, 0, width, S,
+        FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+    )  # fmt: skip
+    _store(acc, bias, out, n, t, live, N, UPCAST)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _gated(
-    x, x_stride, gate, up, out, count, N, K, ACT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, count, N, K, ACT: tl.constexpr,
+    FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    n, t, live, offsets, x_offsets = _rows(x_stride, count, N, K, BLOCK_N, BLOCK_T)
-    first = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    second = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
-    for k in tl.range(0, K, BLOCK_K):
-        rows = _inputs(x, x_offsets, live, k, K, gate.dtype.element_ty, BLOCK_K, EVEN, UPCAST)
-        first = _dot(_weights(gate, offsets, k, K, BLOCK_K, EVEN), rows, first, UPCAST)
-        second = _dot(_weights(up, offsets, k, K, BLOCK_K, EVEN), rows, second, UPCAST)
-    _store(activated(first, ACT) * second, out, out, n, t, live, N, False, UPCAST)
+    n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
+    if FORMAT == "F32" or FORMAT == "F16" or FORMAT == "BF16":
+        first = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        second = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+        for k in tl.range(0, K, BLOCK_K):
+            inputs = _inputs(x, x_offsets, live, k, K, DTYPE, BLOCK_K, EVEN, UPCAST)
+            first = _dot(_weights(gate, rows, K, k, K, BLOCK_K, EVEN), inputs, first, UPCAST)
+            second = _dot(_weights(up, rows, K, k, K, BLOCK_K, EVEN), inputs, second, UPCAST)
+    else:
+        first = _chain(
+            x, x_offsets, live, gate, gate_scales, gate_mins, rows, K, 0, K,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+        )  # fmt: skip
+        second = _chain(
+            x, x_offsets, live, up, up_scales, up_mins, rows, K, 0, K,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+        )  # fmt: skip
+    _store(activated(first, ACT) * second, None, out, n, t, live, N, UPCAST)
 
 
 def product(x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None) -> None:
@@ -285,30 +351,40 @@ def product(x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = 
     float32 [N], added if there is one segment; the consumer of several adds it."""
     if bias is not None and weight.segments > 1:
         raise ValueError("a bias is added where the segments are joined")
-    _run(_product, x, weight, out, bias, weight.segments, tiles(weight, len(x)))
+    hip = on_hip()
+    tile = tiles(weight, len(x), hip=hip)
+    _run(_product, x, weight, out, bias, weight.segments, tile, _options(weight, tile, hip))
 
 
 def whole_product(x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None) -> None:
     """out = x W^T + bias, [T, N] in float32 or rounded to a 16-bit dtype: the bits of the joined parts of `product`."""
-    _run(_whole, x, weight, out, bias, 1, tiles(weight, len(x), _live(weight.segments)))
+    hip = on_hip()
+    tile = tiles(weight, len(x), _accumulators(weight.segments), hip)
+    _run(_whole, x, weight, out, bias, 1, tile, {"S": weight.segments} | _options(weight, tile, hip))
 
 
-def _live(segments: int) -> int:
-    """Accumulators of a tree over the segments; two for a single one would mean two matrices."""
-    return segments.bit_length() if segments > 1 else 1
+def _accumulators(segments: int) -> int:
+    """Of a tree over the segments; two would mean two matrices."""
+    return 1 if segments == 1 else max(3, segments.bit_length())
 
 
 def _run(
-    kernel: Any, x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None, parts: int, tile: Tiles
+    kernel: Any,
+    x: Tensor,
+    weight: DeviceMatrix,
+    out: Tensor,
+    bias: Tensor | None,
+    parts: int,
+    tile: Tiles,
+    options: dict[str, Any],
 ) -> None:
     count, (rows, cols) = len(x), weight.shape
     launch(
         kernel,
         (triton.cdiv(rows, tile.block_n), triton.cdiv(count, tile.block_t), parts),
-        *(x, x.stride(0), weight.data, out if bias is None else bias, out, count, rows, cols),
-        S=weight.segments,
-        **_options(weight, tile),
-        BIAS=bias is not None,
+        *(x, x.stride(0), weight.data, weight.scales, weight.mins, bias, out),
+        *(count, rows, cols, cols // weight.segments),
+        **options,
         bytes=weight.nbytes + _nbytes(x) + parts * count * rows * out.element_size(),
     )
 
@@ -319,22 +395,33 @@ def gated_product(x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, 
     if gate.shape != up.shape or gate.format != up.format or gate.segments > 1 or up.segments > 1:
         raise ValueError("gate and up must be of one shape and format, in one segment")
     count, (rows, cols) = len(x), gate.shape
-    tile = tiles(gate, count, 2)
+    hip = on_hip()
+    tile = tiles(gate, count, 2, hip)
     launch(
         _gated,
         (triton.cdiv(rows, tile.block_n), triton.cdiv(count, tile.block_t)),
-        *(x, x.stride(0), gate.data, up.data, out, count, rows, cols),
+        *(x, x.stride(0), gate.data, gate.scales, gate.mins, up.data, up.scales, up.mins, out, count, rows, cols),
         ACT=act,
-        **_options(gate, tile),
+        **_options(gate, tile, hip),
         bytes=gate.nbytes + up.nbytes + _nbytes(x) + count * rows * out.element_size(),
     )
 
 
-def _options(weight: DeviceMatrix, tile: Tiles) -> dict[str, Any]:
+def on_hip() -> bool:
+    """Whether kernels run on an AMD GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.hip is not None
+
+
+def _options(weight: DeviceMatrix, tile: Tiles, hip: bool) -> dict[str, Any]:
+    dtype = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}[weight.dtype]
     even = weight.cols // weight.segments % tile.block_k == 0
     return {
-        **{"BLOCK_N": tile.block_n, "BLOCK_T": tile.block_t, "BLOCK_K": tile.block_k, "EVEN": even},
-        **{"UPCAST": INTERPRETED, "num_warps": tile.num_warps, "num_stages": tile.num_stages},
+        **{"FORMAT": weight.format, "DTYPE": dtype, "EVEN": even, "UPCAST": INTERPRETED},
+        **{"BLOCK_N": tile.block_n, "BLOCK_T": tile.block_t, "BLOCK_K": tile.block_k},
+        **{"num_warps": tile.num_warps, "num_stages": tile.num_stages},
+        # One kind of instruction for tiles of all sizes.
+        **({"matrix_instr_nonkdim": 16} if hip else {}),
     }
 
 
