@@ -28,7 +28,7 @@ GROUND = (
 THINKING = ("text", "parse", "kv", "sched", "guided")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
-    *("weights", "sampling", "program", "runner"),
+    *("weights", "sampling", "program", "graph", "runner"),
 )
 EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve")
 
@@ -49,6 +49,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "weights": ("quant", "parallel"),
     "sampling": ("ops",),
     "program": ("ops", "layers", "parallel", "sampling"),
+    "graph": ("ops", "layers", "program"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "store": ("weights", "text"),
@@ -104,7 +105,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "importlib.import_module": ("__init__.py", "ops/*", "models/*"),
     # Nowhere: reference implementations belong to the tests; nothing may execute data or a shell; the rest is unused.
     **dict.fromkeys(("transformers", "gguf"), ()),
-    "triton": ("ops/launch.py", "ops/kernels.py", "ops/*/triton.py", "sampling/triton.py"),
+    "triton": ("ops/launch.py", "ops/kernels.py", "ops/*/triton*.py", "graph/triton.py", "sampling/triton.py"),
     "ray": (),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
     **dict.fromkeys(("eval", "exec", "compile", "__import__", "os.system", "os.popen"), ()),

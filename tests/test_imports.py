@@ -18,9 +18,11 @@ from tests.cli.running import PATHS, run
 from tests.e2e.server import serving
 from tests.test_arrows import ROOT, checker
 
-# The eager executor and what only it imports, the reference bodies of ops, and the reference sampler.
+# The eager and the graph executor and what only they import, the reference bodies of ops, and the reference sampler.
 EAGER = (
     "device/copies.py",
+    "device/replays.py",
+    "graph/*.py",
     "device/libraries.py",
     "layers/batch.py",
     "layers/kv_cache.py",
@@ -31,9 +33,14 @@ EAGER = (
     "ops/attention/weights.py",
     "ops/norm/native.py",
     "runner/eager_executor.py",
+    "runner/device_packing.py",
+    "runner/device_rows.py",
     "runner/eager_selftest.py",
+    "runner/graph_executor.py",
     "runner/make_eager.py",
+    "runner/make_graph.py",
     "runner/probe.py",
+    "sampling/device_state.py",
     *(
         f"sampling/{name}.py"
         for name in ("chain", "filters", "gumbel", "logprobs", "numerics", "philox", "processors", "sampler")

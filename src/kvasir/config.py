@@ -22,7 +22,7 @@ from kvasir.types import ServiceClass, Target
 GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8")
-EXECUTORS = ("auto", "program", "eager")
+EXECUTORS = ("auto", "program", "graph", "eager")
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
@@ -79,7 +79,7 @@ class EngineOptions:
     trust_special_tokens: bool = option(
         False, "Parse control tokens in chat messages as such. Unsafe with untrusted clients."
     )
-    executor: str = option("auto", "auto (program if it can run), program or eager.")
+    executor: str = option("auto", "auto (the fastest that can run the model), program (CPU), graph (GPU) or eager.")
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     host_share: float = 1.0  # fraction of the host memory that an engine takes by default, if several share a machine
 

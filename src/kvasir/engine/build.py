@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvasir.config import DeviceFacts as Facts
 from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
@@ -50,7 +50,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
     loaded = load_model(files, options.dtype, device.kind, progress, load_options)
     model, dtype = loaded.model, loaded.dtype
-    executor = "program" if loaded.trace else "eager"
+    executor = loaded.executor
     kernels = ops.choose(device, dtype)
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
     groups = cache_groups_of(loaded, options.block_size, kv_dtype)
@@ -116,14 +116,20 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     if executor == "program":
-        formats = sorted(loaded.formats.items(), key=lambda item: -item[1])
-        sizes = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in formats)
-        kernels_line = f"{native.isa()}, every op; weights {sizes}"
+        kernels_line = f"{native.isa()}, every op; weights {_sizes(loaded.formats)}"
+    elif executor == "graph":
+        kernels_line = f"Triton, every op; weights {_sizes(loaded.formats)}"
     else:
         chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
         native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
         kernels_line = f"{', '.join(chosen + native_used) or 'no native kernels'}; plain torch otherwise"
     return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds), guides.warm)
+
+
+def _sizes(formats: Mapping[str, int]) -> str:
+    """Weight formats with their bytes, the largest first."""
+    found = sorted(formats.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in found)
 
 
 def need_executor() -> None:

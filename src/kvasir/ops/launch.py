@@ -9,16 +9,16 @@ Floating-point fusion is always off: a kernel that wants a fused multiply-add wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import triton
+from triton import knobs
 
 # The interpreter computes bfloat16 wrongly, so kernels convert operands to float32 first if this is set.
-INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED = bool(knobs.runtime.interpret)
 
 OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim", "launch_pdl")
 
@@ -72,3 +72,15 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, bytes: int = 0, **named
         if found.dry:
             return
     kernel[tuple(grid)](*args, **named, enable_fp_fusion=False)
+
+
+def recorded(run: Callable[[], None]) -> Callable[[], None]:
+    """A replay of the launches of `run`, as a CUDA graph's: nothing but kernels runs again, with the same arguments."""
+    with recording(dry=True) as launches:
+        run()
+
+    def replay() -> None:
+        for found in launches:
+            launch(found.kernel, found.grid, *found.args, bytes=found.bytes, **found.constants, **found.options)
+
+    return replay

@@ -254,7 +254,7 @@ def _check_experts(gate: Sequence[Any], up: Sequence[Any], down: Sequence[Any]) 
 # --- place ------------------------------------------------------------------------------------------
 
 
-class _Arena:
+class Arena:
     """First-fit allocation of byte ranges. A released range is free only after the next barrier: until then, threads
     may still read it."""
 
@@ -288,7 +288,7 @@ class _Arena:
 class _Placer:
     def __init__(self, nodes: list[Node], trace: Trace, rows: dict[str, int], prepared: Callable, hooks: Hooks):
         self.nodes, self.trace, self.rows, self.prepared, self.hooks = nodes, trace, rows, prepared, hooks
-        self.arena = _Arena()
+        self.arena = Arena()
         self.place: dict[int, Buffer] = {}
         self.instructions: list[Instruction] = []
         self.last: dict[int, int] = {}

@@ -32,8 +32,9 @@ def footprint_of(
     spec = model.cache_spec()
     groups = len(KVLayout.of(spec).groups)
     per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
-    sampled = MAX_CHOSEN if loaded.trace else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
-    if loaded.trace:
+    has_program = loaded.executor == "program"
+    sampled = MAX_CHOSEN if has_program else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
+    if has_program:
         buffers, gathered = _program(loaded, tokens, rows, threads, block_size, kv_dtype), 0
     else:
         buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET

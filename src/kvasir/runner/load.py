@@ -11,7 +11,7 @@ from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
 from kvasir.layers.kv_layout import no_op
-from kvasir.layers.places import HostPlace, Place, SizePlace, no_memory
+from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -36,8 +36,9 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class LoadedModel:
     """A model with its weights. config: in Hugging Face's form, also for a GGUF file. bytes: of the weights' files.
 
-    trace: for the program executor, None for eager. formats: bytes of packed weights by format. notes: messages for the
-    user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are pages of the file.
+    trace: None for the eager executor. executor: that it was loaded for. formats: bytes of packed weights by format.
+    notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
+    pages of the file.
     """
 
     model: Any
@@ -52,13 +53,14 @@ class LoadedModel:
     hidden: tuple[str, ...] = ()
     held: int = 0
     mapped: int = 0
+    executor: str = "eager"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Options of loading and running a model. executor: "auto", "program" or "eager". kv_dtype, quantize: as in
-    EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to load
-    for."""
+    """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
+    in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
+    load for."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -79,19 +81,24 @@ def load_model(
 ) -> LoadedModel:
     """Loads a model's config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
-    With executor "auto", a model that the program executor cannot run is loaded for eager, with a note that gives the
-    reason. report: see `Packer`. Raises UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that
-    is not available.
+    With executor "auto", a model that the device's own executor (the program executor on a CPU, the graph executor on a
+    GPU) cannot run is loaded for eager, with a note that gives the reason. report: see `Packer`. Raises
+    UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that is not available.
     """
     options = options or LoadOptions()
-    reason = _no_program(options, device) if options.executor != "eager" else "eager"
+    own = options.executor if options.executor != "auto" else "graph" if device == "cuda" else "program"
+    reason = "eager"
+    if own != "eager":
+        reason = _no_graph(options, device) if own == "graph" else _no_program(options, device)
     if not reason:
         try:
+            if own == "graph":
+                return _load_graph(files, dtype, device, progress, options)
             return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
             reason = str(error)
-    if options.executor == "program":
-        raise ConfigError(f"the program executor cannot run this: {reason}", "use --executor auto")
+    if options.executor in ("program", "graph"):
+        raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", "use --executor auto")
     if options.quantize:
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
     devices.need_torch("the eager executor is " + (f"needed: {reason}" if reason != "eager" else "selected"))
@@ -108,6 +115,17 @@ def _no_program(options: LoadOptions, device: str) -> str:
     return native.reason()
 
 
+def _no_graph(options: LoadOptions, device: str) -> str:
+    """Why the graph executor cannot run with these options, found before any file is read; "" if it can."""
+    if options.quantize:
+        return "it does not quantize"
+    if options.kv_dtype == "int8":
+        return "it has no int8 KV cache"
+    if options.mesh.size > 1:
+        return "it runs on one rank"
+    return devices.no_triton(device)
+
+
 def no_attention(model: Any) -> str:
     """Why the program executor cannot compute the model's attention; "" if it can."""
     return no_kernel(model.cache_spec())
@@ -120,7 +138,19 @@ def _load_program(
     loaded = _load(files, dtype, "cpu", progress, packer, options)
     traced = trace(loaded.model, options.hidden)
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
-    return replace(loaded, trace=traced)
+    return replace(loaded, trace=traced, executor="program")
+
+
+def _load_graph(
+    files: ModelFiles, dtype: str, device: str, progress: Progress | None, options: LoadOptions
+) -> LoadedModel:
+    from kvasir.graph.fold import fold
+    from kvasir.runner.device_packing import DevicePacker
+
+    loaded = _load(files, dtype, device, progress, partial(DevicePacker, device=device), options)
+    traced = trace(loaded.model, options.hidden)
+    fold(traced)  # raises for an op without a kernel
+    return replace(loaded, trace=traced, executor="graph")
 
 
 def _load(
@@ -128,7 +158,7 @@ def _load(
     dtype: str,
     device: str,
     progress: Progress | None,
-    packer: Callable[[str], Packer] | None,
+    packer: Callable[[str], Any] | None,
     options: LoadOptions,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
@@ -136,7 +166,7 @@ def _load(
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
     _check_hidden(options.hidden, model)
-    if packer and (reason := no_attention(model)):
+    if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
@@ -145,7 +175,7 @@ def _load(
     if options.mesh.size > 1:
         split(model, options.mesh, source, weights_dtype, hold)
     _check_room(weight_bytes(model, source, weights_dtype, hold), device)
-    filled = fill(model, source, _place(packer, weights_dtype, device), progress, hold)
+    filled = fill(model, source, _place(hold, weights_dtype, device), progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     return LoadedModel(
@@ -155,9 +185,9 @@ def _load(
 
 
 def _place(packer: Any, dtype: str, device: str) -> Place:
-    """Where the modules keep what is not packed: in NumPy arrays for a program, in torch tensors for eager."""
+    """Where the modules keep what is not packed: in NumPy arrays for a program, in torch tensors otherwise."""
     if packer:
-        return HostPlace()
+        return packer.place
     from kvasir.layers.tensors import TensorPlace, torch_dtype
 
     return TensorPlace(torch_dtype(dtype), device)

@@ -18,7 +18,7 @@ from kvasir.types import ModelInfo
 
 def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
     """The cache's groups and their block sizes in bytes. Raises ConfigError for a kv_dtype that the executor lacks."""
-    if loaded.trace is None:
+    if loaded.executor != "program":
         from kvasir.runner.make_eager import eager_cache_groups
 
         return eager_cache_groups(loaded, block_size, kv_dtype)
@@ -30,10 +30,15 @@ def make_runner(
 ) -> Runner:
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test. device: the kind,
     "cpu" for a program."""
-    if loaded.trace is None:
+    if loaded.executor == "eager":
         from kvasir.runner.make_eager import make_eager_runner
 
         return make_eager_runner(loaded, config, capacity, info, device)
+    if loaded.executor == "graph":
+        from kvasir.runner.make_graph import make_graph_runner
+
+        return make_graph_runner(loaded, config, capacity, info, device)
+    assert loaded.trace is not None
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's pool
     cache = NativeCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, config.kv_dtype)
     program = Program(

@@ -44,12 +44,12 @@ def make_eager_runner(
     grade = eager_selftest.run(model, cache)
     executor = EagerExecutor(
         model, cache, capacity.max_tokens_per_step,
-        overlaps=config.overlap, hidden=loaded.hidden, copies=_copies(config, cache),
+        overlaps=config.overlap, hidden=loaded.hidden, copies=copies_of(config, cache),
     )  # fmt: skip
     return Runner(executor, capacity, replace(info, grade=grade))
 
 
-def _copies(config: EngineConfig, cache: KVCache) -> Copier | None:
+def copies_of(config: EngineConfig, cache: KVCache) -> Copier | None:
     """Transfers blocks to and from a tier; None if there is no tier."""
     if not (config.cache_host or config.cache_dir or config.cache_peer):
         return None

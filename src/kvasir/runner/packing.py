@@ -23,6 +23,7 @@ from kvasir.errors import ConfigError
 from kvasir.layers.embedding import Embedding
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.module import Shard
+from kvasir.layers.places import HostPlace
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, packed_bytes, take_columns
 from kvasir.weights.source import WeightSource
 
@@ -76,6 +77,11 @@ class Packer:
         if packed.note and packed.note not in self.notes:
             self.notes.append(packed.note)
         return True
+
+    @property
+    def place(self) -> HostPlace:
+        """Where everything but the matrices goes."""
+        return HostPlace()
 
     def quantize_note(self) -> tuple[str, ...]:
         """A message for the user about the matrices that `quantize` did not change; empty if it changed all."""

@@ -1,0 +1,308 @@
+"""Launches the calls of a forward over buffers at fixed addresses.
+
+A step's token rows are padded to a bucket, and so are the rows whose logits are computed. The launches of a bucket
+depend on nothing but the bucket, so they can be captured as a CUDA graph: what differs between steps is read from the
+step's buffers on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvasir.caches import CacheKind
+from kvasir.graph.fold import ACTIVATIONS, Call
+from kvasir.graph.layout import BYTES, Layout, lay_out
+from kvasir.graph.matrices import adjoining
+from kvasir.graph.triton import expand, take_rows
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.rope import Rope
+from kvasir.layers.tensors import torch_dtype
+from kvasir.ops.activation.triton import elementwise
+from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention
+from kvasir.ops.embedding.triton import lookup
+from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
+from kvasir.ops.linear.triton import gated_product, product, whole_product
+from kvasir.ops.norm.triton import join_norm, norm
+from kvasir.ops.rope.triton import rope, rope_store, store_kv
+from kvasir.program.trace import Trace
+
+MAX_ITEMS = 2048  # chunks of a step that programs of their own compute: enough for any device
+WHOLE_FROM = 64  # token rows from which one program computes all segments of a sum
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """A step as the kernels read it, at fixed addresses. pieces: see `graph.triton.expand`. tables: block ids by cache
+    group and row, int32 [rows + 1, blocks]; the last row's are 0, the scratch block. ids: int32 [rows + 1, max ids].
+    chosen: int32, token rows whose logits are computed."""
+
+    pieces: Tensor
+    ids: Tensor
+    tables: tuple[Tensor, ...]
+    chosen: Tensor
+    rows_T: Tensor
+    positions_T: Tensor
+    ids_T: Tensor
+
+    @classmethod
+    def empty(
+        cls, *, rows: int, ids: int, blocks: Sequence[int], pieces: int, tokens: int, chosen: int, device: Any
+    ) -> StepBuffers:
+        """Zeros. blocks: of a table, by cache group."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        tables = tuple(zeros(rows + 1, width) for width in blocks)
+        tokens_of = (zeros(tokens) for _ in range(3))
+        return cls(zeros(pieces, 5), zeros(rows + 1, ids), tables, zeros(chosen), *tokens_of)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """The work list of attention for the layers of a kind, and the workspace of tiles that several programs share.
+    items, num_items, counters, tops, accs: as `attend` takes them. capacity: rows of the workspace."""
+
+    group: int
+    window: int
+    items: Tensor
+    num_items: Tensor
+    counters: Tensor
+    tops: Tensor
+    accs: Tensor
+
+    @classmethod
+    def empty(cls, *, group: int, kind: CacheKind, pieces: int, tokens: int, device: torch.device) -> AttentionWork:
+        """tokens, pieces: of the largest step."""
+        items = max(MAX_ITEMS, least_items(tokens, pieces, group))
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            group, kind.window, zeros(items, ITEM_FIELDS), zeros(1), zeros(items, kind.heads),
+            zeros(MAX_ITEMS, kind.heads * group, 2, dtype=torch.float32),
+            zeros(MAX_ITEMS, kind.heads * group, kind.value_dim, dtype=torch.float32),
+        )  # fmt: skip
+
+    def plan(self, pieces: Tensor) -> None:
+        """Lists the work of a step."""
+        plan_attention(
+            pieces, self.items, self.num_items, group=self.group, window=self.window, capacity=len(self.accs)
+        )
+
+
+class Forward:
+    """The launches of one model over one cache.
+
+    max_tokens, max_chosen: rows of the largest buckets. positions: number of positions with rope angles. dtype: of the
+    matrices' inputs.
+    """
+
+    def __init__(
+        self, trace: Trace, calls: Sequence[Call], cache: KVCache, step: StepBuffers,
+        *, max_tokens: int, max_chosen: int, positions: int, dtype: str,
+    ):  # fmt: skip
+        self.cache, self.step, self.dtype = cache, step, dtype
+        self.device = cache.device
+        self.hidden, self.logits, self.exports = trace.hidden, trace.logits, dict(trace.exports)
+        self._tokens, self._positions = trace.batch.tokens_T, trace.batch.positions_T
+        self.layout: Layout = lay_out(calls, trace.results, {ROWS: max_tokens, CHOSEN: max_chosen}, dtype)
+        self.memory = torch.zeros(self.layout.size, dtype=torch.uint8, device=self.device)
+        self._angles: dict[int, tuple[Tensor, Tensor]] = {}
+        self._max_positions = positions
+        self._works: dict[tuple[CacheKind, int], AttentionWork] = {}
+        found = [(call.domain, self._bind(call)) for call in calls]
+        self._rows = [run for domain, run in found if domain == ROWS]
+        self._chosen = [run for domain, run in found if domain == CHOSEN]
+
+    # -- a step
+
+    def run_rows(self, bucket: int) -> None:
+        """Computes all token rows of the step, padded to `bucket`."""
+        step = self.step
+        expand(step.pieces, step.ids, *(part[:bucket] for part in (step.rows_T, step.positions_T, step.ids_T)))
+        for work in self._works.values():
+            work.plan(step.pieces)
+        for run in self._rows:
+            run(bucket)
+
+    def run_chosen(self, bucket: int) -> None:
+        """Computes the logits of the chosen rows, padded to `bucket`."""
+        for run in self._chosen:
+            run(bucket)
+
+    def value(self, value: Traced, count: int) -> Tensor:
+        """The first rows of a value, [count, width]; a view that later calls may overwrite."""
+        seat = self.layout.seats[id(value.base)]
+        return self._view(seat.offset, seat.dtype, (count, value.width))
+
+    # -- buffers
+
+    def _view(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        size = BYTES[dtype]
+        for length in shape:
+            size *= length
+        return self.memory[offset : offset + size].view(torch_dtype(dtype)).view(shape)
+
+    def _parts(self, value: Traced, count: int) -> Tensor:
+        """The parts of a product, [S, count, width]."""
+        seat = self.layout.seats[id(value.base)]
+        segments = 1 if count >= WHOLE_FROM else seat.parts
+        return self._view(seat.offset, seat.dtype, (segments, count, value.width))
+
+    def _ids(self, value: Traced, count: int) -> Tensor:
+        return (self.step.ids_T if value.base is self._tokens else self.step.positions_T)[:count]
+
+    def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions, on the device."""
+        if id(rope) not in self._angles:
+            tables = (torch.from_numpy(part).to(self.device) for part in rope.table(0, self._max_positions))
+            self._angles[id(rope)] = tuple(tables)  # type: ignore[assignment]
+        return self._angles[id(rope)]
+
+    # -- calls
+
+    def _bind(self, call: Call) -> Callable[[int], None]:
+        """The function that launches a call for a bucket."""
+        if call.kind in _ELEMENTWISE:
+            return partial(self._elementwise, call)
+        return partial(getattr(self, f"_{call.kind}"), call, **self._prepared(call))
+
+    def _prepared(self, call: Call) -> dict[str, Any]:
+        """What a call needs that is made once."""
+        if call.kind == "qkv":
+            return {"weight": adjoining(call.takes["weights"])}
+        if call.kind == "place_qkv":
+            rope = call.takes["rope"]
+            return {"bias": _joined_bias(call.takes["biases"]), "angles": self.angles(rope) if rope else (None, None)}
+        if call.kind == "rope":
+            return {"angles": self.angles(call.takes["rope"])}
+        if call.kind == "attention":
+            return {"work": self._work(call)}
+        return {}
+
+    def _work(self, call: Call) -> AttentionWork:
+        """The work list of attention, shared by the layers of a kind."""
+        kind = self.cache.spec[call.takes["layer"]]
+        group = call.reads[0].shape[0] // kind.heads
+        key = kind, group
+        if key not in self._works:
+            self._works[key] = AttentionWork.empty(
+                group=group, kind=kind, pieces=len(self.step.pieces), tokens=len(self.step.rows_T), device=self.device
+            )
+        return self._works[key]
+
+    def _elementwise(self, call: Call, count: int) -> None:
+        x = self.value(call.reads[0], count)
+        other = self.value(call.reads[1], count) if len(call.reads) > 1 else None
+        constants = call.takes["constants"]
+        if call.kind == "add_vector":
+            other = constants[0]
+        scalar = constants[0] if constants and call.kind != "add_vector" else 0.0
+        elementwise(call.kind, x, other, self.value(call.writes[0], count), scalar)
+
+    def _embedding(self, call: Call, count: int) -> None:
+        lookup(self._ids(call.reads[0], count), call.takes["weight"], self.value(call.writes[0], count))
+
+    def _choose(self, call: Call, count: int) -> None:
+        [x], [out] = call.reads, call.writes
+        take_rows(self.value(x, len(self.step.rows_T)), self.step.chosen[:count], self.value(out, count))
+
+    def _qkv(self, call: Call, count: int, weight: Any) -> None:
+        self._multiply(call, count, weight)
+
+    def _product(self, call: Call, count: int) -> None:
+        self._multiply(call, count, call.takes["weight"])
+
+    def _multiply(self, call: Call, count: int, weight: Any) -> None:
+        x, out = self.value(call.reads[0], count), self._parts(call.writes[0], count)
+        if len(out) < weight.segments:
+            whole_product(x, weight, out[0])
+        else:
+            product(x, weight, out)
+
+    def _linear(self, call: Call, count: int) -> None:
+        weight, bias = call.takes["weight"], call.takes["bias"]
+        x, out = self.value(call.reads[0], count), self.value(call.writes[0], count)
+        if weight.segments == 1:
+            product(x, weight, out[None], bias)
+        else:
+            whole_product(x, weight, out, bias)
+
+    def _gated(self, call: Call, count: int) -> None:
+        takes = call.takes
+        out = self.value(call.writes[0], count)
+        gated_product(self.value(call.reads[0], count), takes["gate"], takes["up"], out, takes["act"])
+
+    def _join(self, call: Call, count: int) -> None:
+        parts, residual = call.reads
+        total, takes = call.writes[0], call.takes
+        in_place = self.layout.seats[id(total.base)] == self.layout.seats[id(residual.base)]
+        join_norm(
+            self._parts(parts, count), self.value(residual, count), takes.get("weight"),
+            self.value(call.writes[1], count) if len(call.writes) > 1 else None, takes["eps"],
+            bias=takes["bias"], post_weight=takes["post_weight"], norm_bias=takes.get("norm_bias"),
+            total=None if in_place else self.value(total, count),
+        )  # fmt: skip
+
+    def _norm(self, call: Call, count: int) -> None:
+        takes, width = call.takes, len(call.takes["weight"])
+        x, out = (self.value(value, count).view(-1, width) for value in (call.reads[0], call.writes[0]))
+        norm(x, takes["weight"], out, takes["eps"], bias=takes["norm_bias"])
+
+    def _place_qkv(self, call: Call, count: int, bias: Tensor | None, angles: Any) -> None:
+        takes, layer = call.takes, call.takes["layer"]
+        [query] = call.writes
+        heads, dim = query.shape
+        rope_store(
+            self._parts(call.reads[0], count), self.step.rows_T[:count], self.step.positions_T[:count],
+            self._table(layer), angles[0], angles[1], self.cache.k(layer), self.cache.v(layer),
+            self.value(query, count).view(count, heads, dim), heads=heads, kv_heads=self.cache.spec[layer].heads,
+            head_dim=dim, bias=bias, q_norm=takes["q_norm"], k_norm=takes["k_norm"], eps=takes["eps"],
+        )  # fmt: skip
+
+    def _rope(self, call: Call, count: int, angles: tuple[Tensor, Tensor]) -> None:
+        [x], [out] = call.reads, call.writes
+        shape, positions = (count, *x.shape), self.step.positions_T[:count]
+        rope(self.value(x, count).view(shape), positions, *angles, self.value(out, count).view(shape))
+
+    def _store_kv(self, call: Call, count: int) -> None:
+        layer = call.takes["layer"]
+        kind = self.cache.spec[layer]
+        k = self.value(call.reads[0], count).view(count, kind.heads, kind.key_dim)
+        v = self.value(call.reads[1], count).view(count, kind.heads, kind.value_dim)
+        rows, positions = self.step.rows_T[:count], self.step.positions_T[:count]
+        store_kv(k, v, rows, positions, self._table(layer), self.cache.k(layer), self.cache.v(layer))
+
+    def _attention(self, call: Call, count: int, work: AttentionWork) -> None:
+        takes, layer = call.takes, call.takes["layer"]
+        q, out = call.reads[0], call.writes[0]
+        kind = self.cache.spec[layer]
+        attend(
+            self.value(q, count).view(count, *q.shape), self.cache.k(layer), self.cache.v(layer), self._table(layer),
+            work.items, work.num_items, self.value(out, count).view(count, q.shape[0], kind.value_dim), work.counters,
+            work.tops, work.accs, scale=takes["scale"], window=kind.window, softcap=takes["softcap"],
+            sinks=takes["sinks"],
+        )  # fmt: skip
+
+    def _table(self, layer: int) -> Tensor:
+        return self.step.tables[self.cache.group_of(layer)]
+
+
+_ELEMENTWISE = (*ACTIVATIONS, "add", "multiply", "add_vector", "scale", "softcap")
+
+
+def _joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of q, k and v as one vector."""
+    if all(bias is None for bias in biases):
+        return None
+    if any(bias is None for bias in biases):
+        raise CannotTrace("only some of q, k and v have a bias")
+    return torch.cat([bias for bias in biases if bias is not None])

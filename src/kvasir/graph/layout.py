@@ -1,0 +1,109 @@
+"""Places the values of calls in one range of device memory, each from its first to its last use.
+
+A value of float32 rows may be stored in the dtype of the matrices' inputs if only matrix products read it: they would
+round it to that dtype anyway. The parts of a split product take S times the room of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.graph.fold import Call
+from kvasir.ops.graph import Traced
+from kvasir.program.lower import Arena
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PRODUCTS = ("qkv", "gated", "product", "linear")  # their first value is the input of a matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The memory of a value. offset: bytes. dtype: of its elements. parts: 0, or the number of segments of a product
+    whose sum is still to be joined."""
+
+    offset: int
+    dtype: str
+    parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """seats: by the `id()` of a value's base. size: bytes of the whole range. copied: values that a call must copy
+    before it overwrites its second input, as pairs (index of the call, value)."""
+
+    seats: Mapping[int, Seat]
+    size: int
+
+
+def lay_out(calls: Sequence[Call], results: Sequence[Traced], rows: Mapping[str, int], dtype: str) -> Layout:
+    """rows: the most rows of each domain. dtype: of the inputs of matrices."""
+    return _Layout(calls, results, rows, dtype).run()
+
+
+def weights_of(call: Call) -> Sequence[Any]:
+    """The matrices of a call whose input is its first value."""
+    takes = call.takes
+    return takes.get("weights") or [takes[name] for name in ("weight", "gate", "up") if name in takes]
+
+
+class _Layout:
+    def __init__(self, calls: Sequence[Call], results: Sequence[Traced], rows: Mapping[str, int], dtype: str):
+        self.calls, self.rows, self.dtype = calls, rows, dtype
+        self.arena = Arena()
+        self.seats: dict[int, Seat] = {}
+        self.last = {id(v.base): i for i, call in enumerate(calls) for v in (*call.reads, *call.writes)}
+        self.last |= {id(value.base): len(calls) for value in results}
+        self.results = {id(value.base) for value in results}
+        self.rounded = self._rounded()
+
+    def run(self) -> Layout:
+        for at, call in enumerate(self.calls):
+            for out in call.writes:
+                self._seat(at, call, out)
+            for value in {id(v.base): v for v in (*call.reads, *call.writes)}.values():
+                base = id(value.base)
+                if self.last[base] == at and base in self.seats:
+                    self._release(base)
+        return Layout(self.seats, self.arena.size)
+
+    def _rounded(self) -> set[int]:
+        """The values that are stored in the dtype of the matrices' inputs."""
+        readers: dict[int, list[bool]] = {}
+        for call in self.calls:
+            for place, value in enumerate(call.reads):
+                is_input = not place and call.kind in _PRODUCTS and all(w.dtype == self.dtype for w in weights_of(call))
+                # Attention multiplies queries by what the cache holds.
+                ok = is_input or call.kind in ("attention", "choose")
+                readers.setdefault(id(value.base), []).append(ok)
+        makers = {id(out.base): call.kind for call in self.calls for out in call.writes}
+        able = {"join", "norm", "gated", "attention", "place_qkv", "choose"}
+        return {
+            base
+            for base, uses in readers.items()
+            if all(uses) and base not in self.results and makers.get(base) in able and self.dtype != "float32"
+        }
+
+    def _seat(self, at: int, call: Call, out: Traced) -> None:
+        base = id(out.base)
+        if call.kind == "join" and out is call.writes[0] and (there := self._reused(at, call.reads[1])):
+            self.seats[base] = there
+            return
+        split = call.kind in ("qkv", "product")
+        parts = weights_of(call)[0].segments if split else 0
+        dtype = self.dtype if base in self.rounded else "float32"
+        size = max(parts, 1) * self.rows[out.domain] * out.width * BYTES[dtype]
+        self.seats[base] = Seat(self.arena.take(size), dtype, parts)
+
+    def _reused(self, at: int, residual: Traced) -> Seat | None:
+        """The seat of a residual that is read for the last time: the sum takes its place."""
+        base = id(residual.base)
+        return self.seats[base] if self.last[base] == at else None
+
+    def _release(self, base: int) -> None:
+        seat = self.seats[base]
+        shared = any(s is seat and self.last[other] > self.last[base] for other, s in self.seats.items())
+        if not shared:
+            self.arena.give_back(seat.offset)
+            self.arena.barrier()

@@ -1,0 +1,117 @@
+"""Prepares weights for the graph executor, straight from the mapped checkpoint, tensor by tensor, on the device.
+
+stored               on the device
+F32, F16, BF16       the model's dtype
+Q8_0, Q4_0 ...       the file's values, in planes that kernels load in wide pieces
+other quantized      the model's dtype, and with a note
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvasir.errors import UnsupportedModel, quoted
+from kvasir.graph.matrices import split_rows
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.linear import QKV, Linear
+from kvasir.layers.tensors import TensorPlace, tensor_of
+from kvasir.ops.graph import CannotTrace
+from kvasir.ops.linear.triton import DeviceMatrix, choose_segments, matrix_from_floats, stacked
+from kvasir.quant.gguf_types import GGMLType, dequantize
+from kvasir.weights.source import WeightSource
+
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(slots=True)
+class DevicePacker:
+    """Puts the matrices of a model on a device. dtype: of the model.
+
+    formats: bytes by format. notes: messages for the user. See `runner.packing.Packer`.
+    """
+
+    dtype: str
+    device: str
+    formats: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _open: dict[int, dict[str, DeviceMatrix]] = field(default_factory=dict)  # parts of a QKV, by its id()
+
+    @property
+    def place(self) -> TensorPlace:
+        """Where everything but the matrices goes."""
+        return TensorPlace(torch.float32, self.device)
+
+    def __call__(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
+        if not _is_matrix(leaf, name):
+            return False
+        matrix = self._matrix(leaf, name, source, stored, take)
+        leaf.hold(name, matrix)
+        source.drop(stored)
+        self.formats[matrix.format] = self.formats.get(matrix.format, 0) + matrix.nbytes
+        if isinstance(leaf, QKV):
+            self._stack(leaf, name.rpartition(".")[0], matrix)
+        return True
+
+    def quantize_note(self) -> tuple[str, ...]:
+        return ()
+
+    def nbytes(self, leaf: Any, name: str, kind: str) -> int | None:
+        """Bytes that a tensor of type `kind` takes on the device, None if it is not a matrix."""
+        if not _is_matrix(leaf, name):
+            return None
+        rows, cols = leaf.expects()[name]
+        return rows * cols * _ITEM_BYTES[_dtype_of(leaf, self.dtype)]
+
+    def segments(self, leaf: Any, kind: str) -> int:
+        raise CannotTrace("the graph executor runs on one rank")
+
+    def _matrix(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> DeviceMatrix:
+        kind, (rows, cols) = source.info(stored).dtype, leaf.expects()[name]
+        reduces = getattr(leaf, "reduces", False) or isinstance(leaf, QKV)
+        programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else rows
+        segments, dtype = choose_segments(programs, cols, 1, reduces), _dtype_of(leaf, self.dtype)
+        if kind in _FLOATS:
+            array = source.array(stored)
+            array = np.ascontiguousarray(take.of(array) if take else array)
+        elif kind in GGMLType.__members__:
+            raw = source.raw(stored)
+            raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
+            array = dequantize(raw, GGMLType[kind], (rows, cols))
+            self._note(f"{kind} has no kernels of its own on a GPU: its weights are rounded to {dtype}")
+        else:
+            raise UnsupportedModel(f"tensor {quoted(stored)} is stored as {kind}, which no GPU kernel reads")
+        return matrix_from_floats(array, dtype, segments, self._put)
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        """A copy of the array on the device."""
+        tensor = tensor_of(array if array.flags.writeable else array.copy())
+        return tensor.clone() if self.device == "cpu" else tensor.to(self.device)
+
+    def _stack(self, leaf: QKV, part: str, matrix: DeviceMatrix) -> None:
+        """Moves q, k and v to adjoining memory when the last of them is there."""
+        parts = self._open.setdefault(id(leaf), {})
+        parts[part] = matrix
+        if len(parts) < len(leaf.outputs):
+            return
+        del self._open[id(leaf)]
+        if len({m.format for m in parts.values()}) == 1:
+            whole = stacked([parts[name] for name in leaf.outputs])
+            for name, rows in zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True):
+                leaf.hold(f"{name}.weight", rows)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _is_matrix(leaf: Any, name: str) -> bool:
+    return isinstance(leaf, Linear | Embedding) and name.rpartition(".")[2] == "weight"
+
+
+def _dtype_of(leaf: Any, dtype: str) -> str:
+    return "float32" if getattr(leaf, "keeps_float32", False) else dtype

@@ -1,0 +1,89 @@
+"""The rows of a runner on the device: ids and block tables that follow the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.graph.forward import StepBuffers
+from kvasir.plan import StepPlan
+from kvasir.runner.rows import Rows
+
+_CHUNK = 4096  # values that are written at a time
+
+
+class Writer:
+    """Writes scattered int32 values to tensors on a device, through buffers of a fixed size."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._at = torch.zeros(_CHUNK, dtype=torch.int64, device=device)
+        self._values = torch.zeros(_CHUNK, dtype=torch.int32, device=device)
+
+    def write(self, target: Tensor, at: np.ndarray, values: np.ndarray) -> None:
+        """target.flatten()[at] = values. at: int64, without duplicates."""
+        for first in range(0, len(at), _CHUNK):
+            count = min(_CHUNK, len(at) - first)
+            self._copy(self._at[:count], at[first : first + count])
+            self._copy(self._values[:count], values[first : first + count])
+            target.view(-1).index_copy_(0, self._at[:count], self._values[:count])
+
+    def fill(self, target: Tensor, values: np.ndarray) -> None:
+        """Replaces a contiguous tensor."""
+        self._copy(target, values)
+
+    def _copy(self, target: Tensor, values: np.ndarray) -> None:
+        source = torch.from_numpy(np.ascontiguousarray(values))
+        if self._device.type == "cpu":
+            target.copy_(source)
+        else:
+            target.copy_(source.pin_memory(), non_blocking=True)
+
+
+class DeviceRows:
+    """Keeps a copy of the runner's rows on the device. host: rows of its own, which follow the same plans; sampled ids
+    reach them later, through `take`."""
+
+    def __init__(self, host: Rows, step: StepBuffers):
+        self.host, self.step = host, step
+        self.writer = Writer(step.ids.device)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Applies a plan to both. A joined row replaces whatever occupied its place: the plan that left it may have
+        been refused."""
+        known = {work.row: self.host[work.row].known for work in plan.work if work.appended}
+        self.host.apply(replace(plan, left=(*plan.left, *(join.row for join in plan.joined))))
+        joined = {join.row for join in plan.joined}
+        spans = [(row, 0, self.host[row].known) for row in joined]
+        spans += [(row, known[row], self.host[row].known) for row in known if row not in joined]
+        self._write_ids(spans)
+        self._write_tables(plan, joined)
+
+    def write_ids(self, row: int, first: int, end: int) -> None:
+        """Copies ids [first, end) of a row to the device."""
+        self._write_ids([(row, first, end)])
+
+    def _write_ids(self, spans: Iterable[tuple[int, int, int]]) -> None:
+        ids, width = self.host.arrays.ids, self.step.ids.shape[1]
+        found = [(row * width + np.arange(first, end), ids[row, first:end]) for row, first, end in spans if end > first]
+        if found:
+            self.writer.write(self.step.ids, *(np.concatenate(part) for part in zip(*found, strict=True)))
+
+    def _write_tables(self, plan: StepPlan, joined: set[int]) -> None:
+        for group, (target, source) in enumerate(zip(self.step.tables, self.host.arrays.tables, strict=True)):
+            width = target.shape[1]
+            spans = [
+                (work.row, work.blocks[group][0], work.blocks[group][0] + len(work.blocks[group][1]))
+                for work in plan.work
+                if group < len(work.blocks) and work.blocks[group][1]
+            ]
+            # The blocks of a row's previous sequence are cleared: padding and stale entries stay within the pool.
+            cleared = [(row, 0, width) for row in joined]
+            kept = [span for span in spans if span[0] not in joined]
+            found = [(row * width + np.arange(a, b), source[row, a:b]) for row, a, b in (*cleared, *kept)]
+            if found:
+                self.writer.write(target, *(np.concatenate(part) for part in zip(*found, strict=True)))

@@ -1,0 +1,73 @@
+"""Makes a runner of the graph executor; imports torch and Triton."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvasir import device as devices
+from kvasir.config import EngineConfig
+from kvasir.graph.fold import fold
+from kvasir.graph.forward import Forward, StepBuffers
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.tensors import torch_dtype
+from kvasir.ops.launch import recorded
+from kvasir.plan import Capacity
+from kvasir.runner.graph_executor import GraphExecutor
+from kvasir.runner.load import LoadedModel
+from kvasir.runner.make_eager import copies_of
+from kvasir.runner.runner import Runner
+from kvasir.types import ModelInfo
+
+MAX_CHOSEN = 64  # rows of logits that are computed at a time
+
+
+def make_graph_runner(
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str
+) -> Runner:
+    """See `make.make_runner`."""
+    assert loaded.trace is not None
+    devices.set_threads(1 if device == "cpu" else config.threads)
+    target = torch.device(device)
+    dtype = torch_dtype(config.kv_dtype)
+    cache = KVCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, dtype, target)
+    executor = make_executor(loaded, cache, capacity, overlaps=config.overlap, copies=copies_of(config, cache))
+    return Runner(executor, capacity, replace(info, grade="untested"))
+
+
+def make_executor(
+    loaded: LoadedModel, cache: KVCache, capacity: Capacity, *, overlaps: bool = False, copies=None
+) -> GraphExecutor:
+    """The executor of a loaded model over a cache, its launches recorded."""
+    assert loaded.trace is not None
+    longest, size, rows = capacity.max_model_len, capacity.block_size, capacity.max_rows
+    chosen = min(MAX_CHOSEN, max(rows, 1 + capacity.max_drafted))
+    step = StepBuffers.empty(
+        rows=rows,
+        ids=longest + 1,
+        blocks=[1 + max(group.kind.blocks(longest, size) for group in capacity.groups)] * len(capacity.groups),
+        pieces=1 << (rows - 1).bit_length(),
+        tokens=capacity.max_tokens_per_step,
+        chosen=chosen,
+        device=cache.device,
+    )
+    forward = Forward(
+        loaded.trace, fold(loaded.trace), cache, step,
+        max_tokens=capacity.max_tokens_per_step, max_chosen=chosen, positions=longest + 1, dtype=loaded.dtype,
+    )  # fmt: skip
+    executor = GraphExecutor(
+        loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,
+        record=_recorder(cache.device), overlaps=overlaps, copies=copies,
+    )  # fmt: skip
+    if cache.device.type == "cuda":
+        executor.record_all()
+    return executor
+
+
+def _recorder(device: torch.device):
+    if device.type == "cpu":
+        return recorded
+    from kvasir.device.replays import Recorder
+
+    return Recorder().record

@@ -1,0 +1,42 @@
+"""Log-probabilities of the graph executor against those of the eager executor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+from kvasir.types import Request, SamplingParams
+from tests.engine.cores import core_of
+from tests.graph.models import folder_of, graph_core
+
+FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "qwen2-windows", "llama-biased-tied", "qwen2-yarn"]
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.12}  # of a log-probability
+
+
+def prompt_logprobs(core, prompt: tuple[int, ...]) -> np.ndarray:
+    """Of the prompt's own ids and of the best one at each position."""
+    core.add(Request("r", prompt, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, seed=0)))
+    found = []
+    while core.has_work():
+        for delta in core.step():
+            assert delta.error is None, delta.error
+            if delta.prompt_logprobs is not None:
+                found += [(entry.logprob, entry.top[0][1]) for entry in delta.prompt_logprobs if entry]
+    return np.array(found)
+
+
+SLOW = [(family, dtype) for family in FAMILIES for dtype in TOLERANCE if (family, dtype) != ("qwen3", "bfloat16")]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3", "bfloat16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path):
+    folder = folder_of(tmp_path, family)
+    prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
+    expected = prompt_logprobs(core_of(folder, dtype=dtype, executor="eager", threads=1, block_size=16), prompt)
+    got = prompt_logprobs(graph_core(folder, dtype=dtype), prompt)
+    assert got.shape == expected.shape == (39, 2)
+    assert np.abs(got - expected).max() < TOLERANCE[dtype]
