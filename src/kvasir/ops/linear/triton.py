@@ -83,8 +83,13 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
     if size == 2 and count >= 128 and triton.cdiv(weight.rows, 128) * triton.cdiv(count, 128) >= PROGRAMS // 2:
         block_n, num_warps = 128, 8
         block_t = 128 if accumulators <= 2 and weight.format not in LAYOUTS else 64
-    weights = {4: 1, 8: 2}[LAYOUTS[weight.format].bits] if weight.format in LAYOUTS else 2 * size
-    stage = ((2 if accumulators == 2 else 1) * block_n * weights // 2 + block_t * size) * block_k
+    layout = LAYOUTS.get(weight.format)
+    # Registers: groups need a second accumulator, and the tree over eight segments three more.
+    if layout and layout.group == 32 and (accumulators == 4 or (weight.format == "Q4_K" and block_n == 64)):
+        block_t = min(block_t, 32)
+    weights = layout.bits // 4 if layout else 2 * size  # half bytes
+    matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
+    stage = (matrices * block_n * weights // 2 + block_t * size) * block_k
     if hip:
         return Tiles(block_n, block_t, block_k, num_warps // 2, 2)
     return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)))
@@ -282,30 +287,6 @@ def _product(
     _store(acc, bias, out + s.to(tl.int64) * count * N, n, t, live, N, UPCAST)
 
 
-@triton.jit
-def _span(
-    x, x_offsets, live, data, scales, mins, n, K, s, width, SPAN: tl.constexpr, FORMAT: tl.constexpr,
-    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    UPCAST: tl.constexpr,
-):  # fmt: skip
-    """The segments s to s + SPAN, joined by a balanced tree."""
-    if SPAN == 1:
-        total = _chain(
-            x, x_offsets, live, data, scales, mins, n, K, s * width, (s + 1) * width,
-            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
-        )  # fmt: skip
-    else:
-        total = _span(
-            x, x_offsets, live, data, scales, mins, n, K, s, width, SPAN // 2,
-            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
-        )  # fmt: skip
-        total = total + _span(
-            x, x_offsets, live, data, scales, mins, n, K, s + SPAN // 2, width, SPAN // 2,
-            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
-        )  # fmt: skip
-    return total
-
-
 @triton.jit(do_not_specialize=["count"])
 def _whole(
     x, x_stride, data, scales, mins, bias, out, count, N, K, width, S: tl.constexpr, FORMAT: tl.constexpr,
@@ -313,10 +294,29 @@ def _whole(
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
-    acc = _span(
-        x, x_offsets, live, data, scales, mins, rows, K, 0, width, S,
-        FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
-    )  # fmt: skip
+    # A balanced tree: sums of 1, 2 and 4 segments wait for their neighbours.
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    one, two, four = acc, acc, acc
+    for s in tl.range(0, S, num_stages=1):
+        acc = _chain(
+            x, x_offsets, live, data, scales, mins, rows, K, s * width, (s + 1) * width,
+            FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
+        )  # fmt: skip
+        if S >= 2:
+            if s % 2 == 0:
+                one = acc
+            else:
+                acc = one + acc
+        if S >= 4:
+            if s % 4 == 1:
+                two = acc
+            if s % 4 == 3:
+                acc = two + acc
+        if S == 8:
+            if s == 3:
+                four = acc
+            if s == 7:
+                acc = four + acc
     _store(acc, bias, out, n, t, live, N, UPCAST)
 
 
