@@ -22,7 +22,8 @@ Letters: T token rows, H query heads, K KV heads, G query heads per KV head, d w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 CHUNK = 256
 STEP = 64
 ITEM_FIELDS = 12
-_PROGRAMS = 1024  # of a launch, at most; each computes items at a distance
+_PROGRAMS = 4 if INTERPRETED else 1024  # of a launch, at most; each computes items at a distance
 
 
 @triton.jit
@@ -148,11 +149,34 @@ def _operand(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
+def _columns(tile, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns of a tile, and which of them exist."""
+    columns = tile * BLOCK + tl.arange(0, BLOCK)
+    if WIDTH % BLOCK == 0:
+        return columns, tl.full([BLOCK], True, tl.int1)
+    return columns, columns < WIDTH
+
+
+@triton.jit
+def _slots(
+    table_row, cache, key, step, seen, stride_block,
+    SLOT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Pointers to the numbers of the keys of a step in a cache of blocks of SIZE tokens."""
+    if SIZE % STEP == 0:
+        block = tl.load(table_row + step // (SIZE // STEP)).to(tl.int64)
+        return cache + block * stride_block + key % SIZE * SLOT
+    block = tl.load(table_row + key // SIZE, mask=seen, other=0).to(tl.int64)
+    return cache + (block * stride_block + key % SIZE * SLOT)
+
+
+@triton.jit
 def _attend(
     q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
     scale, softcap, table_stride, k_block, v_block,
     K_SLOT: tl.constexpr, K_HEAD: tl.constexpr, V_SLOT: tl.constexpr, V_HEAD: tl.constexpr, SIZE: tl.constexpr,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    TILES_E: tl.constexpr,
     ITEM_FIELDS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -160,19 +184,20 @@ def _attend(
     DTYPE: tl.constexpr = q.dtype.element_ty
     kv = tl.program_id(1)
     r = tl.arange(0, ROWS)
-    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    d, in_d = _columns(0, BLOCK_D, D)
+    e, in_e = _columns(0 if TILES_E == 1 else tl.program_id(2), BLOCK_E, E)
     keys = tl.arange(0, STEP)
     head = kv * G + r % G
     for i in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
         item = items + i * ITEM_FIELDS
         begin, stop = tl.load(item + 5), tl.load(item + 6)
         if begin < stop:
-            runner_row, position = tl.load(item), tl.load(item + 1)
+            table_row, position = table + tl.load(item) * table_stride, tl.load(item + 1)
             queries, token = tl.load(item + 2), tl.load(item + 3)
             end, chunks = tl.load(item + 4), tl.load(item + 7)
             live = r // G < queries
             rows = (token + r // G).to(tl.int64) * H + head
-            q_mask = live[None, :] & (d < D)[:, None]
+            q_mask = live[None, :] & in_d[:, None]
             qt = _operand(tl.load(q + rows[None, :] * D + d[:, None], mask=q_mask, other=0.0), DTYPE, UPCAST)
 
             # keys that each row sees, and that some row of the tile does
@@ -189,10 +214,8 @@ def _attend(
             for step in range(tl.maximum(tile_low, begin * CHUNK) // STEP, last):
                 key = step * STEP + keys
                 seen = (key >= tile_low) & (key < tile_high)
-                block = tl.load(table + runner_row * table_stride + key // SIZE, mask=seen, other=0).to(tl.int64)
-                slot = key % SIZE
-                k_at = k_cache + (block * k_block + slot * K_SLOT + kv * K_HEAD)[:, None] + d[None, :]
-                k = tl.load(k_at, mask=seen[:, None] & (d < D)[None, :], other=0.0)
+                k_from = _slots(table_row, k_cache + kv * K_HEAD, key, step, seen, k_block, K_SLOT, SIZE, STEP)
+                k = tl.load(k_from[:, None] + d[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
                 score = tl.dot(_operand(k, DTYPE, UPCAST), qt, input_precision="ieee") * scale
                 if SOFTCAP:
                     small = tl.exp(-2.0 * tl.abs(score / softcap))
@@ -206,8 +229,8 @@ def _attend(
                 p = tl.where(visible, tl.exp(score - _base(new_top)[None, :]), 0.0)
                 fade = tl.exp(top - _base(new_top))
                 weight = tl.fma(weight, fade, tl.sum(p, 0))
-                v_at = v_cache + (block * v_block + slot * V_SLOT + kv * V_HEAD)[:, None] + e[None, :]
-                v = tl.load(v_at, mask=seen[:, None] & (e < E)[None, :], other=0.0)
+                v_from = _slots(table_row, v_cache + kv * V_HEAD, key, step, seen, v_block, V_SLOT, SIZE, STEP)
+                v = tl.load(v_from[:, None] + e[None, :], mask=seen[:, None] & in_e[None, :], other=0.0)
                 vt = tl.trans(_operand(v, DTYPE, UPCAST))
                 added = tl.dot(vt, _operand(p, DTYPE, UPCAST), input_precision="ieee")
                 acc = tl.fma(acc, tl.broadcast_to(fade[None, :], acc.shape), added)
@@ -218,33 +241,38 @@ def _attend(
                     weight = tl.zeros([ROWS], tl.float32)
                     acc = tl.zeros([BLOCK_E, ROWS], tl.float32)
 
-            at = rows[None, :] * E + e[:, None]
-            mask = live[None, :] & (e < E)[:, None]
+            mask = live[None, :] & in_e[:, None]
             if chunks == 0:
+                at = rows[None, :] * E + e[:, None]
                 _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
             else:
                 first_slot, chunk, counter = tl.load(item + 8), tl.load(item + 9), tl.load(item + 10)
                 slots = (first_slot + chunk * queries + r // G).to(tl.int64) * H + head
-                tl.store(tops + slots * 2, total_top, mask=live)
-                tl.store(tops + slots * 2 + 1, total_weight, mask=live)
+                if tl.program_id(2) == 0:
+                    tl.store(tops + slots * 2, total_top, mask=live)
+                    tl.store(tops + slots * 2 + 1, total_weight, mask=live)
                 tl.store(accs + slots[None, :] * E + e[:, None], total, mask=mask)
                 tl.debug_barrier()  # the atomic of one thread must follow the stores of all
                 arrived = tl.atomic_add(counters + counter * K + kv, 1, sem="acq_rel", scope="gpu")
-                if arrived == chunks - 1:
-                    total_top = tl.full([ROWS], float("-inf"), tl.float32)
-                    total_weight = tl.zeros([ROWS], tl.float32)
-                    total = tl.zeros([BLOCK_E, ROWS], tl.float32)
-                    for c in range(0, chunks):
-                        slots = (first_slot + c * queries + r // G).to(tl.int64) * H + head
-                        # written by other programs: past the level 1 cache
-                        next_top = tl.load(tops + slots * 2, mask=live, other=float("-inf"), cache_modifier=".cg")
-                        next_weight = tl.load(tops + slots * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
-                        places = slots[None, :] * E + e[:, None]
-                        next_acc = tl.load(accs + places, mask=mask, other=0.0, cache_modifier=".cg")
-                        total_top, total_weight, total = merged(
-                            total_top, total_weight, total, next_top, next_weight, next_acc
-                        )
-                    _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
+                if arrived == chunks * TILES_E - 1:
+                    for tile in tl.static_range(TILES_E):
+                        e, in_e = _columns(tile, BLOCK_E, E)
+                        mask = live[None, :] & in_e[:, None]
+                        total_top = tl.full([ROWS], float("-inf"), tl.float32)
+                        total_weight = tl.zeros([ROWS], tl.float32)
+                        total = tl.zeros([BLOCK_E, ROWS], tl.float32)
+                        for c in range(chunks):
+                            # written by other programs: past the level 1 cache
+                            slots = (first_slot + c * queries + r // G).to(tl.int64) * H + head
+                            next_top = tl.load(tops + slots * 2, mask=live, other=0.0, cache_modifier=".cg")
+                            next_weight = tl.load(tops + slots * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
+                            places = slots[None, :] * E + e[:, None]
+                            next_acc = tl.load(accs + places, mask=mask, other=0.0, cache_modifier=".cg")
+                            total_top, total_weight, total = merged(
+                                total_top, total_weight, total, next_top, next_weight, next_acc
+                            )
+                        at = rows[None, :] * E + e[:, None]
+                        _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
                     tl.store(counters + counter * K + kv, 0)
 
 
@@ -320,18 +348,43 @@ def attend(
     assert k_cache.shape[-1] == D and k_cache.stride(3) == 1 and v_cache.stride(3) == 1 and H % K == 0
     assert q.is_contiguous() and out.is_contiguous() and tops.is_contiguous() and accs.is_contiguous()
     assert counters.shape == (items.shape[0], K) and counters.is_contiguous()
-    BLOCK_D, BLOCK_E = (max(16, triton.next_power_of_2(width)) for width in (D, E))
+    tile = _tile(D, E, q.element_size())
+    value_tiles = triton.cdiv(E, tile.block_e)
     launch(
-        _attend, (max(1, min(items.shape[0], _PROGRAMS // K)), K),
+        _attend, (max(1, min(items.shape[0], _PROGRAMS // K)), K, value_tiles),
         q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
         float(scale), float(softcap), table.stride(0), k_cache.stride(0), v_cache.stride(0),
         K_SLOT=k_cache.stride(1), K_HEAD=k_cache.stride(2), V_SLOT=v_cache.stride(1), V_HEAD=v_cache.stride(2),
-        SIZE=size, H=H, K=K, D=D, E=E, BLOCK_D=BLOCK_D, BLOCK_E=BLOCK_E, ITEM_FIELDS=ITEM_FIELDS,
-        CHUNK=CHUNK, STEP=STEP, ROWS=rows_of(H // K), WINDOW=window, SOFTCAP=softcap != 0.0, UPCAST=INTERPRETED,
-        **_options(BLOCK_D, BLOCK_E, q.element_size()),
+        SIZE=size, H=H, K=K, D=D, E=E, BLOCK_D=tile.block_d, BLOCK_E=tile.block_e, TILES_E=value_tiles,
+        ITEM_FIELDS=ITEM_FIELDS, CHUNK=CHUNK, STEP=STEP, ROWS=rows_of(H // K), WINDOW=window, SOFTCAP=softcap != 0.0,
+        UPCAST=INTERPRETED, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **({"matrix_instr_nonkdim": 16} if _on_hip() else {}),
         bytes=q.numel() * q.element_size() + out.numel() * out.element_size(),
     )  # fmt: skip
 
 
-def _options(BLOCK_D: int, BLOCK_E: int, itemsize: int) -> dict[str, Any]:
-    return {"num_warps": 8, "num_stages": 2}
+class _Tile(NamedTuple):
+    """block_d: width of a key, padded. block_e: width of a tile of values; a program computes one."""
+
+    block_d: int
+    block_e: int
+    num_warps: int
+    num_stages: int
+
+
+def _tile(D: int, E: int, itemsize: int) -> _Tile:
+    """Follows from the model's shapes alone; so that no target's registers spill, nor its shared memory overflows."""
+    block_d, widest = max(16, triton.next_power_of_2(D)), 64 if itemsize == 4 else 128
+    block_e = min(widest, max(16, triton.next_power_of_2(E)))
+    wide = max(block_d, block_e) > 64
+    if _on_hip():
+        return _Tile(block_d, block_e, 4, 1)
+    if itemsize == 4:
+        return _Tile(block_d, block_e, 16 if block_d > 128 else 8, 1)
+    return _Tile(block_d, block_e, 8 if wide else 4, 1 if block_d > 128 else 2)
+
+
+def _on_hip() -> bool:
+    """Whether kernels run on an AMD GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.hip is not None
