@@ -49,7 +49,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "weights": ("quant", "parallel"),
     "sampling": ("ops",),
     "program": ("ops", "layers", "parallel", "sampling"),
-    "graph": ("ops", "layers", "program"),
+    "graph": ("ops", "layers", "program", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "store": ("weights", "text"),

@@ -18,7 +18,7 @@ from kvasir.layers.places import no_memory
 from kvasir.layers.tensors import TensorPlace, torch_dtype
 from kvasir.models.registry import model_class_for
 from kvasir.ops.launch import Launch, recording
-from kvasir.ops.linear.triton import DeviceMatrix, choose_segments, matrix_from_floats, stacked
+from kvasir.ops.linear.triton_matrix import DeviceMatrix, choose_segments, matrix_from_floats, stacked
 from kvasir.program.trace import trace
 
 QWEN3 = {
@@ -66,12 +66,14 @@ def model_of(name: str, dtype: str, layers: int = 0) -> Any:
             if isinstance(leaf, Linear | Embedding) and tensor.rpartition(".")[2] == "weight":
                 reduces = getattr(leaf, "reduces", False) or isinstance(leaf, QKV)
                 programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else shape[0]
-                leaf.hold(tensor, matrix(*shape, choose_segments(programs, shape[1], 1, reduces), dtype))
+                rows, cols = shape
+                leaf.hold(tensor, matrix(rows, cols, choose_segments(programs, cols, 1, reduces), dtype))
             else:
                 leaf.put(tensor, torch.empty(shape, device="meta"), place)
         if isinstance(leaf, QKV):
-            whole = stacked([leaf.weights[part] for part in leaf.outputs])
-            leaf.weights.update(zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True))
+            held: dict[str, Any] = leaf.weights
+            whole = stacked([held[part] for part in leaf.outputs])
+            held.update(zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True))
     return model
 
 

@@ -1,10 +1,12 @@
-"""Sequences of launches that are recorded once and replayed: CUDA graphs on a GPU."""
+"""Launches that are recorded once and replayed as CUDA graphs, and their results on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 Replay = Callable[[], None]
 
@@ -26,3 +28,21 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             run()
         return graph.replay
+
+
+def fetch(tensors: Sequence[Tensor]) -> Callable[[], list[np.ndarray]]:
+    """Starts to copy tensors to the host, in the order of the current stream. The returned function waits for the
+    copies and gives them; what is written to the tensors later does not change them."""
+    if tensors[0].device.type == "cpu":
+        copies = [tensor.numpy().copy() for tensor in tensors]
+        return lambda: copies
+    pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for target, source in zip(pinned, tensors, strict=True):
+        target.copy_(source, non_blocking=True)
+    event = torch.cuda.current_stream().record_event()
+
+    def wait() -> list[np.ndarray]:
+        event.synchronize()
+        return [part.numpy() for part in pinned]
+
+    return wait

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from kvasir.ops.linear.triton import DeviceMatrix, stacked
+from kvasir.ops.linear.triton_matrix import DeviceMatrix, stacked
 
 
 def split_rows(matrix: DeviceMatrix, sizes: Sequence[int]) -> list[DeviceMatrix]:

@@ -20,7 +20,17 @@ from kvasir.layers.embedding import Embedding
 from kvasir.layers.linear import QKV, Linear
 from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.ops.graph import CannotTrace
-from kvasir.ops.linear.triton import DeviceMatrix, choose_segments, matrix_from_floats, stacked
+from kvasir.ops.linear.triton_matrix import (
+    CHUNK,
+    GGUF,
+    LAYOUTS,
+    DeviceMatrix,
+    choose_segments,
+    matrix_from_floats,
+    matrix_from_gguf,
+    stacked,
+    unit,
+)
 from kvasir.quant.gguf_types import GGMLType, dequantize
 from kvasir.weights.source import WeightSource
 
@@ -65,7 +75,11 @@ class DevicePacker:
         if not _is_matrix(leaf, name):
             return None
         rows, cols = leaf.expects()[name]
-        return rows * cols * _ITEM_BYTES[_dtype_of(leaf, self.dtype)]
+        if kind not in GGUF:
+            return rows * cols * _ITEM_BYTES[_dtype_of(leaf, self.dtype)]
+        # codes, the scale of each group of 32, and what a block of 256 may have in addition
+        chunks = -(-cols // CHUNK)
+        return rows * (chunks * (CHUNK * LAYOUTS[kind].bits // 8 + 8) + (4 * -(-cols // 256) if kind == "Q4_K" else 0))
 
     def segments(self, leaf: Any, kind: str) -> int:
         raise CannotTrace("the graph executor runs on one rank")
@@ -74,18 +88,20 @@ class DevicePacker:
         kind, (rows, cols) = source.info(stored).dtype, leaf.expects()[name]
         reduces = getattr(leaf, "reduces", False) or isinstance(leaf, QKV)
         programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else rows
-        segments, dtype = choose_segments(programs, cols, 1, reduces), _dtype_of(leaf, self.dtype)
+        dtype = _dtype_of(leaf, self.dtype)
+        segments = choose_segments(programs, cols, unit(kind), reduces)
         if kind in _FLOATS:
             array = source.array(stored)
             array = np.ascontiguousarray(take.of(array) if take else array)
-        elif kind in GGMLType.__members__:
-            raw = source.raw(stored)
-            raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
-            array = dequantize(raw, GGMLType[kind], (rows, cols))
-            self._note(f"{kind} has no kernels of its own on a GPU: its weights are rounded to {dtype}")
-        else:
+            return matrix_from_floats(array, dtype, segments, self._put)
+        if kind not in GGMLType.__members__:
             raise UnsupportedModel(f"tensor {quoted(stored)} is stored as {kind}, which no GPU kernel reads")
-        return matrix_from_floats(array, dtype, segments, self._put)
+        raw = source.raw(stored)
+        raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
+        if kind in GGUF:
+            return matrix_from_gguf(kind, raw, rows, cols, segments, dtype, self._put)
+        self._note(f"{kind} has no kernels of its own on a GPU: its weights are rounded to {dtype}")
+        return matrix_from_floats(dequantize(raw, GGMLType[kind], (rows, cols)), dtype, segments, self._put)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         """A copy of the array on the device."""

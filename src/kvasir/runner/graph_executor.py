@@ -10,12 +10,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.device.replays import fetch
+from kvasir.graph.draws import LEVELS, Draws, slots_of
 from kvasir.graph.forward import Forward
 from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.adapters import Pairs
@@ -27,6 +30,7 @@ from kvasir.runner.drafts import along
 from kvasir.runner.eager_executor import taken
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
+from kvasir.sampling.device_state import entries, error_text, reason
 from kvasir.sampling.logprobs import logprobs
 from kvasir.sampling.rows import BadLogits, RowContext
 from kvasir.sampling.sampler import sample
@@ -45,11 +49,24 @@ def buckets(most: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Results:
-    """Results of a step. logits: float32 rows of works that may be sampled later, by place. taken: of
-    `ExecutorStep.now`. before: the carries of those works before they were sampled. The dictionaries are by place."""
+class Drawn:
+    """Ids sampled on the device, on their way to the host. places: of their works. fetched: waits for the tensors of
+    `Draws.results`. unread: whether the host's rows lack them."""
 
-    taken: list[Taken] = field(default_factory=list)
+    places: Sequence[int]
+    works: Sequence[Work]
+    rows: Sequence[Row]
+    fetched: Callable[[], list[np.ndarray]]
+
+
+@dataclass(slots=True)
+class Results:
+    """Results of a step. logits: float32 rows of works that may be sampled later, by place. taken: of works of
+    `ExecutorStep.now` that the host has sampled, drawn: of the others. before: the carries of the former before they
+    were sampled. The dictionaries are by place."""
+
+    taken: dict[int, Taken] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
     logits: dict[int, Tensor] = field(default_factory=dict)
     before: dict[int, bytes] = field(default_factory=dict)
     read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
@@ -76,6 +93,8 @@ class GraphExecutor:
         self._overlaps, self._copies, self._record = overlaps, copies, record
         self._blocks: BlockCache = StagedBlocks(forward.cache, copies) if copies else forward.cache
         self._replays: dict[tuple[str, int], Callable[[], None]] = {}
+        self.draws = None if forward.logits is None else Draws(forward.step.ids, max_chosen, forward.logits.width)
+        self._unread: list[Drawn] = []
         self._pieces = np.zeros(tuple(forward.step.pieces.shape), np.int32)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
@@ -117,12 +136,24 @@ class GraphExecutor:
         if self.forward.logits is not None:
             for bucket in buckets(self.max_chosen):
                 self._replay("chosen", bucket)
+                for level in range(len(LEVELS)):
+                    self._replay(f"sample {level}", bucket)
 
     def _replay(self, name: str, bucket: int) -> Callable[[], None]:
         if (name, bucket) not in self._replays:
-            run = self.forward.run_rows if name == "rows" else self.forward.run_chosen
-            self._replays[name, bucket] = self._record(lambda: run(bucket))
+            self._replays[name, bucket] = self._record(partial(self._run(name), bucket))
         return self._replays[name, bucket]
+
+    def _run(self, name: str) -> Callable[[int], None]:
+        """The function that makes the launches of a bucket."""
+        forward, draws = self.forward, self.draws
+        if name == "rows":
+            return forward.run_rows
+        if name == "chosen":
+            return forward.run_chosen
+        assert draws is not None and forward.logits is not None
+        logits, level = forward.logits, int(name.split()[1])
+        return lambda bucket: draws.run(forward.value(logits, bucket), level)
 
     # -- a step, on the thread
 
@@ -130,6 +161,9 @@ class GraphExecutor:
     def compute(self, step: ExecutorStep) -> Results:
         """Follows the step's plan, moves its blocks, then computes its works."""
         self.rows.follow(step.plan)
+        for join in step.plan.joined:
+            if self.draws and not reason(join.spec):
+                self.draws.state.enter(join.row, join.spec, join.prompt_len)
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             self._write_pieces(step)
@@ -184,17 +218,58 @@ class GraphExecutor:
         for at in step.later:
             work, end = step.works[at], step.starts[at + 1]
             found.logits[at] = self._logits(range(end - 1 - work.drafted, end)).clone()
-        for begin in range(0, len(step.now), self.max_chosen):
-            part = step.now[begin : begin + self.max_chosen]
-            logits = self._logits([step.starts[at + 1] - 1 for at in part])
-            for i, at in enumerate(part):
-                if self.rows.host[step.works[at].row].spec.guided:
-                    found.logits[at] = logits[i : i + 1].clone()
-            works = [step.works[at] for at in part]
-            found.before.update((at, self.rows.host[work.row].carry) for at, work in zip(part, works, strict=True))
-            sampled = self.take(logits, works, [None] * len(works))
-            found.taken += sampled
-            self._write(works, sampled)
+        on_host = [at for at in step.now if reason(self._row(step.works[at]).spec)]
+        on_device = [at for at in step.now if at not in on_host] if on_host else step.now
+        for places, sample_part in ((on_device, self._sample_there), (on_host, self._sample_here)):
+            for begin in range(0, len(places), self.max_chosen):
+                part = places[begin : begin + self.max_chosen]
+                logits = self._logits([step.starts[at + 1] - 1 for at in part])
+                for i, at in enumerate(part):
+                    if self._row(step.works[at]).spec.guided:
+                        found.logits[at] = logits[i : i + 1].clone()
+                sample_part(found, part, [step.works[at] for at in part], logits)
+
+    def _row(self, work: Work) -> Row:
+        return self.rows.host[work.row]
+
+    def _sample_there(self, found: Results, places: Sequence[int], works: Sequence[Work], logits: Tensor) -> None:
+        """Samples on the device, where the next step finds the ids; the host does not wait."""
+        found.drawn.append(drawn := self._draw(places, works, [None] * len(works)))
+        self._unread.append(drawn)
+        for row in drawn.rows:
+            row.append(0)  # until `_collect`
+
+    def _draw(self, places: Sequence[int], works: Sequence[Work], masks: Sequence[bytes | None]) -> Drawn:
+        """Starts to sample from the logits that the last launches left."""
+        assert self.draws is not None
+        draws, writer, bucket = self.draws, self.rows.writer, bucket_of(len(works), self.max_chosen)
+        level = draws.level([work.row for work in works], masked=any(mask is not None for mask in masks))
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                writer.fill(draws.masks[i, : len(mask) // 4], np.frombuffer(mask, np.int32))
+        mask_of = [-1 if mask is None else i for i, mask in enumerate(masks)]
+        slots = slots_of([work.row for work in works], [work.end for work in works], mask_of, bucket)
+        for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
+            writer.fill(target[:bucket], values)
+        self._replay(f"sample {level}", bucket)()
+        return Drawn(places, works, [self._row(work) for work in works], fetch(draws.results(len(works), level)))
+
+    def _collect(self) -> None:
+        """Completes the host's rows by the ids that were sampled on the device."""
+        for drawn in self._unread:
+            tokens = drawn.fetched()[0]
+            for work, row, token in zip(drawn.works, drawn.rows, tokens.tolist(), strict=True):
+                if self.rows.host.has(work.row, row):
+                    row.ids[work.end] = max(token, 0)
+        self._unread.clear()
+
+    def _sample_here(self, found: Results, places: Sequence[int], works: Sequence[Work], logits: Tensor) -> None:
+        """Samples with the reference, for parameters that the device's sampler lacks."""
+        self._collect()
+        found.before.update((at, self._row(work).carry) for at, work in zip(places, works, strict=True))
+        sampled = self.take(logits, works, [None] * len(works))
+        found.taken.update(zip(places, sampled, strict=True))
+        self._write(works, sampled)
 
     def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None]) -> list[Taken]:
         """Samples one id from each row of logits."""
@@ -202,6 +277,19 @@ class GraphExecutor:
         given = zip(rows, masks, works, strict=True)
         contexts = [_context(row, mask, work.end, row.carry) for row, mask, work in given]
         return [taken(found) for found in sample(logits_SV, contexts)]
+
+    def read_drawn(self, drawn: Drawn) -> list[Taken]:
+        """What was sampled on the device."""
+        tokens, errors, *described = (part.tolist() for part in drawn.fetched())
+        specs, vocab = [row.spec for row in drawn.rows], self.model.config.vocab_size
+        found: list[Entry | None] = [None] * len(specs)
+        if described:
+            own, ranks, best_ids, best = described
+            found = entries(tokens, own, ranks, best_ids, best, [spec.logprobs for spec in specs], vocab)
+        return [
+            Taken(error=error_text(error, spec, vocab)) if error else Taken((token,), () if entry is None else (entry,))
+            for token, error, entry, spec in zip(tokens, errors, found, specs, strict=True)
+        ]
 
     def _write(self, works: Sequence[Work], sampled: Sequence[Taken]) -> None:
         """Appends sampled ids to the rows, here and on the device."""
@@ -216,15 +304,40 @@ class GraphExecutor:
         self, results: Results, step: ExecutorStep, at: Sequence[int], masks: Sequence[bytes | None]
     ) -> list[Taken]:
         """Samples works with their masks. What was sampled without a mask is replaced."""
-        found = []
-        for place, mask in zip(at, masks, strict=True):
-            work = step.works[place]
-            if place in results.before:
-                self.rows.host[work.row].carry = results.before[place]
-            sampled = self._drawn(results.logits[place], work, mask)
-            self._write([work], [sampled])
-            found.append(sampled)
-        return found
+        self._collect()
+        found: dict[int, Taken] = {}
+        there = [i for i, place in enumerate(at) if self._draws_there(step.works[place])]
+        for begin in range(0, len(there), self.max_chosen):
+            part = there[begin : begin + self.max_chosen]
+            found.update(
+                zip(
+                    part, self._draw_masked(results, step, [at[i] for i in part], [masks[i] for i in part]), strict=True
+                )
+            )
+        for i, (place, mask) in enumerate(zip(at, masks, strict=True)):
+            if i not in found:
+                work = step.works[place]
+                if place in results.before:
+                    self._row(work).carry = results.before[place]
+                found[i] = self._drawn(results.logits[place], work, mask)
+                self._write([work], [found[i]])
+        return [found[i] for i in range(len(at))]
+
+    def _draws_there(self, work: Work) -> bool:
+        return not work.drafted and not reason(self._row(work).spec)
+
+    def _draw_masked(
+        self, results: Results, step: ExecutorStep, places: Sequence[int], masks: Sequence[bytes | None]
+    ) -> list[Taken]:
+        """Samples on the device from kept logits, and waits for the ids."""
+        assert self.forward.logits is not None
+        works = [step.works[place] for place in places]
+        torch.cat([results.logits[place] for place in places], out=self.forward.value(self.forward.logits, len(places)))
+        sampled = self.read_drawn(self._draw(places, works, masks))
+        for work, found in zip(works, sampled, strict=True):
+            if not found.error:
+                self._row(work).take(work, found.tokens, found.carry)
+        return sampled
 
     def _drawn(self, logits_nV: Tensor, work: Work, mask: bytes | None) -> Taken:
         if not work.drafted:
@@ -247,14 +360,19 @@ class GraphHandle:
     future: Future[Results]
 
     def wait(self) -> float:
-        self.future.result()
+        for drawn in self.future.result().drawn:
+            drawn.fetched()
         return 0.0
 
     def decoded(self) -> NoReturn:
         raise AssertionError("this executor does not support columns")
 
     def taken(self) -> list[Taken]:
-        return self.future.result().taken
+        results, found = self.future.result(), {}
+        for drawn in results.drawn:
+            found.update(zip(drawn.places, self.executor.read_drawn(drawn), strict=True))
+        found.update(results.taken)
+        return [found[at] for at in self.step.now]
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         results = self.future.result()
