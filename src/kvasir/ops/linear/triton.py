@@ -84,9 +84,11 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
         block_n, num_warps = 128, 8
         block_t = 128 if accumulators <= 2 and weight.format not in LAYOUTS else 64
     layout = LAYOUTS.get(weight.format)
-    # Registers: groups need a second accumulator, and the tree over eight segments three more.
-    if layout and layout.group == 32 and (accumulators == 4 or (weight.format == "Q4_K" and block_n == 64)):
-        block_t = min(block_t, 32)
+    if layout and layout.group == 32:  # registers: a group's sum, and the tree over eight segments, take more of them
+        if accumulators == 4:
+            block_n, block_t, num_warps = 64, min(block_t, 32), 4
+        if weight.format == "Q4_K" and block_n == 64:
+            block_t = min(block_t, 32)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
     stage = (matrices * block_n * weights // 2 + block_t * size) * block_k
