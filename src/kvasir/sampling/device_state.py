@@ -107,21 +107,18 @@ def entries(
 class Logprobs:
     """Results of slots that want log-probabilities; other slots' are unspecified."""
 
-    def __init__(self, slots: int, device: torch.device | str, best: int = layout.MAX_BEST):
-        """best: the most entries besides a token's own."""
+    def __init__(self, slots: int, device: torch.device | str):
         self.logprobs_S = torch.zeros(slots, dtype=torch.float32, device=device)
         self.ranks_S = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.best_ids_SK = torch.zeros(slots, best, dtype=torch.int32, device=device)
-        self.best_logprobs_SK = torch.zeros(slots, best, dtype=torch.float32, device=device)
+        self.best_ids_SK = torch.zeros(slots, layout.MAX_BEST, dtype=torch.int32, device=device)
+        self.best_logprobs_SK = torch.zeros(slots, layout.MAX_BEST, dtype=torch.float32, device=device)
 
 
 class Workspace:
     """Scratch of the kernels for up to `slots` slots. Nothing in it outlives a step. Takes 8 bytes for each logit."""
 
-    def __init__(
-        self, slots: int, vocab: int, device: torch.device | str, best: int = layout.MAX_BEST, tile: int = layout.TILE
-    ):
-        """best: as in `Logprobs`. tile: tokens of a program, a power of two of at least 16; no result depends on it."""
+    def __init__(self, slots: int, vocab: int, device: torch.device | str, tile: int = layout.TILE):
+        """tile: tokens of a program, a power of two of at least 16; no result depends on it."""
         tiles = -(-vocab // tile)
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -142,7 +139,7 @@ class Workspace:
         self.drawn_ST = empty(slots, tiles)
         self.totals_ST = empty(slots, tiles, dtype=torch.int64)
         self.ahead_ST = empty(slots, tiles)
-        self.bests_STK = empty(slots, tiles, best, dtype=torch.int64)
+        self.bests_STK = empty(slots, tiles, layout.MAX_BEST, dtype=torch.int64)
 
 
 class SamplerState:

@@ -1,13 +1,13 @@
 """The sampler on a device: from float32 logits to tokens, with the bits of the reference (sampler.py).
 
-    measure    greatest logits of each tile; processors first, for rows that change their logits
-    bins       rows with top-k or top-p: how many tokens, of which weight, lie in each of 2048 ranges of logits
-    gather     lists the tokens of the ranges in which the kept head of tokens may end
-    cut        the last token of the head, exactly
-    draw       of each tile, the least score (gumbel.py)
-    finish     the token; it is written to the row's ids, too
-    describe   log-probabilities: sums, ranks and best tokens of each tile
-    entries    log-probabilities of the slot
+    measure_tiles    greatest logits of each tile; processors first, for rows that change their logits
+    count_bins       for top-k and top-p: the number and weight of the tokens in each of 2048 ranges of logits
+    list_tokens      lists the tokens of the ranges in which the kept head of all tokens may end
+    cut_list         finds the head's last token
+    draw_tiles       of each tile, the token with the least score (gumbel.py)
+    finish           the token; it is written to the row's ids, too
+    describe_tiles   log-probabilities: the sums, ranks and best tokens of each tile
+    describe         log-probabilities of the slot
 
 A step makes those launches that some of its rows need: 2 if all are greedy, 3 without top-k, top-p and
 log-probabilities, 8 at most. Grids depend only on the number of slots, so the launches can be captured in a graph. Each
@@ -28,7 +28,7 @@ import triton.language as tl
 
 from kvasir.ops.launch import INTERPRETED, launch
 from kvasir.sampling import device_layout as layout
-from kvasir.sampling.device_layout import BINS, Column
+from kvasir.sampling.device_layout import BINS, LISTED, Column
 from kvasir.sampling.rows import FRACTION_BITS
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ NO_PLACE = tl.constexpr(-(2**63))
 ID_BITS = tl.constexpr(0x7FFFFFFF)
 SEEN = tl.constexpr(-(2**31))  # the bit of a count that says that the repetition penalty applies
 RANGE = tl.constexpr(64.0)  # of logits below the peak, over which bins are spread at most
-LIST_LANES = tl.constexpr(128)
+LIST_LANES = 128
 
 # As in numerics.py and gumbel.py.
 LN2_HIGH = tl.constexpr(float.fromhex("0x1.62e42fee00000p-1"))
@@ -292,7 +292,7 @@ def _logits_of(logits, stride, x_room, changed, s, vocab):
     return base
 
 
-# ---- measure ----
+# ---- measure_tiles ----
 
 
 @triton.jit
@@ -362,7 +362,8 @@ def _penalise(x, counts, first, end, ids, known, params, row, TILE: tl.constexpr
         for at in range(0, TILE, SUB):
             i = first + at + tl.arange(0, SUB)
             logit = tl.load(x + i, mask=i < end, other=0.0)
-            cell = tl.load(counts + i, mask=i < end, other=0)
+            # Atomics bypass the first cache.
+            cell = tl.load(counts + i, mask=i < end, other=0, cache_modifier=".cg")
             scaled = tl.where(logit > 0.0, tl.div_rn(logit, repetition), logit * repetition)
             logit = tl.where(cell < 0, scaled, logit)
             count = cell & ID_BITS
@@ -371,7 +372,7 @@ def _penalise(x, counts, first, end, ids, known, params, row, TILE: tl.constexpr
 
 
 @triton.jit
-def _measure(
+def measure_tiles(
     logits,
     stride,
     rows,
@@ -487,20 +488,305 @@ def _measure(
         tl.store(low + s * TILES + t, tl.min(low_N))
 
 
-# ---- draw ----
+# ---- count_bins, list_tokens, cut_list: where the head of the tokens ends ----
 
 
 @triton.jit
-def _draw(
+def _bin_scale(low, s, peak, TILES: tl.constexpr, LANES: tl.constexpr, BINS: tl.constexpr):
+    """Bins for each unit of distance from the peak: they cover the finite logits, but no more than RANGE."""
+    t = tl.arange(0, LANES)
+    low_key = tl.min(tl.load(low + s * TILES + t, mask=t < TILES, other=KEY_NAN))
+    span = -_centred(_value(low_key), peak)
+    return (BINS - 1) / tl.maximum(tl.minimum(span, RANGE), 1e-30)
+
+
+@triton.jit
+def _bin(logit, peak, scale, BINS: tl.constexpr):
+    """0 for the peak; never less for a lower logit. All logits beyond the range are in the last."""
+    return tl.minimum(-_centred(logit, peak) * scale, BINS - 1).to(tl.int32)
+
+
+@triton.jit
+def count_bins(
     logits,
     stride,
     rows,
-    known_S,
     params,
     x_room,
     changed,
     raw,
     best,
+    low,
+    bin_counts,
+    bin_weights,
+    vocab,
+    TILES: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    t = tl.program_id(0)
+    s = tl.program_id(1)
+    row = tl.load(rows + s).to(tl.int64)
+    if row >= 0:
+        if _has_list(params, row):
+            raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
+            if _is_sound(raw_key) & _is_sound(_key_at(top)):
+                peak = _value(_key_at(top))
+                scale = _bin_scale(low, s, peak, TILES, TILE_LANES, BINS)
+                inverse = _real(params, row, INVERSE_TEMPERATURE)
+                x = _logits_of(logits, stride, x_room, changed, s, vocab)
+                last_count = tl.zeros((SUB,), tl.int32)
+                last_weight = tl.zeros((SUB,), tl.int64)
+                for at in range(0, TILE, SUB):
+                    i = t * TILE + at + tl.arange(0, SUB)
+                    logit = tl.load(x + i, mask=i < vocab, other=float("-inf"))
+                    weight = _weights(_centred(logit, peak) * inverse)
+                    b = _bin(logit, peak, scale, BINS)
+                    finite = logit > float("-inf")
+                    # The last bin may hold most of the vocabulary, so it gets one addition from each tile.
+                    tl.atomic_add(bin_counts + s * BINS + b, 1, mask=finite & (b < BINS - 1), sem="relaxed")
+                    tl.atomic_add(bin_weights + s * BINS + b, weight, mask=finite & (b < BINS - 1), sem="relaxed")
+                    is_last = finite & (b == BINS - 1)
+                    last_count += is_last.to(tl.int32)
+                    last_weight += tl.where(is_last, weight, 0)
+                count = tl.sum(last_count)
+                if count > 0:
+                    tl.atomic_add(bin_counts + s * BINS + BINS - 1, count, sem="relaxed")
+                    tl.atomic_add(bin_weights + s * BINS + BINS - 1, tl.sum(last_weight), sem="relaxed")
+
+
+@triton.jit
+def _span(bin_counts, bin_weights, s, limit, p, BINS: tl.constexpr):
+    """The bins in which the list may end, from what all bins hold.
+
+    Returns (first, last, number of tokens in these bins, number and weight of those before, total weight, 0 or else
+    top-k's limit). first > last: the list ends nowhere.
+    """
+    b = tl.arange(0, BINS)
+    count = tl.load(bin_counts + s * BINS + b).to(tl.int64)
+    weight = tl.load(bin_weights + s * BINS + b)
+    count_to = tl.cumsum(count)
+    weight_to = tl.cumsum(weight)
+    total = tl.sum(weight)
+    limit = tl.where(limit < tl.sum(count), limit, 0)
+    last = tl.min(tl.where((limit > 0) & (count_to >= limit), b, BINS))
+    # Top-p takes its share of what top-k leaves, of which only a lower bound is known yet: the bins before the last.
+    known = tl.where(limit > 0, tl.sum(tl.where(b < last, weight, 0)), total)
+    first = last
+    if p < 1.0:
+        first = tl.minimum(last, tl.min(tl.where(weight_to >= _mass_of(known, p), b, BINS)))
+    if limit == 0:
+        last = first
+    last = tl.where(first < BINS, last, -1)
+    size = tl.sum(tl.where((b >= first) & (b <= last), count, 0))
+    return (
+        first,
+        last,
+        size,
+        tl.sum(tl.where(b < first, count, 0)),
+        tl.sum(tl.where(b < first, weight, 0)),
+        total,
+        limit,
+    )
+
+
+@triton.jit
+def list_tokens(
+    logits,
+    stride,
+    rows,
+    params,
+    x_room,
+    changed,
+    raw,
+    best,
+    low,
+    bin_counts,
+    bin_weights,
+    found,
+    listed,
+    vocab,
+    TILES: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+):
+    t = tl.program_id(0)
+    s = tl.program_id(1)
+    row = tl.load(rows + s).to(tl.int64)
+    if row >= 0:
+        if _has_list(params, row):
+            raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
+            if _is_sound(raw_key) & _is_sound(_key_at(top)):
+                limit, p = _whole(params, row, LIMIT), _real(params, row, TOP_P)
+                first, last, size, _, _, _, _ = _span(bin_counts, bin_weights, s, limit, p, BINS)
+                if size <= LISTED:
+                    peak = _value(_key_at(top))
+                    scale = _bin_scale(low, s, peak, TILES, TILE_LANES, BINS)
+                    x = _logits_of(logits, stride, x_room, changed, s, vocab)
+                    for at in range(0, TILE, SUB):
+                        i = t * TILE + at + tl.arange(0, SUB)
+                        logit = tl.load(x + i, mask=i < vocab, other=float("-inf"))
+                        b = _bin(logit, peak, scale, BINS)
+                        chosen = (logit > float("-inf")) & (b >= first) & (b <= last)
+                        count = tl.sum(chosen.to(tl.int32))
+                        if count > 0:
+                            # The order in the list is any; nothing depends on it.
+                            start = tl.atomic_add(found + s, count, sem="relaxed")
+                            place = start + tl.cumsum(chosen.to(tl.int32)) - 1
+                            tl.store(listed + s * LISTED + place, i, mask=chosen)
+
+
+@triton.jit
+def _held(x, peak, inverse, ids, inside):
+    """The key and the weight of tokens; KEY_OUTSIDE and 0 for those at -inf."""
+    logit = tl.load(x + ids, mask=inside, other=float("-inf"))
+    finite = logit > float("-inf")
+    weight = tl.where(finite, _weights(_centred(logit, peak) * inverse), 0)
+    return tl.where(finite, _key(logit), KEY_OUTSIDE), weight
+
+
+@triton.jit
+def _count_from(key, keys_N, x, peak, inverse, size, LISTED: tl.constexpr):
+    """How many tokens have at least this key. keys_N: of the first LISTED tokens; the others are read."""
+    total = tl.sum((keys_N >= key).to(tl.int64))
+    for at in range(LISTED, size, LISTED):
+        i = at + tl.arange(0, LISTED)
+        keys, _ = _held(x, peak, inverse, i, i < size)
+        total += tl.sum((keys >= key).to(tl.int64))
+    return total
+
+
+@triton.jit
+def _weight_from(key, keys_N, weights_N, x, peak, inverse, size, LISTED: tl.constexpr):
+    """The weight of the tokens with at least this key."""
+    total = tl.sum(tl.where(keys_N >= key, weights_N, 0))
+    for at in range(LISTED, size, LISTED):
+        i = at + tl.arange(0, LISTED)
+        keys, weights = _held(x, peak, inverse, i, i < size)
+        total += tl.sum(tl.where(keys >= key, weights, 0))
+    return total
+
+
+@triton.jit
+def _place_of(key, needed, ids_N, keys_N, x, peak, inverse, size, vocab, LISTED: tl.constexpr):
+    """The place of the token that is number `needed`, from 1, of those with this key, by ascending id."""
+    low = tl.full((), 0, tl.int32)
+    high = low + (vocab - 1)
+    while low < high:
+        middle = (low + high) // 2
+        total = tl.sum(((keys_N == key) & (ids_N <= middle)).to(tl.int64))
+        for at in range(LISTED, size, LISTED):
+            i = at + tl.arange(0, LISTED)
+            keys, _ = _held(x, peak, inverse, i, i < size)
+            total += tl.sum(((keys == key) & (i <= middle)).to(tl.int64))
+        enough = total >= needed
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle + 1)
+    return _place(key.to(tl.int32), low)
+
+
+@triton.jit
+def cut_list(
+    logits,
+    stride,
+    rows,
+    params,
+    x_room,
+    changed,
+    raw,
+    best,
+    low,
+    bin_counts,
+    bin_weights,
+    listed,
+    cuts,
+    vocab,
+    TILES: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    BINS: tl.constexpr,
+    LISTED: tl.constexpr,
+):
+    s = tl.program_id(0)
+    row = tl.load(rows + s).to(tl.int64)
+    if row >= 0:
+        if _has_list(params, row):
+            cut = tl.full((), NO_PLACE, tl.int64)
+            raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
+            limit, p = _whole(params, row, LIMIT), _real(params, row, TOP_P)
+            if _is_sound(raw_key) & _is_sound(_key_at(top)):
+                first, last, size_, count, weight, total, limit = _span(bin_counts, bin_weights, s, limit, p, BINS)
+                if first <= last:
+                    peak = _value(_key_at(top))
+                    inverse = _real(params, row, INVERSE_TEMPERATURE)
+                    x = _logits_of(logits, stride, x_room, changed, s, vocab)
+                    ids_N = tl.arange(0, LISTED)
+                    size = size_.to(tl.int32)
+                    if size <= LISTED:
+                        ids_N = tl.load(listed + s * LISTED + ids_N, mask=ids_N < size, other=vocab)
+                    else:  # too many for the list: the whole row is read again and again
+                        size = size * 0 + vocab
+                        count, weight = count * 0, weight * 0
+                    keys_N, weights_N = _held(x, peak, inverse, ids_N, ids_N < vocab)
+                    # Keys between which the last token's lies, as int64 so that sums of two fit.
+                    low_key = tl.min(tl.where(keys_N > KEY_OUTSIDE, keys_N, KEY_NAN)).to(tl.int64)
+                    if size > LISTED:
+                        t = tl.arange(0, TILE_LANES)
+                        low_key = tl.min(tl.load(low + s * TILES + t, mask=t < TILES, other=KEY_NAN)).to(tl.int64)
+                    high_key = _key_at(top).to(tl.int64)
+
+                    if limit > 0:
+                        # The greatest key such that at least `limit` tokens have it or a greater one.
+                        high = high_key
+                        while low_key < high:
+                            middle = (low_key + high + 1) >> 1
+                            enough = count + _count_from(middle, keys_N, x, peak, inverse, size, LISTED) >= limit
+                            low_key = tl.where(enough, middle, low_key)
+                            high = tl.where(enough, high, middle - 1)
+                        above = count + _count_from(low_key + 1, keys_N, x, peak, inverse, size, LISTED)
+                        cut = _place_of(low_key, limit - above, ids_N, keys_N, x, peak, inverse, size, vocab, LISTED)
+                        total = weight + _weight_from(low_key + 1, keys_N, weights_N, x, peak, inverse, size, LISTED)
+                        each = _weights(_centred(_value(low_key.to(tl.int32)), peak) * inverse)
+                        total += (limit - above) * each
+
+                    if p < 1.0:
+                        mass = _mass_of(total, p)
+                        if mass <= total:
+                            # The greatest key such that the tokens with it or a greater one weigh at least `mass`.
+                            # Top-k cuts the tokens with its own key, which are the last: enough together.
+                            high = high_key
+                            while low_key < high:
+                                middle = (low_key + high + 1) >> 1
+                                sum_ = weight + _weight_from(middle, keys_N, weights_N, x, peak, inverse, size, LISTED)
+                                low_key = tl.where(sum_ >= mass, middle, low_key)
+                                high = tl.where(sum_ >= mass, high, middle - 1)
+                            above = weight + _weight_from(
+                                low_key + 1, keys_N, weights_N, x, peak, inverse, size, LISTED
+                            )
+                            each = _weights(_centred(_value(low_key.to(tl.int32)), peak) * inverse)
+                            needed = (mass - above + each - 1) // each
+                            cut = _place_of(low_key, needed, ids_N, keys_N, x, peak, inverse, size, vocab, LISTED)
+            tl.store(cuts + s, cut)
+
+
+# ---- draw_tiles ----
+
+
+@triton.jit
+def draw_tiles(
+    logits,
+    stride,
+    rows,
+    params,
+    x_room,
+    changed,
+    raw,
+    best,
+    known_S,
     cuts,
     scores,
     drawn,
@@ -556,7 +842,7 @@ def _draw(
 
 
 @triton.jit
-def _finish(
+def finish(
     rows,
     known_S,
     ids,
@@ -595,6 +881,107 @@ def _finish(
     tl.store(errors + s, error)
 
 
+# ---- describe_tiles, describe: log-probabilities ----
+
+
+@triton.jit
+def describe_tiles(
+    logits,
+    stride,
+    rows,
+    params,
+    raw,
+    tokens,
+    totals,
+    ahead,
+    bests,
+    vocab,
+    best_stride,
+    TILES: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+):
+    t = tl.program_id(0)
+    s = tl.program_id(1)
+    row = tl.load(rows + s).to(tl.int64)
+    token = tl.load(tokens + s)
+    if (row >= 0) & (token >= 0):
+        asked = _whole(params, row, LOGPROBS).to(tl.int32)
+        if asked >= 0:
+            tiles = tl.arange(0, TILE_LANES)
+            peak = _value(tl.max(tl.load(raw + s * TILES + tiles, mask=tiles < TILES, other=KEY_OUTSIDE)))
+            x = logits + s.to(tl.int64) * stride
+            own = _place(_key(tl.load(x + token)), token)
+            total_N = tl.zeros((SUB,), tl.int64)
+            ahead_N = tl.zeros((SUB,), tl.int32)
+            for at in range(0, TILE, SUB):
+                i = t * TILE + at + tl.arange(0, SUB)
+                logit = tl.load(x + i, mask=i < vocab, other=float("-inf"))
+                total_N += _weights(_centred(logit, peak))
+                ahead_N += ((i < vocab) & (_place(_key(logit), i) > own)).to(tl.int32)
+            tl.store(totals + s * TILES + t, tl.sum(total_N))
+            tl.store(ahead + s * TILES + t, tl.sum(ahead_N))
+            if asked > 0:
+                i = t * TILE + tl.arange(0, TILE)
+                key = _key(tl.load(x + i, mask=i < vocab, other=0.0))
+                left = tl.where(i < vocab, _place(key, i), NO_PLACE)
+                for k in range(0, asked):
+                    greatest = tl.max(left)
+                    tl.store(bests + (s * TILES + t).to(tl.int64) * best_stride + k, greatest)
+                    left = tl.where(left == greatest, NO_PLACE, left)
+
+
+@triton.jit
+def describe(
+    logits,
+    stride,
+    rows,
+    params,
+    raw,
+    tokens,
+    totals,
+    ahead,
+    bests,
+    logprobs,
+    ranks,
+    best_ids,
+    best_logprobs,
+    vocab,
+    best_stride,
+    TILES: tl.constexpr,
+    TILE_LANES: tl.constexpr,
+    BEST_LANES: tl.constexpr,
+):
+    s = tl.program_id(0)
+    row = tl.load(rows + s).to(tl.int64)
+    token = tl.load(tokens + s)
+    if (row >= 0) & (token >= 0):
+        asked = _whole(params, row, LOGPROBS).to(tl.int32)
+        if asked >= 0:
+            t = tl.arange(0, TILE_LANES)
+            peak = _value(tl.max(tl.load(raw + s * TILES + t, mask=t < TILES, other=KEY_OUTSIDE)))
+            log_total = _log_weight(tl.sum(tl.load(totals + s * TILES + t, mask=t < TILES, other=0)))
+            own = tl.load(logits + s.to(tl.int64) * stride + token)
+            tl.store(logprobs + s, (_centred(own, peak) - log_total).to(tl.float32))
+            tl.store(ranks + s, tl.sum(tl.load(ahead + s * TILES + t, mask=t < TILES, other=0)) + 1)
+            if asked > 0:
+                k = tl.arange(0, BEST_LANES)
+                count = tl.minimum(asked, vocab)
+                # The next best of each tile: the best of the others lie behind it.
+                at = tl.zeros((TILE_LANES,), tl.int32)
+                places = tl.full((BEST_LANES,), NO_PLACE, tl.int64)
+                lists = bests + (s * TILES + t).to(tl.int64) * best_stride
+                for number in range(0, count):
+                    heads = tl.load(lists + at, mask=(t < TILES) & (at < asked), other=NO_PLACE)
+                    greatest = tl.max(heads)
+                    places = tl.where(k == number, greatest, places)
+                    at = tl.where(heads == greatest, at + 1, at)
+                values = _centred(_value(_key_at(places)), peak) - log_total
+                tl.store(best_ids + s.to(tl.int64) * best_stride + k, _id_at(places), mask=k < count)
+                tl.store(best_logprobs + s.to(tl.int64) * best_stride + k, values.to(tl.float32), mask=k < count)
+
+
 # ---- launches ----
 
 
@@ -619,17 +1006,21 @@ def sample(
     known_S: int32, the number of the row's known ids, which is the position of the token. ids: int32 [rows, any], of
     which a slot reads the known ones of its row. tokens_S, errors_S: int32, written: -1 with an error or without a row,
     and the code of the error (`device_state.error_text`). needs: at least what the rows need. masks: int32 words
-    [any, words], bit i & 31 of word i >> 5 allows token i. mask_S: int32, the mask of each slot, -1 for none. logprobs:
-    written for the slots that want them; required if `needs` says so.
+    [any, words], bit i & 31 of word i >> 5 allows token i. mask_S: int32, the mask of each slot, -1 for none; read if
+    `needs.processes`. logprobs: written for the slots that want them; required if `needs.logprobs`.
     """
     slots, vocab = logits.shape
     tiles, tile = work.tiles, work.tile
     lanes = triton.next_power_of_2(tiles)
     sub = tile if INTERPRETED else min(tile, 1024)
     grid, size = (tiles, slots), slots * vocab
-    masked = masks is not None
+    masked = needs.processes and masks is not None
+    source = (
+        *(logits, logits.stride(0), rows_S, state.params),
+        *(work.x_SV, work.changed_S, work.raw_ST, work.best_ST),
+    )
     launch(
-        _measure,
+        measure_tiles,
         grid,
         logits,
         logits.stride(0),
@@ -659,24 +1050,69 @@ def sample(
         BINS=BINS,
         LANES=LIST_LANES,
         LISTS=needs.lists,
-        PROCESS=needs.processes or masked,
+        PROCESS=needs.processes,
         MASKED=masked,
         bytes=4 * size,
         num_warps=4,
     )
+    if needs.lists:
+        launch(
+            count_bins,
+            grid,
+            *source,
+            work.low_ST,
+            work.bin_counts_SB,
+            work.bin_weights_SB,
+            vocab,
+            TILES=tiles,
+            TILE_LANES=lanes,
+            TILE=tile,
+            SUB=sub,
+            BINS=BINS,
+            bytes=4 * size,
+            num_warps=4,
+        )
+        launch(
+            list_tokens,
+            grid,
+            *source,
+            work.low_ST,
+            work.bin_counts_SB,
+            work.bin_weights_SB,
+            work.found_S,
+            work.listed_SL,
+            vocab,
+            TILES=tiles,
+            TILE_LANES=lanes,
+            TILE=tile,
+            SUB=sub,
+            BINS=BINS,
+            LISTED=LISTED,
+            bytes=4 * size,
+            num_warps=4,
+        )
+        launch(
+            cut_list,
+            (slots,),
+            *source,
+            work.low_ST,
+            work.bin_counts_SB,
+            work.bin_weights_SB,
+            work.listed_SL,
+            work.cuts_S,
+            vocab,
+            TILES=tiles,
+            TILE_LANES=lanes,
+            BINS=BINS,
+            LISTED=LISTED,
+            num_warps=16,
+        )
     if needs.draws:
         launch(
-            _draw,
+            draw_tiles,
             grid,
-            logits,
-            logits.stride(0),
-            rows_S,
+            *source,
             known_S,
-            state.params,
-            work.x_SV,
-            work.changed_S,
-            work.raw_ST,
-            work.best_ST,
             work.cuts_S,
             work.scores_ST,
             work.drawn_ST,
@@ -690,7 +1126,7 @@ def sample(
             num_warps=4,
         )
     launch(
-        _finish,
+        finish,
         (slots,),
         rows_S,
         known_S,
@@ -708,3 +1144,37 @@ def sample(
         DRAW=needs.draws,
         num_warps=1,
     )
+    if needs.logprobs:
+        assert logprobs is not None, "a slot wants log-probabilities, and there is no room for them"
+        raw = (logits, logits.stride(0), rows_S, state.params, work.raw_ST, tokens_S)
+        tiled = (work.totals_ST, work.ahead_ST, work.bests_STK)
+        launch(
+            describe_tiles,
+            grid,
+            *raw,
+            *tiled,
+            vocab,
+            layout.MAX_BEST,
+            TILES=tiles,
+            TILE_LANES=lanes,
+            TILE=tile,
+            SUB=sub,
+            bytes=4 * size,
+            num_warps=8,
+        )
+        launch(
+            describe,
+            (slots,),
+            *raw,
+            *tiled,
+            logprobs.logprobs_S,
+            logprobs.ranks_S,
+            logprobs.best_ids_SK,
+            logprobs.best_logprobs_SK,
+            vocab,
+            layout.MAX_BEST,
+            TILES=tiles,
+            TILE_LANES=lanes,
+            BEST_LANES=triton.next_power_of_2(layout.MAX_BEST),
+            num_warps=4,
+        )
