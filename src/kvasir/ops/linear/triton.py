@@ -84,10 +84,12 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
         block_n, num_warps = 128, 8
         block_t = 128 if accumulators <= 2 and weight.format not in LAYOUTS else 64
     layout = LAYOUTS.get(weight.format)
-    if layout and layout.group == 32:  # registers: a group's sum, and the tree over eight segments, take more of them
-        if accumulators == 4:
+    if layout and layout.group == 32:
+        # A group's sum and a tree over segments take more registers. Q4_K's second product per group would not leave
+        # room in the 512 columns of sm_100's tensor memory, and Triton then compiles a kernel that only traps.
+        if accumulators > 2 or weight.format == "Q4_K":
             block_n, block_t, num_warps = 64, min(block_t, 32), 4
-        if weight.format == "Q4_K" and block_n == 64:
+        if weight.format == "MXFP4" and accumulators == 2 and block_n == 64:
             block_t = min(block_t, 32)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
