@@ -151,3 +151,8 @@ class ConfigError(KvasirError, ValueError):
 
 class EngineDead(KvasirError):
     """The engine process ended during the request, which could not be resumed: HTTP 503."""
+
+
+class DeviceFault(KvasirError):
+    """The device has failed: nothing that this process computes on it can be trusted any more. An engine process ends,
+    and its supervisor starts another; an engine in the user's process dies."""

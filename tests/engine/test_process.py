@@ -168,8 +168,9 @@ async def test_a_signal_to_end_is_left_to_the_parent(end):
     await engine.stop()
 
 
-async def test_a_poison_request_fails_once_and_affects_no_others():
-    engine = ProcessEngine(fake={**FAKE, "deadly_token": 255, "step_seconds": 0.002})
+@pytest.mark.parametrize("how", ["deadly_token", "device_fault_token"])
+async def test_a_poison_request_fails_once_and_affects_no_others(how):
+    engine = ProcessEngine(fake={**FAKE, how: 255, "step_seconds": 0.002})
     await engine.start()
     requests = [request(f"r{i}", [i], max_tokens=40) for i in range(2)]
     requests = [r for r in requests if 255 not in expected(r)[0]]

@@ -4,7 +4,7 @@ The vendor's names (torch.cuda) occur only here.
 """
 
 from kvasir.device.capability import Device, detect, has_driver
-from kvasir.device.control import allocated, available, set_threads, synchronize
+from kvasir.device.control import allocated, available, raise_fault, set_threads, synchronize
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton
 from kvasir.memory import host_memory
@@ -20,6 +20,7 @@ __all__ = [
     "host_memory",
     "need_torch",
     "no_triton",
+    "raise_fault",
     "set_threads",
     "synchronize",
 ]

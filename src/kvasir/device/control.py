@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kvasir.device.capability import Device
-from kvasir.errors import ConfigError
+from kvasir.errors import ConfigError, DeviceFault
 from kvasir.memory import host_memory
 
 MAX_THREADS = 1024
@@ -45,3 +45,13 @@ def allocated(device: Device) -> int:
     import torch
 
     return torch.cuda.memory_allocated()
+
+
+def raise_fault(error: Exception) -> None:
+    """Raises DeviceFault if the error is one, or torch's error of a GPU that has failed. Such a failure is sticky: all
+    later calls of the process fail too. Running out of memory is not."""
+    if isinstance(error, DeviceFault):
+        raise error
+    torch = sys.modules.get("torch")
+    if torch and isinstance(error, getattr(torch, "AcceleratorError", ())):
+        raise DeviceFault(str(error).partition("\n")[0]) from error

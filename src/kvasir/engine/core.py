@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, look, record
 from kvasir.plan import Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
@@ -156,6 +157,7 @@ class EngineCore:
         try:
             return PendingStep(plan, begun, self.runner.execute(plan))
         except Exception as error:
+            raise_fault(error)
             return PendingStep(plan, begun, error=error)
 
     def _retract(self, plan: StepPlan, pending_step: PendingStep | None) -> StepPlan:
@@ -183,6 +185,7 @@ class EngineCore:
                 self._past.append(record(pending_step.plan, seconds))
             return pending_step.plan, result
         except Exception as error:
+            raise_fault(error)
             return pending_step.plan, error
         finally:
             self._ended = time.perf_counter()

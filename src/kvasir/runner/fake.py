@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.caches import CacheKind, attention
+from kvasir.errors import DeviceFault
 from kvasir.inputs import FEATURES
 from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
@@ -46,9 +47,9 @@ class FakeRunner(Runner):
     """A runner whose executor has no model.
 
     step_seconds: duration of a step. fault: called with each plan before it runs; may raise. deadly_token: an id that
-    kills the whole process when it is computed, as a faulty kernel would. overlaps: whether the next step may be
-    planned while a step runs. window: of its only cache group, 0 for none; or of each of several cache groups. kinds:
-    the kind of each cache group, instead of windows.
+    kills the whole process when it is computed, as a faulty kernel would. device_fault_token: one that raises
+    DeviceFault. overlaps: whether the next step may be planned while a step runs. window: of its only cache group, 0
+    for none; or of each of several cache groups. kinds: the kind of each cache group, instead of windows.
     """
 
     samples: type[FakeExecutor]  # the executor's class
@@ -66,6 +67,7 @@ class FakeRunner(Runner):
         kinds: tuple[CacheKind, ...] = (),
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
+        device_fault_token: int | None = None,
         fault: Callable[[StepPlan], Any] | None = None,
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
@@ -82,7 +84,7 @@ class FakeRunner(Runner):
             encoders=encoders,
         )  # fmt: skip
         info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
-        executor = self.samples(capacity, step_seconds, deadly_token, fault, overlaps)
+        executor = self.samples(capacity, step_seconds, deadly_token, device_fault_token, fault, overlaps)
         super().__init__(executor, capacity, info)
 
 
@@ -140,11 +142,13 @@ class FakeExecutor:
         capacity: Capacity,
         step_seconds: float = 0.0,
         deadly_token: int | None = None,
+        device_fault_token: int | None = None,
         fault: Callable[[StepPlan], Any] | None = None,
         overlaps: bool = False,
     ):
         self.capacity, self.overlaps = capacity, overlaps
-        self.step_seconds, self.deadly_token, self.fault = step_seconds, deadly_token, fault
+        self.step_seconds, self.fault = step_seconds, fault
+        self.deadly_token, self.device_fault_token = deadly_token, device_fault_token
         self.hidden: frozenset[str] = _AllNames()
         self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
@@ -215,8 +219,7 @@ class FakeExecutor:
                 self.cache.write(group, table, 0, fake_encoded(content.scope, kind.fixed))
             if kind.keeps_starts:
                 self.cache.open_blocks(group, table, numbers, work.start, end)
-        if self.deadly_token is not None and self.deadly_token in row.ids[work.start : end]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._meet(row.ids[work.start : end])
 
     def _write_all(self, decodes: Decodes) -> None:
         rows, starts = _columns(decodes)
@@ -225,8 +228,14 @@ class FakeExecutor:
             blocks = table[rows, starts // size]
             assert blocks.all(), "a write into the scratch block"
             self.cache.ids[group, blocks, starts % size] = ids
-        if self.deadly_token is not None and (ids == self.deadly_token).any():
+        self._meet(ids)
+
+    def _meet(self, ids: np.ndarray) -> None:
+        """Dies, or fails as a device does, if one of the ids is made to."""
+        if self.deadly_token is not None and self.deadly_token in ids:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.device_fault_token is not None and self.device_fault_token in ids:
+            raise DeviceFault("an illegal memory access was encountered")
 
     def draw_all(self, decodes: Decodes) -> tuple[np.ndarray, dict[int, str]]:
         """The same as `draw` without a mask for each row; also reads all ids of all rows through their tables."""
