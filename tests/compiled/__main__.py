@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.compiled.compiling import SHARED, TARGETS, Case, Compiled, Measures, cases_of, measured
 from tests.compiled.shapes import SHAPES, forward_of, launches_of
@@ -21,15 +22,17 @@ BUCKETS = (1, 16, 32, 64, 128, 256, 512)
 PRODUCTS = ("product", "whole", "gated", "attend")
 
 
-def all_cases(shapes: Iterable[str], dtypes: Iterable[str]) -> dict[tuple[str, str], list[Case]]:
-    """By shape and dtype, the cases of all buckets."""
-    found = {}
-    for shape in shapes:
-        for dtype in dtypes:
-            forward = forward_of(shape, dtype, layers=2)
-            steps = [launches_of(forward, bucket) for bucket in BUCKETS]
-            found[shape, dtype] = cases_of(launch for step in steps for launch in (*step.rows, *step.chosen))
-    return found
+def all_cases(shapes: Iterable[str], dtypes: Iterable[str], hip: bool) -> list[Case]:
+    """The distinct cases of all shapes, dtypes and buckets. hip: on an AMD GPU."""
+    found: dict[tuple, Case] = {}
+    with patch("kvasir.ops.linear.triton.on_hip", lambda: hip):
+        for shape in shapes:
+            for dtype in dtypes:
+                forward = forward_of(shape, dtype, layers=2)
+                steps = [launches_of(forward, bucket) for bucket in BUCKETS]
+                cases = cases_of(launch for step in steps for launch in (*step.rows, *step.chosen))
+                found.update((case.key, case) for case in cases)
+    return list(found.values())
 
 
 def faults(found: Sequence[Compiled]) -> list[str]:
@@ -78,7 +81,7 @@ def page(found: Sequence[Compiled]) -> str:
     ]
     rows: dict[tuple, dict[str, Compiled]] = defaultdict(dict)
     for c in found:
-        rows[c.case.key][c.target] = c
+        rows[c.case.name, _constants(c.case)][c.target] = c
     for by_target in rows.values():
         case = next(iter(by_target.values())).case
         cells = [_cell(by_target.get(target)) for target in TARGETS]
@@ -110,11 +113,12 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="*", default=[], help="only these")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
-    unique: dict[tuple, Case] = {}
-    for cases in all_cases(args.shapes, args.dtypes).values():
-        unique.update((case.key, case) for case in cases if not args.kernels or case.name in args.kernels)
-    _cases[:] = unique.values()
-    work = [(i, target) for i in range(len(_cases)) for target in args.targets]
+    work: list[tuple[int, str]] = []
+    for target in args.targets:
+        for case in all_cases(args.shapes, args.dtypes, target.startswith("gfx")):
+            if not args.kernels or case.name in args.kernels:
+                work.append((len(_cases), target))
+                _cases.append(case)
     found: list[Compiled] = []
     wrong: list[str] = []
     with ProcessPoolExecutor(args.jobs) as pool:  # forked: the workers have the cases

@@ -25,7 +25,7 @@ TARGETS = {
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}  # bytes of a program
 _POINTERS = {
     **{"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "float64": "*fp64"},
-    **{"int8": "*i8", "uint8": "*u8", "int32": "*i32", "int64": "*i64", "bool": "*i1"},
+    **{"int8": "*i8", "uint8": "*u8", "int16": "*i16", "int32": "*i32", "int64": "*i64", "bool": "*i1"},
 }
 _MMA = {
     "cuda": r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)|tcgen05\.mma\.(\S+)|mma\.sync\.aligned\.(m\d+n\d+k\d+)",

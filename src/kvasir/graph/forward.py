@@ -122,6 +122,12 @@ class Forward:
         self._rows = [run for domain, run in found if domain == ROWS]
         self._chosen = [run for domain, run in found if domain == CHOSEN]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its buffers, without the rope angles."""
+        works = [t for w in self._works.values() for t in (w.items, w.num_items, w.counters, w.tops, w.accs)]
+        return self.layout.size + sum(tensor.numel() * tensor.element_size() for tensor in works)
+
     # -- a step
 
     def run_rows(self, bucket: int) -> None:

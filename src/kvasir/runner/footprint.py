@@ -28,6 +28,10 @@ def footprint_of(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str
 ) -> Footprint:
     """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences."""
+    if loaded.executor == "graph":
+        from kvasir.runner.make_graph import graph_footprint
+
+        return graph_footprint(loaded, kind=kind, tokens=tokens, rows=rows, block_size=block_size, kv_dtype=kv_dtype)
     model = loaded.model
     spec = model.cache_spec()
     groups = len(KVLayout.of(spec).groups)

@@ -132,14 +132,18 @@ class GraphExecutor:
     def record_all(self) -> None:
         """Records the launches of every bucket."""
         for bucket in buckets(self.max_tokens):
-            self._replay("rows", bucket)
+            self._recorded("rows", bucket)
         if self.forward.logits is not None:
             for bucket in buckets(self.max_chosen):
-                self._replay("chosen", bucket)
+                self._recorded("chosen", bucket)
                 for level in range(len(LEVELS)):
-                    self._replay(f"sample {level}", bucket)
+                    self._recorded(f"sample {level}", bucket)
 
-    def _replay(self, name: str, bucket: int) -> Callable[[], None]:
+    def replay(self, name: str, bucket: int) -> None:
+        """Makes the launches of a bucket: "rows", "chosen" or "sample <level>"."""
+        self._recorded(name, bucket)()
+
+    def _recorded(self, name: str, bucket: int) -> Callable[[], None]:
         if (name, bucket) not in self._replays:
             self._replays[name, bucket] = self._record(partial(self._run(name), bucket))
         return self._replays[name, bucket]
@@ -167,7 +171,7 @@ class GraphExecutor:
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             self._write_pieces(step)
-            self._replay("rows", bucket_of(step.starts[-1], self.max_tokens))()
+            self.replay("rows", bucket_of(step.starts[-1], self.max_tokens))
             self._keep(found, step)
             self._sample(found, step)
         return found
@@ -210,7 +214,7 @@ class GraphExecutor:
         forward = self.forward
         assert forward.logits is not None
         self.rows.writer.fill(forward.step.chosen[: len(rows)], np.array(rows, np.int32))
-        self._replay("chosen", bucket_of(len(rows), self.max_chosen))()
+        self.replay("chosen", bucket_of(len(rows), self.max_chosen))
         return forward.value(forward.logits, len(rows))
 
     def _sample(self, found: Results, step: ExecutorStep) -> None:
@@ -251,7 +255,7 @@ class GraphExecutor:
         slots = slots_of([work.row for work in works], [work.end for work in works], mask_of, bucket)
         for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
             writer.fill(target[:bucket], values)
-        self._replay(f"sample {level}", bucket)()
+        self.replay(f"sample {level}", bucket)
         return Drawn(places, works, [self._row(work) for work in works], fetch(draws.results(len(works), level)))
 
     def _collect(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from kvasir.ops import native
@@ -22,12 +23,15 @@ def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: 
     """SHA-256, in hexadecimal, of the sources of the native kernels and the package, the executor's name, and what the
     executor depends on.
 
-    A program depends on nothing else. Eager depends on torch and its libraries: on the processor or GPU named `device`
-    (kind: "cpu" or "cuda"), on the settings by which they choose kernels, on the bits that they compute here, and on
-    the implementation of each op, one line of `op_table` each.
+    A program depends on nothing else. A graph depends on Triton, which compiles its kernels, and on the GPU. Eager
+    depends on torch and its libraries: on the processor or GPU named `device` (kind: "cpu" or "cuda"), on the settings
+    by which they choose kernels, on the bits that they compute here, and on the implementation of each op, one line of
+    `op_table` each.
     """
     kernels = native.sources_digest() if native.available() else "no native kernels"
     beneath = _libraries(device, op_table, kind) if executor == "eager" else ()
+    if executor == "graph":
+        beneath = (version("triton"), device, kind)
     return _digest((kernels, package_digest(), executor, *beneath))
 
 
