@@ -22,14 +22,13 @@ Letters: T token rows, H query heads, K KV heads, G query heads per KV head, d w
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import triton
 import triton.language as tl
 
 from kvasir.ops.launch import INTERPRETED, launch
-from kvasir.ops.norm.triton import rounded
+from kvasir.ops.linear.triton import on_hip, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -218,9 +217,10 @@ def _attend(
                 k = tl.load(k_from[:, None] + d[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
                 score = tl.dot(_operand(k, DTYPE, UPCAST), qt, input_precision="ieee") * scale
                 if SOFTCAP:
-                    small = tl.exp(-2.0 * tl.abs(score / softcap))
-                    capped = softcap * ((1.0 - small) / (1.0 + small))
-                    score = tl.where(score < 0.0, -capped, capped)
+                    # softcap * tanh; exp must not overflow, and NaN must stay
+                    score = score / softcap
+                    score = tl.exp(2.0 * tl.where(score > 40.0, 40.0, score))
+                    score = softcap - 2.0 * softcap / (score + 1.0)
                 visible = key[:, None] < high[None, :]
                 if WINDOW:
                     visible = visible & (key[:, None] >= low[None, :])
@@ -348,7 +348,7 @@ def attend(
     assert k_cache.shape[-1] == D and k_cache.stride(3) == 1 and v_cache.stride(3) == 1 and H % K == 0
     assert q.is_contiguous() and out.is_contiguous() and tops.is_contiguous() and accs.is_contiguous()
     assert counters.shape == (items.shape[0], K) and counters.is_contiguous()
-    tile = _tile(D, E, q.element_size())
+    tile = _tile(D, E, q.element_size(), softcap != 0.0 or window > 0)
     value_tiles = triton.cdiv(E, tile.block_e)
     launch(
         _attend, (max(1, min(items.shape[0], _PROGRAMS // K)), K, value_tiles),
@@ -358,7 +358,7 @@ def attend(
         SIZE=size, H=H, K=K, D=D, E=E, BLOCK_D=tile.block_d, BLOCK_E=tile.block_e, TILES_E=value_tiles,
         ITEM_FIELDS=ITEM_FIELDS, CHUNK=CHUNK, STEP=STEP, ROWS=rows_of(H // K), WINDOW=window, SOFTCAP=softcap != 0.0,
         UPCAST=INTERPRETED, num_warps=tile.num_warps, num_stages=tile.num_stages,
-        **({"matrix_instr_nonkdim": 16} if _on_hip() else {}),
+        **({"matrix_instr_nonkdim": 16} if on_hip() else {}),
         bytes=q.numel() * q.element_size() + out.numel() * out.element_size(),
     )  # fmt: skip
 
@@ -372,19 +372,15 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-def _tile(D: int, E: int, itemsize: int) -> _Tile:
-    """Follows from the model's shapes alone; so that no target's registers spill, nor its shared memory overflows."""
-    block_d, widest = max(16, triton.next_power_of_2(D)), 64 if itemsize == 4 else 128
+def _tile(D: int, E: int, itemsize: int, special: bool) -> _Tile:
+    """Follows from the model's shapes alone; so that no target's registers spill, nor its shared memory overflows.
+    special: whether there is a window or a softcap, which take registers."""
+    block_d = max(16, triton.next_power_of_2(D))
+    widest = 64 if itemsize == 4 or (special and block_d > 128) else 128
     block_e = min(widest, max(16, triton.next_power_of_2(E)))
-    wide = max(block_d, block_e) > 64
-    if _on_hip():
+    if on_hip():
         return _Tile(block_d, block_e, 4, 1)
     if itemsize == 4:
         return _Tile(block_d, block_e, 16 if block_d > 128 else 8, 1)
-    return _Tile(block_d, block_e, 8 if wide else 4, 1 if block_d > 128 else 2)
-
-
-def _on_hip() -> bool:
-    """Whether kernels run on an AMD GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.version.hip is not None
+    padded = D % block_d or E % block_e  # masks take registers
+    return _Tile(block_d, block_e, 8, 1 if padded else 2)
