@@ -21,23 +21,24 @@ BLOCK = 1024
 def _element(data, scales, mins, row, d, D, inside, FORMAT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr):
     """Columns d of a row as float32, by the layouts of linear/triton_matrix."""
     if BITS == 0:
-        return tl.load(data + row * D + d, mask=inside, other=0.0).to(tl.float32)
-    chunks = tl.cdiv(D, 128)
-    FIELDS: tl.constexpr = 2 if BITS == 8 else 4
-    HALF: tl.constexpr = 32 if GROUP == 32 else 64  # columns of one field
-    within = d % (HALF * FIELDS)
-    word = row * (chunks * 4 * BITS) + d // (HALF * FIELDS) * (HALF // 2) + within % HALF // 2
-    shift = within // HALF * BITS + d % 2 * 16
-    value = level(tl.load(data + word, mask=inside, other=0) >> shift, FORMAT)
-    group = tl.zeros_like(d) if GROUP == 0 else d // GROUP
-    groups = 1 if GROUP == 0 else chunks * (128 // GROUP)
-    raw = tl.load(scales + row * groups + group, mask=inside, other=0)
-    block = d
-    if FORMAT == "Q4_K":
-        block = tl.load(mins + row * (D // 256) + d // 256, mask=inside, other=0)
-    value = value * scale_of(raw, block, FORMAT)
-    if FORMAT == "Q4_K":
-        value = value - min_of(raw, block)
+        value = tl.load(data + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    else:
+        chunks = tl.cdiv(D, 128)
+        FIELDS: tl.constexpr = 2 if BITS == 8 else 4
+        HALF: tl.constexpr = 32 if GROUP == 32 else 64  # columns of one field
+        within = d % (HALF * FIELDS)
+        word = row * (chunks * 4 * BITS) + d // (HALF * FIELDS) * (HALF // 2) + within % HALF // 2
+        shift = within // HALF * BITS + d % 2 * 16
+        value = level(tl.load(data + word, mask=inside, other=0) >> shift, FORMAT)
+        group = tl.zeros_like(d) if GROUP == 0 else d // GROUP
+        groups = 1 if GROUP == 0 else chunks * (128 // GROUP)
+        raw = tl.load(scales + row * groups + group, mask=inside, other=0)
+        block = d
+        if FORMAT == "Q4_K":
+            block = tl.load(mins + row * (D // 256) + d // 256, mask=inside, other=0)
+        value = value * scale_of(raw, block, FORMAT)
+        if FORMAT == "Q4_K":
+            value = value - min_of(raw, block)
     return value
 
 
