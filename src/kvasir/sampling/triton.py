@@ -417,8 +417,8 @@ def measure_tiles(
                     tl.store(bin_counts + s * BINS + b, tl.zeros((BINS,), tl.int32))
                     tl.store(bin_weights + s * BINS + b, tl.zeros((BINS,), tl.int64))
                     tl.store(found + s, 0)
-        mask = -1
-        changes = False
+        mask = tl.full((), -1, tl.int32)
+        changes = mask >= 0
         known = tl.load(known_S + s).to(tl.int64)
         sampled = known - _whole(params, row, PROMPT_LEN)
         x = x_room + s.to(tl.int64) * vocab
@@ -1014,7 +1014,9 @@ def sample(
     lanes = triton.next_power_of_2(tiles)
     sub = tile if INTERPRETED else min(tile, 1024)
     grid, size = (tiles, slots), slots * vocab
-    masked = needs.processes and masks is not None
+    if not needs.processes:
+        masks = None
+    masking = (rows_S, 0, rows_S) if masks is None else (masks, masks.shape[1], mask_S)  # without masks none is read
     source = (
         *(logits, logits.stride(0), rows_S, state.params),
         *(work.x_SV, work.changed_S, work.raw_ST, work.best_ST),
@@ -1031,9 +1033,7 @@ def sample(
         state.params,
         state.lists,
         state.lists.stride(0),
-        masks if masked else rows_S,
-        masks.shape[1] if masked else 0,
-        mask_S if masked else rows_S,
+        *masking,
         work.x_SV,
         work.counts_SV,
         work.changed_S,
@@ -1051,7 +1051,7 @@ def sample(
         LANES=LIST_LANES,
         LISTS=needs.lists,
         PROCESS=needs.processes,
-        MASKED=masked,
+        MASKED=masks is not None,
         bytes=4 * size,
         num_warps=4,
     )
