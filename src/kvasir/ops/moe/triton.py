@@ -100,14 +100,6 @@ def _tile(found, order, n_tile, N, FIELDS: tl.constexpr, BLOCK_N: tl.constexpr, 
 
 
 @triton.jit
-def _of(plane, expert, stride):
-    """An expert's part of a plane of all experts' matrices."""
-    if plane is None:
-        return None
-    return plane + expert * stride
-
-
-@triton.jit
 def _store(acc, out, n, pair, live, N, UPCAST: tl.constexpr):
     at = out + pair.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(at, rounded(acc, out.dtype.element_ty, UPCAST), mask=(n < N)[:, None] & live[None, :])
@@ -123,7 +115,11 @@ def _expert_gated(
     if tl.program_id(1) < tl.load(num_tiles):
         expert, n, rows, pair, live = _tile(found, order, tl.program_id(0), N, FIELDS, BLOCK_N, BLOCK_T)
         x_offsets = (pair // TOP).to(tl.int64) * x_stride
-        gate, up = _of(gate, expert, data_stride), _of(up, expert, data_stride)
+        gate, up = gate + expert * data_stride, up + expert * data_stride
+        if gate_scales is not None:
+            gate_scales, up_scales = gate_scales + expert * scales_stride, up_scales + expert * scales_stride
+        if gate_mins is not None:
+            gate_mins, up_mins = gate_mins + expert * mins_stride, up_mins + expert * mins_stride
         if FORMAT == "F32" or FORMAT == "F16" or FORMAT == "BF16":
             first = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
             second = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
@@ -132,12 +128,10 @@ def _expert_gated(
                 first = _dot(_weights(gate, rows, K, k, K, BLOCK_K, EVEN), inputs, first, UPCAST)
                 second = _dot(_weights(up, rows, K, k, K, BLOCK_K, EVEN), inputs, second, UPCAST)
         else:
-            gate_scales, gate_mins = _of(gate_scales, expert, scales_stride), _of(gate_mins, expert, mins_stride)
             first = _chain(
                 x, x_offsets, live, gate, gate_scales, gate_mins, rows, K, 0, K,
                 FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
             )  # fmt: skip
-            up_scales, up_mins = _of(up_scales, expert, scales_stride), _of(up_mins, expert, mins_stride)
             second = _chain(
                 x, x_offsets, live, up, up_scales, up_mins, rows, K, 0, K,
                 FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
@@ -154,9 +148,13 @@ def _expert_down(
     if tl.program_id(1) < tl.load(num_tiles):
         expert, n, rows, pair, live = _tile(found, order, tl.program_id(0), N, FIELDS, BLOCK_N, BLOCK_T)
         s = tl.program_id(2)
+        if scales is not None:
+            scales = scales + expert * scales_stride
+        if mins is not None:
+            mins = mins + expert * mins_stride
         acc = _chain(
-            x, pair.to(tl.int64) * x_stride, live, _of(data, expert, data_stride), _of(scales, expert, scales_stride),
-            _of(mins, expert, mins_stride), rows, K, s * width, (s + 1) * width,
+            x, pair.to(tl.int64) * x_stride, live, data + expert * data_stride, scales, mins, rows, K,
+            s * width, (s + 1) * width,
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
         _store(acc, out + s.to(tl.int64) * pairs * N, n, pair, live, N, UPCAST)
