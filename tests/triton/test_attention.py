@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, rows_of, tokens_of
 
-SIZE = 16  # tokens of a block
 STALE = 10**6  # a block id that must not be read
 
 
@@ -33,23 +32,24 @@ class Case:
     softcap: float = 0.0
     with_sinks: bool = False
     seed: int = 0
+    size: int = 16  # tokens of a block
     q: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self):
         random = torch.Generator().manual_seed(self.seed)
-        counts = [-(-length // SIZE) for length in self.lengths]
+        counts = [-(-length // self.size) for length in self.lengths]
         blocks = 2 + sum(counts)
         order = (1 + torch.randperm(blocks - 1, generator=random)).tolist()
         self.table = torch.full((len(self.lengths) + 1, max(counts)), STALE, dtype=torch.int32)
         self.table[-1] = 0
         kv_dtype = self.kv_dtype or self.dtype
-        self.k_cache = torch.full((blocks, SIZE, self.K, self.d), torch.nan).to(kv_dtype)
-        self.v_cache = torch.full((blocks, SIZE, self.K, self.e), torch.nan).to(kv_dtype)
+        self.k_cache = torch.full((blocks, self.size, self.K, self.d), torch.nan).to(kv_dtype)
+        self.v_cache = torch.full((blocks, self.size, self.K, self.e), torch.nan).to(kv_dtype)
         self.q, self.k, self.v = [], [], []
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             ids = torch.tensor([order.pop() for _ in range(count)])
             self.table[row, :count] = ids
-            slots = (ids[:, None] * SIZE + torch.arange(SIZE)).flatten()[:length]
+            slots = (ids[:, None] * self.size + torch.arange(self.size)).flatten()[:length]
             k, v = (torch.randn(length, self.K, n, generator=random).to(kv_dtype) for n in (self.d, self.e))
             self.k_cache.view(-1, self.K, self.d)[slots] = k
             self.v_cache.view(-1, self.K, self.e)[slots] = v
@@ -150,6 +150,21 @@ def test_positions_around_the_ends_of_chunks(position, window):
     Case([position + 1], window=window, seed=position).check((0, position, 1))
 
 
+@pytest.mark.parametrize("size", [64, 128, 24])
+def test_sizes_of_blocks(size):
+    case = Case([300, 70], K=2, H=2, window=180, size=size)
+    case.table[0, : (295 - 179) // size] = STALE
+    case.check((0, 295, 5), (1, 69, 1))
+
+
+def test_wide_values_of_split_tiles():
+    case = Case([530], d=16, e=144)
+    (split,), items = case.run((0, 525, 5)), case.items
+    assert len(items) == 3
+    assert torch.equal(split, case.run((0, 525, 5), split=False)[0])
+    case.check((0, 525, 5))
+
+
 @given(
     lengths=st.lists(st.integers(1, 600), min_size=1, max_size=3),
     counts=st.lists(st.integers(1, 20), min_size=3, max_size=3),
@@ -172,7 +187,7 @@ def test_steps_of_several_pieces(lengths, counts, window, softcap, with_sinks, b
 
 def test_blocks_outside_the_window_are_not_read():
     case = Case([600], window=40)
-    case.table[0, : (590 - 39) // SIZE] = STALE
+    case.table[0, : (590 - 39) // case.size] = STALE
     case.check((0, 590, 10))
 
 
