@@ -12,7 +12,9 @@ from tests.engine.cores import core_of
 from tests.graph.models import folder_of, graph_core
 
 FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "qwen2-windows", "llama-biased-tied", "qwen2-yarn"]
-TOLERANCE = {"float32": 2e-4, "bfloat16": 0.12}  # of a log-probability
+FAMILIES += ["mixtral", "qwen3-moe", "qwen3-moe-mixed"]
+# Of a log-probability, mean and greatest. In bfloat16 rounding may choose another expert for a row.
+TOLERANCE = {"float32": (2e-5, 2e-4), "bfloat16": (0.03, 0.6)}
 
 
 def prompt_logprobs(core, prompt: tuple[int, ...]) -> np.ndarray:
@@ -39,4 +41,5 @@ def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path
     expected = prompt_logprobs(core_of(folder, dtype=dtype, executor="eager", threads=1, block_size=16), prompt)
     got = prompt_logprobs(graph_core(folder, dtype=dtype), prompt)
     assert got.shape == expected.shape == (39, 2)
-    assert np.abs(got - expected).max() < TOLERANCE[dtype]
+    (mean, most), error = TOLERANCE[dtype], np.abs(got - expected)
+    assert error.mean() < mean and error.max() < most

@@ -28,7 +28,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 SINGLE = (
     *ACTIVATIONS,
     *("add", "multiply", "add_vector", "scale", "softcap", "embedding", "rms_norm", "layer_norm", "linear", "rope"),
-    *("store_kv", "paged_attention", "choose"),
+    *("store_kv", "paged_attention", "choose", "route", "experts"),
 )
 
 
@@ -282,6 +282,23 @@ def _embedding(node: Node) -> Call:
     return Call("embedding", (ids,), _outs(node), {"weight": weight})
 
 
+def _route(node: Node) -> Call:
+    logits, _, normalise = node.inputs
+    return Call("route", (logits,), _outs(node), {"normalise": normalise})
+
+
+def _experts(node: Node) -> Call:
+    """Also writes the order of the pairs, each pair's inner row, and the segments of its output."""
+    x, ids, weights, gate, up, down, act, share = node.inputs
+    if share is not None:
+        raise CannotTrace("experts split over ranks have no Triton kernel")
+    top, first = ids.width, down[0]
+    sizes = top, top * gate[0].rows, first.segments * top * first.rows
+    scratch = tuple(x.graph.value(x.domain, (size,)) for size in sizes)
+    takes = {"gate": gate, "up": up, "down": down, "act": act.name, "top": top}
+    return Call("experts", (x, ids, weights), (node.out, *scratch), takes)
+
+
 _SINGLES: dict[str, Callable[[Node], Call]] = {
     "linear": _linear,
     "rms_norm": _norm,
@@ -290,4 +307,6 @@ _SINGLES: dict[str, Callable[[Node], Call]] = {
     "store_kv": _store,
     "paged_attention": _attention,
     "embedding": _embedding,
+    "route": _route,
+    "experts": _experts,
 }

@@ -18,7 +18,7 @@ from torch import Tensor
 from kvasir.caches import CacheKind
 from kvasir.graph.fold import ACTIVATIONS, Call
 from kvasir.graph.layout import BYTES, Layout, lay_out
-from kvasir.graph.matrices import adjoining
+from kvasir.graph.matrices import adjoining, of_experts
 from kvasir.graph.triton import expand, take_rows
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rope import Rope
@@ -28,6 +28,15 @@ from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_a
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
 from kvasir.ops.linear.triton import gated_product, product, whole_product
+from kvasir.ops.moe.triton import (
+    TILE_FIELDS,
+    combine,
+    expert_down,
+    expert_gated,
+    most_tiles,
+    route,
+    sort_by_expert,
+)
 from kvasir.ops.norm.triton import join_norm, norm
 from kvasir.ops.rope.triton import rope, rope_store, store_kv
 from kvasir.program.trace import Trace
@@ -118,6 +127,8 @@ class Forward:
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._max_positions = positions
         self._works: dict[tuple[CacheKind, int], AttentionWork] = {}
+        self._tiles: Tensor | None = None
+        self._num_tiles = torch.zeros(1, dtype=torch.int32, device=self.device)
         found = [(call.domain, self._bind(call)) for call in calls]
         self._rows = [run for domain, run in found if domain == ROWS]
         self._chosen = [run for domain, run in found if domain == CHOSEN]
@@ -192,6 +203,11 @@ class Forward:
             return {"angles": self.angles(call.takes["rope"])}
         if call.kind == "attention":
             return {"work": self._work(call)}
+        if call.kind == "experts":
+            stacks = {name: of_experts(call.takes[name]) for name in ("gate", "up", "down")}
+            experts = len(call.takes["gate"])
+            self._tiles_for(len(self.step.rows_T) * call.takes["top"], experts)
+            return {"stacks": stacks, "experts": experts}
         return {}
 
     def _work(self, call: Call) -> AttentionWork:
@@ -204,6 +220,12 @@ class Forward:
                 group=group, kind=kind, pieces=len(self.step.pieces), tokens=len(self.step.rows_T), device=self.device
             )
         return self._works[key]
+
+    def _tiles_for(self, pairs: int, experts: int) -> None:
+        """Makes room for the tiles of pairs of token rows and experts, shared by all layers."""
+        if self._tiles is None or len(self._tiles) < most_tiles(pairs, experts):
+            shape = most_tiles(pairs, experts), TILE_FIELDS
+            self._tiles = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
     def _elementwise(self, call: Call, count: int) -> None:
         x = self.value(call.reads[0], count)
@@ -297,6 +319,25 @@ class Forward:
             work.tops, work.accs, scale=takes["scale"], window=kind.window, softcap=takes["softcap"],
             sinks=takes["sinks"],
         )  # fmt: skip
+
+    def _route(self, call: Call, count: int) -> None:
+        ids, weights = (self.value(value, count) for value in call.writes)
+        route(self.value(call.reads[0], count), ids.view(torch.int32), weights, call.takes["normalise"])
+
+    def _experts(self, call: Call, count: int, stacks: dict[str, Any], experts: int) -> None:
+        (x, ids, weights), (out, order, inner, parts) = call.reads, call.writes
+        gate, up, down = stacks["gate"], stacks["up"], stacks["down"]
+        pairs = count * call.takes["top"]
+        order_p = self.value(order, count).view(torch.int32).view(-1)
+        inner_pI = self._view(self.layout.seats[id(inner.base)].offset, gate.dtype, (pairs, gate.rows))
+        shape = down.segments, pairs, down.rows
+        parts_SpD = self._view(self.layout.seats[id(parts.base)].offset, "float32", shape)
+        tiles, number = self._tiles, self._num_tiles
+        assert tiles is not None
+        sort_by_expert(self.value(ids, count).view(torch.int32), order_p, tiles, number, experts=experts)
+        expert_gated(self.value(x, count), gate, up, order_p, tiles, number, inner_pI, call.takes["act"])
+        expert_down(inner_pI, down, order_p, tiles, number, parts_SpD)
+        combine(parts_SpD, self.value(weights, count), self.value(out, count))
 
     def _table(self, layer: int) -> Tensor:
         return self.step.tables[self.cache.group_of(layer)]

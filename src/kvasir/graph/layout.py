@@ -15,7 +15,7 @@ from kvasir.ops.graph import Traced
 from kvasir.program.lower import Arena
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_PRODUCTS = ("qkv", "gated", "product", "linear")  # their first value is the input of a matrix
+_PRODUCTS = ("qkv", "gated", "product", "linear", "experts")  # their first value is the input of a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ def lay_out(calls: Sequence[Call], results: Sequence[Traced], rows: Mapping[str,
 def weights_of(call: Call) -> Sequence[Any]:
     """The matrices of a call whose input is its first value."""
     takes = call.takes
+    if call.kind == "experts":
+        return [*takes["gate"], *takes["up"]]
     return takes.get("weights") or [takes[name] for name in ("weight", "gate", "up") if name in takes]
 
 

@@ -1,12 +1,16 @@
-"""Matrices whose rows follow each other in memory, so that one product computes several."""
+"""Matrices that follow each other in memory, so that one launch computes with several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
+from kvasir.layers.module import Module
+from kvasir.layers.moe import MoE
+from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.triton_matrix import DeviceMatrix, stacked
 
 
@@ -25,6 +29,33 @@ def adjoining(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
     data, scales, mins = found
     assert data is not None
     return replace(matrices[0], rows=sum(m.rows for m in matrices), data=data, scales=scales, mins=mins)
+
+
+def of_experts(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
+    """The matrices of a layer's experts as one, whose planes have a first dimension of experts."""
+    whole = adjoining(matrices)
+    shape = len(matrices), -1
+    data, scales, mins = (None if plane is None else plane.unflatten(0, shape) for plane in _planes(whole))
+    assert data is not None
+    return replace(matrices[0], data=data, scales=scales, mins=mins)
+
+
+def stack_experts(model: Module) -> None:
+    """Moves the matrices of each layer's experts to adjoining memory, a layer at a time."""
+    for _, moe in model.walk():
+        if isinstance(moe, MoE):
+            gate_up, down = [e.gate_up.weights for e in moe.experts], [e.down.weights for e in moe.experts]
+            for holders, part in ((gate_up, "gate"), (gate_up, "up"), (down, "weight")):
+                _stack(holders, part)
+
+
+def _stack(holders: Sequence[dict[str, Any]], part: str) -> None:
+    matrices = [weights[part] for weights in holders]
+    if len({matrix.format for matrix in matrices}) > 1:
+        raise CannotTrace("the experts of a layer have different weight formats")
+    parts = split_rows(stacked(matrices), [matrix.rows for matrix in matrices])
+    for weights, matrix in zip(holders, parts, strict=True):
+        weights[part] = matrix
 
 
 def _planes(matrix: DeviceMatrix) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -28,26 +28,31 @@ def footprint_of(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str
 ) -> Footprint:
     """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences."""
-    if loaded.executor == "graph":
-        from kvasir.runner.make_graph import graph_footprint
-
-        return graph_footprint(loaded, kind=kind, tokens=tokens, rows=rows, block_size=block_size, kv_dtype=kv_dtype)
     model = loaded.model
     spec = model.cache_spec()
     groups = len(KVLayout.of(spec).groups)
     per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
-    has_program = loaded.executor == "program"
-    sampled = MAX_CHOSEN if has_program else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
-    if has_program:
-        buffers, gathered = _program(loaded, tokens, rows, threads, block_size, kv_dtype), 0
+    gathered = 0
+    if loaded.executor == "graph":
+        from kvasir.runner.graph_memory import graph_memory
+
+        buffers, samplers = graph_memory(
+            loaded, kind=kind, tokens=tokens, rows=rows, block_size=block_size, kv_dtype=kv_dtype
+        )
     else:
-        buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
-        gathered = max(_SCORES * _FLOAT * kind.width for kind in KVLayout.of(spec).kinds)
+        has_program = loaded.executor == "program"
+        sampled = MAX_CHOSEN if has_program else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
+        samplers = (_SAMPLING * MAX_CHOSEN + sampled) * _FLOAT * model.config.vocab_size
+        if has_program:
+            buffers = _program(loaded, tokens, rows, threads, block_size, kv_dtype)
+        else:
+            buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
+            gathered = max(_SCORES * _FLOAT * kind.width for kind in KVLayout.of(spec).kinds)
     return Footprint(
         weights=loaded.held,
         mapped=loaded.mapped,
         buffers=buffers,
-        samplers=(_SAMPLING * MAX_CHOSEN + sampled) * _FLOAT * model.config.vocab_size,
+        samplers=samplers,
         angles=sum(Angles.num_bytes(rope, 1) for rope in ropes(model)),
         rows=rows * per_row + gathered,
     )

@@ -1,0 +1,67 @@
+"""The memory that the graph executor takes besides weights and KV cache, counted without allocating it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kvasir.graph.draws import LEVELS, Draws
+from kvasir.graph.fold import fold
+from kvasir.graph.forward import Forward, StepBuffers
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.kv_layout import KVLayout
+from kvasir.layers.tensors import torch_dtype
+from kvasir.runner.graph_executor import buckets
+from kvasir.runner.load import LoadedModel
+
+MAX_CHOSEN = 64  # rows of logits that are computed at a time
+MAX_DRAFTED = 16  # as in engine.build
+_NODE_BYTES = 16 << 10  # of device memory per recorded launch: an estimate, CUDA documents none
+
+
+def most_chosen(rows: int, drafted: int) -> int:
+    """Rows of logits in the largest bucket, for so many running sequences and drafted ids of one."""
+    return min(MAX_CHOSEN, max(rows, 1 + drafted))
+
+
+def graph_memory(
+    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str
+) -> tuple[int, int]:
+    """Bytes of a step's buffers, recorded launches included, and of sampling. kind: of the device. tokens: most tokens
+    of a step. rows: most running sequences."""
+    assert loaded.trace is not None
+    spec, meta = loaded.model.cache_spec(), torch.device("meta")
+    groups, chosen = len(KVLayout.of(spec).groups), most_chosen(rows, MAX_DRAFTED)
+    cache = KVCache(spec, [1] * groups, block_size, torch_dtype(kv_dtype), meta)
+    step = StepBuffers.empty(
+        rows=rows, ids=1, blocks=[1] * groups, pieces=1 << (rows - 1).bit_length(), tokens=tokens, chosen=chosen,
+        device=meta,
+    )  # fmt: skip
+    calls = fold(loaded.trace)
+    forward = Forward(
+        loaded.trace, calls, cache, step, max_tokens=tokens, max_chosen=chosen, positions=1, dtype=loaded.dtype
+    )
+    vocab = loaded.model.config.vocab_size
+    sampler = num_bytes(Draws(step.ids, chosen, vocab)) if forward.logits is not None else 0
+    waiting = 4 * vocab * (rows + MAX_DRAFTED)  # logits of rows that wait for a mask
+    graphs = len(buckets(tokens)) + len(LEVELS) * len(buckets(chosen))
+    recorded = graphs * len(calls) * _NODE_BYTES if kind == "cuda" else 0
+    return forward.num_bytes + num_bytes(step) + recorded, sampler + waiting
+
+
+def num_bytes(holder: Any) -> int:
+    """Bytes of all tensors that an object holds, also through its own objects."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(holder))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif type(value).__module__.startswith("kvasir."):
+        for name in getattr(value, "__slots__", None) or vars(value):
+            yield from _tensors(getattr(value, name))
