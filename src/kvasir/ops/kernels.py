@@ -44,3 +44,13 @@ def activated(x, ACT: tl.constexpr):
     elif ACT == "sigmoid":
         x = 1.0 / (1.0 + tl.exp(-x))
     return x
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
+    """Float32 values as DTYPE, rounded to nearest even. The interpreter would truncate to bfloat16."""
+    if UPCAST and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
+        x = tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
+    return x.to(DTYPE)

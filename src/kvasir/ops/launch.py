@@ -9,6 +9,7 @@ Floating-point fusion is always off: a kernel that wants a fused multiply-add wr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,12 @@ from triton import knobs
 INTERPRETED = bool(knobs.runtime.interpret)
 
 OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim", "launch_pdl")
+
+
+def on_hip() -> bool:
+    """Whether kernels run on an AMD GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.hip is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import triton
 import triton.language as tl
 
-from kvasir.ops.launch import INTERPRETED, launch
-from kvasir.ops.linear.triton import on_hip, rounded
+from kvasir.ops.kernels import rounded
+from kvasir.ops.launch import INTERPRETED, launch, on_hip
 
 if TYPE_CHECKING:
     from torch import Tensor

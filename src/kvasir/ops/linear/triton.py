@@ -15,14 +15,13 @@ same instruction as one of 128. Each segment is one ascending chain over K:
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated
-from kvasir.ops.launch import INTERPRETED, launch
+from kvasir.ops.kernels import activated, rounded
+from kvasir.ops.launch import INTERPRETED, launch, on_hip
 from kvasir.ops.linear.triton_decode import levels, min_of, scale_of
 from kvasir.ops.linear.triton_matrix import (
     CHUNK,
@@ -108,16 +107,6 @@ def _block_k(weight: DeviceMatrix) -> int:
         if width % size == 0:
             return size
     return max(16, min(most, triton.next_power_of_2(width)))
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
-    """Float32 values as DTYPE, rounded to nearest even. The interpreter would truncate to bfloat16."""
-    if UPCAST and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
-        bits = x.to(tl.uint32, bitcast=True)
-        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
-        x = tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
-    return x.to(DTYPE)
 
 
 @triton.jit
@@ -409,12 +398,6 @@ def gated_product(x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, 
         **_options(gate, tile, hip),
         bytes=gate.nbytes + up.nbytes + _nbytes(x) + count * rows * out.element_size(),
     )
-
-
-def on_hip() -> bool:
-    """Whether kernels run on an AMD GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.version.hip is not None
 
 
 def _options(weight: DeviceMatrix, tile: Tiles, hip: bool) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated, joined
-from kvasir.ops.launch import launch
-from kvasir.ops.linear.triton import _chain, _dot, _inputs, _options, _weights, on_hip, rounded, tiles
+from kvasir.ops.kernels import activated, joined, rounded
+from kvasir.ops.launch import launch, on_hip
+from kvasir.ops.linear.triton import _chain, _dot, _inputs, _options, _weights, tiles
 
 if TYPE_CHECKING:
     from torch import Tensor

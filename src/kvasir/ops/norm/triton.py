@@ -12,23 +12,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import joined
+from kvasir.ops.kernels import joined, rounded
 from kvasir.ops.launch import INTERPRETED, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_WIDTH = 16384
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
-    """Float32 values as DTYPE, rounded to nearest even. The interpreter would truncate to bfloat16."""
-    if UPCAST and tl.bfloat16 == DTYPE:
-        bits = x.to(tl.uint32, bitcast=True)
-        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16
-        x = tl.where(x == x, nearest.to(tl.float32, bitcast=True), x)
-    return x.to(DTYPE)
 
 
 @triton.jit

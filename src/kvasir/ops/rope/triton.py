@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import joined
+from kvasir.ops.kernels import joined, rounded
 from kvasir.ops.launch import INTERPRETED, launch
-from kvasir.ops.norm.triton import rms_scale, rounded
+from kvasir.ops.norm.triton import rms_scale
 
 if TYPE_CHECKING:
     from torch import Tensor
