@@ -17,7 +17,7 @@ SHELL  := bash -o pipefail
 SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all composition soak sanitize fuzz check lint format arrows types bench peers bench-peers gpu-check clean
+.PHONY: help demo env test test-all composition soak sanitize fuzz kernels check lint format arrows types bench peers bench-peers gpu-check clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -51,7 +51,7 @@ demo: $(VENV)/.run  ## Start a server on the bundled model and send it a questio
 test: env  ## Run the fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
-test-all: env sanitize fuzz  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
+test-all: env sanitize fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 
@@ -71,6 +71,12 @@ sanitize: $(VENV)/.run  ## Test the native kernels under the address and undefin
 	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels kvasir_replay_corpus -j 2 >/dev/null
 	@build/sanitize/kvasir_test_kernels
 	@build/sanitize/kvasir_replay_corpus csrc/fuzz/corpus
+
+kernels: env  ## Compile the GPU kernels for GPUs that need not be there; writes docs/gpu-kernels.md
+	@$(EXTRA) gpu | $(PIP) -r /dev/stdin
+	$(PY) -m tests.compiled
+	@$(PY) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/oldest-triton triton==3.6.0
+	PYTHONPATH=$(VENV)/oldest-triton $(PY) -m tests.compiled --check
 
 check: lint format arrows types  ## Check lint, format, import arrows, types (make -k check: all, even if one fails)
 

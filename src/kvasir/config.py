@@ -79,7 +79,9 @@ class EngineOptions:
     trust_special_tokens: bool = option(
         False, "Parse control tokens in chat messages as such. Unsafe with untrusted clients."
     )
-    executor: str = option("auto", "auto (the fastest that can run the model), program (CPU), graph (GPU) or eager.")
+    executor: str = option(
+        "auto", "auto (program if it can run, else eager), program, eager, or graph (on a GPU; not yet run on one)."
+    )
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     host_share: float = 1.0  # fraction of the host memory that an engine takes by default, if several share a machine
 

@@ -55,13 +55,15 @@ class Case:
 
 class Measures(NamedTuple):
     """What a target's compiler made of a case. spills: bytes of the stack, or registers on gfx942. mma: the kind of
-    matrix instruction with its steps, without the number of its columns. wide: whether loads of 16 bytes occur."""
+    matrix instruction with its steps, without the number of its columns. wide: whether loads of 16 bytes occur. order:
+    what determines the order of sums, see `order_of`."""
 
     registers: int
     spills: int
     shared: int
     mma: str
     wide: bool
+    order: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,18 @@ def measured(case: Case, target: str) -> Measures:
     registers, spills = _nvidia(compiled.asm["cubin"]) if kind == "cuda" else _amd(text)
     mma = sorted({_steps(match) for match in re.finditer(_MMA[kind], text)})
     wide = re.search(_WIDE[kind], text) is not None
-    return Measures(registers, spills, compiled.metadata.shared, " ".join(mma), wide)
+    order = order_of(compiled.asm["ttgir"])
+    return Measures(registers, spills, compiled.metadata.shared, " ".join(mma), wide, order)
+
+
+def order_of(ttgir: str) -> str:
+    """What determines the order of a kernel's sums in Triton's GPU IR: the shape of the matrix instructions without
+    their columns, and the layouts that `tt.reduce` sums over."""
+    names = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    found = (re.search(r"instrShape = \[(\d+), \d+(?:, (\d+))?\]", text) for text in names.values())
+    shapes = {f"rows {shape[1]}, step {shape[2] or 16}" for shape in found if shape}
+    reduced = {names.get(name, name) for name in re.findall(r"\}\) : \(tensor<[^,]+, (#\w+)>\) ->", ttgir)}
+    return "; ".join([*sorted(shapes), *(["tcgen05"] if "tc_gen5_mma" in ttgir else []), *sorted(reduced)])
 
 
 def _steps(match: re.Match) -> str:

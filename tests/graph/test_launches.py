@@ -39,6 +39,15 @@ def test_a_step_of_one_row_moves_little_more_than_the_weights(shape):
     assert weights <= moved < 1.02 * weights
 
 
+def test_the_step_of_a_sum_depends_on_the_matrix_alone():
+    forward, steps = forward_of("8B", "bfloat16", 1), {}
+    for bucket in (1, 16, 64, 128, 512):
+        for launch in launches_of(forward, bucket).rows:
+            if launch.name in ("_product", "_whole", "_gated"):
+                steps.setdefault(launch.args[2].shape, set()).add(launch.constants["BLOCK_K"])
+    assert len(steps) == 4 and all(len(found) == 1 for found in steps.values())
+
+
 def held(layer):
     """The matrices of a layer."""
     attn, mlp = layer.attn, layer.mlp

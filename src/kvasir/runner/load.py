@@ -81,18 +81,17 @@ def load_model(
 ) -> LoadedModel:
     """Loads a model's config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
-    With executor "auto", a model that the device's own executor (the program executor on a CPU, the graph executor on a
-    GPU) cannot run is loaded for eager, with a note that gives the reason. report: see `Packer`. Raises
-    UnsupportedModel, ModelFileError, or ConfigError for a dtype or an option that is not available.
+    With executor "auto", a model that the program executor cannot run is loaded for eager, with a note that gives the
+    reason; on a GPU the graph executor must be selected. report: see `Packer`. Raises UnsupportedModel, ModelFileError,
+    or ConfigError for a dtype or an option that is not available.
     """
     options = options or LoadOptions()
-    own = options.executor if options.executor != "auto" else "graph" if device == "cuda" else "program"
     reason = "eager"
-    if own != "eager":
-        reason = _no_graph(options, device) if own == "graph" else _no_program(options, device)
+    if options.executor != "eager":
+        reason = (_no_graph if options.executor == "graph" else _no_program)(options, device)
     if not reason:
         try:
-            if own == "graph":
+            if options.executor == "graph":
                 return _load_graph(files, dtype, device, progress, options)
             return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
@@ -109,7 +108,7 @@ def load_model(
 def _no_program(options: LoadOptions, device: str) -> str:
     """Why no program can run with these options, found before any file is read; "" if one can."""
     if device != "cpu":
-        return f"programs run on the CPU, not on {device}"
+        return f"programs run on the CPU, not on {device} (--executor graph: Triton kernels, not yet run on a GPU)"
     if options.block_size % 16:
         return f"programs need blocks of 16 tokens or a multiple, not {options.block_size}"
     return native.reason()

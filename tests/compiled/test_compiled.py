@@ -1,0 +1,27 @@
+"""Compiles some kernels for each GPU, in a process without the interpreter. `make kernels` compiles all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+from tests.cli.running import ROOT, environment
+
+KERNELS = ("product", "whole", "gated", "attend", "join_norm")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_the_kernels_of_a_small_shape_compile(target):
+    options = ["--check", "--shapes", "0.6B", "--targets", target, "--kernels", *KERNELS]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compiled", *options],
+        env=environment(TRITON_INTERPRET="0"), cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no spills" in done.stdout
