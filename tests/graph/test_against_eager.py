@@ -29,12 +29,9 @@ def prompt_logprobs(core, prompt: tuple[int, ...]) -> np.ndarray:
     return np.array(found)
 
 
-SLOW = [(family, dtype) for family in FAMILIES for dtype in TOLERANCE if (family, dtype) != ("qwen3", "bfloat16")]
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype"), [("qwen3", "bfloat16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path):
     folder = folder_of(tmp_path, family)
     prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))

@@ -12,7 +12,7 @@ from kvasir.types import Request, SamplingParams
 from tests.graph.models import folder_of, graph_core
 from tests.oracle import free_blocks, plain, poison, same, together
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CASES = [("qwen3", "bfloat16"), ("gemma2", "float32")]
 
 

@@ -1,0 +1,85 @@
+"""The graph executor's own decisions: what it refuses, its buckets, and which rows the host samples."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+from kvasir.errors import ConfigError
+from kvasir.graph import fold
+from kvasir.ops.launch import recording
+from kvasir.runner.graph_executor import bucket_of, buckets
+from kvasir.types import Request, SamplingParams
+from tests.graph.models import folder_of, graph_core
+from tests.oracle import Answer, plain, same
+
+
+def test_a_model_is_refused_by_the_name_of_an_op_without_a_kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr(fold, "SINGLE", tuple(op for op in fold.SINGLE if op != "softcap"))
+    with pytest.raises(ConfigError, match="the graph executor cannot run this: no Triton kernel for softcap"):
+        graph_core(folder_of(tmp_path, "gemma2"))
+
+
+def test_a_forward_that_cannot_be_traced_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot run this: the forward uses \.split of a tensor"):
+        graph_core(folder_of(tmp_path, "qwen3-next", num_hidden_layers=4))
+
+
+def test_without_a_gpu_and_without_the_interpreter_it_is_refused(tmp_path, monkeypatch):
+    folder = folder_of(tmp_path, "llama")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ConfigError, match="need a GPU"):
+        graph_core(folder)
+
+
+@pytest.mark.parametrize(("options", "reason"), [({"quantize": "q8"}, "quantize"), ({"kv_dtype": "int8"}, "int8")])
+def test_options_that_it_lacks_are_refused(tmp_path, options, reason):
+    with pytest.raises(ConfigError, match=f"the graph executor cannot run this: .*{reason}"):
+        graph_core(folder_of(tmp_path, "llama"), **options)
+
+
+def test_buckets_cover_every_number_of_rows():
+    assert buckets(100) == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert all(bucket_of(n, 100) == min(b for b in buckets(100) if b >= n) for n in range(1, 101))
+
+
+@pytest.mark.slow
+def test_a_decoding_step_makes_the_launches_of_its_buckets(tmp_path):
+    core = graph_core(folder_of(tmp_path, "llama"))
+    core.add(Request("r", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=2, seed=0, ignore_eos=True)))
+    executor = core.runner.executor  # type: ignore[attr-defined]
+    counted: list[int] = []
+    compute = executor.compute
+
+    def counting(step):
+        with recording() as launches:
+            found = compute(step)
+        counted.append(len(launches))
+        return found
+
+    executor.compute = counting
+    while core.has_work():
+        for delta in core.step():
+            assert delta.error is None, delta.error
+    # expand, plan, embedding, norm; eight per layer; chosen rows and logits; the best id
+    assert [count for count in counted if count] == [4 + 2 * 8 + 2 + 2] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_row_that_the_host_samples_changes_no_other(tmp_path):
+    folder = folder_of(tmp_path, "llama")
+    asked = [
+        Request("here", (3, 4, 5), SamplingParams(temperature=0.9, typical_p=0.6, max_tokens=5, seed=1, logprobs=1)),
+        Request("there", (9, 8), SamplingParams(temperature=0.9, top_p=0.8, max_tokens=5, seed=2, logprobs=1)),
+        Request("dry", (9, 8, 9, 8), SamplingParams(temperature=0.0, dry_multiplier=2.0, max_tokens=5, seed=2)),
+    ]
+    expected = plain(graph_core(folder, max_num_seqs=1), asked)
+    core, answers = graph_core(folder), {(request.id, 0): Answer() for request in asked}
+    for request in asked:
+        core.add(request)
+    while core.has_work():
+        for delta in core.step():
+            answers[delta.id, delta.index].take(delta)
+    same(expected, answers)
