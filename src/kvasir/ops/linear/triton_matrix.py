@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from kvasir.ops.graph import CannotTrace
 from kvasir.quant.blocks import fields
 from kvasir.quant.blocks_k import six_bit_scales
 from kvasir.quant.gguf_types import GGMLType
@@ -90,6 +91,12 @@ class DeviceMatrix:
     @property
     def planes(self) -> list[Tensor]:
         return [plane for plane in (self.data, self.scales, self.mins) if plane is not None]
+
+    def row(self, index: int) -> Tensor:
+        """Row `index` of a float matrix as float32 [cols]. Raises CannotTrace for a quantized one."""
+        if self.format in LAYOUTS:
+            raise CannotTrace(f"a single row of a table in {self.format}")
+        return self.data[index].float()
 
     @property
     def nbytes(self) -> int:
