@@ -36,7 +36,7 @@ EAGER = (
     "runner/device_packing.py",
     "runner/device_rows.py",
     "runner/eager_selftest.py",
-    "runner/graph_executor.py",
+    "runner/graph_*.py",
     "runner/make_eager.py",
     "runner/make_graph.py",
     "runner/probe.py",

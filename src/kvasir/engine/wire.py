@@ -11,6 +11,7 @@ from kvasir.config import EngineOptions
 from kvasir.errors import (
     ConfigError,
     DeadlineExceeded,
+    DeviceFault,
     EngineDead,
     InvalidRequest,
     KvasirError,
@@ -151,6 +152,7 @@ _KINDS: dict[type[KvasirError], tuple[str, ...]] = {
     UnsupportedModel: (),
     ConfigError: (),
     EngineDead: (),
+    DeviceFault: (),
 }
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 
