@@ -8,40 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu.models import SHAPES, config_of, model_with, segments_of
 from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
-from kvasir.graph.matrices import split_rows
-from kvasir.layers.embedding import Embedding
 from kvasir.layers.kv_cache import KVCache
-from kvasir.layers.linear import QKV, Linear
 from kvasir.layers.places import no_memory
-from kvasir.layers.tensors import TensorPlace, torch_dtype
-from kvasir.models.registry import model_class_for
+from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.launch import Launch, recording
-from kvasir.ops.linear.triton_matrix import DeviceMatrix, choose_segments, matrix_from_floats, stacked
+from kvasir.ops.linear.triton_matrix import DeviceMatrix, matrix_from_floats
 from kvasir.program.trace import trace
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "hidden_act": "silu",
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.6B": {
-        **QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28,
-        "tie_word_embeddings": True,
-    },
-    "8B": {
-        **QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_hidden_layers": 36,
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+__all__ = ["SHAPES", "Launches", "forward_of", "launches_of", "model_of"]
 BLOCK_SIZE = 64
 
 
@@ -57,24 +34,11 @@ def matrix(rows: int, cols: int, segments: int, dtype: str) -> DeviceMatrix:
 
 def model_of(name: str, dtype: str, layers: int = 0) -> Any:
     """The model, its weights on torch's `meta` device. layers: how many, 0 for all."""
-    config = {**SHAPES[name], **({"num_hidden_layers": layers} if layers else {})}
-    kind = model_class_for(config)
-    model = kind(kind.Config.from_hf(config))
-    place = TensorPlace(torch.float32, "meta")
-    for _, leaf in model.walk():
-        for tensor, shape in leaf.expects().items():
-            if isinstance(leaf, Linear | Embedding) and tensor.rpartition(".")[2] == "weight":
-                reduces = getattr(leaf, "reduces", False) or isinstance(leaf, QKV)
-                programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else shape[0]
-                rows, cols = shape
-                leaf.hold(tensor, matrix(rows, cols, choose_segments(programs, cols, 1, reduces), dtype))
-            else:
-                leaf.put(tensor, torch.empty(shape, device="meta"), place)
-        if isinstance(leaf, QKV):
-            held: dict[str, Any] = leaf.weights
-            whole = stacked([held[part] for part in leaf.outputs])
-            held.update(zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True))
-    return model
+
+    def make(leaf: Any, rows: int, cols: int, reduces: bool) -> DeviceMatrix:
+        return matrix(rows, cols, segments_of(leaf, rows, cols, "F32", reduces), dtype)
+
+    return model_with(config_of(name, layers), make, "meta")
 
 
 @dataclass(frozen=True)

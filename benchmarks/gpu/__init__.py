@@ -1,0 +1,1 @@
+"""Measures the graph executor on one GPU: `python -m benchmarks.gpu`."""
