@@ -3,4 +3,4 @@ tests/compiled and tests/gpu do."""
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.sampling.device_layout import MAX_BEST
 from kvasir.sampling.device_state import NONE, Logprobs, Needs, SamplerState, Workspace
 from kvasir.sampling.triton import sample
 
@@ -66,6 +65,3 @@ def slots_of(rows: Sequence[int], known: Sequence[int], masks: Sequence[int], bu
     found = np.full((3, bucket), -1, np.int32)
     found[:, : len(rows)] = rows, known, masks
     return found
-
-
-__all__ = ["LEVELS", "MAX_BEST", "Draws", "slots_of"]

@@ -30,8 +30,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """seats: by the `id()` of a value's base. size: bytes of the whole range. copied: values that a call must copy
-    before it overwrites its second input, as pairs (index of the call, value)."""
+    """seats: by the `id()` of a value's base. size: bytes of the whole range."""
 
     seats: Mapping[int, Seat]
     size: int

@@ -94,7 +94,7 @@ class GraphExecutor:
         self._blocks: BlockCache = StagedBlocks(forward.cache, copies) if copies else forward.cache
         self._replays: dict[tuple[str, int], Callable[[], None]] = {}
         self.draws = None if forward.logits is None else Draws(forward.step.ids, max_chosen, forward.logits.width)
-        self._unread: list[Drawn] = []
+        self.unread: list[Drawn] = []  # whose ids the host's rows lack
         self._pieces = np.zeros(tuple(forward.step.pieces.shape), np.int32)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
@@ -164,6 +164,7 @@ class GraphExecutor:
     @torch.inference_mode()
     def compute(self, step: ExecutorStep) -> Results:
         """Follows the step's plan, moves its blocks, then computes its works."""
+        self._collect(later=min(1, len(self.unread)))  # earlier draws are on the host already
         self.rows.follow(step.plan)
         for join in step.plan.joined:
             if self.draws and not reason(join.spec):
@@ -239,7 +240,7 @@ class GraphExecutor:
     def _sample_there(self, found: Results, places: Sequence[int], works: Sequence[Work], logits: Tensor) -> None:
         """Samples on the device, where the next step finds the ids; the host does not wait."""
         found.drawn.append(drawn := self._draw(places, works, [None] * len(works)))
-        self._unread.append(drawn)
+        self.unread.append(drawn)
         for row in drawn.rows:
             row.append(0)  # until `_collect`
 
@@ -258,14 +259,14 @@ class GraphExecutor:
         self.replay(f"sample {level}", bucket)
         return Drawn(places, works, [self._row(work) for work in works], fetch(draws.results(len(works), level)))
 
-    def _collect(self) -> None:
-        """Completes the host's rows by the ids that were sampled on the device."""
-        for drawn in self._unread:
+    def _collect(self, later: int = 0) -> None:
+        """Completes the host's rows by the ids that were sampled on the device, except in the last `later` draws."""
+        done, self.unread = self.unread[: len(self.unread) - later], self.unread[len(self.unread) - later :]
+        for drawn in done:
             tokens = drawn.fetched()[0]
             for work, row, token in zip(drawn.works, drawn.rows, tokens.tolist(), strict=True):
                 if self.rows.host.has(work.row, row):
                     row.ids[work.end] = max(token, 0)
-        self._unread.clear()
 
     def _sample_here(self, found: Results, places: Sequence[int], works: Sequence[Work], logits: Tensor) -> None:
         """Samples with the reference, for parameters that the device's sampler lacks."""
