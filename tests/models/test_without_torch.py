@@ -61,11 +61,12 @@ for config in (GPT2, BERT, *(config_of(name) for name in FAMILIES if name != "qw
 
 
 def modules() -> list[str]:
-    """The modules of ops, layers and models, except the modules of the eager executor."""
+    """The modules of ops, layers and models, except those of the eager executor and of Triton's kernels."""
     package = Path(kvasir.__file__).parent
     paths = [path for part in ("ops", "layers", "models") for path in (package / part).rglob("*.py")]
     names = [".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    return [name for name in sorted(names) if not name.endswith(".body") and name not in EAGER]
+    triton = [name for name in names if name in ("ops.launch", "ops.kernels") or ".triton" in name]
+    return [name for name in sorted(names) if not name.endswith(".body") and name not in (*EAGER, *triton)]
 
 
 def run(code: str) -> None:
