@@ -17,7 +17,7 @@ SHELL  := bash -o pipefail
 SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all composition soak sanitize fuzz kernels check lint format arrows types bench peers bench-peers gpu-check clean
+.PHONY: help demo env test test-all composition soak sanitize fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -106,9 +106,14 @@ bench-peers: env  ## Compare with the other engines; results in benchmarks/resul
 # Only files with GPU tests are collected: the others may need packages that a GPU machine lacks.
 gpu-check:  ## Run the GPU tests with the system's python3, if its torch sees a GPU
 	@if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
-	  PYTHONPATH=src python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning \
+	  PYTHONPATH=src TRITON_INTERPRET=0 python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning \
 	    $$(grep -rl --include='*.py' 'mark\.gpu' tests); \
 	else echo "no GPU: python3 has no torch that sees one, so the GPU tests did not run"; fi
+
+gpu-bench:  ## Time the graph executor with the system's python3, if its torch sees a GPU (FULL=1: more cells)
+	@if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
+	  PYTHONPATH=src python3 -m benchmarks.gpu $(if $(FULL),--full); \
+	else echo "no GPU: python3 has no torch that sees one, so nothing was measured"; fi
 
 clean:  ## Remove build products (not the environment)
 	rm -rf build bench-out src/kvasir/_lib .pytest_cache .ruff_cache .hypothesis $(VENV)/.run

@@ -20,10 +20,10 @@ pytestmark = [
 def test_the_grade_is_true(model, dtype, tmp_path):
     """Where the self-test says exact, the oracle holds; where it says close, the first tokens still agree."""
     folder = "kvasir-mini" if model == "mini" else random_model(model, tmp_path)
-    core = core_of(folder, dtype=dtype, device="cuda", max_num_seqs=1, num_blocks=40)
+    core = core_of(folder, dtype=dtype, device="cuda", executor="eager", max_num_seqs=1, num_blocks=40)
     requests = mixed_requests(core.info.vocab_size, 256)
     expected = plain(core, requests)
-    crowd = core_of(folder, dtype=dtype, device="cuda", block_size=16, max_chunk=13, num_blocks=200)
+    crowd = core_of(folder, dtype=dtype, device="cuda", executor="eager", block_size=16, max_chunk=13, num_blocks=200)
     got = together(crowd, requests, preempt=0.1)
     print(f"{model} {dtype}: grade {core.info.grade}")
     if core.info.grade == "exact":
@@ -36,7 +36,7 @@ def test_the_grade_is_true(model, dtype, tmp_path):
 def test_logits_agree_with_the_cpu():
     scores = {}
     for device in ("cpu", "cuda"):
-        core = core_of("kvasir-mini", dtype="float32", device=device)
+        core = core_of("kvasir-mini", dtype="float32", device=device, executor="eager")
         requests = mixed_requests(core.info.vocab_size, 256, count=8)
         answers = plain(core, [r for r in requests if r.params.prompt_logprobs is not None])
         scores[device] = [e for a in answers.values() for e in a.prompt_logprobs if e]
