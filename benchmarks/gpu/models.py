@@ -61,7 +61,8 @@ def model_with(config: dict[str, Any], make: MakeMatrix, device: Any) -> Any:
     for _, leaf in model.walk():
         for tensor, shape in leaf.expects().items():
             if isinstance(leaf, Linear | Embedding) and tensor.rpartition(".")[2] == "weight":
-                leaf.hold(tensor, make(leaf, *shape, getattr(leaf, "reduces", False) or isinstance(leaf, QKV)))
+                rows, cols = shape
+                leaf.hold(tensor, make(leaf, rows, cols, getattr(leaf, "reduces", False) or isinstance(leaf, QKV)))
             else:
                 leaf.put(tensor, torch.ones(shape, device=device), place)
         if isinstance(leaf, QKV):
