@@ -253,13 +253,13 @@ def _lower_bound(words):
 
 
 @triton.jit
-def _whole(params, row, COLUMN: tl.constexpr):
-    return tl.load(params + row * WIDTH + COLUMN)
+def _whole(settings, row, COLUMN: tl.constexpr):
+    return tl.load(settings + row * WIDTH + COLUMN)
 
 
 @triton.jit
-def _real(params, row, COLUMN: tl.constexpr):
-    return tl.load(params + row * WIDTH + COLUMN).to(tl.float64, bitcast=True)
+def _real(settings, row, COLUMN: tl.constexpr):
+    return tl.load(settings + row * WIDTH + COLUMN).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -277,10 +277,10 @@ def _is_sound(key):
 
 
 @triton.jit
-def _has_list(params, row):
+def _has_list(settings, row):
     """Whether top-k or top-p ends the row's list of tokens."""
-    some = (_whole(params, row, LIMIT) > 0) | (_real(params, row, TOP_P) < 1.0)
-    return (_whole(params, row, DRAWS) != 0) & some
+    some = (_whole(settings, row, LIMIT) > 0) | (_real(settings, row, TOP_P) < 1.0)
+    return (_whole(settings, row, DRAWS) != 0) & some
 
 
 @triton.jit
@@ -338,15 +338,15 @@ def _window(known, last_n):
 
 
 @triton.jit
-def _penalise(x, counts, first, end, ids, known, params, row, TILE: tl.constexpr, SUB: tl.constexpr):
-    repetition = _real(params, row, REPETITION).to(tl.float32)
-    frequency = _real(params, row, FREQUENCY)
-    presence = _real(params, row, PRESENCE)
+def _penalise(x, counts, first, end, ids, known, settings, row, TILE: tl.constexpr, SUB: tl.constexpr):
+    repetition = _real(settings, row, REPETITION).to(tl.float32)
+    frequency = _real(settings, row, FREQUENCY)
+    presence = _real(settings, row, PRESENCE)
     occurs = (frequency != 0.0) | (presence != 0.0)
     if (repetition != 1.0) | occurs:
-        seen_from = tl.where(repetition != 1.0, _window(known, _whole(params, row, REPETITION_LAST_N)), known)
-        last_n = _whole(params, row, OCCURRENCE_LAST_N)
-        counted_from = tl.where(last_n == 0, _whole(params, row, PROMPT_LEN), _window(known, last_n))
+        seen_from = tl.where(repetition != 1.0, _window(known, _whole(settings, row, REPETITION_LAST_N)), known)
+        last_n = _whole(settings, row, OCCURRENCE_LAST_N)
+        counted_from = tl.where(last_n == 0, _whole(settings, row, PROMPT_LEN), _window(known, last_n))
         counted_from = tl.where(occurs, counted_from, known)
         for at in range(0, TILE, SUB):
             i = first + at + tl.arange(0, SUB)
@@ -379,7 +379,7 @@ def measure_tiles(
     known_S,
     ids_,
     ids_stride,
-    params,
+    settings,
     lists,
     lists_stride,
     masks,
@@ -412,7 +412,7 @@ def measure_tiles(
     if row >= 0:
         if LISTS:
             if t == 0:
-                if _has_list(params, row):
+                if _has_list(settings, row):
                     b = tl.arange(0, BINS)
                     tl.store(bin_counts + s * BINS + b, tl.zeros((BINS,), tl.int32))
                     tl.store(bin_weights + s * BINS + b, tl.zeros((BINS,), tl.int64))
@@ -420,16 +420,16 @@ def measure_tiles(
         mask = tl.full((), -1, tl.int32)
         changes = mask >= 0
         known = tl.load(known_S + s).to(tl.int64)
-        sampled = known - _whole(params, row, PROMPT_LEN)
+        sampled = known - _whole(settings, row, PROMPT_LEN)
         x = x_room + s.to(tl.int64) * vocab
         if MASKED:
             mask = tl.load(mask_S + s)
         if PROCESS:
-            stops = tl.where(sampled < _whole(params, row, MIN_TOKENS), _whole(params, row, STOPS), 0).to(tl.int32)
-            biases = _whole(params, row, BIASES).to(tl.int32)
-            words = _whole(params, row, WORDS).to(tl.int32)
-            penalised = _real(params, row, REPETITION) != 1.0
-            penalised = penalised | (_real(params, row, FREQUENCY) != 0.0) | (_real(params, row, PRESENCE) != 0.0)
+            stops = tl.where(sampled < _whole(settings, row, MIN_TOKENS), _whole(settings, row, STOPS), 0).to(tl.int32)
+            biases = _whole(settings, row, BIASES).to(tl.int32)
+            words = _whole(settings, row, WORDS).to(tl.int32)
+            penalised = _real(settings, row, REPETITION) != 1.0
+            penalised = penalised | (_real(settings, row, FREQUENCY) != 0.0) | (_real(settings, row, PRESENCE) != 0.0)
             changes = (mask >= 0) | (stops > 0) | (biases > 0) | (words > 0) | penalised
 
         raw_N = tl.full((SUB,), KEY_OUTSIDE, tl.int32)
@@ -464,15 +464,15 @@ def measure_tiles(
                 list_ = lists + row * lists_stride
                 tl.debug_barrier()
                 _forbid_stops(x, first, end, list_, stops, LANES)
-                ends = list_ + _whole(params, row, WORD_ENDS_AT)
-                word_ids = list_ + _whole(params, row, WORD_IDS_AT)
-                longest = _whole(params, row, LONGEST).to(tl.int32)
+                ends = list_ + _whole(settings, row, WORD_ENDS_AT)
+                word_ids = list_ + _whole(settings, row, WORD_IDS_AT)
+                longest = _whole(settings, row, LONGEST).to(tl.int32)
                 _forbid_words(x, first, end, ends, word_ids, words, longest, ids, known, sampled, LANES)
                 tl.debug_barrier()
-                _bias(x, first, end, list_ + _whole(params, row, BIASES_AT), biases, LANES)
+                _bias(x, first, end, list_ + _whole(settings, row, BIASES_AT), biases, LANES)
                 tl.debug_barrier()
                 counts = counts_room + s.to(tl.int64) * vocab
-                _penalise(x, counts, first, end, ids, known, params, row, TILE, SUB)
+                _penalise(x, counts, first, end, ids, known, settings, row, TILE, SUB)
                 tl.debug_barrier()
                 low_N = tl.full((SUB,), KEY_NAN, tl.int32)
                 best_N = tl.full((SUB,), NO_PLACE, tl.int64)
@@ -511,7 +511,7 @@ def count_bins(
     logits,
     stride,
     rows,
-    params,
+    settings,
     x_room,
     changed,
     raw,
@@ -530,12 +530,12 @@ def count_bins(
     s = tl.program_id(1)
     row = tl.load(rows + s).to(tl.int64)
     if row >= 0:
-        if _has_list(params, row):
+        if _has_list(settings, row):
             raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
             if _is_sound(raw_key) & _is_sound(_key_at(top)):
                 peak = _value(_key_at(top))
                 scale = _bin_scale(low, s, peak, TILES, TILE_LANES, BINS)
-                inverse = _real(params, row, INVERSE_TEMPERATURE)
+                inverse = _real(settings, row, INVERSE_TEMPERATURE)
                 x = _logits_of(logits, stride, x_room, changed, s, vocab)
                 last_count = tl.zeros((SUB,), tl.int32)
                 last_weight = tl.zeros((SUB,), tl.int64)
@@ -597,7 +597,7 @@ def list_tokens(
     logits,
     stride,
     rows,
-    params,
+    settings,
     x_room,
     changed,
     raw,
@@ -619,10 +619,10 @@ def list_tokens(
     s = tl.program_id(1)
     row = tl.load(rows + s).to(tl.int64)
     if row >= 0:
-        if _has_list(params, row):
+        if _has_list(settings, row):
             raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
             if _is_sound(raw_key) & _is_sound(_key_at(top)):
-                limit, p = _whole(params, row, LIMIT), _real(params, row, TOP_P)
+                limit, p = _whole(settings, row, LIMIT), _real(settings, row, TOP_P)
                 first, last, size, _, _, _, _ = _span(bin_counts, bin_weights, s, limit, p, BINS)
                 if size <= LISTED:
                     peak = _value(_key_at(top))
@@ -695,7 +695,7 @@ def cut_list(
     logits,
     stride,
     rows,
-    params,
+    settings,
     x_room,
     changed,
     raw,
@@ -714,15 +714,15 @@ def cut_list(
     s = tl.program_id(0)
     row = tl.load(rows + s).to(tl.int64)
     if row >= 0:
-        if _has_list(params, row):
+        if _has_list(settings, row):
             cut = tl.full((), NO_PLACE, tl.int64)
             raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
-            limit, p = _whole(params, row, LIMIT), _real(params, row, TOP_P)
+            limit, p = _whole(settings, row, LIMIT), _real(settings, row, TOP_P)
             if _is_sound(raw_key) & _is_sound(_key_at(top)):
                 first, last, size_, count, weight, total, limit = _span(bin_counts, bin_weights, s, limit, p, BINS)
                 if first <= last:
                     peak = _value(_key_at(top))
-                    inverse = _real(params, row, INVERSE_TEMPERATURE)
+                    inverse = _real(settings, row, INVERSE_TEMPERATURE)
                     x = _logits_of(logits, stride, x_room, changed, s, vocab)
                     ids_N = tl.arange(0, LISTED)
                     size = size_.to(tl.int32)
@@ -781,7 +781,7 @@ def draw_tiles(
     logits,
     stride,
     rows,
-    params,
+    settings,
     x_room,
     changed,
     raw,
@@ -801,19 +801,19 @@ def draw_tiles(
     s = tl.program_id(1)
     row = tl.load(rows + s).to(tl.int64)
     if row >= 0:
-        if _whole(params, row, DRAWS) != 0:
+        if _whole(settings, row, DRAWS) != 0:
             raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
             best_score = tl.full((), float("inf"), tl.float64)
             best_id = tl.full((), ID_BITS, tl.int32)
             if _is_sound(raw_key) & _is_sound(_key_at(top)):
                 position = tl.load(known_S + s)
-                seed_low = _whole(params, row, SEED_LOW)
-                seed_high = _whole(params, row, SEED_HIGH)
-                inverse = _real(params, row, INVERSE_TEMPERATURE)
-                least = _real(params, row, LEAST_Z)
+                seed_low = _whole(settings, row, SEED_LOW)
+                seed_high = _whole(settings, row, SEED_HIGH)
+                inverse = _real(settings, row, INVERSE_TEMPERATURE)
+                least = _real(settings, row, LEAST_Z)
                 cut = tl.full((), NO_PLACE, tl.int64)
                 if LISTS:
-                    if _has_list(params, row):
+                    if _has_list(settings, row):
                         cut = tl.load(cuts + s)
                 peak = _value(_key_at(top))
                 # The best token's score: no token above it is drawn (`gumbel.draw`).
@@ -847,7 +847,7 @@ def finish(
     known_S,
     ids,
     ids_stride,
-    params,
+    settings,
     raw,
     best,
     scores,
@@ -865,13 +865,13 @@ def finish(
     if row >= 0:
         raw_key, top = _peaks(raw, best, s, TILES, TILE_LANES)
         error = tl.where(_is_sound(_key_at(top)), 0, NOTHING_LEFT)
-        error = tl.where(_whole(params, row, BIASES) < 0, BIAS_OUTSIDE, error)
+        error = tl.where(_whole(settings, row, BIASES) < 0, BIAS_OUTSIDE, error)
         error = tl.where(raw_key == KEY_LOW, ALL_LOW, error)
         error = tl.where(raw_key == KEY_NAN, NOT_A_NUMBER, error).to(tl.int32)
         if error == 0:
             token = _id_at(top)
             if DRAW:
-                if _whole(params, row, DRAWS) != 0:
+                if _whole(settings, row, DRAWS) != 0:
                     t = tl.arange(0, TILE_LANES)
                     score = tl.load(scores + s * TILES + t, mask=t < TILES, other=float("inf"))
                     found = tl.load(drawn + s * TILES + t, mask=t < TILES, other=ID_BITS)
@@ -889,7 +889,7 @@ def describe_tiles(
     logits,
     stride,
     rows,
-    params,
+    settings,
     raw,
     tokens,
     totals,
@@ -907,7 +907,7 @@ def describe_tiles(
     row = tl.load(rows + s).to(tl.int64)
     token = tl.load(tokens + s)
     if (row >= 0) & (token >= 0):
-        asked = _whole(params, row, LOGPROBS).to(tl.int32)
+        asked = _whole(settings, row, LOGPROBS).to(tl.int32)
         if asked >= 0:
             tiles = tl.arange(0, TILE_LANES)
             peak = _value(tl.max(tl.load(raw + s * TILES + tiles, mask=tiles < TILES, other=KEY_OUTSIDE)))
@@ -937,7 +937,7 @@ def describe(
     logits,
     stride,
     rows,
-    params,
+    settings,
     raw,
     tokens,
     totals,
@@ -957,7 +957,7 @@ def describe(
     row = tl.load(rows + s).to(tl.int64)
     token = tl.load(tokens + s)
     if (row >= 0) & (token >= 0):
-        asked = _whole(params, row, LOGPROBS).to(tl.int32)
+        asked = _whole(settings, row, LOGPROBS).to(tl.int32)
         if asked >= 0:
             t = tl.arange(0, TILE_LANES)
             peak = _value(tl.max(tl.load(raw + s * TILES + t, mask=t < TILES, other=KEY_OUTSIDE)))
