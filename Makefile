@@ -72,7 +72,7 @@ sanitize: $(VENV)/.run  ## Test the native kernels under the address and undefin
 	@build/sanitize/kvasir_test_kernels
 	@build/sanitize/kvasir_replay_corpus csrc/fuzz/corpus
 
-kernels: env  ## Compile the GPU kernels for GPUs that need not be there; writes docs/gpu-kernels.md
+kernels: env  ## Compile the GPU kernels for four architectures, without a GPU; writes docs/gpu-kernels.md
 	@$(EXTRA) gpu | $(PIP) -r /dev/stdin
 	$(PY) -m tests.compiled
 	@$(PY) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/oldest-triton triton==3.6.0

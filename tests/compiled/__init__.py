@@ -1,4 +1,4 @@
-"""Compiles the kernels of the graph executor for GPUs that need not be there, and reads what came out.
+"""Compiles the kernels of the graph executor without a GPU, for several architectures, and inspects the binaries.
 
 Not under Triton's interpreter: run it in a process of its own (`python -m tests.compiled`).
 """

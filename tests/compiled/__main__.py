@@ -1,4 +1,4 @@
-"""Compiles every launch of the model shapes for every target, checks what came out, and writes a table.
+"""Compiles every launch of the model shapes for every target, checks the binaries, and writes a table.
 
 python -m tests.compiled                     all; writes docs/gpu-kernels.md
 python -m tests.compiled --targets sm_90 --kernels product gated

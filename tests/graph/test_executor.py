@@ -9,7 +9,8 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 from kvasir.errors import ConfigError
 from kvasir.graph import fold
 from kvasir.ops.launch import recording
-from kvasir.runner.graph_executor import bucket_of, buckets
+from kvasir.runner.graph_executor import GraphExecutor, bucket_of, buckets
+from kvasir.runner.runner import Runner
 from kvasir.types import Request, SamplingParams
 from tests.graph.models import folder_of, graph_core
 from tests.oracle import Answer, plain, same
@@ -48,7 +49,9 @@ def test_buckets_cover_every_number_of_rows():
 def test_a_decoding_step_makes_the_launches_of_its_buckets(tmp_path):
     core = graph_core(folder_of(tmp_path, "llama"))
     core.add(Request("r", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=4, seed=0, ignore_eos=True)))
-    executor = core.runner.executor  # type: ignore[attr-defined]
+    assert isinstance(core.runner, Runner)
+    executor = core.runner.executor
+    assert isinstance(executor, GraphExecutor)
     counted: list[int] = []
     compute = executor.compute
 

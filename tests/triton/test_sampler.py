@@ -109,7 +109,7 @@ def sampled(x, contexts, tile=128, needs=None, padding=()):
 
 
 def same(x, contexts, **how):
-    """By repr, which tells -0.0 from 0.0."""
+    """Compares by repr, in which -0.0 and 0.0 differ."""
     assert repr(sampled(x, contexts, **how)) == repr(sampler.sample(x, contexts))
 
 

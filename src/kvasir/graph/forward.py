@@ -137,7 +137,8 @@ class Forward:
     def num_bytes(self) -> int:
         """Bytes of its buffers, without the rope angles."""
         works = [t for w in self._works.values() for t in (w.items, w.num_items, w.counters, w.tops, w.accs)]
-        return self.layout.size + sum(tensor.numel() * tensor.element_size() for tensor in works)
+        tensors = [*works, *([] if self._tiles is None else [self._tiles])]
+        return self.layout.size + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     # -- a step
 
@@ -180,8 +181,8 @@ class Forward:
     def angles(self, rope: Rope) -> tuple[Tensor, Tensor]:
         """cos and sin of all positions, on the device."""
         if id(rope) not in self._angles:
-            tables = (torch.from_numpy(part).to(self.device) for part in rope.table(0, self._max_positions))
-            self._angles[id(rope)] = tuple(tables)  # type: ignore[assignment]
+            cos, sin = rope.table(0, self._max_positions)
+            self._angles[id(rope)] = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
         return self._angles[id(rope)]
 
     # -- calls

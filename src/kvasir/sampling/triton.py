@@ -968,7 +968,7 @@ def describe(
             if asked > 0:
                 k = tl.arange(0, BEST_LANES)
                 count = tl.minimum(asked, vocab)
-                # The next best of each tile: the best of the others lie behind it.
+                # The best that each tile has left; its others come after it.
                 at = tl.zeros((TILE_LANES,), tl.int32)
                 places = tl.full((BEST_LANES,), NO_PLACE, tl.int64)
                 lists = bests + (s * TILES + t).to(tl.int64) * best_stride
