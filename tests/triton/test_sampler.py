@@ -19,6 +19,7 @@ from kvasir.ops.launch import launch, recording
 from kvasir.plan import SamplingSpec
 from kvasir.sampling import numerics, sampler
 from kvasir.sampling import triton as kernels
+from kvasir.sampling import triton_numerics as arithmetic
 from kvasir.sampling.device_state import (
     ALL,
     MAX_LIST_WORDS,
@@ -292,10 +293,10 @@ def test_a_rare_word_wins_from_far_below():
 def apply(x, z, words, total, exponentials, bounds, weights, logs, N: tl.constexpr):
     i = tl.arange(0, N)
     word = tl.load(words + i).to(tl.uint32)
-    tl.store(exponentials + i, kernels._log_exponential(word))
-    tl.store(bounds + i, kernels._lower_bound(word))
-    tl.store(weights + i, kernels._weights(tl.load(z + i)))
-    tl.store(logs + i, kernels._log(tl.load(x + i)))
+    tl.store(exponentials + i, arithmetic.log_exponential(word))
+    tl.store(bounds + i, arithmetic.lower_bound(word))
+    tl.store(weights + i, arithmetic.weights_of(tl.load(z + i)))
+    tl.store(logs + i, arithmetic.log_of(tl.load(x + i)))
 
 
 def test_the_arithmetic_is_the_reference_s():
