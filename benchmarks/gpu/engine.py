@@ -17,8 +17,9 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.launch import Launch, recording
 from kvasir.plan import SamplingSpec
 from kvasir.program.trace import trace
-from kvasir.runner.graph_executor import GraphExecutor, bucket_of
+from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_memory import MAX_CHOSEN
+from kvasir.runner.graph_replays import bucket_of
 
 BLOCK = 64
 SEED = 5
@@ -88,7 +89,7 @@ class Engine:
             draws.state.enter(row, SPECS[spec], 1)
         level = draws.level([row for row, _, _ in pieces], masked=False)
         groups = [range(at, min(at + self.chosen, len(pieces))) for at in range(0, len(pieces), self.chosen)]
-        device, bucket = self.place.device, bucket_of(count, executor.max_tokens)
+        device, bucket = self.place.device, bucket_of(count, executor.replays.max_tokens)
         writes = []
         for group in groups:
             width = bucket_of(len(group), self.chosen)
@@ -100,7 +101,7 @@ class Engine:
 
         @torch.inference_mode()
         def compute() -> None:
-            executor.replay("rows", bucket)
+            executor.replays("rows", bucket)
 
         @torch.inference_mode()
         def sample() -> None:
@@ -108,8 +109,8 @@ class Engine:
                 self.forward.step.chosen[: len(chosen)].copy_(chosen)
                 for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
                     target[:width].copy_(values)
-                executor.replay("chosen", width)
-                executor.replay(f"sample {level}", width)
+                executor.replays("chosen", width)
+                executor.replays(f"sample {level}", width)
 
         return compute, sample, 1 + 2 * parts
 

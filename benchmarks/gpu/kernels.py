@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.engine import Engine, Piece
 from kvasir.ops.launch import Launch, launch
-from kvasir.runner.graph_executor import bucket_of
+from kvasir.runner.graph_replays import bucket_of
 
 
 def kernels(engine: Engine, pieces: list[Piece]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def kernels(engine: Engine, pieces: list[Piece]) -> dict[str, Any]:
     count = sum(piece[2] for piece in pieces)
     found: dict[str, list[Launch]] = defaultdict(list)
     width = bucket_of(len(pieces), engine.chosen)
-    for one in engine.launches(bucket_of(count, engine.executor.max_tokens), width, 0):
+    for one in engine.launches(bucket_of(count, engine.executor.replays.max_tokens), width, 0):
         found[one.name.strip("_").removesuffix("_kernel")].append(one)
     record, times = engine.place.record(), {}
     for name, launches in found.items():

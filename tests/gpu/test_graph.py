@@ -42,11 +42,10 @@ def engine(request):
 
 def hidden(engine, pieces) -> np.ndarray:
     """Hidden states of the last piece, as bits."""
-    from kvasir.runner.graph_executor import bucket_of
 
     count = engine.write(pieces)
     with torch.inference_mode():
-        engine.executor.replay("rows", bucket_of(count, 512))
+        engine.executor.replays("rows", count)
         rows = engine.hidden(count)[count - pieces[-1][2] :]
     return rows.cpu().numpy().copy().view(np.uint32)
 

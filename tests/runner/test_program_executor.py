@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from kvasir.program import marshal, program  # noqa: E402 - need torch, as the others do
 from kvasir.runner import program_executor  # noqa: E402
-from kvasir.runner.eager_executor import taken  # noqa: E402
+from kvasir.runner.host_sampling import taken  # noqa: E402
 from kvasir.sampling import chain, logprobs, sampler  # noqa: E402
 from kvasir.sampling.native import NativeSampler  # noqa: E402
 from kvasir.sampling.rows import RowContext  # noqa: E402

@@ -18,13 +18,10 @@ from kvasir.layers.adapters import Pairs, set_adapter
 from kvasir.layers.batch import Batch, InputBuffers, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.plan import Join, Work
+from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
-from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
-from kvasir.sampling.logprobs import logprobs
-from kvasir.sampling.rows import BadLogits, RowContext, Sampled
-from kvasir.sampling.sampler import sample
 
 _TILE = 32  # token rows whose log-probabilities are read at a time
 
@@ -130,36 +127,24 @@ class EagerExecutor:
                 found.drafted[at] = self.model.logits(hidden_TD[end - 1 - work.drafted : end])[: work.drafted + 1]
 
     def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
-        """Log-probabilities of known ids, computed for a tile of token rows at a time, or an error."""
-        entries: list = []
-        for first in range(*work.read, _TILE):
-            end = min(first + _TILE, work.read[1])
-            logits_nV = self.model.logits(hidden_nD[first - work.start : end - work.start])[: end - first]
-            try:
-                entries += logprobs(logits_nV, *self.rows[work.row].read(first, end))
-            except BadLogits as error:
-                return (), str(error)
-        return tuple(entries), ""
+        """Log-probabilities of known ids, or an error."""
+
+        def logits_of(begin: int, end: int) -> Tensor:
+            return self.model.logits(hidden_nD[begin:end])[: end - begin]
+
+        return host_sampling.read(self.rows[work.row], work, _TILE, logits_of)
 
     @torch.inference_mode()
     def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
         """Samples one id from each row of logits."""
-        masks = masks or [None] * len(works)
-        rows = [self.rows[work.row] for work in works]
-        given = zip(rows, masks, works, strict=True)
-        contexts = [_context(row, mask, work.end, row.carry) for row, mask, work in given]
-        return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
+        return host_sampling.take(
+            logits_SV, [self.rows[work.row] for work in works], works, masks or [None] * len(works)
+        )
 
     @torch.inference_mode()
     def take_along(self, logits_nV: Tensor, work: Work, mask: bytes | None) -> Taken:
         """Samples along a draft. logits_nV: of the last known id and of the drafted ids."""
-        row = self.rows[work.row]
-
-        def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
-            [found] = sample(logits_nV[i : i + 1], [_context(row, mask, known, carry)])
-            return taken(found)
-
-        return along(work, row, mask, draw)
+        return host_sampling.take_along(logits_nV, self.rows[work.row], work, mask)
 
     def submit(self, *call: Any) -> Future:
         return self._thread.submit(*call)
@@ -214,15 +199,3 @@ class EagerHandle:
 
 def _host(rows: Tensor) -> np.ndarray:
     return rows.float().cpu().numpy()
-
-
-def taken(found: Sampled) -> Taken:
-    """The result of one sampled row."""
-    if found.error:
-        return Taken(error=found.error)
-    return Taken((found.token,), () if found.logprob is None else (found.logprob,), found.carry)
-
-
-def _context(row: Row, mask: bytes | None, known: int, carry: bytes) -> RowContext:
-    words = None if mask is None else np.frombuffer(mask, np.int32)
-    return RowContext(row.spec, row.ids[:known], row.prompt_len, known, words, carry)

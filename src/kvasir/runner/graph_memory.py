@@ -13,7 +13,7 @@ from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.tensors import torch_dtype
-from kvasir.runner.graph_executor import buckets
+from kvasir.runner.graph_replays import buckets
 from kvasir.runner.load import LoadedModel
 
 MAX_CHOSEN = 64  # rows of logits that are computed at a time
@@ -45,10 +45,9 @@ def graph_memory(
     )
     vocab = loaded.model.config.vocab_size
     sampler = num_bytes(Draws(step.ids, chosen, vocab)) if forward.logits is not None else 0
-    waiting = 4 * vocab * (rows + MAX_DRAFTED)  # logits of rows that wait for a mask
     graphs = len(buckets(tokens)) + len(LEVELS) * len(buckets(chosen))
     recorded = graphs * len(calls) * _NODE_BYTES if kind == "cuda" else 0
-    return forward.num_bytes + num_bytes(step) + recorded, sampler + waiting
+    return forward.num_bytes + num_bytes(step) + recorded, sampler
 
 
 def num_bytes(holder: Any) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kvasir.graph.triton import NO_TOKEN
-from kvasir.runner.graph_executor import GraphExecutor, bucket_of
+from kvasir.runner.graph_executor import GraphExecutor
 
 _LENGTH, _PIECES = 21, (16, 1, 4)
 _WIDE = 129  # tokens of a step that takes the tiles for many rows
@@ -23,9 +23,9 @@ def run(executor: GraphExecutor) -> str:
     """
     step, cache = executor.forward.step, executor.cache
     blocks = -(-_WIDE // cache.block_size)
-    if cache.device.type == "cpu" or len(step.ids) < 4 or step.ids.shape[1] <= _WIDE or executor.max_tokens < 256:
+    if cache.device.type == "cpu" or len(step.ids) < 4 or step.ids.shape[1] <= _WIDE:
         return "untested"
-    if min(cache.num_blocks) < 2 * blocks + 1:
+    if executor.replays.max_tokens < 256 or min(cache.num_blocks) < 2 * blocks + 1:
         return "untested"
     step.ids[:2, :_WIDE] = (
         torch.arange(2 * _WIDE, device=cache.device).view(2, _WIDE) % executor.model.config.vocab_size
@@ -60,6 +60,6 @@ def _hidden(executor: GraphExecutor, pieces: list[Piece], wanted: int) -> np.nda
         firsts.append(first)
         first += count
     step.pieces.copy_(torch.from_numpy(table))
-    executor.replay("rows", bucket_of(first, executor.max_tokens))
+    executor.replays("rows", first)
     rows = forward.value(forward.hidden, first)
     return rows[firsts[wanted] : firsts[wanted] + pieces[wanted][2]].float().cpu().numpy().copy()

@@ -16,8 +16,9 @@ from kvasir.ops.launch import recorded
 from kvasir.plan import Capacity
 from kvasir.runner import graph_selftest
 from kvasir.runner.blocks import Copies
-from kvasir.runner.graph_executor import GraphExecutor, Record
+from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_memory import most_chosen
+from kvasir.runner.graph_replays import Record
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_eager import copies_of
 from kvasir.runner.runner import Runner
@@ -68,7 +69,7 @@ def make_executor(
         record=_recorder(cache.device), overlaps=overlaps, copies=copies,
     )  # fmt: skip
     if cache.device.type == "cuda":
-        executor.record_all()
+        executor.replays.record_all()
     return executor
 
 

@@ -1,0 +1,182 @@
+"""The sampling half of the graph executor: ids are drawn on the device, where the next step reads them, and reach the
+host's rows later. Specs that the device's sampler lacks are sampled on the host with the reference.
+
+Logits are never kept: while works wait for a mask, no other step is computed, so they are computed from the step's
+hidden states when the masks are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from kvasir.device.replays import fetch
+from kvasir.graph.draws import Draws, slots_of
+from kvasir.graph.forward import Forward
+from kvasir.plan import Work
+from kvasir.runner import host_sampling
+from kvasir.runner.device_rows import DeviceRows
+from kvasir.runner.executor import Entry, ExecutorStep, Taken
+from kvasir.runner.graph_replays import Replays, bucket_of
+from kvasir.runner.rows import Row
+from kvasir.sampling.device_state import entries, error_text, reason
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Ids sampled on the device, on their way to the host. places: of their works. fetched: waits for the tensors of
+    `Draws.results`."""
+
+    places: Sequence[int]
+    works: Sequence[Work]
+    rows: Sequence[Row]
+    fetched: Callable[[], list[np.ndarray]]
+
+
+@dataclass(slots=True)
+class Sampling:
+    """What a step has sampled. drawn: on the device. taken: by the host, by place. before: the carries of the latter
+    before they were sampled."""
+
+    drawn: list[Drawn]
+    taken: dict[int, Taken]
+    before: dict[int, bytes]
+
+
+class GraphSampler:
+    """Samples the works of steps from the hidden states that the forward's last launches left."""
+
+    def __init__(self, forward: Forward, draws: Draws, replays: Replays, rows: DeviceRows, vocab: int):
+        self.unread: list[Drawn] = []  # whose ids the host's rows lack
+        self._forward, self._draws, self._replays, self._rows, self._vocab = forward, draws, replays, rows, vocab
+
+    def enter(self, place: int) -> None:
+        """Writes the sampling parameters of the row at `place` to the device."""
+        row = self._rows.host[place]
+        if not reason(row.spec):
+            self._draws.state.enter(place, row.spec, row.prompt_len)
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """The logits of at most `max_chosen` token rows, float32 [rows, vocabulary]; valid until the next call."""
+        assert self._forward.logits is not None
+        self._rows.writer.fill(self._forward.step.chosen[: len(rows)], np.array(rows, np.int32))
+        self._replays("chosen", len(rows))
+        return self._forward.value(self._forward.logits, len(rows))
+
+    def collect(self, later: int = 0) -> None:
+        """Completes the host's rows by the ids that were sampled on the device, except in the last `later` draws."""
+        done, self.unread = self.unread[: len(self.unread) - later], self.unread[len(self.unread) - later :]
+        for drawn in done:
+            tokens = drawn.fetched()[0]
+            for work, row, token in zip(drawn.works, drawn.rows, tokens.tolist(), strict=True):
+                if self._rows.host.has(work.row, row):
+                    row.ids[work.end] = max(token, 0)
+
+    def sample(self, step: ExecutorStep) -> Sampling:
+        """Samples `step.now`."""
+        found = Sampling([], {}, {})
+        here = [at for at in step.now if not self._on_device(step.works[at])]
+        for part in self._parts([at for at in step.now if at not in here] if here else step.now):
+            self._last_logits(step, part)
+            works = [step.works[at] for at in part]
+            found.drawn.append(drawn := self._draw(part, works, [None] * len(works)))
+            self.unread.append(drawn)
+            for row in drawn.rows:
+                row.append(0)  # until `collect`
+        if here:
+            self.collect()
+        for part in self._parts(here):
+            works = [step.works[at] for at in part]
+            found.before.update((at, self._row(work).carry) for at, work in zip(part, works, strict=True))
+            sampled = host_sampling.take(
+                self._last_logits(step, part), [self._row(work) for work in works], works, [None] * len(works)
+            )
+            found.taken.update(zip(part, sampled, strict=True))
+            self._write(works, sampled)
+        return found
+
+    def sample_masked(
+        self, found: Sampling, step: ExecutorStep, places: Sequence[int], masks: Sequence[bytes | None]
+    ) -> list[Taken]:
+        """Samples works with their masks. What `sample` has sampled is replaced."""
+        self.collect()
+        mask_of, taken = dict(zip(places, masks, strict=True)), {}
+        for part in self._parts([at for at in places if self._on_device(step.works[at])]):
+            self._last_logits(step, part)
+            works = [step.works[at] for at in part]
+            sampled = self.read(self._draw(part, works, [mask_of[at] for at in part]))
+            taken.update(zip(part, sampled, strict=True))
+            for work, one in zip(works, sampled, strict=True):
+                if not one.error:
+                    self._row(work).take(work, one.tokens, one.carry)
+        for at in places:
+            if at not in taken:
+                row = self._row(step.works[at])
+                row.carry = found.before.get(at, row.carry)
+                taken[at] = self._sample_here(step, at, mask_of[at])
+        return [taken[at] for at in places]
+
+    def read(self, drawn: Drawn) -> list[Taken]:
+        """What was sampled on the device; waits for it."""
+        tokens, errors, *described = (part.tolist() for part in drawn.fetched())
+        specs = [row.spec for row in drawn.rows]
+        found: list[Entry | None] = [None] * len(specs)
+        if described:
+            own, ranks, best_ids, best = described
+            found = entries(tokens, own, ranks, best_ids, best, [spec.logprobs for spec in specs], self._vocab)
+        return [
+            Taken(error=error_text(error, spec, self._vocab))
+            if error
+            else Taken((token,), () if entry is None else (entry,))
+            for token, error, entry, spec in zip(tokens, errors, found, specs, strict=True)
+        ]
+
+    def _row(self, work: Work) -> Row:
+        return self._rows.host[work.row]
+
+    def _on_device(self, work: Work) -> bool:
+        return not work.drafted and not reason(self._row(work).spec)
+
+    def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
+        size = self._replays.max_chosen
+        return [places[begin : begin + size] for begin in range(0, len(places), size)]
+
+    def _last_logits(self, step: ExecutorStep, places: Sequence[int]) -> Tensor:
+        return self.logits([step.starts[at + 1] - 1 for at in places])
+
+    def _draw(self, places: Sequence[int], works: Sequence[Work], masks: Sequence[bytes | None]) -> Drawn:
+        """Starts to sample from the logits that the last launches left."""
+        draws, writer = self._draws, self._rows.writer
+        bucket = bucket_of(len(works), self._replays.max_chosen)
+        level = draws.level([work.row for work in works], masked=any(mask is not None for mask in masks))
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                writer.fill(draws.masks[i, : len(mask) // 4], np.frombuffer(mask, np.int32))
+        mask_of = [-1 if mask is None else i for i, mask in enumerate(masks)]
+        slots = slots_of([work.row for work in works], [work.end for work in works], mask_of, bucket)
+        for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
+            writer.fill(target[:bucket], values)
+        self._replays(f"sample {level}", len(works))
+        return Drawn(places, works, [self._row(work) for work in works], fetch(draws.results(len(works), level)))
+
+    def _sample_here(self, step: ExecutorStep, at: int, mask: bytes | None) -> Taken:
+        """Samples a work on the host, along its draft if it has one."""
+        work, end = step.works[at], step.starts[at + 1]
+        row, logits = self._row(work), self.logits(range(end - 1 - work.drafted, end))
+        if work.drafted:
+            found = host_sampling.take_along(logits, row, work, mask)
+        else:
+            [found] = host_sampling.take(logits, [row], [work], [mask])
+        self._write([work], [found])
+        return found
+
+    def _write(self, works: Sequence[Work], sampled: Sequence[Taken]) -> None:
+        """Appends ids that the host has sampled to the rows, here and on the device."""
+        for work, found in zip(works, sampled, strict=True):
+            if not found.error:
+                row = self._row(work)
+                row.take(work, found.tokens, found.carry)
+                self._rows.write_ids(work.row, work.end - work.drafted, row.known)

@@ -1,0 +1,58 @@
+"""Sampling and log-probabilities from logits with the reference, for executors whose results are torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from kvasir.plan import Work
+from kvasir.runner.drafts import along
+from kvasir.runner.executor import Entry, Taken
+from kvasir.runner.rows import Row
+from kvasir.sampling.logprobs import logprobs
+from kvasir.sampling.rows import BadLogits, RowContext, Sampled
+from kvasir.sampling.sampler import sample
+
+
+def take(logits_SV: Tensor, rows: Sequence[Row], works: Sequence[Work], masks: Sequence[bytes | None]) -> list[Taken]:
+    """Samples one id from each row of logits."""
+    given = zip(rows, works, masks, strict=True)
+    contexts = [_context(row, mask, work.end, row.carry) for row, work, mask in given]
+    return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
+
+
+def take_along(logits_nV: Tensor, row: Row, work: Work, mask: bytes | None) -> Taken:
+    """Samples along a draft. logits_nV: of the last known id and of the drafted ids."""
+
+    def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
+        [found] = sample(logits_nV[i : i + 1], [_context(row, mask, known, carry)])
+        return taken(found)
+
+    return along(work, row, mask, draw)
+
+
+def read(row: Row, work: Work, size: int, logits_of: Callable[[int, int], Tensor]) -> tuple[tuple[Entry, ...], str]:
+    """Log-probabilities of known ids, computed for `size` token rows at a time, or an error. logits_of: the logits of
+    token rows begin to end of the work."""
+    entries: list = []
+    for begin in range(*work.read, size):
+        end = min(begin + size, work.read[1])
+        try:
+            entries += logprobs(logits_of(begin - work.start, end - work.start), *row.read(begin, end))
+        except BadLogits as error:
+            return (), str(error)
+    return tuple(entries), ""
+
+
+def taken(found: Sampled) -> Taken:
+    """The result of one sampled row."""
+    if found.error:
+        return Taken(error=found.error)
+    return Taken((found.token,), () if found.logprob is None else (found.logprob,), found.carry)
+
+
+def _context(row: Row, mask: bytes | None, known: int, carry: bytes) -> RowContext:
+    words = None if mask is None else np.frombuffer(mask, np.int32)
+    return RowContext(row.spec, row.ids[:known], row.prompt_len, known, words, carry)
