@@ -4,6 +4,7 @@ and the host may read it once the step is awaited."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,7 @@ class Queued(EagerExecutor):
 class QueuedHandle(EagerHandle):
     executor: Queued
     awaited: bool = False
+    begun: Future[list[Taken]] | None = None
 
     def wait(self) -> float:
         self.executor.unread -= 1
@@ -65,6 +67,15 @@ class QueuedHandle(EagerHandle):
     def taken(self) -> list[Taken]:
         assert self.awaited, "the ids are on the device"
         return EagerHandle.taken(self)
+
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        if any(self.step.works[i].drafted for i in at):
+            return False
+        self.begun = self.executor.submit(self.draw, at, masks)
+        return True
+
+    def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
+        return self.begun.result() if self.begun else EagerHandle.take(self, at, masks)
 
     def draw(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         """In the thread. What was sampled without a mask that has come after all is as if it had not been."""

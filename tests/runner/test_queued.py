@@ -59,7 +59,7 @@ def test_sampled_ids_are_not_read_before_the_step_is_awaited(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_whose_rows_wait_for_a_mask_is_sampled_first():
+def test_steps_with_masks_are_started_before_the_ids_of_the_last_were_read():
     core = core_of("kvasir-mini", **OPTIONS, max_num_seqs=1)
     own = {"temperature": 1.5, "seed": 3, "max_tokens": 30, "logprobs": 1}
     requests = [
@@ -70,7 +70,7 @@ def test_a_step_whose_rows_wait_for_a_mask_is_sampled_first():
     expected = plain(core, requests)
     core, executor = crowded("kvasir-mini", num_blocks=40)
     same(expected, together(core, requests, seed=5, preempt=0.05))
-    assert core.stats().masked_rows > 10 and executor.early and executor.late
+    assert core.stats().masked_rows > 10 and executor.early > 2 * executor.late
     core.close()
 
 

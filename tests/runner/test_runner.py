@@ -27,6 +27,7 @@ from kvasir.types import ModelInfo
 
 CAPACITY = Capacity(4, 64, 100, 16, (CacheGroup(PagedKV(1, 4), (0,), 512),), (8,), vocab_size=50)
 INFO = ModelInfo("m", "m", ("generate",), 50, 100)
+NEXT = StepPlan(1)
 BAD = 13  # a row that knows this id cannot be sampled
 
 
@@ -35,6 +36,7 @@ class Handle:
 
     def __init__(self, rows, step: ExecutorStep):
         self.rows, self.step = rows, step
+        self.begun: list = []
 
     def wait(self) -> float:
         return 0.25
@@ -47,6 +49,10 @@ class Handle:
 
     def taken(self) -> Sequence[Taken]:
         return [self._sampled(self.step.works[at].row, None) for at in self.step.now]
+
+    def begin(self, at, masks) -> bool:
+        self.begun.append((list(at), list(masks)))
+        return not any(self.step.works[i].drafted for i in at)
 
     def take(self, at, masks) -> Sequence[Taken]:
         return [self._sampled(self.step.works[i].row, mask) for i, mask in zip(at, masks, strict=True)]
@@ -265,12 +271,51 @@ def test_a_result_that_comes_after_its_sequence_left_is_not_written_to_the_row()
 )
 def test_a_step_follows_only_what_no_mask_can_change(queues, work, spec, follows):
     runner, executor = made(queues=queues)
-    assert not runner.follows()
+    assert not runner.follows(NEXT)
     joined = (join(0, [1, 2], spec=SamplingSpec(**spec)),)
     pending = runner.execute(StepPlan(0, joined=joined, work=(Work(0, 0, 2, sample=True, **work),)))
-    assert runner.follows() == follows
+    assert runner.follows(NEXT) == follows
     runner.sample(pending)
-    assert not runner.follows() and executor.calls == ["settle"]
+    assert not runner.follows(NEXT) and executor.calls == ["settle"]
+
+
+@pytest.mark.parametrize(
+    ("given", "begun"), [({0: b"\x05"}, [([1, 0], [None, b"\x05"])]), ({}, [([1], [None])])], ids=["both", "one"]
+)
+def test_a_step_follows_once_sampling_with_its_masks_has_begun(given, begun):
+    """Row 0 is sampled with the forward and gets a mask after all, row 1 waits for one."""
+    runner, executor = made(queues=True)
+    joined = (join(0, [1, 2], spec=SamplingSpec(guided=True)), join(1, [3, 4], spec=SamplingSpec(guided=True)))
+    works = Work(0, 0, 2, sample=True), Work(1, 0, 2, sample=True, masked=True)
+    pending = runner.execute(StepPlan(0, joined=joined, work=works))
+    assert not runner.follows(NEXT)
+    assert runner.follows(NEXT, given) and runner.follows(NEXT) and pending.handle.begun == begun
+    runner.execute(NEXT)
+    assert executor.calls == ["settle"], "the next step waited"  # the first step's
+    rows = runner.sample(pending, given).rows
+    assert [row.tokens for row in rows] == [(given[0][0],) if given else (3,), (7,)]
+
+
+def test_a_step_without_masks_after_all_follows_at_once():
+    runner, _ = made(queues=True)
+    joined = (join(0, [1, 2], spec=SamplingSpec(guided=True)),)
+    pending = runner.execute(StepPlan(0, joined=joined, work=(Work(0, 0, 2, sample=True),)))
+    assert runner.follows(NEXT, {}) and not pending.handle.begun
+
+
+def test_ids_that_come_after_a_sampled_one_do_not_follow_it_unread():
+    runner, _ = made(queues=True)
+    pending = runner.execute(StepPlan(0, joined=(join(0, [1, 2]),), work=(Work(0, 0, 2, sample=True),)))
+    forced = StepPlan(1, work=(Work(0, 2, 2, appended=pack_ids([9])),))
+    assert runner.follows(NEXT, {}) and not runner.follows(forced, {})
+    runner.sample(pending)
+
+
+def test_a_step_does_not_follow_a_draft():
+    runner, _ = made(queues=True)
+    joined = (join(0, [1, 2]),)
+    runner.execute(StepPlan(0, joined=joined, work=(Work(0, 0, 3, sample=True, drafted=1, appended=pack_ids([4])),)))
+    assert not runner.follows(NEXT, {})
 
 
 def test_an_adapter_is_known_once_the_executor_has_it():

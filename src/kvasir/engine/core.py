@@ -29,7 +29,7 @@ class StepRunner(Protocol):
     masks: for each row that may not sample every id, int32 words; bit i & 31 of word i >> 5 allows id i. They are
     computed during the forward.
     overlaps: `execute` returns while the step is computed elsewhere, so the caller can do other work. follows: whether
-    the next plan may be executed before the step in progress is sampled.
+    the next plan may be executed before the step in progress, with these masks, is sampled.
     """
 
     capacity: Capacity
@@ -39,7 +39,7 @@ class StepRunner(Protocol):
     @property
     def overlaps(self) -> bool: ...
 
-    def follows(self) -> bool: ...
+    def follows(self, plan: StepPlan, masks: Mapping[int, bytes]) -> bool: ...
 
     def execute(self, plan: StepPlan) -> Any: ...
 
@@ -50,14 +50,16 @@ class StepRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingStep:
-    """A step that is started and not committed. pending: what the runner returned; error: what it raised."""
+    """A step that is started and not committed. pending: what the runner returned; error: what it raised. masks: once
+    they are made."""
 
     plan: StepPlan
     begun: float
     pending: Any = None
     error: Exception | None = None
+    masks: Mapping[int, bytes] | None = None
 
 
 class EngineCore:
@@ -69,7 +71,8 @@ class EngineCore:
         runner    | step N            | step N + 1            |
         core      | plan N + 1 | wait | commit N | plan N + 2 | ...
 
-    If step N + 1 does not need the sampled ids of step N (`StepRunner.follows`), it is started before the wait.
+    If the runner passes the sampled ids of step N on by itself (`StepRunner.follows`), step N + 1 is started before the
+    wait. The masks of step N are made while it runs.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class EngineCore:
         late: list[Delta | Tokens] = [*self.scheduler.expire(), *self.scheduler.enter_grammars()]
         plan = self.scheduler.plan()
         running, self._pending_step = self._pending_step, None
-        following = self._launch(plan) if running and self.runner.follows() else None
+        following = self._launch(plan) if running and plan and self._follows(running, plan) else None
         before, result = self._wait(running)
         failed = isinstance(result, Exception)
         deltas = self._settle(before, result) if failed else []
@@ -160,6 +163,21 @@ class EngineCore:
             raise_fault(error)
             return PendingStep(plan, begun, error=error)
 
+    def _follows(self, running: PendingStep, plan: StepPlan) -> bool:
+        """Whether the plan may be launched before the running step is sampled."""
+        try:
+            return running.error is None and self.runner.follows(plan, self._masks(running))
+        except Exception as error:
+            raise_fault(error)
+            running.error = error
+            return False
+
+    def _masks(self, step: PendingStep) -> Mapping[int, bytes]:
+        """The masks of a step, made once."""
+        if step.masks is None:
+            step.masks = self.scheduler.masks(step.plan)
+        return step.masks
+
     def _retract(self, plan: StepPlan, pending_step: PendingStep | None) -> StepPlan:
         """Removes from a plan what builds on a failed step. If the plan was launched, its result is discarded, and the
         runner already knows which sequences joined and left."""
@@ -176,9 +194,7 @@ class EngineCore:
         if pending_step is None:
             return None, None
         try:
-            result = pending_step.error or self.runner.sample(
-                pending_step.pending, self.scheduler.masks(pending_step.plan)
-            )
+            result = pending_step.error or self.runner.sample(pending_step.pending, self._masks(pending_step))
             if pending_step.plan.computes:
                 seconds = time.perf_counter() - max(pending_step.begun, self._ended)
                 self.scheduler.service.observe(pending_step.plan, seconds)

@@ -72,6 +72,12 @@ class Handle(Protocol):
         """Sampled ids of the works of `ExecutorStep.now`, in their order."""
         ...
 
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        """Begins what `take` does, for works whose next ids the executor's next step reads where they are sampled. Only
+        called if the executor queues steps, and once; `take` then has the same arguments. False if `take` must be
+        called before the next step is started."""
+        ...
+
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> Sequence[Taken]:
         """Samples works with their masks (None: no mask); works of `ExecutorStep.now` can be sampled again. Called
         once, before `read`."""
@@ -126,7 +132,7 @@ class Executor(Protocol):
     @property
     def queues(self) -> bool:
         """Whether `start` may be called while earlier steps run: the new step reads their ids and carries where they
-        were sampled. Not allowed after a step whose works wait for a mask. Such an executor takes no columns."""
+        were sampled. Not allowed while works of a step wait for a mask. Such an executor takes no columns."""
         ...
 
     def bind(self, rows: Rows) -> None:

@@ -61,6 +61,7 @@ class GraphExecutor:
         self.draws = None if forward.logits is None else Draws(forward.step.ids, max_chosen, forward.logits.width)
         self.replays = Replays(forward, self.draws, max_tokens, max_chosen, record)
         self._pieces = np.zeros(tuple(forward.step.pieces.shape), np.int32)
+        self._latest = -1  # the number of the last step
         self.sampler: GraphSampler | None = None  # after `bind`, if the model has logits
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
@@ -102,7 +103,8 @@ class GraphExecutor:
     def compute(self, step: ExecutorStep) -> Results:
         """Follows the step's plan, moves its blocks, then computes its works."""
         if self.sampler:
-            self.sampler.collect(later=min(1, len(self.sampler.unread)))  # earlier draws are on the host already
+            self.sampler.collect(under_way=self._latest)  # what earlier steps drew is on the host already
+        self._latest = step.plan.step
         self.rows.follow(step.plan)
         if self.sampler:
             for join in step.plan.joined:
@@ -145,12 +147,11 @@ class GraphExecutor:
         return host_sampling.read(row, step.works[at], self.replays.max_chosen, logits_of)
 
     @torch.inference_mode()
-    def draw(
-        self, results: Results, step: ExecutorStep, at: Sequence[int], masks: Sequence[bytes | None]
-    ) -> list[Taken]:
+    def draw(self, handle: GraphHandle, at: Sequence[int], masks: Sequence[bytes | None]) -> Sampling:
         """Samples works with their masks."""
-        assert self.sampler is not None and results.sampling is not None
-        return self.sampler.sample_masked(results.sampling, step, at, masks)
+        found = handle.future.result().sampling
+        assert self.sampler is not None and found is not None
+        return self.sampler.sample_masked(found, handle.step, at, masks)
 
 
 @dataclass(slots=True)
@@ -160,6 +161,7 @@ class GraphHandle:
     executor: GraphExecutor
     step: ExecutorStep
     future: Future[Results]
+    masked: Future[Sampling] | None = None
 
     def wait(self) -> float:
         if sampling := self.future.result().sampling:
@@ -172,16 +174,18 @@ class GraphHandle:
 
     def taken(self) -> list[Taken]:
         sampling, sampler = self.future.result().sampling, self.executor.sampler
-        if sampling is None or sampler is None:
-            return []
-        found = dict(sampling.taken)
-        for drawn in sampling.drawn:
-            found.update(zip(drawn.places, sampler.read(drawn), strict=True))
-        return [found[at] for at in self.step.now]
+        return sampler.read(sampling, self.step.now) if sampler and sampling else []
+
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        if any(self.step.works[place].drafted for place in at):
+            return False
+        self.masked = self.executor.submit(self.executor.draw, self, at, masks)
+        return True
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
-        results = self.future.result()
-        return self.executor.submit(self.executor.draw, results, self.step, at, masks).result()
+        assert self.executor.sampler is not None
+        masked = self.masked or self.executor.submit(self.executor.draw, self, at, masks)
+        return self.executor.sampler.read(masked.result(), at)
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
         return self.future.result().read[at]

@@ -27,9 +27,10 @@ from kvasir.sampling.device_state import entries, error_text, reason
 
 @dataclass(slots=True)
 class Drawn:
-    """Ids sampled on the device, on their way to the host. places: of their works. fetched: waits for the tensors of
-    `Draws.results`."""
+    """Ids sampled on the device, on their way to the host. step: its number. places: of their works. fetched: waits for
+    the tensors of `Draws.results`."""
 
+    step: int
     places: Sequence[int]
     works: Sequence[Work]
     rows: Sequence[Row]
@@ -66,9 +67,11 @@ class GraphSampler:
         self._replays("chosen", len(rows))
         return self._forward.value(self._forward.logits, len(rows))
 
-    def collect(self, later: int = 0) -> None:
-        """Completes the host's rows by the ids that were sampled on the device, except in the last `later` draws."""
-        done, self.unread = self.unread[: len(self.unread) - later], self.unread[len(self.unread) - later :]
+    def collect(self, under_way: int = -1) -> None:
+        """Completes the host's rows by the ids that were sampled on the device. Waits for them, except for those of the
+        step `under_way`."""
+        done = [drawn for drawn in self.unread if drawn.step != under_way]
+        self.unread = [drawn for drawn in self.unread if drawn.step == under_way]
         for drawn in done:
             tokens = drawn.fetched()[0]
             for work, row, token in zip(drawn.works, drawn.rows, tokens.tolist(), strict=True):
@@ -80,10 +83,7 @@ class GraphSampler:
         found = Sampling([], {}, {})
         here = [at for at in step.now if not self._on_device(step.works[at])]
         for part in self._parts([at for at in step.now if at not in here] if here else step.now):
-            self._last_logits(step, part)
-            works = [step.works[at] for at in part]
-            found.drawn.append(drawn := self._draw(part, works, [None] * len(works)))
-            self.unread.append(drawn)
+            found.drawn.append(drawn := self._draw(step, part, [None] * len(part)))
             for row in drawn.rows:
                 row.append(0)  # until `collect`
         if here:
@@ -100,27 +100,31 @@ class GraphSampler:
 
     def sample_masked(
         self, found: Sampling, step: ExecutorStep, places: Sequence[int], masks: Sequence[bytes | None]
-    ) -> list[Taken]:
-        """Samples works with their masks. What `sample` has sampled is replaced."""
-        self.collect()
-        mask_of, taken = dict(zip(places, masks, strict=True)), {}
-        for part in self._parts([at for at in places if self._on_device(step.works[at])]):
-            self._last_logits(step, part)
-            works = [step.works[at] for at in part]
-            sampled = self.read(self._draw(part, works, [mask_of[at] for at in part]))
-            taken.update(zip(part, sampled, strict=True))
-            for work, one in zip(works, sampled, strict=True):
-                if not one.error:
-                    self._row(work).take(work, one.tokens, one.carry)
-        for at in places:
-            if at not in taken:
-                row = self._row(step.works[at])
-                row.carry = found.before.get(at, row.carry)
-                taken[at] = self._sample_here(step, at, mask_of[at])
+    ) -> Sampling:
+        """Samples works with their masks. What `sample` has sampled, in `found`, is replaced."""
+        mask_of, masked = dict(zip(places, masks, strict=True)), Sampling([], {}, {})
+        there = [at for at in places if self._on_device(step.works[at])]
+        for part in self._parts(there):
+            masked.drawn.append(drawn := self._draw(step, part, [mask_of[at] for at in part]))
+            for at, row in zip(part, drawn.rows, strict=True):
+                if at not in step.now:
+                    row.append(0)  # until `collect`
+        if here := [at for at in places if at not in there]:
+            self.collect()
+        for at in here:
+            row = self._row(step.works[at])
+            row.carry = found.before.get(at, row.carry)
+            masked.taken[at] = self._sample_here(step, at, mask_of[at])
+        return masked
+
+    def read(self, found: Sampling, places: Sequence[int]) -> list[Taken]:
+        """What was sampled for works; waits for it."""
+        taken = dict(found.taken)
+        for drawn in found.drawn:
+            taken.update(zip(drawn.places, self._read(drawn), strict=True))
         return [taken[at] for at in places]
 
-    def read(self, drawn: Drawn) -> list[Taken]:
-        """What was sampled on the device; waits for it."""
+    def _read(self, drawn: Drawn) -> list[Taken]:
         tokens, errors, *described = (part.tolist() for part in drawn.fetched())
         specs = [row.spec for row in drawn.rows]
         found: list[Entry | None] = [None] * len(specs)
@@ -147,9 +151,10 @@ class GraphSampler:
     def _last_logits(self, step: ExecutorStep, places: Sequence[int]) -> Tensor:
         return self.logits([step.starts[at + 1] - 1 for at in places])
 
-    def _draw(self, places: Sequence[int], works: Sequence[Work], masks: Sequence[bytes | None]) -> Drawn:
-        """Starts to sample from the logits that the last launches left."""
-        draws, writer = self._draws, self._rows.writer
+    def _draw(self, step: ExecutorStep, places: Sequence[int], masks: Sequence[bytes | None]) -> Drawn:
+        """Starts to sample works on the device."""
+        draws, writer, works = self._draws, self._rows.writer, [step.works[at] for at in places]
+        self._last_logits(step, places)
         bucket = bucket_of(len(works), self._replays.max_chosen)
         level = draws.level([work.row for work in works], masked=any(mask is not None for mask in masks))
         for i, mask in enumerate(masks):
@@ -160,7 +165,10 @@ class GraphSampler:
         for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
             writer.fill(target[:bucket], values)
         self._replays(f"sample {level}", len(works))
-        return Drawn(places, works, [self._row(work) for work in works], fetch(draws.results(len(works), level)))
+        results = fetch(draws.results(len(works), level))
+        drawn = Drawn(step.plan.step, places, works, [self._row(work) for work in works], results)
+        self.unread.append(drawn)
+        return drawn
 
     def _sample_here(self, step: ExecutorStep, at: int, mask: bytes | None) -> Taken:
         """Samples a work on the host, along its draft if it has one."""

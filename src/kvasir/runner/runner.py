@@ -20,17 +20,18 @@ from kvasir.runner.rows import REFUSED, Row, Rows
 from kvasir.types import ModelInfo
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """A pending step. rows: of its works when it started, because the next step may give their places to other
     sequences before this one is sampled. faults: by place in the plan, of works that are not computed. expanded: number
-    of the plan's first works that were columns."""
+    of the plan's first works that were columns. settled: whether its ids wait for no mask any more."""
 
     step: ExecutorStep
     handle: Handle
     rows: Sequence[Row]
     faults: Mapping[int, str]
     expanded: int
+    settled: bool = False
 
 
 class Runner:
@@ -67,7 +68,7 @@ class Runner:
 
     def execute(self, plan: StepPlan) -> Pending:
         """Starts computing a plan. The plan is applied to the rows even if the step fails, here or in `sample`."""
-        ahead = self.follows()
+        ahead = self.follows(plan)
         self._under_way = None
         if not ahead:
             self.executor.settle()  # the previous step still runs if its masks could not be made
@@ -88,12 +89,24 @@ class Runner:
         """Whether the executor computes the decodes as columns: if it can, and no earlier step of their rows failed."""
         return self.executor.columns and self.rows.sound(np.frombuffer(decodes.rows, np.int32))
 
-    def follows(self) -> bool:
-        """Whether the next plan may be executed before the pending step is sampled: the executor passes the sampled ids
-        on by itself, and no mask can still change them."""
+    def follows(self, plan: StepPlan, masks: Mapping[int, bytes] | None = None) -> bool:
+        """Whether the plan may be executed before the pending step is sampled: the executor passes the sampled ids on
+        by itself, and no mask can still change them. masks: of the pending step, None if they are not known yet. An
+        executor that queues steps then begins to sample with them; `sample` must get the same."""
         if not self.executor.queues or (under_way := self._under_way) is None:
             return False
-        return not (under_way.step.later or any(under_way.rows[at].spec.guided for at in under_way.step.now))
+        step = under_way.step
+        sampled = {step.works[at].row for at in (*step.now, *step.later)}
+        if any(work.appended and work.row in sampled for work in plan.work):
+            return False  # these ids come after one that is not known here yet
+        if not under_way.settled:
+            if masks is None:
+                guided = any(under_way.rows[at].spec.guided for at in step.now)
+                return not (step.later or guided)
+            late = _late(step, masks)
+            given = [masks.get(step.works[at].row) for at in late]
+            under_way.settled = not late or under_way.handle.begin(late, given)
+        return under_way.settled
 
     def _step(self, plan: StepPlan, ahead: bool) -> tuple[ExecutorStep, dict[int, str]]:
         """The executor's step, and faults by place in the plan. ahead: whether the rows' last ids may still be missing
@@ -129,8 +142,7 @@ class Runner:
         """Sampled ids by place in the step. Works that were sampled with the forward, but then got a mask, are sampled
         again."""
         taken = dict(zip(step.now, handle.taken(), strict=True))
-        late = [*step.later, *(at for at in step.now if masks and step.works[at].row in masks)]
-        if late:
+        if late := _late(step, masks):
             taken.update(zip(late, handle.take(late, [masks.get(step.works[at].row) for at in late]), strict=True))
         return taken
 
@@ -194,3 +206,8 @@ class Runner:
             RowResult(work.row, error=faults[place]) if place in faults else next(rest)
             for place, work in enumerate(plan.work)
         ]
+
+
+def _late(step: ExecutorStep, masks: Mapping[int, bytes]) -> list[int]:
+    """The places of works that are sampled with the masks."""
+    return [*step.later, *(at for at in step.now if masks and step.works[at].row in masks)]
