@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from triton.runtime import interpreter
 
+from kvasir.graph.draws import Draws, asked_of
 from kvasir.ops.launch import launch, recording
 from kvasir.plan import SamplingSpec
+from kvasir.sampling import logprobs as reference
 from kvasir.sampling import numerics, sampler
 from kvasir.sampling import triton as kernels
 from kvasir.sampling import triton_numerics as arithmetic
@@ -28,13 +30,14 @@ from kvasir.sampling.device_state import (
     Needs,
     SamplerState,
     Workspace,
+    bad_logits,
     entries,
     error_text,
     reason,
 )
 from kvasir.sampling.gumbel import log_exponential
 from kvasir.sampling.philox import split_seed, token_words
-from kvasir.sampling.rows import Sampled
+from kvasir.sampling.rows import BadLogits, Sampled
 from tests.examples import examples
 from tests.sampling.test_native import KINDS, PLAIN, SEQUENCES, logits_of, row_context
 from tests.sampling.test_sampler import context
@@ -334,6 +337,38 @@ def test_slots_of_one_row_at_several_positions():
     expected = sampler.sample(x, [context(spec, ids[:n], prompt_len, vocab=vocab) for n in known])
     assert tokens.tolist() == [one.token for one in expected]
     assert table[1].tolist() == [*ids[:3], *tokens.tolist(), 0]
+
+
+@pytest.mark.parametrize("vocab", [5, 300])
+def test_log_probabilities_of_known_ids(vocab):
+    x = logits("normal", vocab, 5)
+    x[1, :3] = x[1, 3]  # equal ones
+    tokens, best = [0, 2, vocab - 1, 1, 3], [0, 3, 2, min(vocab + 4, 128), 1]
+    expected = reference.logprobs(x, tokens, best)
+    draws = Draws(torch.zeros(2, 8, dtype=torch.int32), 8, vocab)
+    draws.asked.copy_(torch.from_numpy(asked_of(best, 8)))
+    draws.tokens[:5] = torch.tensor(tokens)
+    draws.tokens[5:] = -1
+    padded = torch.cat([x, torch.full((3, vocab), math.nan)])
+    draws.read(padded)
+    keys, own, ranks, ids, values = (part.tolist() for part in draws.readings(5))
+    assert [bad_logits(row) for row in keys] == [""] * 5
+    assert entries(tokens, own, ranks, ids, values, best, vocab) == expected
+    assert not draws.ids.any(), "reading has sampled"
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_log_probabilities_of_bad_logits_are_refused_as_by_the_reference(value):
+    x = logits("normal", 300, 2)
+    x[1] = -math.inf
+    x[1, 270] = value
+    with pytest.raises(BadLogits) as caught:
+        reference.logprobs(x, [0, 0], [1, 1])
+    draws = Draws(torch.zeros(2, 8, dtype=torch.int32), 2, 300)
+    draws.asked.copy_(torch.from_numpy(asked_of([1, 1], 2)))
+    draws.read(x)
+    keys = draws.readings(2)[0].tolist()
+    assert [bad_logits(row) for row in keys] == ["", str(caught.value)]
 
 
 def test_a_row_s_new_spec_replaces_the_old_one():

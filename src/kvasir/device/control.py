@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvasir.device.capability import Device
 from kvasir.errors import ConfigError, DeviceFault
@@ -45,6 +47,20 @@ def allocated(device: Device) -> int:
     import torch
 
     return torch.cuda.memory_allocated()
+
+
+@contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Raises ConfigError if memory runs out within the block. what: it is allocated for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        torch = sys.modules.get("torch")
+        on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
+        if not (on_device or isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+            raise
+        advice = "lower --max-num-seqs, --max-num-batched-tokens or --memory-fraction, or end what else uses it"
+        raise ConfigError(f"memory ran out for {what}", advice) from error
 
 
 def raise_fault(error: Exception) -> None:

@@ -48,7 +48,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
     files = find_model(options.model, options.revision)
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
-    loaded = load_model(files, options.dtype, device.kind, progress, load_options)
+    with devices.memory_for("the model's weights"):
+        loaded = load_model(files, options.dtype, device.kind, progress, load_options)
     model, dtype = loaded.model, loaded.dtype
     executor = loaded.executor
     kernels = ops.choose(device, dtype)
@@ -92,7 +93,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // options.block_size) for g in groups),
         targets=config.targets,
     )
-    runner = make_runner(loaded, config, capacity, info, device.kind)
+    with devices.memory_for("the KV cache and the buffers of a step"):
+        runner = make_runner(loaded, config, capacity, info, device.kind)
     try:
         tier = make_tier(options, config, files, info, runner.cache)
     except BaseException:

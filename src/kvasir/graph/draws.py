@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.sampling.device_layout import WIDTH, Column
 from kvasir.sampling.device_state import NONE, Logprobs, Needs, SamplerState, Workspace
-from kvasir.sampling.triton import sample
+from kvasir.sampling.triton import describe_known, sample
 
 # The kinds of steps whose launches are recorded; a step makes those of the first kind that has all it needs.
 LEVELS = (
@@ -36,6 +37,9 @@ class Draws:
         self.rows, self.known, self.mask_of = zeros(slots), zeros(slots), zeros(slots)
         self.masks = zeros(slots, -(-vocab // 32))
         self.tokens, self.errors = zeros(slots), zeros(slots)
+        # Of known ids: the settings of each slot, and its number.
+        self.asked = torch.zeros(slots, WIDTH, dtype=torch.int64, device=device)
+        self.slots = torch.arange(slots, dtype=torch.int32, device=device)
 
     def level(self, rows: Sequence[int], masked: bool) -> int:
         """The index in LEVELS for a step of these rows."""
@@ -51,13 +55,34 @@ class Draws:
             mask_S=self.mask_of[:count], logprobs=self.logprobs,
         )  # fmt: skip
 
+    def read(self, logits: Tensor) -> None:
+        """Log-probabilities of the ids in `tokens`, one of each slot of `logits`, as `asked` says."""
+        count = len(logits)
+        describe_known(logits, self.slots[:count], self.asked, self.work, self.tokens[:count], self.logprobs)
+
+    def readings(self, count: int) -> list[Tensor]:
+        """The tensors that hold what `read` has found for the first slots: the keys of the greatest logits, which
+        `device_state.bad_logits` reads, then as in `results`."""
+        return [self.work.raw_ST[:count], *self._described(count)]
+
     def results(self, count: int, level: int) -> list[Tensor]:
         """The tensors that hold what a run has found for the first slots."""
         found = [self.tokens[:count], self.errors[:count]]
         if LEVELS[level].logprobs:
-            p = self.logprobs
-            found += [part[:count] for part in (p.logprobs_S, p.ranks_S, p.best_ids_SK, p.best_logprobs_SK)]
+            found += self._described(count)
         return found
+
+    def _described(self, count: int) -> list[Tensor]:
+        p = self.logprobs
+        return [part[:count] for part in (p.logprobs_S, p.ranks_S, p.best_ids_SK, p.best_logprobs_SK)]
+
+
+def asked_of(best: Sequence[int], bucket: int) -> np.ndarray:
+    """int64 [bucket, WIDTH]: the settings of slots that want so many best tokens each; none for the others."""
+    found = np.zeros((bucket, WIDTH), np.int64)
+    found[:, Column.LOGPROBS] = -1
+    found[: len(best), Column.LOGPROBS] = best
+    return found
 
 
 def slots_of(rows: Sequence[int], known: Sequence[int], masks: Sequence[int], bucket: int) -> np.ndarray:

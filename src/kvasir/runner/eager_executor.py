@@ -22,6 +22,7 @@ from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
+from kvasir.sampling.logprobs import logprobs
 
 _TILE = 32  # token rows whose log-probabilities are read at a time
 
@@ -129,10 +130,10 @@ class EagerExecutor:
     def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
         """Log-probabilities of known ids, or an error."""
 
-        def logits_of(begin: int, end: int) -> Tensor:
-            return self.model.logits(hidden_nD[begin:end])[: end - begin]
+        def entries(begin: int, end: int, ids: Sequence[int], best: Sequence[int]) -> Sequence[Entry]:
+            return logprobs(self.model.logits(hidden_nD[begin:end])[: end - begin], ids, best)
 
-        return host_sampling.read(self.rows[work.row], work, _TILE, logits_of)
+        return host_sampling.read(self.rows[work.row], work, _TILE, entries)
 
     @torch.inference_mode()
     def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
@@ -167,6 +168,9 @@ class EagerHandle:
 
     def taken(self) -> list[Taken]:
         return self.future.result().taken
+
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        return False
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         return self.executor.submit(self.draw, at, masks).result()

@@ -332,6 +332,9 @@ class FakeHandle:
     def taken(self) -> list[Taken]:
         return [self.executor.draw(self.step.works[at], None) for at in self.step.now]
 
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        return False
+
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         return [self.executor.draw(self.step.works[i], mask) for i, mask in zip(at, masks, strict=True)]
 

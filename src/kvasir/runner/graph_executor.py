@@ -141,10 +141,10 @@ class GraphExecutor:
         sampler, first = self.sampler, step.starts[at]
         assert sampler is not None
 
-        def logits_of(begin: int, end: int) -> Tensor:
-            return sampler.logits(range(first + begin, first + end))
+        def entries(begin: int, end: int, ids: Sequence[int], best: Sequence[int]) -> Sequence[Entry]:
+            return sampler.entries(range(first + begin, first + end), ids, best)
 
-        return host_sampling.read(row, step.works[at], self.replays.max_chosen, logits_of)
+        return host_sampling.read(row, step.works[at], self.replays.max_chosen, entries)
 
     @torch.inference_mode()
     def draw(self, handle: GraphHandle, at: Sequence[int], masks: Sequence[bytes | None]) -> Sampling:
@@ -201,4 +201,4 @@ class GraphHandle:
 
 
 def _host(rows: Tensor) -> np.ndarray:
-    return rows.float().cpu().numpy()
+    return rows.cpu().float().numpy()

@@ -28,6 +28,7 @@ class Replays:
         rows           all token rows of a step
         chosen         the logits of the chosen rows
         sample <i>     tokens from these logits, as LEVELS[i] needs
+        read           log-probabilities of known ids from these logits
     """
 
     def __init__(self, forward: Forward, draws: Draws | None, max_tokens: int, max_chosen: int, record: Record):
@@ -54,6 +55,7 @@ class Replays:
         if self._draws:
             yield "chosen"
             yield from (f"sample {level}" for level in range(len(LEVELS)))
+            yield "read"
 
     def _most(self, name: str) -> int:
         return self.max_tokens if name == "rows" else self.max_chosen
@@ -70,4 +72,8 @@ class Replays:
             self._forward.run_chosen(bucket)
         else:
             assert self._draws is not None and self._forward.logits is not None
-            self._draws.run(self._forward.value(self._forward.logits, bucket), int(name.removeprefix("sample ")))
+            logits = self._forward.value(self._forward.logits, bucket)
+            if name == "read":
+                self._draws.read(logits)
+            else:
+                self._draws.run(logits, int(name.removeprefix("sample ")))

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from kvasir.device.replays import fetch
-from kvasir.graph.draws import Draws, slots_of
+from kvasir.graph.draws import Draws, asked_of, slots_of
 from kvasir.graph.forward import Forward
 from kvasir.plan import Work
 from kvasir.runner import host_sampling
@@ -22,7 +22,10 @@ from kvasir.runner.device_rows import DeviceRows
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.graph_replays import Replays, bucket_of
 from kvasir.runner.rows import Row
-from kvasir.sampling.device_state import entries, error_text, reason
+from kvasir.sampling.device_layout import MAX_BEST
+from kvasir.sampling.device_state import bad_logits, entries, error_text, reason
+from kvasir.sampling.logprobs import logprobs
+from kvasir.sampling.rows import BadLogits
 
 
 @dataclass(slots=True)
@@ -67,6 +70,23 @@ class GraphSampler:
         self._replays("chosen", len(rows))
         return self._forward.value(self._forward.logits, len(rows))
 
+    def entries(self, rows: Sequence[int], ids: Sequence[int], best: Sequence[int]) -> Sequence[Entry]:
+        """Log-probabilities of known ids after at most `max_chosen` token rows, with so many best tokens each. Raises
+        BadLogits as the reference does."""
+        logits, draws, writer = self.logits(rows), self._draws, self._rows.writer
+        if max(best) > MAX_BEST:
+            return logprobs(logits.cpu(), ids, best)
+        count, bucket = len(rows), bucket_of(len(rows), self._replays.max_chosen)
+        writer.fill(draws.asked[:bucket], asked_of(best, bucket))
+        writer.fill(draws.tokens[:count], np.array(ids, np.int32))
+        self._replays("read", count)
+        keys, own, ranks, best_ids, values = (part.tolist() for part in fetch(draws.readings(count))())
+        for row in keys:
+            if text := bad_logits(row):
+                raise BadLogits(text)
+        found = entries(ids, own, ranks, best_ids, values, best, self._vocab)
+        return [entry for entry in found if entry is not None]
+
     def collect(self, under_way: int = -1) -> None:
         """Completes the host's rows by the ids that were sampled on the device. Waits for them, except for those of the
         step `under_way`."""
@@ -92,7 +112,7 @@ class GraphSampler:
             works = [step.works[at] for at in part]
             found.before.update((at, self._row(work).carry) for at, work in zip(part, works, strict=True))
             sampled = host_sampling.take(
-                self._last_logits(step, part), [self._row(work) for work in works], works, [None] * len(works)
+                self._last_logits(step, part).cpu(), [self._row(work) for work in works], works, [None] * len(works)
             )
             found.taken.update(zip(part, sampled, strict=True))
             self._write(works, sampled)
@@ -173,7 +193,7 @@ class GraphSampler:
     def _sample_here(self, step: ExecutorStep, at: int, mask: bytes | None) -> Taken:
         """Samples a work on the host, along its draft if it has one."""
         work, end = step.works[at], step.starts[at + 1]
-        row, logits = self._row(work), self.logits(range(end - 1 - work.drafted, end))
+        row, logits = self._row(work), self.logits(range(end - 1 - work.drafted, end)).cpu()
         if work.drafted:
             found = host_sampling.take_along(logits, row, work, mask)
         else:

@@ -11,7 +11,6 @@ from kvasir.plan import Work
 from kvasir.runner.drafts import along
 from kvasir.runner.executor import Entry, Taken
 from kvasir.runner.rows import Row
-from kvasir.sampling.logprobs import logprobs
 from kvasir.sampling.rows import BadLogits, RowContext, Sampled
 from kvasir.sampling.sampler import sample
 
@@ -33,17 +32,19 @@ def take_along(logits_nV: Tensor, row: Row, work: Work, mask: bytes | None) -> T
     return along(work, row, mask, draw)
 
 
-def read(row: Row, work: Work, size: int, logits_of: Callable[[int, int], Tensor]) -> tuple[tuple[Entry, ...], str]:
-    """Log-probabilities of known ids, computed for `size` token rows at a time, or an error. logits_of: the logits of
-    token rows begin to end of the work."""
-    entries: list = []
+def read(
+    row: Row, work: Work, size: int, entries: Callable[[int, int, Sequence[int], Sequence[int]], Sequence[Entry]]
+) -> tuple[tuple[Entry, ...], str]:
+    """Log-probabilities of known ids, computed for `size` token rows at a time, or an error. entries: of token rows
+    begin to end of the work, of these ids and numbers of best tokens; may raise BadLogits."""
+    found: list[Entry] = []
     for begin in range(*work.read, size):
         end = min(begin + size, work.read[1])
         try:
-            entries += logprobs(logits_of(begin - work.start, end - work.start), *row.read(begin, end))
+            found += entries(begin - work.start, end - work.start, *row.read(begin, end))
         except BadLogits as error:
             return (), str(error)
-    return tuple(entries), ""
+    return tuple(found), ""
 
 
 def taken(found: Sampled) -> Taken:

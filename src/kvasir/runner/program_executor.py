@@ -155,6 +155,9 @@ class ProgramHandle:
         rows = ((sampled, executor.rows[works[at].row]) for sampled, at in found)
         return [executor.taken(sampled, row, row.carry) for sampled, row in rows]
 
+    def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
+        return False
+
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         by_place = dict(zip(at, masks, strict=True))
         drafted = [place for place in at if self.step.works[place].drafted]

@@ -48,4 +48,6 @@ BINS = 2048  # of logits, in which the end of a list is searched
 LISTED = 4096  # tokens of the bins around the end that are listed; more are read from the logits
 MAX_BEST = 128  # log-probabilities besides the token's own
 
+KEY_LOW, KEY_NAN = -0x7F800001, 0x7FFFFFFF  # of -inf and of NaN, among int32 keys in the order of float32 values
+
 OK, NOT_A_NUMBER, ALL_LOW, NOTHING_LEFT, BIAS_OUTSIDE = range(5)

@@ -104,6 +104,14 @@ def entries(
     ]
 
 
+def bad_logits(keys: Sequence[int]) -> str:
+    """What is wrong with logits whose greatest have these keys, by tile (`triton_numerics.key_of`); "" if nothing."""
+    greatest = max(keys)
+    if greatest == layout.KEY_NAN:
+        return TEXTS[layout.NOT_A_NUMBER]
+    return TEXTS[layout.ALL_LOW] if greatest == layout.KEY_LOW else ""
+
+
 class Logprobs:
     """Results of slots that want log-probabilities; other slots' are unspecified."""
 

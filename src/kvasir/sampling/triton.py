@@ -66,48 +66,14 @@ def sample(
     slots, vocab = logits.shape
     tiles, tile = work.tiles, work.tile
     lanes = triton.next_power_of_2(tiles)
-    sub = tile if INTERPRETED else min(tile, 1024)
+    sub = _sub(work)
     grid, size = (tiles, slots), slots * vocab
     if not needs.processes:
         masks = None
-    masking = (rows_S, 0, rows_S) if masks is None else (masks, masks.shape[1], mask_S)  # without masks none is read
+    _measure(logits, rows_S, known_S, ids, state.params, state.lists, work, needs.lists, needs.processes, masks, mask_S)
     source = (
         *(logits, logits.stride(0), rows_S, state.params),
         *(work.x_SV, work.changed_S, work.raw_ST, work.best_ST),
-    )
-    launch(
-        measure_tiles,
-        grid,
-        logits,
-        logits.stride(0),
-        rows_S,
-        known_S,
-        ids,
-        ids.stride(0),
-        state.params,
-        state.lists,
-        state.lists.stride(0),
-        *masking,
-        work.x_SV,
-        work.counts_SV,
-        work.changed_S,
-        work.raw_ST,
-        work.best_ST,
-        work.low_ST,
-        work.bin_counts_SB,
-        work.bin_weights_SB,
-        work.found_S,
-        vocab,
-        TILES=tiles,
-        TILE=tile,
-        SUB=sub,
-        BINS=BINS,
-        LANES=LIST_LANES,
-        LISTS=needs.lists,
-        PROCESS=needs.processes,
-        MASKED=masks is not None,
-        bytes=4 * size,
-        num_warps=4,
     )
     if needs.lists:
         launch(
@@ -200,35 +166,111 @@ def sample(
     )
     if needs.logprobs:
         assert logprobs is not None, "a slot wants log-probabilities, and there is no room for them"
-        raw = (logits, logits.stride(0), rows_S, state.params, work.raw_ST, tokens_S)
-        tiled = (work.totals_ST, work.ahead_ST, work.bests_STK)
-        launch(
-            describe_tiles,
-            grid,
-            *raw,
-            *tiled,
-            vocab,
-            layout.MAX_BEST,
-            TILES=tiles,
-            TILE_LANES=lanes,
-            TILE=tile,
-            SUB=sub,
-            bytes=4 * size,
-            num_warps=8,
-        )
-        launch(
-            describe,
-            (slots,),
-            *raw,
-            *tiled,
-            logprobs.logprobs_S,
-            logprobs.ranks_S,
-            logprobs.best_ids_SK,
-            logprobs.best_logprobs_SK,
-            vocab,
-            layout.MAX_BEST,
-            TILES=tiles,
-            TILE_LANES=lanes,
-            BEST_LANES=triton.next_power_of_2(layout.MAX_BEST),
-            num_warps=4,
-        )
+        _describe(logits, rows_S, state.params, work, tokens_S, logprobs)
+
+
+def describe_known(
+    logits: Tensor, rows_S: Tensor, settings: Tensor, work: Workspace, tokens_S: Tensor, logprobs: Logprobs
+) -> None:
+    """Log-probabilities of given tokens. rows_S: int32, the row of `settings` for each slot, -1 for none. settings:
+    int64 [rows, WIDTH], of which Column.LOGPROBS is read. tokens_S: int32 ids within the vocabulary. work.raw_ST:
+    afterwards the key of the greatest logit of each tile, see `device_state.bad_logits`."""
+    _measure(logits, rows_S, rows_S, rows_S[None], settings, rows_S[None], work)
+    _describe(logits, rows_S, settings, work, tokens_S, logprobs)
+
+
+def _measure(
+    logits: Tensor,
+    rows_S: Tensor,
+    known_S: Tensor,
+    ids: Tensor,
+    settings: Tensor,
+    lists: Tensor,
+    work: Workspace,
+    filters: bool = False,
+    processes: bool = False,
+    masks: Tensor | None = None,
+    mask_S: Tensor | None = None,
+) -> None:
+    """See `measure_tiles`. filters: whether `count_bins` follows. Without processors neither ids nor lists are read."""
+    slots, vocab = logits.shape
+    masking = (rows_S, 0, rows_S) if masks is None else (masks, masks.shape[1], mask_S)  # without masks none is read
+    launch(
+        measure_tiles,
+        (work.tiles, slots),
+        logits,
+        logits.stride(0),
+        rows_S,
+        known_S,
+        ids,
+        ids.stride(0),
+        settings,
+        lists,
+        lists.stride(0),
+        *masking,
+        work.x_SV,
+        work.counts_SV,
+        work.changed_S,
+        work.raw_ST,
+        work.best_ST,
+        work.low_ST,
+        work.bin_counts_SB,
+        work.bin_weights_SB,
+        work.found_S,
+        vocab,
+        TILES=work.tiles,
+        TILE=work.tile,
+        SUB=_sub(work),
+        BINS=BINS,
+        LANES=LIST_LANES,
+        LISTS=filters,
+        PROCESS=processes,
+        MASKED=masks is not None,
+        bytes=4 * slots * vocab,
+        num_warps=4,
+    )
+
+
+def _describe(
+    logits: Tensor, rows_S: Tensor, settings: Tensor, work: Workspace, tokens_S: Tensor, logprobs: Logprobs
+) -> None:
+    """See `describe_tiles` and `describe`."""
+    slots, vocab = logits.shape
+    lanes = triton.next_power_of_2(work.tiles)
+    raw = (logits, logits.stride(0), rows_S, settings, work.raw_ST, tokens_S)
+    tiled = (work.totals_ST, work.ahead_ST, work.bests_STK)
+    launch(
+        describe_tiles,
+        (work.tiles, slots),
+        *raw,
+        *tiled,
+        vocab,
+        layout.MAX_BEST,
+        TILES=work.tiles,
+        TILE_LANES=lanes,
+        TILE=work.tile,
+        SUB=_sub(work),
+        bytes=4 * slots * vocab,
+        num_warps=8,
+    )
+    launch(
+        describe,
+        (slots,),
+        *raw,
+        *tiled,
+        logprobs.logprobs_S,
+        logprobs.ranks_S,
+        logprobs.best_ids_SK,
+        logprobs.best_logprobs_SK,
+        vocab,
+        layout.MAX_BEST,
+        TILES=work.tiles,
+        TILE_LANES=lanes,
+        BEST_LANES=triton.next_power_of_2(layout.MAX_BEST),
+        num_warps=4,
+    )
+
+
+def _sub(work: Workspace) -> int:
+    """Tokens that a program handles at a time."""
+    return work.tile if INTERPRETED else min(work.tile, 1024)

@@ -11,13 +11,14 @@ import math
 import triton
 import triton.language as tl
 
+from kvasir.sampling import device_layout as layout
 from kvasir.sampling.rows import FRACTION_BITS
 
 # Keys: int32 in the order of float32 values. A NaN's is the greatest.
 KEY_OUTSIDE = tl.constexpr(-(2**31))  # of lanes beyond the vocabulary, below that of -inf
-KEY_LOW = tl.constexpr(-0x7F800001)  # of -inf
+KEY_LOW = tl.constexpr(layout.KEY_LOW)
 KEY_HIGH = tl.constexpr(0x7F800000)  # of +inf
-KEY_NAN = tl.constexpr(0x7FFFFFFF)
+KEY_NAN = tl.constexpr(layout.KEY_NAN)
 # Places: int64, distinct, descending in the order of tokens: a key above the complement of the id.
 NO_PLACE = tl.constexpr(-(2**63))
 ID_BITS = tl.constexpr(0x7FFFFFFF)
