@@ -124,13 +124,16 @@ def free_blocks(core: EngineCore) -> list[frozenset[int]]:
 
 
 NANS = {"uint8": 255, "uint16": 0x7FC0}  # of caches that hold numbers as bits: int8 with its scales, bfloat16
+NANS |= {"torch.uint8": 255, "torch.int8": -1}  # codes, whose scales are other tensors
 
 
 def poison(core: EngineCore, blocks: Sequence[Set[int]]) -> int:
     """Fills blocks of each cache group with NaN; how many. No step under way may read them."""
     cache = core.runner.cache  # type: ignore[attr-defined]
-    for tensor, ids in zip(cache.tensors, blocks, strict=True):
-        tensor[:, :, sorted(ids)] = NANS.get(str(tensor.dtype), float("nan"))
+    for group, ids in enumerate(blocks):
+        for _, tensors in cache.of_group(group):
+            for tensor in tensors:
+                tensor[:, :, sorted(ids)] = NANS.get(str(tensor.dtype), float("nan"))
     return sum(map(len, blocks))
 
 

@@ -39,6 +39,12 @@ class Field:
         return self.copies * prod(self.shape) * (4 if self.exact else item)
 
     @property
+    def scales(self) -> Field:
+        """A float32 scale for each row along the last axis, which is exported last too; laid out as exported."""
+        shape = tuple(self.shape[axis] for axis in self.exported[:-1])
+        return Field(f"{self.name} scale", shape, tuple(range(len(shape))), self.axes[:-1], self.copies, exact=True)
+
+    @property
     def order(self) -> str:
         """The axes of the exported arrays, outermost first."""
         return ",".join(("layer", self.name, *self.axes))
@@ -149,9 +155,14 @@ class CacheKind:
         """The writes (array, rows) that store the keys `k` and values `v` of tokens."""
         return (self.keys(arrays), k), (self.values(arrays), v)
 
-    def block_bytes(self, size: int, item: int) -> int:
-        """Bytes of a block of one layer. item: bytes per number of keys and values."""
-        return sum(field.num_bytes(item) for field in self.fields(size))
+    def stored(self, size: int, coded: bool) -> tuple[Field, ...]:
+        """The `fields`; if keys and values are stored as codes, with the fields of their scales behind them."""
+        fields = self.fields(size)
+        return (*fields, *(field.scales for field in fields if coded and not field.exact))
+
+    def block_bytes(self, size: int, item: int, coded: bool = False) -> int:
+        """Bytes of a block of one layer. item: bytes per number of keys and values. coded: see `stored`."""
+        return sum(field.num_bytes(item) for field in self.stored(size, coded))
 
     @property
     def row_bytes(self) -> int:

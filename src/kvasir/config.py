@@ -21,7 +21,7 @@ from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "int8")
+KV_DTYPES = (*DTYPES, "int8", "fp8")
 EXECUTORS = ("auto", "program", "graph", "eager")
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
@@ -40,7 +40,7 @@ class EngineOptions:
     tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
-    kv_dtype: str = option("auto", "Keys and values: auto (as dtype), float32, bfloat16, float16 or int8.")
+    kv_dtype: str = option("auto", "Keys and values: auto (as dtype), float32, bfloat16, float16, int8 or fp8.")
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
     max_model_len: int | None = option(None, "Maximum context in tokens (default: what model and memory allow).")
     max_num_seqs: int = option(64, "Maximum sequences per step.")
@@ -196,7 +196,7 @@ def check(options: EngineOptions) -> None:
     if options.dtype not in DTYPES or options.kv_dtype not in KV_DTYPES:
         raise ConfigError(
             f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}",
-            f"expected one of {', '.join(DTYPES)}; kv_dtype may also be int8",
+            f"expected one of {', '.join(DTYPES)}; kv_dtype may also be int8 or fp8",
         )
     if options.block_size not in (8, 16, 32, 64, 128):
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")

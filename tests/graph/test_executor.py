@@ -13,6 +13,7 @@ from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_replays import bucket_of, buckets
 from kvasir.runner.runner import Runner
 from kvasir.types import Request, SamplingParams
+from tests.engine.cores import core_of
 from tests.graph.models import folder_of, graph_core
 from tests.oracle import Answer, plain, same
 
@@ -35,10 +36,16 @@ def test_without_a_gpu_and_without_the_interpreter_it_is_refused(tmp_path, monke
         graph_core(folder)
 
 
-@pytest.mark.parametrize(("options", "reason"), [({"quantize": "q8"}, "quantize"), ({"kv_dtype": "int8"}, "int8")])
-def test_options_that_it_lacks_are_refused(tmp_path, options, reason):
-    with pytest.raises(ConfigError, match=f"the graph executor cannot run this: .*{reason}"):
-        graph_core(folder_of(tmp_path, "llama"), **options)
+def test_options_that_it_lacks_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"the graph executor cannot run this: .*quantize"):
+        graph_core(folder_of(tmp_path, "llama"), quantize="q8")
+
+
+@pytest.mark.parametrize("executor", ["auto", "program", "eager"])
+def test_an_fp8_cache_is_refused_by_the_other_executors(tmp_path, executor):
+    with pytest.raises(ConfigError, match="only the graph executor has an fp8 KV cache") as found:
+        core_of(folder_of(tmp_path, "llama"), executor=executor, kv_dtype="fp8")
+    assert "--executor graph" in str(found.value.hint)
 
 
 def test_buckets_cover_every_number_of_rows():

@@ -13,14 +13,15 @@ from tests.graph.models import folder_of, graph_core
 from tests.oracle import free_blocks, plain, poison, same, together
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-CASES = [("qwen3", "bfloat16"), ("gemma2", "float32")]
+CASES = [("qwen3", "bfloat16", "auto"), ("gemma2", "float32", "auto")]
+CASES += [("llama", "bfloat16", "int8"), ("gemma2", "float32", "fp8"), ("llama", "float16", "fp8")]
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request, tmp_path_factory):
     """(folder, options, requests, their plain answers)."""
-    family, dtype = request.param
-    folder, options = folder_of(tmp_path_factory.mktemp(family), family), {"dtype": dtype}
+    family, dtype, kv_dtype = request.param
+    folder, options = folder_of(tmp_path_factory.mktemp(family), family), {"dtype": dtype, "kv_dtype": kv_dtype}
     core = graph_core(folder, **options, max_num_seqs=1)
     requests = short_requests(core.info.vocab_size)
     return folder, options, requests, plain(core, requests)

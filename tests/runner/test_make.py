@@ -15,6 +15,10 @@ from tests.runner.made import files_of
 EXECUTORS = ["eager", pytest.param("program", marks=pytest.mark.skipif(not native.available(), reason=native.reason()))]
 
 
+def needs_native(*values):
+    return pytest.param(*values, marks=pytest.mark.skipif(not native.available(), reason=native.reason()))
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     return files_of(tmp_path_factory.mktemp("gemma3"), "gemma3")
@@ -60,7 +64,9 @@ def test_block_bytes_equal_the_bytes_of_the_cache(files, executor, kv_dtype):
     runner.close()
 
 
-@pytest.mark.parametrize(("executor", "kv_dtype"), [("eager", "int8"), ("eager", "int3")])
+@pytest.mark.parametrize(
+    ("executor", "kv_dtype"), [("eager", "int8"), ("eager", "int3"), ("eager", "fp8"), needs_native("program", "fp8")]
+)
 def test_a_kv_dtype_that_the_executor_lacks_is_named(files, executor, kv_dtype):
     with pytest.raises(ConfigError, match=kv_dtype):
         cache_groups_of(load_model(files, "float32", options=LoadOptions(executor)), 16, kv_dtype)

@@ -11,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, rows_of, tokens_of
+from kvasir.ops.attention.triton import (
+    ITEM_FIELDS,
+    attend,
+    heads_of,
+    least_items,
+    plan_attention,
+    tiles_of,
+    tokens_of,
+)
+from tests.triton.codes import dequantized, quantized
 
 STALE = 10**6  # a block id that must not be read
 
@@ -33,6 +42,7 @@ class Case:
     with_sinks: bool = False
     seed: int = 0
     size: int = 16  # tokens of a block
+    code: torch.dtype | None = None  # int8, or uint8 for e4m3fn
     q: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self):
@@ -45,20 +55,36 @@ class Case:
         kv_dtype = self.kv_dtype or self.dtype
         self.k_cache = torch.full((blocks, self.size, self.K, self.d), torch.nan).to(kv_dtype)
         self.v_cache = torch.full((blocks, self.size, self.K, self.e), torch.nan).to(kv_dtype)
+        self.scales = None
+        if self.code:
+            caches = self.k_cache, self.v_cache
+            self.k_cache, self.v_cache = (torch.full(x.shape, 255, dtype=torch.uint8).view(self.code) for x in caches)
+            k_scales, v_scales = (torch.full((blocks, self.K, self.size), torch.nan) for _ in caches)
+            self.scales = k_scales, v_scales
         self.q, self.k, self.v = [], [], []
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             ids = torch.tensor([order.pop() for _ in range(count)])
             self.table[row, :count] = ids
             slots = (ids[:, None] * self.size + torch.arange(self.size)).flatten()[:length]
-            k, v = (torch.randn(length, self.K, n, generator=random).to(kv_dtype) for n in (self.d, self.e))
-            self.k_cache.view(-1, self.K, self.d)[slots] = k
-            self.v_cache.view(-1, self.K, self.e)[slots] = v
-            self.k.append(k.to(self.dtype))
-            self.v.append(v.to(self.dtype))
+            k, v = (torch.randn(length, self.K, n, generator=random) for n in (self.d, self.e))
+            for x, cache, own, kept in ((k, self.k_cache, "k", self.k), (v, self.v_cache, "v", self.v)):
+                kept.append(self._written(x, cache.flatten(0, 1), own, slots))
             q = torch.randn(length, self.H, self.d, generator=random) * 1.5
             self.q.append(q.to(self.dtype))
         self.sinks = torch.randn(self.H, generator=random) if self.with_sinks else None
         self.scale = self.d**-0.5
+
+    def _written(self, x: torch.Tensor, cache: torch.Tensor, which: str, slots: torch.Tensor) -> torch.Tensor:
+        """Writes keys or values to slots of a cache; returns them as attention should read them."""
+        if not self.scales:
+            cache[slots] = x.to(cache.dtype)
+            return x.to(cache.dtype).to(self.dtype)
+        # sizes differ between tokens and heads, so that it matters whose scale is read
+        sizes = torch.logspace(-2, 0.3, 7)[torch.arange(len(x) * self.K) % 7]
+        codes, scales = quantized(x * sizes.view(len(x), self.K, 1), cache.dtype)
+        cache[slots] = codes
+        self.scales[which == "v"][slots // self.size, :, slots % self.size] = scales
+        return dequantized(codes, scales)
 
     def run(
         self, *works: tuple[int, int, int], both: bool = False, split: bool = True, pad: int = 0, most: int = 64
@@ -75,13 +101,14 @@ class Case:
         num_items = torch.full((1,), -7, dtype=torch.int32)
         capacity = 256 if split else 0
         tops, accs = (torch.full((max(capacity, 1), self.H, n), torch.nan) for n in (2, self.e))
-        counters = torch.zeros(most, self.K, dtype=torch.int32)
+        counters = torch.zeros(most, self.K * tiles_of(group), dtype=torch.int32)
         plan_attention(pieces, items, num_items, group=group, window=self.window, capacity=capacity)
         q = torch.cat([self.q[0][:0], *(self.q[row][start : start + count] for row, start, count in works)])
         out = torch.full((T + 1, self.H, self.e), 99.0, dtype=self.dtype)
         attend(
             q, self.k_cache, self.v_cache, self.table, items, num_items, out, counters, tops, accs,
             scale=self.scale, window=self.window, softcap=self.softcap, sinks=self.sinks,
+            scales=self.scales,
         )  # fmt: skip
         assert not counters.any()
         assert (out[T] == 99.0).all()
@@ -108,6 +135,8 @@ class Case:
 
     def check(self, *works: tuple[int, int, int], both: bool = False, **options) -> None:
         tolerance = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[self.dtype]
+        if self.code and self.dtype == torch.float16:
+            tolerance = 2e-2  # weights times scales are bfloat16
         for work, found in zip(works, self.run(*works, both=both, **options), strict=True):
             expected = self.expected(*work, both=both)
             torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
@@ -118,11 +147,14 @@ def test_groups_of_query_heads(group):
     Case([40, 9], H=2 * group, K=2).check((0, 30, 10), (1, 8, 1), (0, 0, 3))
 
 
-@pytest.mark.parametrize("group", [40, 64])
-def test_more_query_heads_than_rows_of_a_tile(group):
-    assert rows_of(group) == 64
-    assert tokens_of(group) == 1
-    Case([20], H=group).check((0, 17, 3))
+@pytest.mark.parametrize(("group", "tiles", "heads"), [(32, 1, 32), (33, 2, 17), (64, 2, 32), (71, 3, 24)])
+def test_heads_of_a_group_are_divided_among_tiles(group, tiles, heads):
+    assert (tiles_of(group), heads_of(group), tokens_of(group)) == (tiles, heads, 1)
+    case = Case([270], H=2 * group, K=2)
+    case.check((0, 267, 3))
+    (split,), items = case.run((0, 267, 3)), case.items
+    assert len(items) == 6
+    assert torch.equal(split, case.run((0, 267, 3), split=False)[0])
 
 
 @pytest.mark.parametrize(("d", "e"), [(24, 24), (80, 80), (20, 12), (16, 64)])
@@ -211,6 +243,8 @@ BIT_CASES = [
     {"with_sinks": True, "window": 70},
     {"dtype": torch.bfloat16},
     {"dtype": torch.float16, "H": 6, "K": 2},
+    {"dtype": torch.bfloat16, "code": torch.int8, "H": 4, "K": 2},
+    {"code": torch.uint8, "window": 300, "size": 64},
 ]
 
 
@@ -257,3 +291,59 @@ def test_items_fit_their_buffer():
     case.check((0, 560, 40), (1, 599, 1), most=5)
     assert case.items[:, 7].tolist() == [0, 0, 0, 0]
     assert least_items(41, 2, 2) == 4 == math.ceil(40 / 16) + 1
+
+
+CODES = [torch.int8, torch.uint8]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 64])
+def test_caches_of_codes(code, dtype, size):
+    case = Case([300, 70], H=6, K=2, d=24, e=24, dtype=dtype, code=code, size=size)
+    case.check((0, 290, 10), (1, 69, 1))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_caches_of_codes_with_windows_and_all_else(code):
+    Case([600, 40], H=4, K=2, code=code, window=70, softcap=2.0, with_sinks=True).check((0, 590, 10), (1, 30, 10))
+    Case([40], K=2, code=code, d=20, e=36, size=24).check((0, 30, 10), both=True)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_code_is_decoded_exactly(code, dtype):
+    """Attention to a single key returns its value; the scales are powers of two."""
+    numbers = torch.arange(256, dtype=torch.uint8)
+    known = torch.ones(256, dtype=torch.bool) if code == torch.int8 else (numbers & 127) != 127
+    case = Case([1], d=16, e=256, H=1, dtype=dtype, code=code)
+    block = case.table[0, 0]
+    case.v_cache[block, 0, 0] = numbers.view(code)
+    case.scales[1][block, 0, 0] = 0.5
+    ((found,),) = case.run((0, 0, 1))
+    expected = dequantized(numbers.view(code)[None], torch.tensor([0.5]))[0]
+    # -127 to 127 and all of e4m3 fit 8 bits of bfloat16
+    assert torch.equal(found[0, known].float(), expected[known])
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_values_far_below_one_in_float16(code):
+    """Weights times scales are less than float16 has."""
+    case = Case([60], dtype=torch.float16, code=code)
+    case.scales[1][:] *= 2.0**-12
+    (found,) = case.run((0, 50, 10))
+    expected = case.expected(0, 50, 10) * 2.0**-12
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=2e-6)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_row_with_the_scale_nan_reaches_only_its_own_sequence(code, which):
+    case = Case([300, 40], H=4, K=2, code=code)
+    works = (0, 299, 1), (1, 5, 1), (1, 36, 4)
+    before = case.run(*works)
+    case.scales[which][case.table[1, 1], 1, 3] = torch.nan  # token 19, the second head
+    after = case.run(*works)
+    assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+    assert torch.equal(before[2][:, :2], after[2][:, :2]) and after[2][:, 2:].isnan().all()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvasir.ops.norm.body import rms_norm
 from kvasir.ops.rope.body import rope as torch_rope
 from kvasir.ops.rope.triton import rope, rope_store, store_kv
+from tests.triton.codes import quantized
 
 BLOCKS, SIZE, ROWS, POSITIONS = 7, 4, 2, 12
 EPS = 1e-6
@@ -137,3 +138,111 @@ def test_store_kv_of_different_widths():
     assert torch.equal(k_cache.view(-1, 2, 18)[SLOTS], k.bfloat16())
     assert torch.equal(v_cache.view(-1, 2, 12)[SLOTS], v.bfloat16())
     assert v_cache.isnan().sum() == v_cache.numel() - v.numel()
+
+
+CODES = [torch.int8, torch.uint8]
+
+
+def _coded(heads: int, dim: int, code: torch.dtype):
+    """Caches of codes and their scales, all bytes 255."""
+    caches = [torch.full((BLOCKS, SIZE, heads, dim), 255, dtype=torch.uint8).view(code) for _ in range(2)]
+    scales = [torch.full((BLOCKS, heads, SIZE), torch.nan) for _ in range(2)]
+    return caches, (scales[0], scales[1])
+
+
+def _rows_of(cache: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [T, heads, d] and scales [T, heads] of the tokens."""
+    return cache.flatten(0, 1)[SLOTS], scales.transpose(1, 2).flatten(0, 1)[SLOTS]
+
+
+def _same_codes(found, x: torch.Tensor, code: torch.dtype) -> None:
+    for got, expected in zip(found, quantized(x, code), strict=True):
+        assert torch.equal(got.view(torch.int8), expected.view(torch.int8))
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("dim", [8, 20])
+def test_rope_store_quantizes_as_torch_does(code, dim):
+    parts = _random(1, 5, 4 * dim) * torch.logspace(-40, 30, 5)[:, None]
+    parts[0, 2] = 0.0
+    (k_cache, v_cache), scales = _coded(1, dim, code)
+    out = torch.empty(5, 2, dim)
+    options = {"heads": 2, "kv_heads": 1, "head_dim": dim}
+    rope_store(parts, *TOKENS, TABLE, None, None, k_cache, v_cache, out, scales=scales, **options)
+    assert torch.equal(out.view(5, -1), parts[0, :, : 2 * dim])
+    _same_codes(_rows_of(k_cache, scales[0]), parts[0, :, 2 * dim : 3 * dim].unsqueeze(1), code)
+    _same_codes(_rows_of(v_cache, scales[1]), parts[0, :, 3 * dim :].unsqueeze(1), code)
+    for cache, own in zip((k_cache, v_cache), scales, strict=True):
+        untouched = torch.ones(BLOCKS * SIZE, dtype=torch.bool).index_fill(0, SLOTS, False)
+        assert (cache.view(torch.uint8).flatten(0, 1)[untouched] == 255).all()
+        assert own.transpose(1, 2).flatten(0, 1)[untouched].isnan().all()
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_rope_store_quantizes_what_it_has_normed_and_rotated(code):
+    parts, norms, (cos, sin) = _random(2, 5, 6 * 12), _random(2, 12, seed=1), _angles(6)
+    args = {"heads": 2, "kv_heads": 2, "head_dim": 12, "q_norm": norms[0], "k_norm": norms[1], "eps": EPS}
+    floats, out = _caches(2, 12), torch.empty(5, 2, 12)
+    rope_store(parts, *TOKENS, TABLE, cos, sin, *floats, out, **args)
+    caches, scales = _coded(2, 12, code)
+    rope_store(parts, *TOKENS, TABLE, cos, sin, *caches, out, scales=scales, **args)
+    for exact, cache, own in zip(floats, caches, scales, strict=True):
+        _same_codes(_rows_of(cache, own), exact.flatten(0, 1)[SLOTS], code)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_codes_round_to_nearest_even_at_every_border(code):
+    """All numbers of the code, all middles between two, and their neighbours; the greatest one makes the scale 1."""
+    if code == torch.int8:
+        numbers = torch.arange(-127.0, 128.0)
+    else:
+        numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        numbers = numbers[numbers.isfinite()].unique()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    up, down = (torch.nextafter(middles, torch.tensor(end)) for end in (torch.inf, -torch.inf))
+    asked = torch.cat([numbers, middles, up, down, torch.tensor([-0.0])])
+    x = asked.expand(5, 1, -1).contiguous()
+    caches, scales = _coded(1, len(asked), code)
+    store_kv(x, x, *TOKENS, TABLE, *caches, scales=scales)
+    codes, found = _rows_of(caches[0], scales[0])
+    assert (found == 1.0).all()
+    _same_codes((codes, found), x, code)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_have_the_scale_nan(code, bad):
+    k, v = _random(5, 2, 16), _random(5, 2, 16, seed=1)
+    k[1, 0, 3] = v[2, 1, 0] = bad
+    caches, scales = _coded(2, 16, code)
+    store_kv(k, v, *TOKENS, TABLE, *caches, scales=scales)
+    for x, cache, own in zip((k, v), caches, scales, strict=True):
+        codes, found = _rows_of(cache, own)
+        finite = x.isfinite().all(-1)
+        assert torch.equal(found.isnan(), ~finite)
+        _same_codes((codes[finite], found[finite]), x[finite], code)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_codes_of_numbers_near_the_ends_of_float32(code):
+    """A scale may be subnormal, or too small for any; no code is beyond the greatest."""
+    x = _random(5, 1, 16)
+    x = x / x.abs().amax(-1, keepdim=True) * torch.tensor([1e-43, 1e-45, 2e-37, 3e38, 1e-41])[:, None, None]
+    caches, scales = _coded(1, 16, code)
+    store_kv(x, x, *TOKENS, TABLE, *caches, scales=scales)
+    for cache, own in zip(caches, scales, strict=True):
+        _same_codes(_rows_of(cache, own), x, code)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_codes_of_a_token_do_not_depend_on_the_batch(code):
+    parts, norms, (cos, sin) = _random(2, 5, 4 * 8), _random(2, 8, seed=1), _angles(4)
+    args = {"heads": 2, "kv_heads": 1, "head_dim": 8, "q_norm": norms[0], "k_norm": norms[1], "eps": EPS}
+    (caches, scales), (alone_caches, alone_scales) = _coded(1, 8, code), _coded(1, 8, code)
+    rope_store(parts, *TOKENS, TABLE, cos, sin, *caches, torch.empty(5, 2, 8), scales=scales, **args)
+    for t in range(5):
+        rows, positions = (x[t : t + 1] for x in TOKENS)
+        part, out = parts[:, t : t + 1].contiguous(), torch.empty(1, 2, 8)
+        rope_store(part, rows, positions, TABLE, cos, sin, *alone_caches, out, scales=alone_scales, **args)
+    for together, one in zip((*caches, *scales), (*alone_caches, *alone_scales), strict=True):
+        assert torch.equal(together.view(torch.int8), one.view(torch.int8))

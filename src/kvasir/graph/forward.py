@@ -24,7 +24,7 @@ from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rope import Rope
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
-from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention
+from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, tiles_of
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
 from kvasir.ops.linear.triton import gated_product, product, whole_product
@@ -95,7 +95,7 @@ class AttentionWork:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            group, kind.window, zeros(items, ITEM_FIELDS), zeros(1), zeros(items, kind.heads),
+            group, kind.window, zeros(items, ITEM_FIELDS), zeros(1), zeros(items, kind.heads * tiles_of(group)),
             zeros(MAX_ITEMS, kind.heads * group, 2, dtype=torch.float32),
             zeros(MAX_ITEMS, kind.heads * group, kind.value_dim, dtype=torch.float32),
         )  # fmt: skip
@@ -295,6 +295,7 @@ class Forward:
             self._table(layer), angles[0], angles[1], self.cache.k(layer), self.cache.v(layer),
             self.value(query, count).view(count, heads, dim), heads=heads, kv_heads=self.cache.spec[layer].heads,
             head_dim=dim, bias=bias, q_norm=takes["q_norm"], k_norm=takes["k_norm"], eps=takes["eps"],
+            scales=self.cache.scales(layer),
         )  # fmt: skip
 
     def _rope(self, call: Call, count: int, angles: tuple[Tensor, Tensor]) -> None:
@@ -308,7 +309,8 @@ class Forward:
         k = self.value(call.reads[0], count).view(count, kind.heads, kind.key_dim)
         v = self.value(call.reads[1], count).view(count, kind.heads, kind.value_dim)
         rows, positions = self.step.rows_T[:count], self.step.positions_T[:count]
-        store_kv(k, v, rows, positions, self._table(layer), self.cache.k(layer), self.cache.v(layer))
+        caches = self.cache.k(layer), self.cache.v(layer)
+        store_kv(k, v, rows, positions, self._table(layer), *caches, scales=self.cache.scales(layer))
 
     def _attention(self, call: Call, count: int, work: AttentionWork) -> None:
         takes, layer = call.takes, call.takes["layer"]
@@ -318,7 +320,7 @@ class Forward:
             self.value(q, count).view(count, *q.shape), self.cache.k(layer), self.cache.v(layer), self._table(layer),
             work.items, work.num_items, self.value(out, count).view(count, q.shape[0], kind.value_dim), work.counters,
             work.tops, work.accs, scale=takes["scale"], window=kind.window, softcap=takes["softcap"],
-            sinks=takes["sinks"],
+            sinks=takes["sinks"], scales=self.cache.scales(layer),
         )  # fmt: skip
 
     def _route(self, call: Call, count: int) -> None:

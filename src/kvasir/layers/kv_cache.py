@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kvasir.caches import State
-from kvasir.layers.kv_layout import Bank, KVLayout, Spec, cache_groups
+from kvasir.layers.kv_layout import CODED, Bank, KVLayout, Spec, cache_groups
 from kvasir.layers.kv_memory import PagedMemory, joined
+from kvasir.layers.tensors import dtype_name
 from kvasir.ops.attention import store_kv
 from kvasir.plan import Bytes
 
@@ -34,6 +35,9 @@ class KVCache(PagedMemory):
 
     block_size divides 64 or is a multiple of it. dtype: of keys and values. rows: the number of runner rows, for kinds
     with per-row data.
+
+    Of int8 and float8_e4m3fn, keys and values are codes with a float32 scale per token and head (ops.attention.
+    triton_codes), in int8 tensors or, as bits, in uint8 ones. Only the graph executor's kernels compute with them.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class KVCache(PagedMemory):
     ):
         self.dtype, self.device = dtype, torch.device(device)
         layout = KVLayout.of(spec)
-        groups = cache_groups(layout, block_size, str(dtype).removeprefix("torch."))
-        super().__init__(layout, groups, num_blocks, block_size)
+        name = dtype_name(dtype)
+        self.coded = name in CODED
+        self._stored = torch.uint8 if name == "fp8" else dtype
+        super().__init__(layout, cache_groups(layout, block_size, name), num_blocks, block_size, self.coded)
         self._rows = [
             torch.empty((len(bank.layers), rows, *bank.kind.row_shape), device=device) if bank.kind.row_shape else None
             for bank in self.banks
@@ -58,7 +64,7 @@ class KVCache(PagedMemory):
         return [
             torch.empty(
                 (len(bank.layers), field.copies, num_blocks, *field.shape),
-                dtype=torch.float32 if field.exact else self.dtype,
+                dtype=torch.float32 if field.exact else self._stored,
                 device=self.device,
             )
             for field in bank.fields
@@ -69,10 +75,30 @@ class KVCache(PagedMemory):
 
     def k(self, layer: int) -> Tensor:
         """[blocks, block size, kv heads, head dim]"""
-        return self.spec[layer].keys(self.arrays(layer))
+        return self.spec[layer].keys(self._numbers(layer))
 
     def v(self, layer: int) -> Tensor:
-        return self.spec[layer].values(self.arrays(layer))
+        return self.spec[layer].values(self._numbers(layer))
+
+    def _numbers(self, layer: int) -> list[Tensor]:
+        """The arrays of a layer without those of scales, which are the second half."""
+        arrays = self.arrays(layer)
+        return arrays[: len(arrays) // 2] if self.coded else arrays
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """The scales of the keys and of the values, each [blocks, kv heads, block size]; None if they are no codes."""
+        if not self.coded:
+            return None
+        arrays = self.arrays(layer)
+        return arrays[len(arrays) // 2][0], arrays[-1][-1]
+
+    def fill_(self, value: float) -> None:
+        """Fills all blocks with a number; those of codes with bytes of 255, of which the scales are NaN."""
+        if self.coded:
+            for tensor in self.tensors:
+                tensor.view(torch.uint8)[...] = 255
+        else:
+            super().fill_(value)
 
     def state(self, layer: int) -> Tensor:
         """[blocks, *state]: the state at the start of each block."""
@@ -92,6 +118,7 @@ class KVCache(PagedMemory):
     def store(self, layer: int, slots_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
         """Writes the rows' keys and values to their slots in the layer's group."""
         assert self.owns(layer), "the layer shares the cache of another"
+        assert not self.coded, "no torch op makes codes"
         for target, rows in self.spec[layer].writes(self.arrays(layer), k_TKd, v_TKd):
             store_kv(target, rows, slots_T)
 

@@ -11,7 +11,8 @@ from kvasir.plan import CacheGroup
 
 Spec = Sequence[CacheKind | Shared]
 _COMPUTES = ("attention", "recurrent layers")  # values of caches.Kind.needs that the eager executor supports
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
+CODED = ("int8", "fp8")  # types of keys and values that are stored as codes with scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,14 @@ class KVLayout:
             for layers in self.groups
         )
 
-    def banks(self, block_size: int) -> list[Bank]:
-        """All banks, ordered by group."""
+    def banks(self, block_size: int, coded: bool = False) -> list[Bank]:
+        """All banks, ordered by group. coded: see `CacheKind.stored`."""
         found: list[Bank] = []
         for group, layers in enumerate(self.groups):
             alike: dict[tuple, list[int]] = {}
             for layer in layers:
                 kind = self.kinds[layer]
-                alike.setdefault((kind.fields(block_size), kind.row_shape), []).append(layer)
+                alike.setdefault((kind.stored(block_size, coded), kind.row_shape), []).append(layer)
             found += [Bank(group, self.kinds[own[0]], tuple(own), fields) for (fields, _), own in alike.items()]
         return found
 
@@ -90,9 +91,9 @@ class KVLayout:
 
 
 def cache_groups(spec: Spec | KVLayout, block_size: int, dtype: str) -> tuple[CacheGroup, ...]:
-    """The groups of the eager executor's cache (kv_cache) as the scheduler plans them, for keys and values of a dtype;
-    bytes_per_block is the sum over a group's layers."""
-    return KVLayout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, _BYTES[dtype]))
+    """The groups of a `KVCache` as the scheduler plans them, for keys and values of a dtype; bytes_per_block is the sum
+    over a group's layers."""
+    return KVLayout.of(spec).cache_groups(lambda kind: kind.block_bytes(block_size, _BYTES[dtype], dtype in CODED))
 
 
 def no_op(spec: Spec | KVLayout) -> str:

@@ -24,16 +24,22 @@ class PagedMemory:
     Contents start undefined; blocks are read only after a sequence has written them.
 
     groups: as the scheduler plans them. spec: the kind of each layer. Layers are numbered as in their model (`of`).
+    coded: whether scales are fields of their own, see `CacheKind.stored`.
     """
 
     def __init__(
-        self, layout: KVLayout, groups: tuple[CacheGroup, ...], num_blocks: Sequence[int], block_size: int
-    ):  # fmt: skip
+        self,
+        layout: KVLayout,
+        groups: tuple[CacheGroup, ...],
+        num_blocks: Sequence[int],
+        block_size: int,
+        coded: bool = False,
+    ):
         if len(num_blocks) != len(groups):
             raise ValueError(f"{len(num_blocks)} sizes for {len(groups)} groups of layers")
         self.layout, self.groups = layout, groups
         self.num_blocks, self.block_size = tuple(num_blocks), block_size
-        self.banks = layout.banks(block_size)
+        self.banks = layout.banks(block_size, coded)
         self._banked = [self._allocate(bank, num_blocks[bank.group]) for bank in self.banks]
         self.tensors = [tensor for tensors in self._banked for tensor in tensors]
         places = {layer: (b, i) for b, bank in enumerate(self.banks) for i, layer in enumerate(bank.layers)}

@@ -14,8 +14,13 @@ from kvasir.layers.places import padded
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's type of the name "float32", "bfloat16" or "float16"."""
-    return getattr(torch, name)
+    """torch's type of the name "float32", "bfloat16" or "float16", or of the codes of "int8" or "fp8"."""
+    return torch.float8_e4m3fn if name == "fp8" else getattr(torch, name)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, which `torch_dtype` takes."""
+    return "fp8" if dtype == torch.float8_e4m3fn else str(dtype).removeprefix("torch.")
 
 
 def tensor_of(array: Any) -> Tensor:

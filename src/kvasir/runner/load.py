@@ -86,6 +86,10 @@ def load_model(
     or ConfigError for a dtype or an option that is not available.
     """
     options = options or LoadOptions()
+    if options.kv_dtype == "fp8" and options.executor != "graph":
+        raise ConfigError(
+            "only the graph executor has an fp8 KV cache", "use --executor graph on a GPU, else --kv-dtype int8 or auto"
+        )
     reason = "eager"
     if options.executor != "eager":
         reason = (_no_graph if options.executor == "graph" else _no_program)(options, device)
@@ -118,8 +122,6 @@ def _no_graph(options: LoadOptions, device: str) -> str:
     """Why the graph executor cannot run with these options, found before any file is read; "" if it can."""
     if options.quantize:
         return "it does not quantize"
-    if options.kv_dtype == "int8":
-        return "it has no int8 KV cache"
     if options.mesh.size > 1:
         return "it runs on one rank"
     return devices.no_triton(device)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from kvasir import device as devices
 from kvasir.config import EngineConfig
+from kvasir.errors import ConfigError
+from kvasir.ops.attention.native import FORMATS
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.program import Program
@@ -22,6 +24,8 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
         from kvasir.runner.make_eager import eager_cache_groups
 
         return eager_cache_groups(loaded, block_size, kv_dtype)
+    if kv_dtype not in FORMATS:
+        raise ConfigError(f"the program executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
     return cache_groups(loaded.model.cache_spec(), block_size, kv_dtype)
 
 

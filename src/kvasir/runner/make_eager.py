@@ -11,7 +11,7 @@ from kvasir.config import EngineConfig
 from kvasir.device.copies import Copier, copier
 from kvasir.errors import ConfigError
 from kvasir.layers.kv_cache import KVCache
-from kvasir.layers.kv_layout import cache_groups
+from kvasir.layers.kv_layout import CODED, cache_groups
 from kvasir.layers.rope_tensors import reserve
 from kvasir.layers.tensors import torch_dtype
 from kvasir.plan import CacheGroup, Capacity
@@ -26,8 +26,8 @@ from kvasir.weights.load import DTYPES
 
 def eager_cache_groups(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
     """See `make.cache_groups_of`."""
-    if kv_dtype not in DTYPES:
-        raise ConfigError(f"the eager executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
+    if kv_dtype not in (*DTYPES, *(CODED if loaded.executor == "graph" else ())):
+        raise ConfigError(f"the {loaded.executor} executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
     return cache_groups(loaded.model.cache_spec(), block_size, kv_dtype)
 
 

@@ -1,7 +1,7 @@
 """Triton kernels of attention over a paged cache: one arithmetic for prefill, decoding and everything between.
 
     keys       0 ........ 256 ....... 512 ......      chunks of CHUNK keys, aligned to absolute position
-    queries           |q0 .. q7|q8 .. q15| ...        tiles of ROWS rows: tokens times the heads of a KV head
+    queries           |q0 .. q7|q8 .. q15| ...        tiles of ROWS rows: tokens times heads of a KV head
 
 A chunk's state (maximum, sum of weights, weighted values) is computed from nothing, in ascending steps of STEP keys;
 the states of a row's chunks are merged in ascending order by `merged`. So it does not matter where a chunk is computed.
@@ -11,6 +11,10 @@ it sees.
 
     plan_attention      one launch per step and kind of window: pieces -> items, on the device
     attend              one launch per layer
+
+Keys and values may be codes with scales (`triton_codes`). Codes are exact operands; the scales of keys are multiplied
+with the scores, those of values with the weights, which takes fewer products than scaling keys and values, and rounds
+nothing once more. Weights times scales may be beyond float16, so they are bfloat16 even if queries are float16.
 
 Masked weights are 0 by selection, an empty state leaves the other of a merge as it is, and keys and values that no row
 of a tile sees are never read. A NaN among the values of a sequence may spread to the other queries of its tile, but not
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import triton
 import triton.language as tl
 
+from kvasir.ops.attention.triton_codes import checked_scales, decoded
 from kvasir.ops.kernels import rounded
 from kvasir.ops.launch import INTERPRETED, launch, on_hip
 
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 CHUNK = 256
 STEP = 64
+ROWS = 32
 ITEM_FIELDS = 12
 _PROGRAMS = 4 if INTERPRETED else 1024  # of a launch, at most; each computes items at a distance
 
@@ -138,6 +144,17 @@ def _finish(top, weight, acc, at, head, mask, sinks, out, UPCAST: tl.constexpr):
 
 
 @triton.jit
+def _cached(at, mask, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
+    """A tile of a cache's floats or codes as an operand of tl.dot, with values of DTYPE."""
+    x = tl.load(at, mask=mask, other=0)
+    if x.dtype.is_int():
+        x = decoded(x, DTYPE, UPCAST)
+        # Without the selection Triton decodes float32 in the layout of operands, of which a thread holds whole rows.
+        return tl.where(mask, x, 0.0) if tl.float32 == DTYPE else x
+    return _operand(x, DTYPE, UPCAST)
+
+
+@triton.jit
 def _operand(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
     """A tile as an operand of tl.dot, with values of DTYPE."""
     if UPCAST:
@@ -171,22 +188,26 @@ def _slots(
 
 @triton.jit
 def _attend(
-    q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
+    q, k_cache, v_cache, k_scales, v_scales, table, items, num_items, sinks, out, counters, tops, accs,
     scale, softcap, table_stride, k_block, v_block,
     K_SLOT: tl.constexpr, K_HEAD: tl.constexpr, V_SLOT: tl.constexpr, V_HEAD: tl.constexpr, SIZE: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    TILES_E: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES_E: tl.constexpr,
     ITEM_FIELDS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     G: tl.constexpr = H // K
+    TILES_G: tl.constexpr = (G + HEADS - 1) // HEADS
     DTYPE: tl.constexpr = q.dtype.element_ty
-    kv = tl.program_id(1)
+    CODED: tl.constexpr = k_scales is not None
+    WEIGHTS: tl.constexpr = tl.bfloat16 if CODED and tl.float16 == DTYPE else DTYPE
+    kv, tile_g = tl.program_id(1) // TILES_G, tl.program_id(1) % TILES_G
     r = tl.arange(0, ROWS)
     d, in_d = _columns(0, BLOCK_D, D)
     e, in_e = _columns(0 if TILES_E == 1 else tl.program_id(2), BLOCK_E, E)
     keys = tl.arange(0, STEP)
-    head = kv * G + r % G
+    in_group = tile_g * HEADS + r % HEADS
+    head = kv * G + in_group
     for i in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
         item = items + i * ITEM_FIELDS
         begin, stop = tl.load(item + 5), tl.load(item + 6)
@@ -194,15 +215,15 @@ def _attend(
             table_row, position = table + tl.load(item) * table_stride, tl.load(item + 1)
             queries, token = tl.load(item + 2), tl.load(item + 3)
             end, chunks = tl.load(item + 4), tl.load(item + 7)
-            live = r // G < queries
-            rows = (token + r // G).to(tl.int64) * H + head
+            live = (r // HEADS < queries) & (in_group < G)
+            rows = (token + r // HEADS).to(tl.int64) * H + head
             q_mask = live[None, :] & in_d[:, None]
             qt = _operand(tl.load(q + rows[None, :] * D + d[:, None], mask=q_mask, other=0.0), DTYPE, UPCAST)
 
             # keys that each row sees, and that some row of the tile does
-            high = tl.where(live, tl.where(end > 0, end, position + r // G + 1), 0)
+            high = tl.where(live, tl.where(end > 0, end, position + r // HEADS + 1), 0)
             tile_high = tl.where(end > 0, end, position + queries)
-            low = position + r // G - WINDOW + 1
+            low = position + r // HEADS - WINDOW + 1
             tile_low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else 0
 
             total_top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -214,8 +235,13 @@ def _attend(
                 key = step * STEP + keys
                 seen = (key >= tile_low) & (key < tile_high)
                 k_from = _slots(table_row, k_cache + kv * K_HEAD, key, step, seen, k_block, K_SLOT, SIZE, STEP)
-                k = tl.load(k_from[:, None] + d[None, :], mask=seen[:, None] & in_d[None, :], other=0.0)
-                score = tl.dot(_operand(k, DTYPE, UPCAST), qt, input_precision="ieee") * scale
+                k = _cached(k_from[:, None] + d[None, :], seen[:, None] & in_d[None, :], DTYPE, UPCAST)
+                score = tl.dot(k, qt, input_precision="ieee")
+                if CODED:
+                    from_scales = _slots(table_row, k_scales + kv * SIZE, key, step, seen, K * SIZE, 1, SIZE, STEP)
+                    score = score * (tl.load(from_scales, mask=seen, other=0.0) * scale)[:, None]
+                else:
+                    score = score * scale
                 if SOFTCAP:
                     # softcap * tanh; exp must not overflow, and NaN must stay
                     score = score / softcap
@@ -230,9 +256,12 @@ def _attend(
                 fade = tl.exp(top - _base(new_top))
                 weight = tl.fma(weight, fade, tl.sum(p, 0))
                 v_from = _slots(table_row, v_cache + kv * V_HEAD, key, step, seen, v_block, V_SLOT, SIZE, STEP)
-                v = tl.load(v_from[:, None] + e[None, :], mask=seen[:, None] & in_e[None, :], other=0.0)
-                vt = tl.trans(_operand(v, DTYPE, UPCAST))
-                added = tl.dot(vt, _operand(p, DTYPE, UPCAST), input_precision="ieee")
+                v = _cached(v_from[:, None] + e[None, :], seen[:, None] & in_e[None, :], WEIGHTS, UPCAST)
+                if CODED:
+                    from_scales = _slots(table_row, v_scales + kv * SIZE, key, step, seen, K * SIZE, 1, SIZE, STEP)
+                    p = p * tl.load(from_scales, mask=seen, other=0.0)[:, None]
+                    p = tl.where(visible, p, 0.0)
+                added = tl.dot(tl.trans(v), _operand(p, WEIGHTS, UPCAST), input_precision="ieee")
                 acc = tl.fma(acc, tl.broadcast_to(fade[None, :], acc.shape), added)
                 top = new_top
                 if ((step + 1) % (CHUNK // STEP) == 0) | (step + 1 == last):
@@ -247,13 +276,14 @@ def _attend(
                 _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
             else:
                 first_slot, chunk, counter = tl.load(item + 8), tl.load(item + 9), tl.load(item + 10)
-                slots = (first_slot + chunk * queries + r // G).to(tl.int64) * H + head
+                slots = (first_slot + chunk * queries + r // HEADS).to(tl.int64) * H + head
                 if tl.program_id(2) == 0:
                     tl.store(tops + slots * 2, total_top, mask=live)
                     tl.store(tops + slots * 2 + 1, total_weight, mask=live)
                 tl.store(accs + slots[None, :] * E + e[:, None], total, mask=mask)
                 tl.debug_barrier()  # the atomic of one thread must follow the stores of all
-                arrived = tl.atomic_add(counters + counter * K + kv, 1, sem="acq_rel", scope="gpu")
+                at_counter = counters + counter * (K * TILES_G) + tl.program_id(1)
+                arrived = tl.atomic_add(at_counter, 1, sem="acq_rel", scope="gpu")
                 if arrived == chunks * TILES_E - 1:
                     for tile in tl.static_range(TILES_E):
                         e, in_e = _columns(tile, BLOCK_E, E)
@@ -263,7 +293,7 @@ def _attend(
                         total = tl.zeros([BLOCK_E, ROWS], tl.float32)
                         for c in range(chunks):
                             # written by other programs: past the level 1 cache
-                            slots = (first_slot + c * queries + r // G).to(tl.int64) * H + head
+                            slots = (first_slot + c * queries + r // HEADS).to(tl.int64) * H + head
                             next_top = tl.load(tops + slots * 2, mask=live, other=0.0, cache_modifier=".cg")
                             next_weight = tl.load(tops + slots * 2 + 1, mask=live, other=0.0, cache_modifier=".cg")
                             places = slots[None, :] * E + e[:, None]
@@ -273,17 +303,22 @@ def _attend(
                             )
                         at = rows[None, :] * E + e[:, None]
                         _finish(total_top, total_weight, total, at, head, mask, sinks, out, UPCAST)
-                    tl.store(counters + counter * K + kv, 0)
+                    tl.store(at_counter, 0)
 
 
-def rows_of(group: int) -> int:
-    """The rows of a tile for `group` query heads per KV head."""
-    return max(32, triton.next_power_of_2(group))
+def tiles_of(group: int) -> int:
+    """Among how many programs the `group` query heads of a KV head are divided."""
+    return triton.cdiv(group, ROWS)
+
+
+def heads_of(group: int) -> int:
+    """The query heads of a tile."""
+    return triton.cdiv(group, tiles_of(group))
 
 
 def tokens_of(group: int) -> int:
     """The query tokens of a tile."""
-    return rows_of(group) // group
+    return ROWS // heads_of(group)
 
 
 def least_items(tokens: int, pieces: int, group: int) -> int:
@@ -331,6 +366,7 @@ def attend(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """softmax(q k^T * scale) v of the rows in the items of `plan_attention`; other rows of `out` are left as they are.
 
@@ -338,25 +374,29 @@ def attend(
     which are summed in float32. Caches: [blocks, block size, K, d] and [.., e] of any float type. table: int32
     [rows + 1, blocks]; entries for keys outside the window are not read. out: [T, H, e] of any
     float type, rounded to nearest even. window: as in the plan. softcap: if not 0, scores become softcap * tanh(score /
-    softcap). sinks: float32 [H], an additional score per head, without a value.
+    softcap). sinks: float32 [H], an additional score per head, without a value. scales: float32 [blocks, K, block size]
+    of keys and of values, contiguous, for caches of codes: int8, or uint8 for e4m3fn.
 
-    Workspace: counters int32 [N, K], zeros at first and after each launch; tops float32 [capacity, H, 2] and accs
-    float32 [capacity, H, e], of any content. Launches that run one after another may share it.
+    Workspace: counters int32 [N, K * `tiles_of`], zeros at first and after each launch; tops float32 [capacity, H, 2]
+    and accs float32 [capacity, H, e], of any content. Launches that run one after another may share it.
     """
     _, H, D = q.shape
     _, size, K, E = v_cache.shape
     assert k_cache.shape[-1] == D and k_cache.stride(3) == 1 and v_cache.stride(3) == 1 and H % K == 0
     assert q.is_contiguous() and out.is_contiguous() and tops.is_contiguous() and accs.is_contiguous()
-    assert counters.shape == (items.shape[0], K) and counters.is_contiguous()
-    tile = _tile(D, E, q.element_size(), softcap != 0.0 or window > 0)
+    group = H // K
+    assert counters.shape == (items.shape[0], K * tiles_of(group)) and counters.is_contiguous()
+    k_scales, v_scales = checked_scales(scales, k_cache, v_cache)
+    tile = _tile(D, E, q.element_size(), softcap != 0.0 or window > 0, scales is not None)
     value_tiles = triton.cdiv(E, tile.block_e)
     launch(
-        _attend, (max(1, min(items.shape[0], _PROGRAMS // K)), K, value_tiles),
-        q, k_cache, v_cache, table, items, num_items, sinks, out, counters, tops, accs,
+        _attend, (max(1, min(items.shape[0], _PROGRAMS // counters.shape[1])), counters.shape[1], value_tiles),
+        q, k_cache, v_cache, k_scales, v_scales, table, items, num_items, sinks, out, counters, tops, accs,
         float(scale), float(softcap), table.stride(0), k_cache.stride(0), v_cache.stride(0),
         K_SLOT=k_cache.stride(1), K_HEAD=k_cache.stride(2), V_SLOT=v_cache.stride(1), V_HEAD=v_cache.stride(2),
-        SIZE=size, H=H, K=K, D=D, E=E, BLOCK_D=tile.block_d, BLOCK_E=tile.block_e, TILES_E=value_tiles,
-        ITEM_FIELDS=ITEM_FIELDS, CHUNK=CHUNK, STEP=STEP, ROWS=rows_of(H // K), WINDOW=window, SOFTCAP=softcap != 0.0,
+        SIZE=size, H=H, K=K, HEADS=heads_of(group), D=D, E=E,
+        BLOCK_D=tile.block_d, BLOCK_E=tile.block_e, TILES_E=value_tiles,
+        ITEM_FIELDS=ITEM_FIELDS, CHUNK=CHUNK, STEP=STEP, ROWS=ROWS, WINDOW=window, SOFTCAP=softcap != 0.0,
         UPCAST=INTERPRETED, num_warps=tile.num_warps, num_stages=tile.num_stages,
         **({"matrix_instr_nonkdim": 16} if on_hip() else {}),
         bytes=q.numel() * q.element_size() + out.numel() * out.element_size(),
@@ -372,9 +412,10 @@ class _Tile(NamedTuple):
     num_stages: int
 
 
-def _tile(D: int, E: int, itemsize: int, special: bool) -> _Tile:
-    """Follows from the model's shapes alone; so that no target's registers spill, nor its shared memory overflows.
-    special: whether there is a window or a softcap, which take registers."""
+def _tile(D: int, E: int, itemsize: int, special: bool, coded: bool) -> _Tile:
+    """Follows from the model's shapes and the cache's type alone; so that no target's registers spill, nor its shared
+    memory overflows. special: whether there is a window or a softcap, which take registers; coded: codes take some
+    too."""
     block_d = max(16, triton.next_power_of_2(D))
     widest = 64 if itemsize == 4 or (special and block_d > 128) else 128
     block_e = min(widest, max(16, triton.next_power_of_2(E)))
@@ -383,4 +424,4 @@ def _tile(D: int, E: int, itemsize: int, special: bool) -> _Tile:
     if itemsize == 4:
         return _Tile(block_d, block_e, 16 if block_d > 128 else 8, 1)
     padded = D % block_d or E % block_e  # masks take registers
-    return _Tile(block_d, block_e, 8, 1 if padded else 2)
+    return _Tile(block_d, block_e, 8, 1 if padded or (coded and block_d > 128) else 2)

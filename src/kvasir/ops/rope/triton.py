@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvasir.ops.attention.triton_codes import checked_scales, quantized
 from kvasir.ops.kernels import joined, rounded
 from kvasir.ops.launch import INTERPRETED, launch
 from kvasir.ops.norm.triton import rms_scale
@@ -37,15 +38,25 @@ def _rotated(x, other, lanes, position, cos, sin, HALF: tl.constexpr):
 
 
 @triton.jit
-def _place(table, row, position, stride_row, stride_block, stride_slot, SIZE: tl.constexpr):
-    """The offset in a cache of a token of a runner row. SIZE: tokens of a block."""
+def _put(
+    x, lanes, mask, cache, scales, table, row, position, head, stride_row, stride_block, stride_slot, stride_head,
+    K: tl.constexpr, SIZE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Writes a head of a token of a runner row to a cache, with its scale if it has `scales` [blocks, K, SIZE]. SIZE:
+    tokens of a block."""
     block = tl.load(table + row * stride_row + position // SIZE).to(tl.int64)
-    return block * stride_block + (position % SIZE) * stride_slot
+    to = cache + block * stride_block + (position % SIZE) * stride_slot + head * stride_head + lanes
+    if scales is None:
+        tl.store(to, rounded(x, cache.dtype.element_ty, UPCAST), mask=mask)
+    else:
+        codes, scale = quantized(x, mask, cache.dtype.element_ty)
+        tl.store(to, codes, mask=mask)
+        tl.store(scales + (block * K + head) * SIZE + position % SIZE, scale)
 
 
 @triton.jit(do_not_specialize=["T"])
 def _rope_store(
-    parts, bias, q_norm, k_norm, rows, positions, table, cos, sin, k_cache, v_cache, q_out,
+    parts, bias, q_norm, k_norm, rows, positions, table, cos, sin, k_cache, v_cache, k_scales, v_scales, q_out,
     T, eps, table_stride, k_block, k_slot, k_head, v_block, v_slot, v_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
     SIZE: tl.constexpr, S: tl.constexpr, UPCAST: tl.constexpr,
@@ -79,11 +90,15 @@ def _rope_store(
     else:
         row, position = tl.load(rows + token), tl.load(positions + token)
         if head < H + K:
-            to = k_cache + _place(table, row, position, table_stride, k_block, k_slot, SIZE) + (head - H) * k_head
-            tl.store(to + lanes, rounded(x, k_cache.dtype.element_ty, UPCAST), mask=mask)
+            _put(
+                x, lanes, mask, k_cache, k_scales, table, row, position, head - H,
+                table_stride, k_block, k_slot, k_head, K, SIZE, UPCAST,
+            )  # fmt: skip
         else:
-            to = v_cache + _place(table, row, position, table_stride, v_block, v_slot, SIZE) + (head - H - K) * v_head
-            tl.store(to + lanes, rounded(x, v_cache.dtype.element_ty, UPCAST), mask=mask)
+            _put(
+                x, lanes, mask, v_cache, v_scales, table, row, position, head - H - K,
+                table_stride, v_block, v_slot, v_head, K, SIZE, UPCAST,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -105,19 +120,23 @@ def _rope(
 
 @triton.jit
 def _store_kv(
-    k, v, rows, positions, table, k_cache, v_cache,
+    k, v, rows, positions, table, k_cache, v_cache, k_scales, v_scales,
     table_stride, k_token, k_from, v_token, v_from, k_block, k_slot, k_head, v_block, v_slot, v_head,
-    D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, UPCAST: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     row, position = tl.load(rows + token), tl.load(positions + token)
     x = tl.load(k + token * k_token + head * k_from + lanes, mask=lanes < D, other=0.0)
-    to = k_cache + _place(table, row, position, table_stride, k_block, k_slot, SIZE) + head * k_head
-    tl.store(to + lanes, rounded(x, k_cache.dtype.element_ty, UPCAST), mask=lanes < D)
+    _put(
+        x, lanes, lanes < D, k_cache, k_scales, table, row, position, head, table_stride, k_block, k_slot, k_head,
+        K, SIZE, UPCAST,
+    )  # fmt: skip
     x = tl.load(v + token * v_token + head * v_from + lanes, mask=lanes < E, other=0.0)
-    to = v_cache + _place(table, row, position, table_stride, v_block, v_slot, SIZE) + head * v_head
-    tl.store(to + lanes, rounded(x, v_cache.dtype.element_ty, UPCAST), mask=lanes < E)
+    _put(
+        x, lanes, lanes < E, v_cache, v_scales, table, row, position, head, table_stride, v_block, v_slot, v_head,
+        K, SIZE, UPCAST,
+    )  # fmt: skip
 
 
 def rope_store(
@@ -138,6 +157,7 @@ def rope_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Joins the products q, k, v, norms and rotates q and k, writes k and v to the cache and q to q_out: one launch.
 
@@ -149,14 +169,18 @@ def rope_store(
     rows, positions: int32 [T]. table: int32 [rows + 1, blocks]; the token's slot is its position in the blocks of its
     row. Caches: [blocks, block size, K, d] of any float type; rounded to nearest even, as is q_out [T, H, d],
     contiguous. Tokens that share a slot (padding ones do, in block 0) leave the values of any of them there.
+
+    scales: float32 [blocks, K, block size] of keys and of values, contiguous, for caches of codes: int8, or uint8 for
+    e4m3fn (`triton_codes`).
     """
     segments, T, width = parts.shape
     assert width == (heads + 2 * kv_heads) * head_dim and parts.is_contiguous() and q_out.is_contiguous()
     assert (q_norm is None) == (k_norm is None) and (cos is None) == (sin is None)
     assert k_cache.stride(3) == 1 and v_cache.stride(3) == 1
+    k_scales, v_scales = checked_scales(scales, k_cache, v_cache)
     launch(
         _rope_store, (T, heads + 2 * kv_heads),
-        parts, bias, q_norm, k_norm, rows_T, positions_T, table, cos, sin, k_cache, v_cache, q_out,
+        parts, bias, q_norm, k_norm, rows_T, positions_T, table, cos, sin, k_cache, v_cache, k_scales, v_scales, q_out,
         T, float(eps), table.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3],
         H=heads, K=kv_heads, D=head_dim, BLOCK=triton.next_power_of_2(head_dim),
         HALF=0 if cos is None else cos.shape[1], SIZE=k_cache.shape[1], S=segments, UPCAST=INTERPRETED, num_warps=1,
@@ -179,17 +203,26 @@ def rope(x: Tensor, positions_T: Tensor, cos: Tensor, sin: Tensor, out: Tensor) 
 
 
 def store_kv(
-    k: Tensor, v: Tensor, rows_T: Tensor, positions_T: Tensor, table: Tensor, k_cache: Tensor, v_cache: Tensor
+    k: Tensor,
+    v: Tensor,
+    rows_T: Tensor,
+    positions_T: Tensor,
+    table: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Writes keys float32 [T, K, d] and values [T, K, e] to a layer's caches, as `rope_store` does. Their heads may lie
     apart, so k and v may be the same tensor or parts of one."""
     T, heads, _ = k.shape
     assert k.stride(2) == 1 and v.stride(2) == 1 and k_cache.stride(3) == 1 and v_cache.stride(3) == 1
+    k_scales, v_scales = checked_scales(scales, k_cache, v_cache)
     launch(
         _store_kv, (T, heads),
-        k, v, rows_T, positions_T, table, k_cache, v_cache,
+        k, v, rows_T, positions_T, table, k_cache, v_cache, k_scales, v_scales,
         table.stride(0), *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        D=k.shape[2], E=v.shape[2], BLOCK=triton.next_power_of_2(max(k.shape[2], v.shape[2])), SIZE=k_cache.shape[1],
-        UPCAST=INTERPRETED, num_warps=1,
+        K=heads, D=k.shape[2], E=v.shape[2], BLOCK=triton.next_power_of_2(max(k.shape[2], v.shape[2])),
+        SIZE=k_cache.shape[1], UPCAST=INTERPRETED, num_warps=1,
         bytes=k.numel() * (4 + k_cache.element_size()) + v.numel() * (4 + v_cache.element_size()),
     )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The graph executor with keys and values in int8 and fp8."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="the extra gpu is not installed")
+
+import torch
+
+from kvasir.config import resolve
+from kvasir.engine.tier import group_facts
+from kvasir.types import Request, SamplingParams
+from tests.graph.models import folder_of, graph_core
+from tests.graph.test_against_eager import prompt_logprobs
+from tests.kv._tiers import until
+from tests.oracle import plain, poison, same, together
+
+CODED = ["int8", "fp8"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize(("kv_dtype", "mean"), [("int8", 0.01), ("fp8", 0.04)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_prompt_logprobs_are_close_to_those_of_a_cache_of_floats(tmp_path, kv_dtype, mean, dtype):
+    folder = folder_of(tmp_path, "llama")
+    prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
+    expected = prompt_logprobs(graph_core(folder, dtype=dtype), prompt)
+    error = np.abs(prompt_logprobs(graph_core(folder, dtype=dtype, kv_dtype=kv_dtype), prompt) - expected)
+    assert 0 < error.mean() < mean and error.max() < 12 * mean
+
+
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_a_block_takes_the_bytes_of_codes_and_scales(tmp_path, kv_dtype):
+    core = graph_core(folder_of(tmp_path, "llama"), kv_dtype=kv_dtype)
+    cache = core.runner.cache
+    (group,) = cache.groups
+    heads, dim = group.kind.heads, group.kind.key_dim
+    assert group.bytes_per_block == 2 * 2 * 16 * heads * (dim + 4) == cache.export(0, 0).nbytes
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 40 * group.bytes_per_block
+    assert any(f", {kv_dtype}, " in line for line in core.summary)
+
+
+def test_stores_tell_the_types_apart(tmp_path):
+    folder, facts = folder_of(tmp_path, "llama"), set()
+    for kv_dtype in ("float16", *CODED):
+        core = graph_core(folder, kv_dtype=kv_dtype)
+        config = type("Config", (), {"kv_dtype": kv_dtype})
+        facts.add(group_facts(config, core.runner.cache)[0].layout)
+    assert len(facts) == 3 and sum("scale" in layout for layout in facts) == 2
+
+
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_evicted_blocks_come_back_from_the_host_tier(tmp_path, monkeypatch, kv_dtype):
+    """With their codes and scales; what they held before is overwritten."""
+    monkeypatch.setattr("kvasir.engine.build.resolve", lambda *facts: replace(resolve(*facts), cache_host=64 << 20))
+    monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
+    folder, options = folder_of(tmp_path, "llama"), {"kv_dtype": kv_dtype, "dtype": "bfloat16"}
+    params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=1, seed=0, ignore_eos=True)
+    asked = [Request(f"r{i}", tuple((5 * i + 3 * t) % 96 for t in range(40)), params) for i in range(2)]
+    expected = plain(graph_core(folder, **options, max_num_seqs=1), asked)
+    core = graph_core(folder, **options)
+    same(expected, together(core, asked))
+    scheduler = core.scheduler
+    for plan in scheduler.last_plans():
+        scheduler.commit(plan, core.runner.sample(core.runner.execute(plan), scheduler.masks(plan)))
+    until(lambda: scheduler.store.tier.stats().queued_bytes == 0)
+    scheduler.kv.tree.clear()
+    poison(core, [set(range(pool.num_blocks)) for pool in scheduler.kv.pools])
+    before = core.stats().tier_loaded_tokens
+    same(expected, together(core, asked, seed=2))
+    assert core.stats().tier_loaded_tokens >= before + 64
+
+
+@pytest.mark.parametrize("kv_dtype", CODED)
+def test_a_key_that_is_not_finite_ends_its_sequence_alone(tmp_path, kv_dtype):
+    folder = folder_of(tmp_path, "llama")
+    params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, seed=0, ignore_eos=True)
+    good, bad = Request("good", tuple(range(20, 40)), params), Request("bad", tuple(range(3, 23)), params)
+    expected = plain(graph_core(folder, kv_dtype=kv_dtype), [good])["good", 0].tokens
+    core, tokens, errors, broken = graph_core(folder, kv_dtype=kv_dtype), [], [], False
+    core.add(good)
+    core.add(bad)
+    while core.has_work():
+        for delta in core.step():
+            if delta.id == "good":
+                assert delta.error is None
+                tokens += delta.token_ids
+            elif delta.error:
+                errors.append(delta.error)
+        running = {run.request.id: run for run in core.scheduler.running} if not broken else {}
+        if "bad" in running:
+            step = core.runner.executor.forward.step
+            block = next(
+                int(b)
+                for row, ids in zip(step.tables[0], step.ids, strict=True)
+                for b in row[:1]
+                if ids[0] == 3 and ids[1] == 4 and b
+            )
+            core.runner.cache.scales(0)[0][block, 0, 2] = torch.nan
+            broken = True
+    assert broken and errors and tokens == expected
