@@ -17,20 +17,20 @@ from kvasir.types import Request, SamplingParams
 from tests.graph.models import folder_of, graph_core
 from tests.graph.test_against_eager import prompt_logprobs
 from tests.kv._tiers import until
-from tests.oracle import plain, poison, same, together
+from tests.oracle import Answer, plain, poison, same, together
 
 CODED = ["int8", "fp8"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(("kv_dtype", "mean"), [("int8", 0.01), ("fp8", 0.04)])
+@pytest.mark.parametrize(("kv_dtype", "mean"), [("int8", 0.02), ("fp8", 0.06)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_prompt_logprobs_are_close_to_those_of_a_cache_of_floats(tmp_path, kv_dtype, mean, dtype):
     folder = folder_of(tmp_path, "llama")
     prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
     expected = prompt_logprobs(graph_core(folder, dtype=dtype), prompt)
     error = np.abs(prompt_logprobs(graph_core(folder, dtype=dtype, kv_dtype=kv_dtype), prompt) - expected)
-    assert 0 < error.mean() < mean and error.max() < 12 * mean
+    assert 0 < error.mean() < mean and error.max() < 5 * mean
 
 
 @pytest.mark.parametrize("kv_dtype", CODED)
@@ -76,30 +76,20 @@ def test_evicted_blocks_come_back_from_the_host_tier(tmp_path, monkeypatch, kv_d
 
 
 @pytest.mark.parametrize("kv_dtype", CODED)
-def test_a_key_that_is_not_finite_ends_its_sequence_alone(tmp_path, kv_dtype):
-    folder = folder_of(tmp_path, "llama")
-    params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, seed=0, ignore_eos=True)
-    good, bad = Request("good", tuple(range(20, 40)), params), Request("bad", tuple(range(3, 23)), params)
-    expected = plain(graph_core(folder, kv_dtype=kv_dtype), [good])["good", 0].tokens
-    core, tokens, errors, broken = graph_core(folder, kv_dtype=kv_dtype), [], [], False
+def test_a_token_that_is_not_finite_ends_its_sequence_alone(tmp_path, kv_dtype):
+    """It has scales of NaN, which all later tokens of its sequence read."""
+    folder, params = folder_of(tmp_path, "llama"), SamplingParams(temperature=0.0, max_tokens=4, logprobs=1, seed=0)
+    good, bad = Request("good", tuple(range(20, 40)), params), Request("bad", (3, 90, *range(5, 23)), params)
+    expected = plain(graph_core(folder, kv_dtype=kv_dtype), [good])["good", 0]
+    core, answer, errors = graph_core(folder, kv_dtype=kv_dtype), Answer(), []
+    core.runner.executor.model.embed.weight.data[90] = torch.nan
     core.add(good)
     core.add(bad)
     while core.has_work():
         for delta in core.step():
             if delta.id == "good":
-                assert delta.error is None
-                tokens += delta.token_ids
-            elif delta.error:
+                answer.take(delta)
+            else:
                 errors.append(delta.error)
-        running = {run.request.id: run for run in core.scheduler.running} if not broken else {}
-        if "bad" in running:
-            step = core.runner.executor.forward.step
-            block = next(
-                int(b)
-                for row, ids in zip(step.tables[0], step.ids, strict=True)
-                for b in row[:1]
-                if ids[0] == 3 and ids[1] == 4 and b
-            )
-            core.runner.cache.scales(0)[0][block, 0, 2] = torch.nan
-            broken = True
-    assert broken and errors and tokens == expected
+    assert len(errors) == 1 and "logits" in errors[0]
+    assert answer == expected
