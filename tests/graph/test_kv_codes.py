@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from kvasir.config import resolve
 from kvasir.engine.tier import group_facts
+from kvasir.layers.kv_cache import KVCache
 from kvasir.types import Request, SamplingParams
 from tests.graph.models import folder_of, graph_core
 from tests.graph.test_against_eager import prompt_logprobs
@@ -21,6 +24,10 @@ from tests.oracle import Answer, plain, poison, same, together
 
 CODED = ["int8", "fp8"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def cache_of(core: Any) -> KVCache:
+    return core.runner.cache
 
 
 @pytest.mark.parametrize(("kv_dtype", "mean"), [("int8", 0.02), ("fp8", 0.06)])
@@ -36,7 +43,7 @@ def test_prompt_logprobs_are_close_to_those_of_a_cache_of_floats(tmp_path, kv_dt
 @pytest.mark.parametrize("kv_dtype", CODED)
 def test_a_block_takes_the_bytes_of_codes_and_scales(tmp_path, kv_dtype):
     core = graph_core(folder_of(tmp_path, "llama"), kv_dtype=kv_dtype)
-    cache = core.runner.cache
+    cache = cache_of(core)
     (group,) = cache.groups
     heads, dim = group.kind.heads, group.kind.key_dim
     assert group.bytes_per_block == 2 * 2 * 16 * heads * (dim + 4) == cache.export(0, 0).nbytes
@@ -48,8 +55,8 @@ def test_stores_tell_the_types_apart(tmp_path):
     folder, facts = folder_of(tmp_path, "llama"), set()
     for kv_dtype in ("float16", *CODED):
         core = graph_core(folder, kv_dtype=kv_dtype)
-        config = type("Config", (), {"kv_dtype": kv_dtype})
-        facts.add(group_facts(config, core.runner.cache)[0].layout)
+        config: Any = SimpleNamespace(kv_dtype=kv_dtype)
+        facts.add(group_facts(config, cache_of(core))[0].layout)
     assert len(facts) == 3 and sum("scale" in layout for layout in facts) == 2
 
 
@@ -65,9 +72,11 @@ def test_evicted_blocks_come_back_from_the_host_tier(tmp_path, monkeypatch, kv_d
     core = graph_core(folder, **options)
     same(expected, together(core, asked))
     scheduler = core.scheduler
+    assert scheduler.store
+    tier = scheduler.store.tier
     for plan in scheduler.last_plans():
         scheduler.commit(plan, core.runner.sample(core.runner.execute(plan), scheduler.masks(plan)))
-    until(lambda: scheduler.store.tier.stats().queued_bytes == 0)
+    until(lambda: tier.stats().queued_bytes == 0)
     scheduler.kv.tree.clear()
     poison(core, [set(range(pool.num_blocks)) for pool in scheduler.kv.pools])
     before = core.stats().tier_loaded_tokens
@@ -82,7 +91,8 @@ def test_a_token_that_is_not_finite_ends_its_sequence_alone(tmp_path, kv_dtype):
     good, bad = Request("good", tuple(range(20, 40)), params), Request("bad", (3, 90, *range(5, 23)), params)
     expected = plain(graph_core(folder, kv_dtype=kv_dtype), [good])["good", 0]
     core, answer, errors = graph_core(folder, kv_dtype=kv_dtype), Answer(), []
-    core.runner.executor.model.embed.weight.data[90] = torch.nan
+    runner: Any = core.runner
+    runner.executor.model.embed.weight.data[90] = torch.nan
     core.add(good)
     core.add(bad)
     while core.has_work():

@@ -320,6 +320,7 @@ def test_every_code_is_decoded_exactly(code, dtype):
     case = Case([1], d=16, e=256, H=1, dtype=dtype, code=code)
     block = case.table[0, 0]
     case.v_cache[block, 0, 0] = numbers.view(code)
+    assert case.scales
     case.scales[1][block, 0, 0] = 0.5
     ((found,),) = case.run((0, 0, 1))
     expected = dequantized(numbers.view(code)[None], torch.tensor([0.5]))[0]
@@ -331,6 +332,7 @@ def test_every_code_is_decoded_exactly(code, dtype):
 def test_values_far_below_one_in_float16(code):
     """Weights times scales are less than float16 has."""
     case = Case([60], dtype=torch.float16, code=code)
+    assert case.scales
     case.scales[1][:] *= 2.0**-12
     (found,) = case.run((0, 50, 10))
     expected = case.expected(0, 50, 10) * 2.0**-12
@@ -343,6 +345,7 @@ def test_a_row_with_the_scale_nan_reaches_only_its_own_sequence(code, which):
     case = Case([300, 40], H=4, K=2, code=code)
     works = (0, 299, 1), (1, 5, 1), (1, 36, 4)
     before = case.run(*works)
+    assert case.scales
     case.scales[which][case.table[1, 1], 1, 3] = torch.nan  # token 19, the second head
     after = case.run(*works)
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])

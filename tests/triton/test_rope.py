@@ -145,9 +145,9 @@ CODES = [torch.int8, torch.uint8]
 
 def _coded(heads: int, dim: int, code: torch.dtype):
     """Caches of codes and their scales, all bytes 255."""
-    caches = [torch.full((BLOCKS, SIZE, heads, dim), 255, dtype=torch.uint8).view(code) for _ in range(2)]
-    scales = [torch.full((BLOCKS, heads, SIZE), torch.nan) for _ in range(2)]
-    return caches, (scales[0], scales[1])
+    k, v = (torch.full((BLOCKS, SIZE, heads, dim), 255, dtype=torch.uint8).view(code) for _ in range(2))
+    k_scales, v_scales = (torch.full((BLOCKS, heads, SIZE), torch.nan) for _ in range(2))
+    return (k, v), (k_scales, v_scales)
 
 
 def _rows_of(cache: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
