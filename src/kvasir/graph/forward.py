@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvasir.caches import CacheKind
+from kvasir.graph.adapters import Adapters
 from kvasir.graph.fold import ACTIVATIONS, Call
 from kvasir.graph.layout import BYTES, Layout, lay_out
 from kvasir.graph.matrices import adjoining, of_experts
@@ -27,7 +28,7 @@ from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, tiles_of
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
-from kvasir.ops.linear.triton import gated_product, product, whole_product
+from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
 from kvasir.ops.moe.triton import (
     TILE_FIELDS,
     combine,
@@ -49,7 +50,7 @@ WHOLE_FROM = 64  # token rows from which one program computes all segments of a 
 class StepBuffers:
     """A step as the kernels read it, at fixed addresses. pieces: see `graph.triton.expand`. tables: block ids by cache
     group and row, int32 [rows + 1, blocks]; the last row's are 0, the scratch block. ids: int32 [rows + 1, max ids].
-    chosen: int32, token rows whose logits are computed."""
+    chosen: int32, token rows whose logits are computed. adapters: of the rows, int32 [rows + 1], 0 for none."""
 
     pieces: Tensor
     ids: Tensor
@@ -58,6 +59,8 @@ class StepBuffers:
     rows_T: Tensor
     positions_T: Tensor
     ids_T: Tensor
+    adapters: Tensor
+    adapters_T: Tensor
 
     @classmethod
     def empty(
@@ -70,7 +73,9 @@ class StepBuffers:
 
         tables = tuple(zeros(rows + 1, width) for width in blocks)
         tokens_of = (zeros(tokens) for _ in range(3))
-        return cls(zeros(pieces, 5), zeros(rows + 1, ids), tables, zeros(chosen), *tokens_of)
+        return cls(
+            zeros(pieces, 5), zeros(rows + 1, ids), tables, zeros(chosen), *tokens_of, zeros(rows + 1), zeros(tokens)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,8 @@ class Forward:
         *, max_tokens: int, max_chosen: int, positions: int, dtype: str,
     ):  # fmt: skip
         self.cache, self.step, self.dtype = cache, step, dtype
+        self.adapters: Adapters | None = None
+        self._trace, self._calls = trace, calls
         self.device = cache.device
         self.hidden, self.logits, self.exports = trace.hidden, trace.logits, dict(trace.exports)
         self._tokens, self._positions = trace.batch.tokens_T, trace.batch.positions_T
@@ -129,27 +136,41 @@ class Forward:
         self._works: dict[tuple[CacheKind, int], AttentionWork] = {}
         self._tiles: Tensor | None = None
         self._num_tiles = torch.zeros(1, dtype=torch.int32, device=self.device)
-        found = [(call.domain, self._bind(call)) for call in calls]
-        self._rows = [run for domain, run in found if domain == ROWS]
-        self._chosen = [run for domain, run in found if domain == CHOSEN]
+        found = [(call, self._bind(call)) for call in calls]
+        self._rows = [(call, run) for call, run in found if call.domain == ROWS]
+        self._chosen = [run for call, run in found if call.domain == CHOSEN]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its buffers, without the rope angles."""
+        """Bytes of its buffers, without the rope angles and the matrices of adapters."""
         works = [t for w in self._works.values() for t in (w.items, w.num_items, w.counters, w.tops, w.accs)]
         tensors = [*works, *([] if self._tiles is None else [self._tiles])]
-        return self.layout.size + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        adapted = 0 if self.adapters is None else self.adapters.num_bytes
+        return self.layout.size + adapted + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def add_adapters(self) -> Adapters:
+        """Makes room for adapters, unless it is there."""
+        if self.adapters is None:
+            self.adapters = Adapters.of(self._trace, self._calls, len(self.step.rows_T), self.device)
+        return self.adapters
 
     # -- a step
 
-    def run_rows(self, bucket: int) -> None:
-        """Computes all token rows of the step, padded to `bucket`."""
-        step = self.step
-        expand(step.pieces, step.ids, *(part[:bucket] for part in (step.rows_T, step.positions_T, step.ids_T)))
+    def run_rows(self, bucket: int, adapted: bool = False) -> None:
+        """Computes all token rows of the step, padded to `bucket`. adapted: with the adapters of the rows."""
+        step, adapters = self.step, self.adapters if adapted else None
+        adapters_T = step.adapters_T[:bucket]
+        expand(
+            step.pieces, step.ids, *(part[:bucket] for part in (step.rows_T, step.positions_T, step.ids_T)),
+            *((step.adapters, adapters_T) if adapters else ()),
+        )  # fmt: skip
         for work in self._works.values():
             work.plan(step.pieces)
-        for run in self._rows:
-            run(bucket)
+        for call, run in self._rows:
+            if adapters and adapters.changes_call(call):
+                run(bucket, delta=adapters.launch(call, self.value(call.reads[0], bucket), adapters_T))
+            else:
+                run(bucket)
 
     def run_chosen(self, bucket: int) -> None:
         """Computes the logits of the chosen rows, padded to `bucket`."""
@@ -187,8 +208,8 @@ class Forward:
 
     # -- calls
 
-    def _bind(self, call: Call) -> Callable[[int], None]:
-        """The function that launches a call for a bucket."""
+    def _bind(self, call: Call) -> Callable[..., None]:
+        """The function that launches a call for a bucket. If adapters may change the call, it also takes a `delta`."""
         if call.kind in _ELEMENTWISE:
             return partial(self._elementwise, call)
         return partial(getattr(self, f"_{call.kind}"), call, **self._prepared(call))
@@ -244,31 +265,31 @@ class Forward:
         [x], [out] = call.reads, call.writes
         take_rows(self.value(x, len(self.step.rows_T)), self.step.chosen[:count], self.value(out, count))
 
-    def _qkv(self, call: Call, count: int, weight: Any) -> None:
-        self._multiply(call, count, weight)
+    def _qkv(self, call: Call, count: int, weight: Any, delta: Delta | None = None) -> None:
+        self._multiply(call, count, weight, delta)
 
-    def _product(self, call: Call, count: int) -> None:
-        self._multiply(call, count, call.takes["weight"])
+    def _product(self, call: Call, count: int, delta: Delta | None = None) -> None:
+        self._multiply(call, count, call.takes["weight"], delta)
 
-    def _multiply(self, call: Call, count: int, weight: Any) -> None:
+    def _multiply(self, call: Call, count: int, weight: Any, delta: Delta | None) -> None:
         x, out = self.value(call.reads[0], count), self._parts(call.writes[0], count)
         if len(out) < weight.segments:
-            whole_product(x, weight, out[0])
+            whole_product(x, weight, out[0], delta=delta)
         else:
-            product(x, weight, out)
+            product(x, weight, out, delta=delta)
 
-    def _linear(self, call: Call, count: int) -> None:
+    def _linear(self, call: Call, count: int, delta: Delta | None = None) -> None:
         weight, bias = call.takes["weight"], call.takes["bias"]
         x, out = self.value(call.reads[0], count), self.value(call.writes[0], count)
         if weight.segments == 1:
-            product(x, weight, out[None], bias)
+            product(x, weight, out[None], bias, delta)
         else:
-            whole_product(x, weight, out, bias)
+            whole_product(x, weight, out, bias, delta)
 
-    def _gated(self, call: Call, count: int) -> None:
+    def _gated(self, call: Call, count: int, delta: Delta | None = None) -> None:
         takes = call.takes
         out = self.value(call.writes[0], count)
-        gated_product(self.value(call.reads[0], count), takes["gate"], takes["up"], out, takes["act"])
+        gated_product(self.value(call.reads[0], count), takes["gate"], takes["up"], out, takes["act"], delta)
 
     def _join(self, call: Call, count: int) -> None:
         parts, residual = call.reads

@@ -1,4 +1,4 @@
-"""The rows of a runner on the device: ids and block tables that follow the plans."""
+"""The rows of a runner on the device: ids, block tables and adapters that follow the plans."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class DeviceRows:
     def __init__(self, host: Rows, step: StepBuffers):
         self.host, self.step = host, step
         self.writer = Writer(step.ids.device)
+        self._adapters = np.zeros(len(step.adapters), np.int32)  # as the device has them
 
     def follow(self, plan: StepPlan) -> None:
         """Applies a plan to both. A joined row replaces whatever occupied its place: the plan that left it may have
@@ -62,6 +63,11 @@ class DeviceRows:
         spans += [(row, known[row], self.host[row].known) for row in known if row not in joined]
         self._write_ids(spans)
         self._write_tables(plan, joined)
+        self._write_adapters(joined)
+
+    def adapter(self, row: int) -> int:
+        """The adapter that the device has for a row, 0 for none."""
+        return int(self._adapters[row])
 
     def write_ids(self, row: int, first: int, end: int) -> None:
         """Copies ids [first, end) of a row to the device."""
@@ -87,3 +93,12 @@ class DeviceRows:
             found = [(row * width + np.arange(a, b), source[row, a:b]) for row, a, b in (*cleared, *kept)]
             if found:
                 self.writer.write(target, *(np.concatenate(part) for part in zip(*found, strict=True)))
+
+    def _write_adapters(self, joined: set[int]) -> None:
+        """An adapter that is not loaded counts as none: the runner computes nothing of its rows."""
+        loaded, found = self.host.adapters, {row: self.host[row].adapter for row in joined}
+        wanted = {row: adapter if adapter in loaded else 0 for row, adapter in found.items()}
+        if changed := [row for row in wanted if wanted[row] != self._adapters[row]]:
+            rows = np.array(changed)
+            self._adapters[rows] = [wanted[row] for row in changed]
+            self.writer.write(self.step.adapters, rows, self._adapters[rows])

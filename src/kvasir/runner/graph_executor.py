@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.graph.adapters import Adapters
 from kvasir.graph.draws import Draws
 from kvasir.graph.forward import Forward
 from kvasir.graph.triton import NO_TOKEN
@@ -87,7 +88,17 @@ class GraphExecutor:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        raise ValueError("the graph executor has no adapters yet")
+        """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
+        self.submit(self._set_adapter, adapter, pairs).result()
+
+    def add_adapters(self) -> Adapters:
+        """Makes room for adapters, and records the launches for them."""
+        if self.forward.adapters is None:
+            self.forward.add_adapters()
+            if self.cache.device.type == "cuda":
+                self.replays.record_all()
+        assert self.forward.adapters is not None
+        return self.forward.adapters
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -98,6 +109,10 @@ class GraphExecutor:
         return self._thread.submit(*call)
 
     # -- on the thread
+
+    def _set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+        self.add_adapters().set(adapter, pairs or {})
+        (self.rows.host.adapters.add if pairs is not None else self.rows.host.adapters.discard)(adapter)
 
     @torch.inference_mode()
     def compute(self, step: ExecutorStep) -> Results:
@@ -112,7 +127,8 @@ class GraphExecutor:
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             self._write_pieces(step)
-            self.replays("rows", step.starts[-1])
+            adapted = any(self.rows.adapter(work.row) for work in step.works)
+            self.replays("adapted rows" if adapted else "rows", step.starts[-1])
             self._keep(found, step)
             if self.sampler:
                 found.sampling = self.sampler.sample(step)

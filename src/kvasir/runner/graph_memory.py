@@ -27,10 +27,10 @@ def most_chosen(rows: int, drafted: int) -> int:
 
 
 def graph_memory(
-    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str
+    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str, adapters: bool = False
 ) -> tuple[int, int]:
     """Bytes of a step's buffers, recorded launches included, and of sampling. kind: of the device. tokens: most tokens
-    of a step. rows: most running sequences."""
+    of a step. rows: most running sequences. adapters: with room for them, without their matrices."""
     assert loaded.trace is not None
     spec, meta = loaded.model.cache_spec(), torch.device("meta")
     groups, chosen = len(KVLayout.of(spec).groups), most_chosen(rows, MAX_DRAFTED)
@@ -43,10 +43,13 @@ def graph_memory(
     forward = Forward(
         loaded.trace, calls, cache, step, max_tokens=tokens, max_chosen=chosen, positions=1, dtype=loaded.dtype
     )
+    launches = 0
+    if adapters:
+        launches = len(buckets(tokens)) * (len(calls) + 2 * len(forward.add_adapters().changes))
     vocab = loaded.model.config.vocab_size
     sampler = num_bytes(Draws(step.ids, chosen, vocab)) if forward.logits is not None else 0
     graphs = len(buckets(tokens)) + len(LEVELS) * len(buckets(chosen))
-    recorded = graphs * len(calls) * _NODE_BYTES if kind == "cuda" else 0
+    recorded = (graphs * len(calls) + launches) * _NODE_BYTES if kind == "cuda" else 0
     return forward.num_bytes + num_bytes(step) + recorded, sampler
 
 

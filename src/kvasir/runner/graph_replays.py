@@ -26,6 +26,7 @@ class Replays:
     rows of logits. record: makes a replay of launches.
 
         rows           all token rows of a step
+        adapted rows   the same, if some of them have an adapter
         chosen         the logits of the chosen rows
         sample <i>     tokens from these logits, as LEVELS[i] needs
         read           log-probabilities of known ids from these logits
@@ -52,13 +53,15 @@ class Replays:
 
     def _names(self) -> Iterator[str]:
         yield "rows"
+        if self._forward.adapters:
+            yield "adapted rows"
         if self._draws:
             yield "chosen"
             yield from (f"sample {level}" for level in range(len(LEVELS)))
             yield "read"
 
     def _most(self, name: str) -> int:
-        return self.max_tokens if name == "rows" else self.max_chosen
+        return self.max_tokens if name.endswith("rows") else self.max_chosen
 
     def _replay(self, name: str, bucket: int) -> Run:
         if (name, bucket) not in self._recorded:
@@ -68,6 +71,8 @@ class Replays:
     def _launch(self, name: str, bucket: int) -> None:
         if name == "rows":
             self._forward.run_rows(bucket)
+        elif name == "adapted rows":
+            self._forward.run_rows(bucket, adapted=True)
         elif name == "chosen":
             self._forward.run_chosen(bucket)
         else:

@@ -145,6 +145,7 @@ def _load_program(
 def _load_graph(
     files: ModelFiles, dtype: str, device: str, progress: Progress | None, options: LoadOptions
 ) -> LoadedModel:
+    from kvasir.graph.adapters import changes_of
     from kvasir.graph.fold import fold
     from kvasir.graph.matrices import stack_experts
     from kvasir.runner.device_packing import DevicePacker
@@ -152,7 +153,7 @@ def _load_graph(
     loaded = _load(files, dtype, device, progress, partial(DevicePacker, device=device), options)
     stack_experts(loaded.model)
     traced = trace(loaded.model, options.hidden)
-    fold(traced)  # raises for an op without a kernel
+    changes_of(traced, fold(traced))  # both raise for an op without a kernel
     return replace(loaded, trace=traced, executor="graph")
 
 

@@ -64,6 +64,8 @@ def make_executor(
         loaded.trace, fold(loaded.trace), cache, step,
         max_tokens=capacity.max_tokens_per_step, max_chosen=chosen, positions=longest + 1, dtype=loaded.dtype,
     )  # fmt: skip
+    if capacity.adapters:
+        forward.add_adapters()
     executor = GraphExecutor(
         loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,
         record=_recorder(cache.device), overlaps=overlaps, copies=copies,

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "GGUF",
+    "Delta",
     "DeviceMatrix",
     "Tiles",
     "can_read",
@@ -60,6 +61,14 @@ __all__ = [
     "unit",
     "whole_product",
 ]
+
+
+class Delta(NamedTuple):
+    """What low-rank adapters add to a product (ops/linear/triton_low_rank). values: float32 [T, N], or [2, T, N] of
+    gate and up; read for rows with an adapter. adapters_T: int32 [T], 0 for none."""
+
+    values: Tensor
+    adapters_T: Tensor
 
 
 class Tiles(NamedTuple):
@@ -257,6 +266,15 @@ def _rows(x_stride, count, N, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
+def _adapted(acc, delta, adapters_T, n, t, live, N):
+    """acc plus what the adapters of the rows add; rows without one keep their bits."""
+    has = tl.load(adapters_T + t, mask=live, other=0) != 0
+    at = delta + t.to(tl.int64)[None, :] * N + n[:, None]
+    added = acc + tl.load(at, mask=(n < N)[:, None] & has[None, :], other=0.0)
+    return tl.where(has[None, :], added, acc)
+
+
+@triton.jit
 def _store(acc, bias, out, n, t, live, N, UPCAST: tl.constexpr):
     """Writes [BLOCK_N, BLOCK_T] as rows of `out`, rounded to its dtype."""
     if bias is not None:
@@ -267,8 +285,9 @@ def _store(acc, bias, out, n, t, live, N, UPCAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def _product(
-    x, x_stride, data, scales, mins, bias, out, count, N, K, width, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, FORMAT: tl.constexpr,
+    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     s = tl.program_id(2)
@@ -277,14 +296,17 @@ def _product(
         x, x_offsets, live, data, scales, mins, rows, K, first, first + width,
         FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
     )  # fmt: skip
+    if delta is not None:  # noqa: SIM102  the first condition is resolved when the kernel is compiled
+        if s == 0:
+            acc = _adapted(acc, delta, adapters_T, n, t, live, N)
     _store(acc, bias, out + s.to(tl.int64) * count * N, n, t, live, N, UPCAST)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _whole(
-    x, x_stride, data, scales, mins, bias, out, count, N, K, width, S: tl.constexpr, FORMAT: tl.constexpr,
-    DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    UPCAST: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, S: tl.constexpr,
+    FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     # A balanced tree: sums of 1, 2 and 4 segments wait for their neighbours.
@@ -295,6 +317,9 @@ def _whole(
             x, x_offsets, live, data, scales, mins, rows, K, s * width, (s + 1) * width,
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
+        if delta is not None:  # noqa: SIM102  the first condition is resolved when the kernel is compiled
+            if s == 0:
+                acc = _adapted(acc, delta, adapters_T, n, t, live, N)
         if S >= 2:
             if s % 2 == 0:
                 one = acc
@@ -315,9 +340,9 @@ def _whole(
 
 @triton.jit(do_not_specialize=["count"])
 def _gated(
-    x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, count, N, K, ACT: tl.constexpr,
-    FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, delta, adapters_T, count, N, K,
+    ACT: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     if FORMAT == "F32" or FORMAT == "F16" or FORMAT == "BF16":
@@ -336,24 +361,31 @@ def _gated(
             x, x_offsets, live, up, up_scales, up_mins, rows, K, 0, K,
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
+    if delta is not None:
+        first = _adapted(first, delta, adapters_T, n, t, live, N)
+        second = _adapted(second, delta + count.to(tl.int64) * N, adapters_T, n, t, live, N)
     _store(activated(first, ACT) * second, None, out, n, t, live, N, UPCAST)
 
 
-def product(x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None) -> None:
+def product(
+    x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None, delta: Delta | None = None
+) -> None:
     """out[s] = the sum of x W^T over segment s, float32 [S, T, N]. x: [T, K], float32 or the matrix's dtype. bias:
-    float32 [N], added if there is one segment; the consumer of several adds it."""
+    float32 [N], added if there is one segment; the consumer of several adds it. delta: added to the first segment."""
     if bias is not None and weight.segments > 1:
         raise ValueError("a bias is added where the segments are joined")
     hip = on_hip()
     tile = tiles(weight, len(x), hip=hip)
-    _run(_product, x, weight, out, bias, weight.segments, tile, _options(weight, tile, hip))
+    _run(_product, x, weight, out, bias, delta, weight.segments, tile, _options(weight, tile, hip))
 
 
-def whole_product(x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None) -> None:
+def whole_product(
+    x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None, delta: Delta | None = None
+) -> None:
     """out = x W^T + bias, [T, N] in float32 or rounded to a 16-bit dtype: the bits of the joined parts of `product`."""
     hip = on_hip()
     tile = tiles(weight, len(x), _accumulators(weight.segments), hip)
-    _run(_whole, x, weight, out, bias, 1, tile, {"S": weight.segments} | _options(weight, tile, hip))
+    _run(_whole, x, weight, out, bias, delta, 1, tile, {"S": weight.segments} | _options(weight, tile, hip))
 
 
 def _accumulators(segments: int) -> int:
@@ -367,6 +399,7 @@ def _run(
     weight: DeviceMatrix,
     out: Tensor,
     bias: Tensor | None,
+    delta: Delta | None,
     parts: int,
     tile: Tiles,
     options: dict[str, Any],
@@ -375,16 +408,18 @@ def _run(
     launch(
         kernel,
         (triton.cdiv(rows, tile.block_n), triton.cdiv(count, tile.block_t), parts),
-        *(x, x.stride(0), weight.data, weight.scales, weight.mins, bias, out),
+        *(x, x.stride(0), weight.data, weight.scales, weight.mins, bias, out, *(delta or _NO_DELTA)),
         *(count, rows, cols, cols // weight.segments),
         **options,
         bytes=weight.nbytes + _nbytes(x) + parts * count * rows * out.element_size(),
     )
 
 
-def gated_product(x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, act: str) -> None:
+def gated_product(
+    x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, act: str, delta: Delta | None = None
+) -> None:
     """out = act(x gate^T) * (x up^T), [T, N] in float32 or rounded to a 16-bit dtype. gate, up: of one format and
-    shape, of one segment. act: a name that ops/kernels.activated knows."""
+    shape, of one segment. act: a name that ops/kernels.activated knows. delta: added to both before `act`."""
     if gate.shape != up.shape or gate.format != up.format or gate.segments > 1 or up.segments > 1:
         raise ValueError("gate and up must be of one shape and format, in one segment")
     count, (rows, cols) = len(x), gate.shape
@@ -393,11 +428,15 @@ def gated_product(x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, 
     launch(
         _gated,
         (triton.cdiv(rows, tile.block_n), triton.cdiv(count, tile.block_t)),
-        *(x, x.stride(0), gate.data, gate.scales, gate.mins, up.data, up.scales, up.mins, out, count, rows, cols),
+        *(x, x.stride(0), gate.data, gate.scales, gate.mins, up.data, up.scales, up.mins, out),
+        *(*(delta or _NO_DELTA), count, rows, cols),
         ACT=act,
         **_options(gate, tile, hip),
         bytes=gate.nbytes + up.nbytes + _nbytes(x) + count * rows * out.element_size(),
     )
+
+
+_NO_DELTA = (None, None)
 
 
 def _options(weight: DeviceMatrix, tile: Tiles, hip: bool) -> dict[str, Any]:
