@@ -37,6 +37,7 @@ EAGER = (
     "runner/device_rows.py",
     "runner/eager_selftest.py",
     "runner/graph_*.py",
+    "runner/host_sampling.py",
     "runner/make_eager.py",
     "runner/make_graph.py",
     "runner/probe.py",

@@ -72,10 +72,11 @@ class StepBuffers:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         tables = tuple(zeros(rows + 1, width) for width in blocks)
-        tokens_of = (zeros(tokens) for _ in range(3))
         return cls(
-            zeros(pieces, 5), zeros(rows + 1, ids), tables, zeros(chosen), *tokens_of, zeros(rows + 1), zeros(tokens)
-        )
+            pieces=zeros(pieces, 5), ids=zeros(rows + 1, ids), tables=tables, chosen=zeros(chosen),
+            rows_T=zeros(tokens), positions_T=zeros(tokens), ids_T=zeros(tokens),
+            adapters=zeros(rows + 1), adapters_T=zeros(tokens),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
