@@ -1,144 +1,111 @@
-"""Compiles every launch of the model shapes for every target, checks the binaries, and writes a table.
+"""Compiles every launch of the sets (sets.py) for every target, checks the binaries, and writes a table.
 
 python -m tests.compiled                     all; writes docs/gpu-kernels.md
-python -m tests.compiled --targets sm_90 --kernels product gated
+python -m tests.compiled --targets sm_90 --sets models formats --kernels product gated
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from unittest.mock import patch
 
-from tests.compiled.compiling import SHARED, TARGETS, Case, Compiled, Measures, cases_of, measured
-from tests.compiled.shapes import SHAPES, forward_of, launches_of
+from tests.compiled.compiling import PRODUCTS, SHARED, TARGETS, Compiled, Measures, Wanted, cases_of, measured
+from tests.compiled.page import PAGE, constants_of, page
+from tests.compiled.sets import SETS, launches_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "gpu-kernels.md"
-BUCKETS = (1, 16, 32, 64, 128, 256, 512)
-PRODUCTS = ("product", "whole", "gated", "attend")
+TENSOR_COLUMNS = 512  # of sm_100's tensor memory
+WIDE = (*PRODUCTS, "attend", "join_norm")
 
 
-def all_cases(shapes: Iterable[str], dtypes: Iterable[str], hip: bool) -> list[Case]:
-    """The distinct cases of all shapes, dtypes and buckets. hip: on an AMD GPU."""
-    found: dict[tuple, Case] = {}
+def all_cases(sets: Iterable[str], hip: bool) -> list[Wanted]:
+    """The distinct cases of sets of launches. hip: on an AMD GPU."""
     with patch("torch.version.hip", "6" if hip else None):
-        for shape in shapes:
-            for dtype in dtypes:
-                forward = forward_of(shape, dtype, layers=2)
-                steps = [launches_of(forward, bucket) for bucket in BUCKETS]
-                cases = cases_of(launch for step in steps for launch in (*step.rows, *step.chosen))
-                found.update((case.key, case) for case in cases)
-    return list(found.values())
+        return cases_of(launch for name in sets for launch in launches_in(name))
 
 
 def faults(found: Sequence[Compiled]) -> list[str]:
     """What is wrong with compiled kernels."""
-    wrong = [f"{_title(c)}: spills {c.found.spills}" for c in found if c.found.spills]
-    wrong += [
-        f"{_title(c)}: {c.found.shared} bytes of shared memory" for c in found if c.found.shared > SHARED[c.target]
-    ]
+    wrong: list[str] = []
+    orders: dict[tuple, dict[tuple, str]] = defaultdict(dict)
     for c in found:
-        if c.case.name in PRODUCTS:
-            wrong += [] if c.found.mma else [f"{_title(c)}: no matrix instruction"]
-            wrong += [] if c.found.wide else [f"{_title(c)}: no wide loads"]
-    kinds: dict[tuple, set[tuple[str, str]]] = defaultdict(set)
-    for c in found:
-        if c.case.name in PRODUCTS:
-            # A matrix is multiplied by either, according to the number of rows.
-            name = "product" if c.case.name == "whole" else c.case.name
-            kinds[c.target, name, dict(c.case.constants).get("BLOCK_K")].add((c.found.mma, c.found.order))
-    wrong += [f"{key}: the order of sums differs: {sorted(seen)}" for key, seen in kinds.items() if len(seen) > 1]
+        title, got, constants = _title(c), c.found, dict(c.case.constants)
+        wrong += [f"{title}: spills {got.spills}"] * bool(got.spills)
+        wrong += [f"{title}: {got.shared} bytes of shared memory"] * (got.shared > SHARED[c.target])
+        wrong += [f"{title}: {got.columns} columns of tensor memory"] * (got.columns > TENSOR_COLUMNS)
+        wrong += [f"{title}: no wide loads"] * (c.case.name in WIDE and not got.wide)
+        if c.case.name in (*PRODUCTS, "attend"):
+            wrong += _wrong_instruction(c, title)
+        for sums in c.sums:
+            # Rows of weights that a warp multiplies at a time.
+            warps = constants.get("BLOCK_N", 0) // dict(c.case.options).get("num_warps", 4)
+            key = got.mma, constants.get("BLOCK_K"), warps, got.order
+            orders[c.target, sums].setdefault(key, title)
+    for (target, sums), seen in orders.items():
+        if len(seen) > 1:
+            each = "\n".join(f"    {title}: {key}" for key, title in seen.items())
+            wrong.append(f"{sums} on {target}: the order of sums differs:\n{each}")
     return wrong
 
 
+def _wrong_instruction(c: Compiled, title: str) -> list[str]:
+    """Products of 16-bit numbers take matrix instructions; those of float32 must not: on NVIDIA's GPUs they round."""
+    wide = "fp32" in (dict(c.case.constants).get("DTYPE"), dict(c.case.signature).get("q", "").strip("*"))
+    if wide and c.target.startswith("sm_"):
+        return [f"{title}: matrix instruction {c.found.mma} for float32"] * bool(c.found.mma)
+    return [f"{title}: no matrix instruction"] * (not c.found.mma)
+
+
 def _title(c: Compiled) -> str:
-    return f"{c.case.name} on {c.target} ({_constants(c.case)})"
-
-
-def _constants(case: Case) -> str:
-    given = {name for name, kind in case.signature if kind == "constexpr"}
-    shown = {n: v for n, v in case.constants if n in given and n.isupper() and n != "UPCAST"}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
-
-
-def page(found: Sequence[Compiled]) -> str:
-    """The table, as Markdown."""
-    import triton
-
-    lines = [
-        "# Compiled kernels",
-        "",
-        "Generated by `python -m tests.compiled`. Every launch of the model shapes "
-        f"{', '.join(SHAPES)} at the buckets {', '.join(map(str, BUCKETS))}, "
-        f"compiled with Triton {triton.__version__}. "
-        "The kernels have not run on these machines. Per target: registers of a thread / bytes of shared memory / "
-        "matrix instruction. No kernel spills.",
-        "",
-        "| kernel | warps | constants | " + " | ".join(TARGETS) + " |",
-        "|---|---|---|" + "---|" * len(TARGETS),
-    ]
-    rows: dict[tuple, dict[str, Compiled]] = defaultdict(dict)
-    for c in found:
-        rows[c.case.name, _constants(c.case)][c.target] = c
-    for by_target in rows.values():
-        case = next(iter(by_target.values())).case
-        cells = [_cell(by_target.get(target)) for target in TARGETS]
-        warps = dict(case.options).get("num_warps", 4)
-        lines.append(f"| {case.name} | {warps} | {_constants(case)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(c: Compiled | None) -> str:
-    return f"{c.found.registers} / {c.found.shared} / {c.found.mma or '-'}" if c else ""
+    return f"{c.case.name} on {c.target} ({constants_of(c.case)})"
 
 
 def _compile(work: tuple[int, str]) -> Measures | str:
-    case = _cases[work[0]]
+    case = _cases[work[0]].case
     try:
         return measured(case, work[1])
     except Exception as error:  # a compiler's own errors have no common class
-        return f"{case.name} on {work[1]} ({_constants(case)}): {type(error).__name__}: {error}"[:2000]
+        return f"{case.name} on {work[1]} ({constants_of(case)}): {type(error).__name__}: {error}"[:2000]
 
 
-_cases: list[Case] = []
+_cases: list[Wanted] = []
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
+    parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
     parser.add_argument("--kernels", nargs="*", default=[], help="only these")
     parser.add_argument("--check", action="store_true", help="write no table")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     work: list[tuple[int, str]] = []
     for target in args.targets:
-        for case in all_cases(args.shapes, args.dtypes, target.startswith("gfx")):
-            if not args.kernels or case.name in args.kernels:
+        for wanted in all_cases(args.sets, target.startswith("gfx")):
+            if not args.kernels or wanted.case.name in args.kernels:
                 work.append((len(_cases), target))
-                _cases.append(case)
+                _cases.append(wanted)
     found: list[Compiled] = []
     wrong: list[str] = []
+    begun = time.perf_counter()
     with ProcessPoolExecutor(args.jobs) as pool:  # forked: the workers have the cases
         for done, ((i, target), result) in enumerate(zip(work, pool.map(_compile, work), strict=True), 1):
             if isinstance(result, str):
                 wrong.append(result)
             else:
-                found.append(Compiled(_cases[i], target, result))
-            print(f"\r{done} of {len(work)} compiled", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                found.append(Compiled(_cases[i].case, target, result, _cases[i].sums))
+            if done % 50 == 0 or done == len(work):
+                took = time.perf_counter() - begun
+                print(f"{done} of {len(work)} compiled in {took:.0f} s", file=sys.stderr, flush=True)
     wrong += faults(found)
-    print("\n".join(wrong) or f"{len(found)} compilations: no spills, wide loads, one matrix instruction per product")
-    if (
-        not (wrong or args.check or args.kernels)
-        and set(args.targets) == set(TARGETS)
-        and set(args.shapes) == set(SHAPES)
-    ):
+    wrong += [] if found else ["nothing was compiled"]
+    print("\n".join(wrong) or f"{len(found)} compilations: no spills, wide loads, one order of each matrix's sums")
+    everything = set(args.targets) == set(TARGETS) and set(args.sets) == set(SETS) and not args.kernels
+    if everything and not (wrong or args.check):
         PAGE.write_text(page(found))
     return bool(wrong)
 

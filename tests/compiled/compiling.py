@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,11 @@ _MMA = {
     "cuda": r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)|tcgen05\.mma\.(\S+)|mma\.sync\.aligned\.(m\d+n\d+k\d+)",
     "hip": r"v_mfma_(\w+)",
 }
+PRODUCTS = ("product", "whole", "gated", "expert_gated", "expert_down")
 _WIDE = {"cuda": r"ld\.global\S*\.v4|cp\.async\.cg", "hip": r"(global|buffer)_load_dwordx4"}
+
+
+_HELD = re.compile(r"dot_op<\{opIdx = (\d), [^}]*?kWidth = (\d+)\}>")
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,10 @@ class Case:
 
 
 class Measures(NamedTuple):
-    """What a target's compiler made of a case. spills: bytes of the stack, or registers on gfx942. mma: the kind of
-    matrix instruction with its steps, without the number of its columns. wide: whether loads of 16 bytes occur. order:
-    what determines the order of sums, see `order_of`."""
+    """What a target's compiler made of a case. spills: bytes of the stack, or registers on gfx942. shared: bytes. mma:
+    the kind of matrix instruction with its steps, without the number of its columns. wide: whether loads of 16 bytes
+    occur. order: what determines the order of sums, see `order_of`. columns: of sm_100's tensor memory. waits: whether
+    the program waits for the one before it, see `ops.launch`. seconds: of the compilation."""
 
     registers: int
     spills: int
@@ -64,6 +70,17 @@ class Measures(NamedTuple):
     mma: str
     wide: bool
     order: str
+    columns: int = 0
+    waits: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A case, and the sums that its launches compute: what has one value must be summed in one order. See `sums_of`."""
+
+    case: Case
+    sums: frozenset[tuple]
 
 
 @dataclass(frozen=True)
@@ -71,15 +88,34 @@ class Compiled:
     case: Case
     target: str
     found: Measures
+    sums: frozenset[tuple] = frozenset()
 
 
-def cases_of(launches: Iterable[Launch]) -> list[Case]:
+def cases_of(launches: Iterable[Launch]) -> list[Wanted]:
     """The distinct cases of launches, in order."""
-    found: dict[tuple, Case] = {}
+    found: dict[tuple, tuple[Case, set[tuple]]] = {}
     for launch in launches:
         case = case_of(launch)
-        found.setdefault(case.key, case)
-    return list(found.values())
+        found.setdefault(case.key, (case, set()))[1].update(sums_of(case, launch))
+    return [Wanted(case, frozenset(sums)) for case, sums in found.values()]
+
+
+def sums_of(case: Case, launch: Launch) -> list[tuple]:
+    """What a row's bits in the launch follow from, beside its numbers: launches with one of these may differ in the
+    number of rows and in the tile, but not in the order of a row's sums."""
+    names = [p.name for p in launch.kernel.params if p.name not in launch.constants]
+    args = {**dict(zip(names, launch.args, strict=True)), **launch.constants}
+    if case.name in PRODUCTS:
+        cols = args["K"]
+        segments = args["S"] if "S" in args else cols // args["width"] if "width" in args else 1
+        # A matrix in segments is multiplied by either, according to the number of rows.
+        family = "product" if case.name == "whole" else case.name
+        return [(family, args["N"], cols, args["FORMAT"], segments, str(args["DTYPE"]))]
+    if case.name in ("join_norm", "norm"):
+        return [(case.name, args["D"], *(args.get(name) is None for name in ("weight", "post_weight", "norm_bias")))]
+    if case.name == "rope_store":
+        return [(case.name, args["D"], args["q_norm"] is None)]
+    return []
 
 
 def case_of(launch: Launch) -> Case:
@@ -126,24 +162,31 @@ def compile_case(case: Case, target: str) -> Any:
 
 def measured(case: Case, target: str) -> Measures:
     """Compiles a case and reads the result."""
+    begun = time.perf_counter()
     compiled = compile_case(case, target)
+    seconds = time.perf_counter() - begun
     kind = TARGETS[target].backend
     text = compiled.asm["ptx" if kind == "cuda" else "amdgcn"]
     registers, spills = _nvidia(compiled.asm["cubin"]) if kind == "cuda" else _amd(text)
     mma = sorted({_steps(match) for match in re.finditer(_MMA[kind], text)})
     wide = re.search(_WIDE[kind], text) is not None
     order = order_of(compiled.asm["ttgir"])
-    return Measures(registers, spills, compiled.metadata.shared, " ".join(mma), wide, order)
+    columns = getattr(compiled.metadata, "tmem_size", None) or 0
+    waits = "griddepcontrol" in text
+    return Measures(registers, spills, compiled.metadata.shared, " ".join(mma), wide, order, columns, waits, seconds)
 
 
 def order_of(ttgir: str) -> str:
     """What determines the order of a kernel's sums in Triton's GPU IR: the shape of the matrix instructions without
-    their columns, and the layouts that `tt.reduce` sums over."""
+    their columns, how many neighbouring k a thread holds of an operand, and the layouts that `tt.reduce` sums over."""
     names = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
     found = (re.search(r"instrShape = \[(\d+), \d+(?:, (\d+))?\]", text) for text in names.values())
     shapes = {f"rows {shape[1]}, step {shape[2] or 16}" for shape in found if shape}
     reduced = {names.get(name, name) for name in re.findall(r"\}\) : \(tensor<[^,]+, (#\w+)>\) ->", ttgir)}
-    return "; ".join([*sorted(shapes), *(["tcgen05"] if "tc_gen5_mma" in ttgir else []), *sorted(reduced)])
+    widths = {f"{found} k of operand {operand}" for operand, found in _HELD.findall(ttgir)}
+    return "; ".join(
+        [*sorted(shapes), *sorted(widths), *(["tcgen05"] if "tc_gen5_mma" in ttgir else []), *sorted(reduced)]
+    )
 
 
 def _steps(match: re.Match) -> str:
