@@ -474,6 +474,12 @@ def models_dir() -> Path:
     return Path(own).expanduser() if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
 
 
+def kernels_dir() -> Path:
+    """The folder of compiled GPU kernels, which may not exist yet. Raises RuntimeError without a home."""
+    own, cache = env("KVASIR_KERNELS"), env("XDG_CACHE_HOME")
+    return Path(own).expanduser() if own else Path(cache or Path.home() / ".cache") / "kvasir" / "kernels"
+
+
 def socket_base() -> Path:
     """The folder in which folders for sockets are made."""
     return Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

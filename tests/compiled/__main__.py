@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from unittest.mock import patch
 
-from tests.compiled.compiling import PRODUCTS, SHARED, TARGETS, Compiled, Measures, Wanted, cases_of, measured
+from kvasir.ops.linear.triton_matrix import LAYOUTS
+from tests.compiled.compiling import PRODUCTS, SHARED, TARGETS, Case, Compiled, Measures, Wanted, cases_of, measured
 from tests.compiled.page import PAGE, constants_of, page
 from tests.compiled.sets import SETS, launches_in
 
@@ -34,7 +35,7 @@ def faults(found: Sequence[Compiled]) -> list[str]:
     orders: dict[tuple, dict[tuple, str]] = defaultdict(dict)
     for c in found:
         title, got, constants = _title(c), c.found, dict(c.case.constants)
-        wrong += [f"{title}: spills {got.spills}"] * bool(got.spills)
+        wrong += [f"{title}: spills {got.spills}"] * bool(got.spills and not may_spill(c.case))
         wrong += [f"{title}: {got.shared} bytes of shared memory"] * (got.shared > SHARED[c.target])
         wrong += [f"{title}: {got.columns} columns of tensor memory"] * (got.columns > TENSOR_COLUMNS)
         wrong += [f"{title}: no wide loads"] * (c.case.name in WIDE and not got.wide)
@@ -52,9 +53,18 @@ def faults(found: Sequence[Compiled]) -> list[str]:
     return wrong
 
 
+def may_spill(case: Case) -> bool:
+    """Quantized weights with inputs in float32, which is a mode for comparisons; attention with more than 32 query
+    heads per KV head, whose tiles are too tall."""
+    constants = dict(case.constants)
+    if case.name == "attend":
+        return constants["H"] // constants["K"] > 32
+    return str(constants.get("DTYPE")) == "fp32" and constants.get("FORMAT") in LAYOUTS
+
+
 def _wrong_instruction(c: Compiled, title: str) -> list[str]:
     """Products of 16-bit numbers take matrix instructions; those of float32 must not: on NVIDIA's GPUs they round."""
-    wide = "fp32" in (dict(c.case.constants).get("DTYPE"), dict(c.case.signature).get("q", "").strip("*"))
+    wide = "fp32" in (str(dict(c.case.constants).get("DTYPE")), dict(c.case.signature).get("q", "").strip("*"))
     if wide and c.target.startswith("sm_"):
         return [f"{title}: matrix instruction {c.found.mma} for float32"] * bool(c.found.mma)
     return [f"{title}: no matrix instruction"] * (not c.found.mma)

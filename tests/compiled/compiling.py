@@ -112,7 +112,9 @@ def sums_of(case: Case, launch: Launch) -> list[tuple]:
         family = "product" if case.name == "whole" else case.name
         return [(family, args["N"], cols, args["FORMAT"], segments, str(args["DTYPE"]))]
     if case.name in ("join_norm", "norm"):
-        return [(case.name, args["D"], *(args.get(name) is None for name in ("weight", "post_weight", "norm_bias")))]
+        kinds = dict(case.signature)
+        described = ("x", "bias", "residual", "total", "weight", "post_weight", "norm_bias", "out")
+        return [(case.name, args["D"], *(kinds.get(name, "") for name in described))]
     if case.name == "rope_store":
         return [(case.name, args["D"], args["q_norm"] is None)]
     return []

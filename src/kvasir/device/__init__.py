@@ -3,7 +3,7 @@
 The vendor's names (torch.cuda) occur only here.
 """
 
-from kvasir.device.capability import Device, detect, has_driver
+from kvasir.device.capability import Device, core_counts, detect, has_driver
 from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton
@@ -14,6 +14,7 @@ __all__ = [
     "Device",
     "allocated",
     "available",
+    "core_counts",
     "detect",
     "has_driver",
     "has_torch",

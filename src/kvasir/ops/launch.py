@@ -21,7 +21,7 @@ from triton import knobs
 # The interpreter computes bfloat16 wrongly, so kernels convert operands to float32 first if this is set.
 INTERPRETED = bool(knobs.runtime.interpret)
 
-OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "matrix_instr_nonkdim", "launch_pdl")
 
 
 def on_hip() -> bool:

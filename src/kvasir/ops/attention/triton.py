@@ -417,7 +417,7 @@ def _tile(D: int, E: int, itemsize: int, special: bool, coded: bool) -> _Tile:
     memory overflows. special: whether there is a window or a softcap, which take registers; coded: codes take some
     too."""
     block_d = max(16, triton.next_power_of_2(D))
-    widest = 64 if itemsize == 4 or (special and block_d > 128) else 128
+    widest = 64 if itemsize == 4 or (block_d > 128 and (special or D % block_d)) else 128
     block_e = min(widest, max(16, triton.next_power_of_2(E)))
     if on_hip():
         return _Tile(block_d, block_e, 4, 1)

@@ -72,13 +72,15 @@ class Delta(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The shape of a program's tile, and options of the compiler."""
+    """The shape of a program's tile, and options of the compiler. registers: of a thread, at most; 0 for as many as the
+    compiler of an NVIDIA GPU likes. It spills some of them where more programs at a time seem better to it."""
 
     block_n: int
     block_t: int
     block_k: int
     num_warps: int
     num_stages: int
+    registers: int = 0
 
 
 def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = False) -> Tiles:
@@ -99,12 +101,17 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
             block_n, block_t, num_warps = 64, min(block_t, 32), 4
         if weight.format == "MXFP4" and accumulators == 2 and block_n == 64:
             block_t = min(block_t, 32)
+    if size == 4 and layout:
+        block_t = min(block_t, 32)
+    registers = 255 if size == 4 and not layout else 0
+    if size == 2 and layout and layout.group == 32 and (accumulators > 1 or weight.format == "Q4_K"):
+        registers = 255 if weight.format == "Q4_K" and accumulators == 2 and block_t == 32 else 168
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
     stage = (matrices * block_n * weights // 2 + block_t * size) * block_k
     if hip:
         return Tiles(block_n, block_t, block_k, num_warps // 2, 2)
-    return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)))
+    return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)), registers)
 
 
 def _block_k(weight: DeviceMatrix) -> int:
@@ -446,6 +453,7 @@ def _options(weight: DeviceMatrix, tile: Tiles, hip: bool) -> dict[str, Any]:
         **{"FORMAT": weight.format, "DTYPE": dtype, "EVEN": even, "UPCAST": INTERPRETED},
         **{"BLOCK_N": tile.block_n, "BLOCK_T": tile.block_t, "BLOCK_K": tile.block_k},
         **{"num_warps": tile.num_warps, "num_stages": tile.num_stages},
+        **({"maxnreg": tile.registers} if tile.registers else {}),
         # One kind of instruction for tiles of all sizes.
         **({"matrix_instr_nonkdim": 16} if hip else {}),
     }

@@ -58,7 +58,15 @@ def levels(
     DTYPE, or of float32 if UPCAST."""
     if tl.float32 == DTYPE:
         return _joined(level(words >> SHIFT, FORMAT), level(words >> (SHIFT + 16), FORMAT), ROWS, WORDS)
-    codes = words >> SHIFT
+    else:  # what follows a `return` is compiled, too
+        return _narrow(words >> SHIFT, FORMAT, DTYPE, ROWS, WORDS, UPCAST)
+
+
+@triton.jit
+def _narrow(
+    codes, FORMAT: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, UPCAST: tl.constexpr
+):
+    """`levels` as 16-bit floats. codes: at bits 0 and 16."""
     if FORMAT == "MXFP4":
         if tl.bfloat16 == DTYPE:
             return _pairs((codes & 0x00070007) << 6 | (codes & 0x00080008) << 12, DTYPE, ROWS, WORDS, UPCAST) * 2.0**126
