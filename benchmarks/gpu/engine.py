@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.measure import Place, Run, compile_all
+from benchmarks.gpu.measure import Place, Run
 from kvasir.graph.draws import slots_of
 from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.tensors import torch_dtype
+from kvasir.ops.compiling import compile_all
 from kvasir.ops.launch import Launch, recording
 from kvasir.plan import SamplingSpec
 from kvasir.program.trace import trace

@@ -9,9 +9,10 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.measure import Place, Run, compile_all
+from benchmarks.gpu.measure import Place, Run
 from benchmarks.gpu.models import config_of, random_matrix
 from kvasir.graph.forward import WHOLE_FROM
+from kvasir.ops.compiling import compile_all
 from kvasir.ops.launch import recording
 from kvasir.ops.linear.triton import LAYOUTS, DeviceMatrix, Tiles, choose_segments, product, unit, whole_product
 

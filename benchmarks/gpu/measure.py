@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from kvasir.ops.launch import INTERPRETED, Launch, recorded
+from kvasir.ops.launch import recorded
 
 Run = Callable[[], None]
 LEAST_RUNS, LEAST_SECONDS, MOST_RUNS = 5, 0.2, 50
@@ -75,27 +73,6 @@ class Place:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
-
-
-def compile_all(launches: Iterable[Launch], threads: int = 12) -> float:
-    """Compiles the kernels of launches at the same time; the seconds it took. Errors appear when a kernel is launched:
-    this only saves time, so it does nothing where Triton lacks the mode."""
-    begun = time.perf_counter()
-    if INTERPRETED:
-        return 0.0
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode
-    except ImportError:
-        return 0.0
-    with (
-        ThreadPoolExecutor(threads) as pool,
-        contextlib.suppress(Exception),
-        AsyncCompileMode(pool, ignore_errors=True),
-    ):
-        for one in launches:
-            named = {**one.constants, **one.options, "enable_fp_fusion": False}
-            one.kernel.warmup(*one.args, grid=one.grid, **named)
-    return time.perf_counter() - begun
 
 
 def clocks() -> dict[str, Any]:

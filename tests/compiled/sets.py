@@ -163,6 +163,7 @@ def sampler(vocab: int = 151936) -> None:
     for slots in (1, 16):
         for level in range(len(LEVELS)):
             draws.run(meta(slots, vocab), level)
+        draws.read(meta(slots, vocab))
 
 
 def small(dtype: str = "bfloat16") -> None:

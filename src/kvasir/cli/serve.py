@@ -166,6 +166,9 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _show_progress(done: int, total: int) -> None:
+def _show_progress(done: int, total: int, kernels: bool) -> None:
     end = "\n" if done >= total else ""
-    print(f"\rloading {done / 2**20:.0f} of {total / 2**20:.0f} MiB", end=end, file=sys.stderr, flush=True)
+    text = (
+        f"compiling {done} of {total} kernels" if kernels else f"loading {done / 2**20:.0f} of {total / 2**20:.0f} MiB"
+    )
+    print(f"\r{text}", end=end, file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ The vendor's names (torch.cuda) occur only here.
 """
 
 from kvasir.device.capability import Device, core_counts, detect, has_driver
-from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize
+from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize, target
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton
 from kvasir.memory import host_memory
@@ -25,4 +25,5 @@ __all__ = [
     "raise_fault",
     "set_threads",
     "synchronize",
+    "target",
 ]

@@ -30,6 +30,16 @@ def synchronize(device: Device) -> None:
         torch.cuda.synchronize()
 
 
+def target() -> str:
+    """The GPU's architecture, as compilers name it: "sm_90" or "gfx942"."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip:
+        return properties.gcnArchName.partition(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
 def available(kind: str) -> int:
     """Free bytes of the device; memory that torch's allocator only caches is released first."""
     if kind != "cuda":

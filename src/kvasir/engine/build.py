@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
 
 from kvasir.config import DeviceFacts as Facts
 from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
@@ -17,9 +19,13 @@ from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import ModelInfo, Task
 
-Progress = Callable[[int, int], None]
-
 MAX_DRAFTED = 16  # draft ids of a row in a step; each needs a row of logits
+
+
+class Progress(Protocol):
+    """Is told how many bytes of the weights are loaded or, then, how many kernels are compiled."""
+
+    def __call__(self, done: int, total: int, kernels: bool) -> None: ...
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
@@ -46,10 +52,12 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     devices.set_threads(threads)
     if isa := env("KVASIR_ISA"):
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
+    loaded_bytes = partial(progress, kernels=False) if progress else None
+    compiled = partial(progress, kernels=True) if progress else None
     files = find_model(options.model, options.revision)
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
     with devices.memory_for("the model's weights"):
-        loaded = load_model(files, options.dtype, device.kind, progress, load_options)
+        loaded = load_model(files, options.dtype, device.kind, loaded_bytes, load_options)
     model, dtype = loaded.model, loaded.dtype
     executor = loaded.executor
     kernels = ops.choose(device, dtype)
@@ -94,7 +102,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         targets=config.targets,
     )
     with devices.memory_for("the KV cache and the buffers of a step"):
-        runner = make_runner(loaded, config, capacity, info, device.kind)
+        runner = make_runner(loaded, config, capacity, info, device.kind, compiled)
     try:
         tier = make_tier(options, config, files, info, runner.cache)
     except BaseException:

@@ -111,10 +111,10 @@ class AsyncLLM:
 
         return build_core(self.options, self._report)
 
-    def _report(self, done: int, total: int) -> None:
+    def _report(self, done: int, total: int, kernels: bool = False) -> None:
         if self._is_abandoned:
             raise EngineDead("the load was abandoned")
-        if self._progress:
+        if self._progress and not kernels:
             self._progress(done, total)
 
     def abandon(self) -> None:

@@ -52,15 +52,15 @@ class Killed(EngineDead):
 
 
 class ProcessEngine:
-    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total)` is called while loading,
-    with bytes."""
+    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total, kernels)` is called during the
+    start: with bytes of weights or, then, with numbers of compiled kernels."""
 
     def __init__(
         self,
         options: EngineOptions | None = None,
         *,
         fake: dict | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int, bool], None] | None = None,
         max_waiting: int = 1024,
         hang_seconds: float = HANG_SECONDS,
         patient: bool = False,
@@ -340,7 +340,7 @@ class ProcessEngine:
                 if isinstance(event, wire.ErrorReport):
                     raise wire.to_error(event)
                 if isinstance(event, wire.Progress) and self._progress:
-                    self._progress(event.done, event.total)
+                    self._progress(event.done, event.total, event.kernels)
             elif (status := self._process.poll()) is not None:
                 kind = Killed if status == -signal.SIGKILL else EngineDead
                 raise kind(

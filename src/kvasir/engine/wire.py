@@ -125,10 +125,11 @@ class Reply(_Message, frozen=True):
 
 
 class Progress(_Message, frozen=True):
-    """Progress of loading: `done` of `total` bytes."""
+    """Progress of the start: `done` of `total` bytes of weights are loaded or, then, kernels are compiled."""
 
     done: int
     total: int
+    kernels: bool = False
 
 
 Command = Add | Abort | Pause | EngineQuery | Stop

@@ -143,8 +143,8 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
 
     assert spec.options is not None
 
-    def progress(done: int, total: int) -> None:
-        socket.send(wire.encode(wire.Progress(done, total)))
+    def progress(done: int, total: int, kernels: bool = False) -> None:
+        socket.send(wire.encode(wire.Progress(done, total, kernels)))
 
     return build_core(spec.options, progress)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 from kvasir.graph.draws import LEVELS, Draws
 from kvasir.graph.forward import Forward
+from kvasir.ops.compiling import Progress, compile_all
+from kvasir.ops.launch import Launch, recording
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]
@@ -41,15 +43,25 @@ class Replays:
         """Makes the launches for `count` rows, padded to their bucket."""
         self._replay(name, bucket_of(count, self._most(name)))()
 
-    def record_all(self) -> None:
-        """Records the launches of every bucket."""
-        for name in self._names():
-            for bucket in buckets(self._most(name)):
-                self._replay(name, bucket)
+    def record_all(self, progress: Progress | None = None) -> None:
+        """Compiles the kernels of every bucket, several at a time, then records the launches."""
+        compile_all(self.launches(), progress)
+        for name, bucket in self._all():
+            self._replay(name, bucket)
+
+    def launches(self) -> list[Launch]:
+        """The launches of every bucket, without running them."""
+        with recording(dry=True) as found:
+            for name, bucket in self._all():
+                self._launch(name, bucket)
+        return found
 
     def __len__(self) -> int:
         """The number of replays that `record_all` makes."""
-        return sum(len(buckets(self._most(name))) for name in self._names())
+        return len(list(self._all()))
+
+    def _all(self) -> Iterator[tuple[str, int]]:
+        return ((name, bucket) for name in self._names() for bucket in buckets(self._most(name)))
 
     def _names(self) -> Iterator[str]:
         yield "rows"

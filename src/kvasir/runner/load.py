@@ -154,7 +154,18 @@ def _load_graph(
     stack_experts(loaded.model)
     traced = trace(loaded.model, options.hidden)
     changes_of(traced, fold(traced))  # both raise for an op without a kernel
-    return replace(loaded, trace=traced, executor="graph")
+    notes = (*loaded.notes, *_cache_notes(device))
+    return replace(loaded, trace=traced, executor="graph", notes=notes)
+
+
+def _cache_notes(device: str) -> list[str]:
+    """Chooses the folder of compiled kernels."""
+    if device != "cuda":
+        return []
+    from kvasir.ops.compiling import use_private_cache
+
+    note = use_private_cache(devices.target())
+    return [note] if note else []
 
 
 def _load(
