@@ -126,12 +126,11 @@ def main() -> int:
             sample()
         engine.close()
     JITFunction.create_binder = _stubbed(JITFunction.create_binder)
-    count = len(launches)
-    for name in SETS:
-        for found in (more := launches_in(name)):
-            found.kernel.device_caches.clear()
-        count += len(more)
-        wrong += through(more)
+    more = [found for name in SETS for found in launches_in(name)]
+    for kernel in {found.kernel for found in more}:
+        kernel.device_caches.clear()
+    wrong += through(more)
+    count = len(launches) + len(more)
     print("\n".join(dict.fromkeys(wrong)) or f"{count} launches reached the driver as they are meant")
     return bool(wrong)
 

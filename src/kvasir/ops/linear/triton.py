@@ -103,15 +103,24 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
             block_t = min(block_t, 32)
     if size == 4 and layout:
         block_t = min(block_t, 32)
-    registers = 255 if size == 4 and not layout else 0
-    if size == 2 and layout and layout.group == 32 and (accumulators > 1 or weight.format == "Q4_K"):
-        registers = 255 if weight.format == "Q4_K" and accumulators == 2 and block_t == 32 else 168
+    registers = _registers(weight, block_t, accumulators)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
     stage = (matrices * block_n * weights // 2 + block_t * size) * block_k
     if hip:
         return Tiles(block_n, block_t, block_k, num_warps // 2, 2)
     return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)), registers)
+
+
+def _registers(weight: DeviceMatrix, block_t: int, accumulators: int) -> int:
+    """See Tiles. More than a tile needs would make fewer programs run at a time."""
+    format = weight.format
+    if format == "F32" or (format == "Q4_K" and weight.dtype == "float16" and accumulators == 1 and block_t == 32):
+        return 255
+    few = (format == "Q4_0" and accumulators > 2) or (
+        format in ("Q4_K", "Q8_0") and accumulators == 2 and block_t == 16
+    )
+    return 168 if few and weight.dtype != "float32" else 0
 
 
 def _block_k(weight: DeviceMatrix) -> int:
