@@ -20,12 +20,14 @@ from tests.compiled.page import PAGE, constants_of, page
 from tests.compiled.sets import SETS, launches_in
 
 TENSOR_COLUMNS = 512  # of sm_100's tensor memory
+WITH_PDL = ("sm_90", "sm_100")
 WIDE = (*PRODUCTS, "attend", "join_norm")
 
 
-def all_cases(sets: Iterable[str], hip: bool) -> list[Wanted]:
-    """The distinct cases of sets of launches. hip: on an AMD GPU."""
-    with patch("torch.version.hip", "6" if hip else None):
+def all_cases(sets: Iterable[str], target: str) -> list[Wanted]:
+    """The distinct cases of sets of launches on a target."""
+    hip = "6" if target.startswith("gfx") else None
+    with patch("torch.version.hip", hip), patch("kvasir.ops.launch.has_pdl", lambda: target in WITH_PDL):
         return cases_of(launch for name in sets for launch in launches_in(name))
 
 
@@ -38,6 +40,8 @@ def faults(found: Sequence[Compiled]) -> list[str]:
         wrong += [f"{title}: spills {got.spills}"] * bool(got.spills and not may_spill(c.case))
         wrong += [f"{title}: {got.shared} bytes of shared memory"] * (got.shared > SHARED[c.target])
         wrong += [f"{title}: {got.columns} columns of tensor memory"] * (got.columns > TENSOR_COLUMNS)
+        if got.waits != bool(constants.get("PDL")):
+            wrong.append(f"{title}: " + ("waits for another kernel" if got.waits else "reads before it waits"))
         wrong += [f"{title}: no wide loads"] * (c.case.name in WIDE and not got.wide)
         if c.case.name in (*PRODUCTS, "attend"):
             wrong += _wrong_instruction(c, title)
@@ -54,11 +58,8 @@ def faults(found: Sequence[Compiled]) -> list[str]:
 
 
 def may_spill(case: Case) -> bool:
-    """Quantized weights with inputs in float32, which is a mode for comparisons; attention with more than 32 query
-    heads per KV head, whose tiles are too tall."""
+    """Quantized weights with inputs in float32, which is a mode for comparisons."""
     constants = dict(case.constants)
-    if case.name == "attend":
-        return constants["H"] // constants["K"] > 32
     return str(constants.get("DTYPE")) == "fp32" and constants.get("FORMAT") in LAYOUTS
 
 
@@ -95,7 +96,7 @@ def main() -> int:
     args = parser.parse_args()
     work: list[tuple[int, str]] = []
     for target in args.targets:
-        for wanted in all_cases(args.sets, target.startswith("gfx")):
+        for wanted in all_cases(args.sets, target):
             if not args.kernels or wanted.case.name in args.kernels:
                 work.append((len(_cases), target))
                 _cases.append(wanted)

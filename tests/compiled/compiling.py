@@ -62,7 +62,7 @@ class Measures(NamedTuple):
     """What a target's compiler made of a case. spills: bytes of the stack, or registers on gfx942. shared: bytes. mma:
     the kind of matrix instruction with its steps, without the number of its columns. wide: whether loads of 16 bytes
     occur. order: what determines the order of sums, see `order_of`. columns: of sm_100's tensor memory. waits: whether
-    the program waits for the one before it, see `ops.launch`. seconds: of the compilation."""
+    the program waits for the kernel before it (PDL, `ops.launch`) before it touches memory. seconds: of compiling."""
 
     registers: int
     spills: int
@@ -174,7 +174,8 @@ def measured(case: Case, target: str) -> Measures:
     wide = re.search(_WIDE[kind], text) is not None
     order = order_of(compiled.asm["ttgir"])
     columns = getattr(compiled.metadata, "tmem_size", None) or 0
-    waits = "griddepcontrol" in text
+    first = re.search(r"griddepcontrol\.wait|ld\.global|st\.global|cp\.async", text)
+    waits = first is not None and "wait" in first[0]
     return Measures(registers, spills, compiled.metadata.shared, " ".join(mma), wide, order, columns, waits, seconds)
 
 

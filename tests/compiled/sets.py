@@ -15,10 +15,10 @@ from kvasir.graph.forward import MAX_ITEMS, WHOLE_FROM
 from kvasir.graph.triton import take_rows
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
-from kvasir.ops.attention.triton import ITEM_FIELDS, attend, plan_attention
+from kvasir.ops.attention.triton import ITEM_FIELDS, attend, plan_attention, tiles_of
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.launch import Launch, recording
-from kvasir.ops.linear.triton import gated_product, product, whole_product
+from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
 from kvasir.ops.linear.triton_matrix import CHUNK, LAYOUTS, DeviceMatrix, choose_segments, unit
 from kvasir.ops.moe.triton import TILE_FIELDS, combine, expert_down, expert_gated, most_tiles, route, sort_by_expert
 from kvasir.ops.norm.triton import join_norm, norm
@@ -69,6 +69,24 @@ def models(dtype: str, shapes: Iterable[str] = SHAPES, buckets: Iterable[int] = 
             forward.run_chosen(min(bucket, 64))
 
 
+def adapters() -> None:
+    """Steps with adapters, and what they add to products of quantized matrices."""
+    forward = forward_of("0.6B", "bfloat16", layers=2)
+    forward.add_adapters()
+    for bucket in BUCKETS:
+        forward.run_rows(bucket, adapted=True)
+    for format in ("Q4_K", "Q8_0"):
+        rows, cols = 1024, 4096
+        weight = matrix(format, rows, cols, choose_segments(rows, cols, unit(format), True))
+        for count in (16, 128):
+            x, ids = meta(count, cols, dtype="bfloat16"), meta(count, dtype="int32")
+            delta, both = Delta(meta(count, rows), ids), Delta(meta(2, count, rows), ids)
+            product(x, weight, meta(weight.segments, count, rows), delta=delta)
+            whole_product(x, weight, meta(count, rows), delta=delta)
+            gate = matrix(format, rows, cols)
+            gated_product(x, gate, gate, meta(count, rows, dtype="bfloat16"), "silu", delta=both)
+
+
 # -- matrices
 
 
@@ -115,20 +133,22 @@ def experts(format: str, dtype: str = "bfloat16", counts: Iterable[int] = (1, 16
 
 def attention(
     heads: int, kv_heads: int, dim: int, value_dim: int = 0, *, dtype: str = "bfloat16", window: int = 0,
-    softcap: float = 0.0, sinks: bool = False, block: int = BLOCK_SIZE,
+    softcap: float = 0.0, sinks: bool = False, block: int = BLOCK_SIZE, stored: str = "",
 ) -> None:  # fmt: skip
-    """One layer's attention, and the plan for it."""
+    """One layer's attention, and the plan for it. stored: the cache's dtype, if it is another one; of codes, int8 or
+    uint8."""
     value_dim = value_dim or dim
+    group = heads // kv_heads
     items, number = meta(MAX_ITEMS, ITEM_FIELDS, dtype="int32"), meta(1, dtype="int32")
-    plan_attention(
-        meta(64, 5, dtype="int32"), items, number, group=heads // kv_heads, window=window, capacity=MAX_ITEMS
-    )
+    plan_attention(meta(64, 5, dtype="int32"), items, number, group=group, window=window, capacity=MAX_ITEMS)
+    stored, coded = stored or dtype, stored in ("int8", "uint8")
+    scales = meta(64, kv_heads, block), meta(64, kv_heads, block)
     attend(
-        meta(64, heads, dim, dtype=dtype), meta(64, block, kv_heads, dim, dtype=dtype),
-        meta(64, block, kv_heads, value_dim, dtype=dtype), meta(65, 64, dtype="int32"), items, number,
-        meta(64, heads, value_dim, dtype=dtype), meta(MAX_ITEMS, kv_heads, dtype="int32"), meta(MAX_ITEMS, heads, 2),
-        meta(MAX_ITEMS, heads, value_dim), scale=0.1, window=window, softcap=softcap,
-        sinks=meta(heads) if sinks else None,
+        meta(64, heads, dim, dtype=dtype), meta(64, block, kv_heads, dim, dtype=stored),
+        meta(64, block, kv_heads, value_dim, dtype=stored), meta(65, 64, dtype="int32"), items, number,
+        meta(64, heads, value_dim, dtype=dtype), meta(MAX_ITEMS, kv_heads * tiles_of(group), dtype="int32"),
+        meta(MAX_ITEMS, heads, 2), meta(MAX_ITEMS, heads, value_dim), scale=0.1, window=window, softcap=softcap,
+        sinks=meta(heads) if sinks else None, scales=scales if coded else None,
     )  # fmt: skip
 
 
@@ -149,6 +169,12 @@ def attentions() -> None:
     attention(8, 1, 256, window=512)  # Gemma 3
     attention(16, 16, 192, 128)  # keys and values of different widths
     attention(16, 8, 128, block=16)  # blocks smaller than a step
+    for stored in ("int8", "uint8"):
+        for dtype in ("bfloat16", "float16"):
+            attention(32, 8, 128, dtype=dtype, stored=stored)
+        attention(32, 32, 80, stored=stored)
+        attention(8, 4, 256, softcap=50.0, window=4096, stored=stored)
+        attention(64, 8, 64, window=128, sinks=True, stored=stored)
     for dtype in ("float16", "float32"):
         attention(32, 8, 128, dtype=dtype)
         attention(8, 4, 256, dtype=dtype, softcap=50.0, window=4096)
@@ -194,6 +220,11 @@ def small(dtype: str = "bfloat16") -> None:
         rope_store(made, rows, positions, table, *angles, cache, cache, q, **heads)
         norms: dict[str, Any] = {"q_norm": meta(128), "k_norm": meta(128), "eps": 1e-6}
         rope_store(made, rows, positions, table, *angles, cache, cache, q, bias=meta(48 * 128), **norms, **heads)
+    codes, scales = (meta(64, BLOCK_SIZE, 8, 128, dtype=d) for d in ("int8", "uint8")), meta(64, 8, BLOCK_SIZE)
+    for stored in codes:
+        pair: Any = {"scales": (scales, scales)}
+        rope_store(meta(4, 64, 48 * 128), rows, positions, table, *angles, stored, stored, q, **heads, **pair)
+        store_kv(meta(64, 8, 128), meta(64, 8, 128), rows, positions, table, stored, stored, **pair)
     rope_store(meta(4, 64, 48 * 128), rows, positions, table, None, None, cache, cache, q, **heads)
     rope(meta(64, 32, 128), positions, *angles, q)
     store_kv(meta(64, 8, 128), meta(64, 8, 128), rows, positions, table, cache, cache)
@@ -229,6 +260,7 @@ SETS: dict[str, Callable[[], None]] = {
     "formats": _formats,
     "precisions": _precisions,
     "experts": _experts,
+    "adapters": adapters,
     "attention": attentions,
     "sampler": sampler,
     "small": small,

@@ -52,8 +52,8 @@ class Killed(EngineDead):
 
 
 class ProcessEngine:
-    """`options` for a model, or `fake` options for the FakeRunner. `progress(done, total, kernels)` is called during the
-    start: with bytes of weights or, then, with numbers of compiled kernels."""
+    """`options` for a model, or `fake` options for the FakeRunner. `progress` is called during the start with bytes of
+    loaded weights, then with numbers of compiled kernels (`kernels` is true)."""
 
     def __init__(
         self,

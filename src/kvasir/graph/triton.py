@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvasir.ops.kernels import begin
 from kvasir.ops.launch import INTERPRETED, launch
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def expand(
 
 
 @triton.jit
-def take_rows_kernel(x, chosen, out, width, UPCAST: tl.constexpr, B: tl.constexpr):
+def take_rows_kernel(x, chosen, out, width, UPCAST: tl.constexpr, B: tl.constexpr, PDL: tl.constexpr):
     """Copies B columns of a row."""
+    begin(PDL)
     row, columns = tl.program_id(0), tl.program_id(1) * B + tl.arange(0, B)
     source = tl.load(chosen + row).to(tl.int64)
     value = tl.load(x + source * width + columns, mask=columns < width, other=0.0)

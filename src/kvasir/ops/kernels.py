@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """The first statement of a kernel with the parameter PDL: it lets the next kernel start, and waits until the one
+    before is complete. See `ops.launch`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit

@@ -5,6 +5,9 @@ counted, and kernels can be compiled for machines that are not there.
     with recording(dry=True) as launches: ...    only notes it, so the tensors may lie on torch's `meta` device
 
 Floating-point fusion is always off: a kernel that wants a fused multiply-add writes `fma`.
+
+Kernels with a parameter PDL are launched with programmatic dependent launch (PDL) where the GPU has it: their programs
+take their places while the kernel before them ends, and wait for its results there (`ops.kernels.begin`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from triton import knobs
@@ -28,6 +32,15 @@ def on_hip() -> bool:
     """Whether kernels run on an AMD GPU."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.version.hip is not None
+
+
+@cache
+def has_pdl() -> bool:
+    """Whether the GPU has programmatic dependent launch: from sm_90 on."""
+    torch = sys.modules.get("torch")
+    if INTERPRETED or torch is None or on_hip() or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,8 @@ def recording(dry: bool = False) -> Iterator[list[Launch]]:
 def launch(kernel: Any, grid: Sequence[int], *args: Any, bytes: int = 0, **named: Any) -> None:
     """Launches a kernel. named: its constexpr parameters, and options of the compiler (OPTIONS). bytes: read and
     written by this launch."""
+    if "PDL" in kernel.arg_names:
+        named |= {"PDL": True, "launch_pdl": True} if has_pdl() else {"PDL": False}
     if found := _recording.get():
         options = {name: value for name, value in named.items() if name in OPTIONS}
         constants = {name: value for name, value in named.items() if name not in OPTIONS}

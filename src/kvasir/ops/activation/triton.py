@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated
+from kvasir.ops.kernels import activated, begin
 from kvasir.ops.launch import launch
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def _elementwise(x, y, out, scalar, count, width, OP: tl.constexpr, BLOCK: tl.constexpr):
+def _elementwise(x, y, out, scalar, count, width, OP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     value = tl.load(x + at, mask=mask, other=0.0)

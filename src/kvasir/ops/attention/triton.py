@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 
 from kvasir.ops.attention.triton_codes import checked_scales, decoded
-from kvasir.ops.kernels import rounded
+from kvasir.ops.kernels import begin, rounded
 from kvasir.ops.launch import INTERPRETED, launch, on_hip
 
 if TYPE_CHECKING:
@@ -194,8 +194,9 @@ def _attend(
     H: tl.constexpr, K: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, TILES_E: tl.constexpr,
     ITEM_FIELDS: tl.constexpr, CHUNK: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
+    SOFTCAP: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     G: tl.constexpr = H // K
     TILES_G: tl.constexpr = (G + HEADS - 1) // HEADS
     DTYPE: tl.constexpr = q.dtype.element_ty
@@ -210,8 +211,8 @@ def _attend(
     head = kv * G + in_group
     for i in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
         item = items + i * ITEM_FIELDS
-        begin, stop = tl.load(item + 5), tl.load(item + 6)
-        if begin < stop:
+        first_chunk, stop = tl.load(item + 5), tl.load(item + 6)
+        if first_chunk < stop:
             table_row, position = table + tl.load(item) * table_stride, tl.load(item + 1)
             queries, token = tl.load(item + 2), tl.load(item + 3)
             end, chunks = tl.load(item + 4), tl.load(item + 7)
@@ -231,7 +232,7 @@ def _attend(
             total = tl.zeros([BLOCK_E, ROWS], tl.float32)
             top, weight, acc = total_top, total_weight, total
             last = (tl.minimum(tile_high, stop * CHUNK) + STEP - 1) // STEP
-            for step in range(tl.maximum(tile_low, begin * CHUNK) // STEP, last):
+            for step in range(tl.maximum(tile_low, first_chunk * CHUNK) // STEP, last):
                 key = step * STEP + keys
                 seen = (key >= tile_low) & (key < tile_high)
                 k_from = _slots(table_row, k_cache + kv * K_HEAD, key, step, seen, k_block, K_SLOT, SIZE, STEP)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from kvasir.ops.kernels import begin
 from kvasir.ops.launch import launch
 from kvasir.ops.linear.triton_decode import level, min_of, scale_of
 from kvasir.ops.linear.triton_matrix import LAYOUTS, DeviceMatrix
@@ -45,8 +46,9 @@ def _element(data, scales, mins, row, d, D, inside, FORMAT: tl.constexpr, BITS: 
 @triton.jit
 def _lookup(
     ids, data, scales, mins, out, scale, N, D, FORMAT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + t + tl.zeros_like(d)).to(tl.int64)  # a vector: the interpreter's masks are not scalars

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated, rounded
+from kvasir.ops.kernels import activated, begin, rounded
 from kvasir.ops.launch import INTERPRETED, launch, on_hip
 from kvasir.ops.linear.triton_decode import levels, min_of, scale_of
 from kvasir.ops.linear.triton_matrix import (
@@ -303,8 +303,9 @@ def _store(acc, bias, out, n, t, live, N, UPCAST: tl.constexpr):
 def _product(
     x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, FORMAT: tl.constexpr,
     DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    UPCAST: tl.constexpr,
+    UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     s = tl.program_id(2)
     first = s * width
@@ -322,8 +323,9 @@ def _product(
 def _whole(
     x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, S: tl.constexpr,
     FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     # A balanced tree: sums of 1, 2 and 4 segments wait for their neighbours.
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
@@ -358,8 +360,9 @@ def _whole(
 def _gated(
     x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, delta, adapters_T, count, N, K,
     ACT: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
     if FORMAT == "F32" or FORMAT == "F16" or FORMAT == "BF16":
         first = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)

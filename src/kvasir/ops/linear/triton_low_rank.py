@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from kvasir.ops.kernels import begin
 from kvasir.ops.launch import launch, on_hip
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def _entry(tables, adapter, slot, FIELD: tl.constexpr):
 def _shrink(
     x, x_stride, adapters_T, tables, inner, count, slot, K, width, S: tl.constexpr, MAX_RANK: tl.constexpr,
     WORKERS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     tile, worker, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part, s = place // S, place % S
     mine, order, number = _distinct(adapters_T, tile * BLOCK_T, count, BLOCK_T)
@@ -105,7 +108,9 @@ def _shrink(
 def _grow(
     inner, adapters_T, tables, delta, count, slot, n0, n1, n2, stride, offset1, offset2, S: tl.constexpr,
     MAX_RANK: tl.constexpr, WORKERS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     tile, part, worker = tl.program_id(1), tl.program_id(2) // WORKERS, tl.program_id(2) % WORKERS
     N = tl.where(part == 0, n0, tl.where(part == 1, n1, n2))
     offset = tl.where(part == 0, 0, tl.where(part == 1, offset1, offset2))

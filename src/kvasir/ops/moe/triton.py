@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated, joined, rounded
+from kvasir.ops.kernels import activated, begin, joined, rounded
 from kvasir.ops.launch import launch, on_hip
 from kvasir.ops.linear.triton import _chain, _dot, _inputs, _options, _weights, tiles
 
@@ -36,8 +36,9 @@ _BLOCK = 32  # pairs looked at together
 @triton.jit
 def _route(
     logits, ids, weights, stride,
-    E: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, NORMALISE: tl.constexpr,
+    E: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, NORMALISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + e, mask=e < E, other=float("-inf"))
@@ -59,8 +60,10 @@ def _route(
 def _sort(
     ids, order, found, num_tiles, pairs,
     E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_T: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per expert: its pairs in ascending order, and its tiles."""
+    begin(PDL)
     own = tl.program_id(0)
     experts, lanes = tl.arange(0, EXPERTS), tl.arange(0, BLOCK)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -110,8 +113,9 @@ def _expert_gated(
     x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, data_stride, scales_stride, mins_stride,
     order, found, num_tiles, out, N, K, TOP: tl.constexpr, FIELDS: tl.constexpr, ACT: tl.constexpr,
     FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     if tl.program_id(1) < tl.load(num_tiles):
         expert, n, rows, pair, live = _tile(found, order, tl.program_id(0), N, FIELDS, BLOCK_N, BLOCK_T)
         x_offsets = (pair // TOP).to(tl.int64) * x_stride
@@ -143,8 +147,9 @@ def _expert_gated(
 def _expert_down(
     x, x_stride, data, scales, mins, data_stride, scales_stride, mins_stride, order, found, num_tiles, out,
     pairs, N, K, width, FIELDS: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     if tl.program_id(1) < tl.load(num_tiles):
         expert, n, rows, pair, live = _tile(found, order, tl.program_id(0), N, FIELDS, BLOCK_N, BLOCK_T)
         s = tl.program_id(2)
@@ -163,7 +168,9 @@ def _expert_down(
 @triton.jit(do_not_specialize=["pairs"])
 def _combine(
     parts, weights, out, pairs, D: tl.constexpr, TOP: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = lanes < D

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import joined, rounded
+from kvasir.ops.kernels import begin, joined, rounded
 from kvasir.ops.launch import INTERPRETED, launch
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ def normed(x, lanes, mask, weight, norm_bias, eps, D: tl.constexpr):
 def _join_norm(
     parts, bias, post_weight, residual, total, weight, norm_bias, out,
     T, eps,
-    D: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < D
@@ -69,8 +70,9 @@ def _join_norm(
 @triton.jit
 def _norm(
     x, weight, bias, out, eps, stride,
-    D: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < D

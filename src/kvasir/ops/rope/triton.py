@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kvasir.ops.attention.triton_codes import checked_scales, quantized
-from kvasir.ops.kernels import joined, rounded
+from kvasir.ops.kernels import begin, joined, rounded
 from kvasir.ops.launch import INTERPRETED, launch
 from kvasir.ops.norm.triton import rms_scale
 
@@ -59,8 +59,9 @@ def _rope_store(
     parts, bias, q_norm, k_norm, rows, positions, table, cos, sin, k_cache, v_cache, k_scales, v_scales, q_out,
     T, eps, table_stride, k_block, k_slot, k_head, v_block, v_slot, v_head,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
-    SIZE: tl.constexpr, S: tl.constexpr, UPCAST: tl.constexpr,
+    SIZE: tl.constexpr, S: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     WIDTH: tl.constexpr = (H + 2 * K) * D
     lanes = tl.arange(0, BLOCK)
@@ -104,8 +105,9 @@ def _rope_store(
 @triton.jit
 def _rope(
     x, positions, cos, sin, out, stride_token, stride_head,
-    H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, UPCAST: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     mask = lanes < D
@@ -123,7 +125,9 @@ def _store_kv(
     k, v, rows, positions, table, k_cache, v_cache, k_scales, v_scales,
     table_stride, k_token, k_from, v_token, v_from, k_block, k_slot, k_head, v_block, v_slot, v_head,
     K: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     row, position = tl.load(rows + token), tl.load(positions + token)
