@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import kvasir.ops.launch
 from benchmarks.gpu.engine import SPECS, Engine
 from benchmarks.gpu.measure import Place
 from benchmarks.gpu.models import config_of, random_model
+from kvasir.ops.compiling import compile_all
 from kvasir.ops.launch import Launch, launch
 from tests.compiled.compiling import case_of
 from tests.compiled.sets import SETS, launches_in
@@ -121,7 +123,14 @@ def main() -> int:
         knobs.cache.dir = folder
         engine = Engine(random_model(config_of("tiny"), "Q4_K", "cpu"), Place("cpu"), rows=2, length=64, tokens=64)
         launches = engine.executor.replays.launches()
+        shown: list[tuple[int, int]] = []
+        total = compile_all(launches, lambda done, total: shown.append((done, total)))
+        if shown != [(done, total) for done in range(1, total + 1)] or not total:
+            wrong.append(f"the progress of compiling {total} kernels was {shown}")
+        compiled = sorted(Path(folder).glob("*/*"))
         wrong += through(launches)
+        if sorted(Path(folder).glob("*/*")) != compiled:
+            wrong.append("launches compiled kernels that should have been there")
         for spec in SPECS:
             compute, sample, _ = engine.step([(0, 0, 5), (1, 3, 1)], spec)
             compute()

@@ -17,6 +17,7 @@ from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
+from kvasir.engine.progress import described
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
@@ -166,9 +167,6 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists()
 
 
-def _show_progress(done: int, total: int, kernels: bool) -> None:
+def _show_progress(done: int, total: int, kernels: bool = False) -> None:
     end = "\n" if done >= total else ""
-    text = (
-        f"compiling {done} of {total} kernels" if kernels else f"loading {done / 2**20:.0f} of {total / 2**20:.0f} MiB"
-    )
-    print(f"\r{text}", end=end, file=sys.stderr, flush=True)
+    print(f"\r{described(done, total, kernels)}", end=end, file=sys.stderr, flush=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 from kvasir.config import DeviceFacts as Facts
 from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
 from kvasir.engine.core import EngineCore
 from kvasir.engine.load_text import load_text
+from kvasir.engine.progress import Progress
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
@@ -20,12 +20,6 @@ from kvasir.sched.scheduler import Scheduler
 from kvasir.types import ModelInfo, Task
 
 MAX_DRAFTED = 16  # draft ids of a row in a step; each needs a row of logits
-
-
-class Progress(Protocol):
-    """Is told how many bytes of the weights are loaded or, then, how many kernels are compiled."""
-
-    def __call__(self, done: int, total: int, kernels: bool) -> None: ...
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
@@ -52,12 +46,11 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     devices.set_threads(threads)
     if isa := env("KVASIR_ISA"):
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
-    loaded_bytes = partial(progress, kernels=False) if progress else None
     compiled = partial(progress, kernels=True) if progress else None
     files = find_model(options.model, options.revision)
     load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
     with devices.memory_for("the model's weights"):
-        loaded = load_model(files, options.dtype, device.kind, loaded_bytes, load_options)
+        loaded = load_model(files, options.dtype, device.kind, progress, load_options)
     model, dtype = loaded.model, loaded.dtype
     executor = loaded.executor
     kernels = ops.choose(device, dtype)

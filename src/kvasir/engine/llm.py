@@ -22,6 +22,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_text
+from kvasir.engine.progress import Progress, described
 from kvasir.engine.thinking import may_think
 from kvasir.engine.turns import MAX_WAITING_PER_KEY
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
@@ -93,7 +94,7 @@ class AsyncLLM:
         """engine: another implementation of the protocol (a ProcessEngine), created with the same options. launch: the
         weights begin to load at once, while the text half does; call `abandon` if `start` is not reached."""
         self.options = EngineOptions(model=model, **options)
-        self._progress: Callable[[int, int], None] | None = None
+        self._progress: Progress | None = None
         self._is_abandoned = False
         self._own = InProcessEngine(self._build)
         if launch:
@@ -114,8 +115,8 @@ class AsyncLLM:
     def _report(self, done: int, total: int, kernels: bool = False) -> None:
         if self._is_abandoned:
             raise EngineDead("the load was abandoned")
-        if self._progress and not kernels:
-            self._progress(done, total)
+        if self._progress:
+            self._progress(done, total, kernels)
 
     def abandon(self) -> None:
         """Ends an engine that was launched and not started."""
@@ -302,12 +303,16 @@ class LLM:
         if not self._show:
             self._wait(self._llm.start())
             return
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
 
-        columns = TextColumn("loading"), BarColumn(), DownloadColumn()
-        with Progress(*columns, transient=True) as bar:
-            task = bar.add_task("loading", total=None)
-            self._llm._progress = lambda done, total: bar.update(task, completed=done, total=total)
+        with Bars(BarColumn(), TextColumn("{task.description}"), transient=True) as bars:
+            task = bars.add_task("loading", total=None)
+
+            def show(done: int, total: int, kernels: bool = False) -> None:
+                bars.update(task, completed=done, total=total, description=described(done, total, kernels))
+
+            self._llm._progress = show
             self._wait(self._llm.start())
 
     def _all(self, work: Sequence[Callable[[], Awaitable[T]]], answers: int = 1) -> list[T]:

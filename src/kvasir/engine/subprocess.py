@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import IO
 
@@ -29,6 +29,7 @@ from kvasir.engine import wire
 from kvasir.engine.client import EngineState
 from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
+from kvasir.engine.progress import Progress
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
@@ -60,7 +61,7 @@ class ProcessEngine:
         options: EngineOptions | None = None,
         *,
         fake: dict | None = None,
-        progress: Callable[[int, int, bool], None] | None = None,
+        progress: Progress | None = None,
         max_waiting: int = 1024,
         hang_seconds: float = HANG_SECONDS,
         patient: bool = False,

@@ -29,7 +29,8 @@ def use_private_cache(target: str) -> str:
 
 def compile_all(launches: Iterable[Launch], progress: Progress | None = None, threads: int = 0) -> int:
     """Compiles the distinct kernels of launches, and returns their number; those that this process has already are left
-    out, those in the cache are only loaded. threads: 0 for one on each processor. progress: called on this thread.
+    out, those in the cache are only loaded. threads: 0 for one on each processor. progress: called on this thread; an
+    error that it raises ends the compilation.
 
     A kernel that cannot be compiled is left out as well: launching it raises the error.
     """
@@ -43,7 +44,11 @@ def compile_all(launches: Iterable[Launch], progress: Progress | None = None, th
                 named = {**found.constants, **found.options, "enable_fp_fusion": False}
                 found.kernel.warmup(*found.args, grid=found.grid, **named)
             total = len(mode.raw_futures)
-            for done, _ in enumerate(as_completed(mode.raw_futures), 1):
-                if progress:
-                    progress(done, total)
+            try:
+                for done, _ in enumerate(as_completed(mode.raw_futures), 1):
+                    if progress:
+                        progress(done, total)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     return done
