@@ -214,7 +214,8 @@ def small(dtype: str = "bfloat16") -> None:
     norm(meta(64 * 32, 128, dtype=dtype), meta(128), meta(64 * 32, 128, dtype=dtype), 1e-6)
     table, angles = meta(65, 64, dtype="int32"), (meta(4096, 64), meta(4096, 64))
     cache = meta(64, BLOCK_SIZE, 8, 128, dtype=dtype)
-    q, heads = meta(64, 32, 128, dtype=dtype), {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    q = meta(64, 32, 128, dtype=dtype)
+    heads: Any = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     for parts in (1, 2, 4, 8):
         made = meta(parts, 64, 48 * 128)
         rope_store(made, rows, positions, table, *angles, cache, cache, q, **heads)

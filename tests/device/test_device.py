@@ -59,7 +59,7 @@ def test_the_cpu_of_this_machine():
     assert 0 < device.memory_available <= device.memory_total
     assert "GiB" in str(device)
     synchronize(device)
-    assert allocated(device) == 0
+    assert allocated("cpu") == 0
 
 
 def test_auto_is_something_that_is_there():

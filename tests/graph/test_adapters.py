@@ -208,7 +208,7 @@ def test_memory_is_counted(tmp_path):
     loaded = load_model(find_model(folder), device="cpu", options=options)
 
     def counted(adapters: bool) -> int:
-        found = {"kind": "cpu", "tokens": 64, "rows": 4, "block_size": 16, "kv_dtype": "float32"}
+        found = {"tokens": 64, "rows": 4, "block_size": 16, "kv_dtype": "float32"}
         return graph_memory(loaded, **found, adapters=adapters)[0]
 
     forward = core.runner.executor.forward

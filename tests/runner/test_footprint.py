@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvasir.layers.rope import Angles
+from kvasir.layers.rope import Angles, ropes
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
-from kvasir.runner.footprint import footprint_of, ropes
+from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadOptions, load_model
 from tests.runner.made import files_of
 

@@ -50,9 +50,9 @@ def available(kind: str) -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def allocated(device: Device) -> int:
+def allocated(kind: str) -> int:
     """Bytes of tensors on a GPU; 0 on the CPU, where torch does not count them."""
-    if device.kind != "cuda":
+    if kind != "cuda":
         return 0
     import torch
 

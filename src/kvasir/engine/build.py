@@ -65,12 +65,13 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         notes=loaded.notes,
         footprint=lambda tokens: footprint_of(
             loaded, kind=device.kind, tokens=tokens, rows=options.max_num_seqs, threads=threads,
-            block_size=options.block_size, kv_dtype=kv_dtype,
+            block_size=options.block_size, kv_dtype=kv_dtype, progress=compiled,
         ),
     )  # fmt: skip
     _, host_available = devices.host_memory()
     machine = Facts(device.kind, devices.available(device.kind), device.threads, device.processors, host_available)
-    config = resolve(options, facts, machine)
+    with devices.memory_for("the buffers of a step"):
+        config = resolve(options, facts, machine)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         groups, config.num_blocks, model.config.vocab_size, max_drafted=MAX_DRAFTED,
@@ -95,7 +96,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         targets=config.targets,
     )
     with devices.memory_for("the KV cache and the buffers of a step"):
-        runner = make_runner(loaded, config, capacity, info, device.kind, compiled)
+        runner = make_runner(loaded, config, capacity, info, device.kind)
     try:
         tier = make_tier(options, config, files, info, runner.cache)
     except BaseException:

@@ -8,6 +8,7 @@ arXiv:2402.13753; llama3: the Llama 3.1 model card and its reference code; linea
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,12 @@ class Rope:
 
     def __call__(self, x_THd: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         return rope(x_THd, *angles)
+
+
+def ropes(model: Any) -> Iterator[Rope]:
+    """The distinct rotary embeddings of the model."""
+    found = {id(value): value for _, part in model.walk() for value in vars(part).values() if isinstance(value, Rope)}
+    yield from found.values()
 
 
 class Angles:

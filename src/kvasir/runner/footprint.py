@@ -4,19 +4,21 @@ memory for a step of the eager executor is bounded from the shapes of the layers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.moe import MoE
-from kvasir.layers.rope import Angles, Rope
+from kvasir.layers.rope import Angles, ropes
 from kvasir.memory import Footprint
 from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
+
+Progress = Callable[[int, int], None]
 
 _FLOAT = 4
 _SAMPLING = 6  # copies of a row of logits that the reference sampler holds at a time: sorted, their indices, masks
@@ -25,9 +27,11 @@ _SCORES = 4  # float32 copies of what attention computes at a time: keys, values
 
 
 def footprint_of(
-    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str
-) -> Footprint:
-    """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences."""
+    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str,
+    progress: Progress | None = None,
+) -> Footprint:  # fmt: skip
+    """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
+    progress: of compiling kernels, which the graph executor does on a GPU to measure what they take."""
     model = loaded.model
     spec = model.cache_spec()
     groups = len(KVLayout.of(spec).groups)
@@ -35,10 +39,12 @@ def footprint_of(
     gathered = 0
     if loaded.executor == "graph":
         from kvasir.runner.graph_memory import graph_memory
+        from kvasir.runner.graph_trial import recorded_bytes
 
-        buffers, samplers = graph_memory(
-            loaded, kind=kind, tokens=tokens, rows=rows, block_size=block_size, kv_dtype=kv_dtype
-        )
+        sizes: Any = {"tokens": tokens, "rows": rows, "block_size": block_size, "kv_dtype": kv_dtype}
+        buffers, samplers = graph_memory(loaded, **sizes)
+        if kind == "cuda":
+            buffers += recorded_bytes(loaded, kind=kind, progress=progress, **sizes)
     else:
         has_program = loaded.executor == "program"
         sampled = MAX_CHOSEN if has_program else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
@@ -56,12 +62,6 @@ def footprint_of(
         angles=sum(Angles.num_bytes(rope, 1) for rope in ropes(model)),
         rows=rows * per_row + gathered,
     )
-
-
-def ropes(model: Any) -> Iterator[Rope]:
-    """The distinct rotary embeddings of the model."""
-    found = {id(value): value for _, part in model.walk() for value in vars(part).values() if isinstance(value, Rope)}
-    yield from found.values()
 
 
 def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str) -> int:

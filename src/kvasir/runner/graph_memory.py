@@ -1,4 +1,4 @@
-"""The memory that the graph executor takes besides weights and KV cache, counted without allocating it."""
+"""The tensors that the graph executor needs besides weights and KV cache, counted without allocating them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 import torch
 
-from kvasir.graph.draws import LEVELS, Draws
+from kvasir.graph.draws import Draws
 from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.tensors import torch_dtype
-from kvasir.runner.graph_replays import buckets
 from kvasir.runner.load import LoadedModel
 
 MAX_CHOSEN = 64  # rows of logits that are computed at a time
 MAX_DRAFTED = 16  # as in engine.build
-_NODE_BYTES = 16 << 10  # of device memory per recorded launch: an estimate, CUDA documents none
 
 
 def most_chosen(rows: int, drafted: int) -> int:
@@ -27,10 +25,10 @@ def most_chosen(rows: int, drafted: int) -> int:
 
 
 def graph_memory(
-    loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str, adapters: bool = False
+    loaded: LoadedModel, *, tokens: int, rows: int, block_size: int, kv_dtype: str, adapters: bool = False
 ) -> tuple[int, int]:
-    """Bytes of a step's buffers, recorded launches included, and of sampling. kind: of the device. tokens: most tokens
-    of a step. rows: most running sequences. adapters: with room for them, without their matrices."""
+    """Bytes of the buffers of a step and of sampling. tokens: most tokens of a step. rows: most running sequences.
+    adapters: with room for them, without their matrices."""
     assert loaded.trace is not None
     spec, meta = loaded.model.cache_spec(), torch.device("meta")
     groups, chosen = len(KVLayout.of(spec).groups), most_chosen(rows, MAX_DRAFTED)
@@ -39,18 +37,15 @@ def graph_memory(
         rows=rows, ids=1, blocks=[1] * groups, pieces=1 << (rows - 1).bit_length(), tokens=tokens, chosen=chosen,
         device=meta,
     )  # fmt: skip
-    calls = fold(loaded.trace)
     forward = Forward(
-        loaded.trace, calls, cache, step, max_tokens=tokens, max_chosen=chosen, positions=1, dtype=loaded.dtype
-    )
-    launches = 0
+        loaded.trace, fold(loaded.trace), cache, step, max_tokens=tokens, max_chosen=chosen, positions=1,
+        dtype=loaded.dtype,
+    )  # fmt: skip
     if adapters:
-        launches = len(buckets(tokens)) * (len(calls) + 2 * len(forward.add_adapters().changes))
+        forward.add_adapters()
     vocab = loaded.model.config.vocab_size
     sampler = num_bytes(Draws(step.ids, chosen, vocab)) if forward.logits is not None else 0
-    graphs = len(buckets(tokens)) + len(LEVELS) * len(buckets(chosen))
-    recorded = (graphs * len(calls) + launches) * _NODE_BYTES if kind == "cuda" else 0
-    return forward.num_bytes + num_bytes(step) + recorded, sampler
+    return forward.num_bytes + num_bytes(step), sampler
 
 
 def num_bytes(holder: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from kvasir import device as devices
@@ -31,11 +30,10 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 
 
 def make_runner(
-    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
-) -> Runner:  # fmt: skip
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu"
+) -> Runner:
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test. device: the kind,
-    "cpu" for a program. progress: called with the number of compiled kernels, and of all."""
+    "cpu" for a program."""
     if loaded.executor == "eager":
         from kvasir.runner.make_eager import make_eager_runner
 
@@ -43,7 +41,7 @@ def make_runner(
     if loaded.executor == "graph":
         from kvasir.runner.make_graph import make_graph_runner
 
-        return make_graph_runner(loaded, config, capacity, info, device, progress)
+        return make_graph_runner(loaded, config, capacity, info, device)
     assert loaded.trace is not None
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's pool
     cache = NativeCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, config.kv_dtype)

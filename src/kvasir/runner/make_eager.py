@@ -12,12 +12,12 @@ from kvasir.device.copies import Copier, copier
 from kvasir.errors import ConfigError
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.kv_layout import CODED, cache_groups
+from kvasir.layers.rope import ropes
 from kvasir.layers.rope_tensors import reserve
 from kvasir.layers.tensors import torch_dtype
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.runner import eager_selftest
 from kvasir.runner.eager_executor import EagerExecutor
-from kvasir.runner.footprint import ropes
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo

@@ -12,7 +12,6 @@ from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.tensors import torch_dtype
-from kvasir.ops.compiling import Progress
 from kvasir.ops.launch import recorded
 from kvasir.plan import Capacity
 from kvasir.runner import graph_selftest
@@ -27,18 +26,17 @@ from kvasir.types import ModelInfo
 
 
 def make_graph_runner(
-    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str,
-    progress: Progress | None = None,
-) -> Runner:  # fmt: skip
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str
+) -> Runner:
     """See `make.make_runner`."""
     assert loaded.trace is not None
     devices.set_threads(1 if device == "cpu" else config.threads)
     target = torch.device(device)
     dtype = torch_dtype(config.kv_dtype)
     cache = KVCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, dtype, target)
-    executor = make_executor(
-        loaded, cache, capacity, overlaps=config.overlap, copies=copies_of(config, cache), progress=progress
-    )
+    executor = make_executor(loaded, cache, capacity, overlaps=config.overlap, copies=copies_of(config, cache))
+    if device == "cuda":
+        executor.replays.record_all()
     return Runner(executor, capacity, replace(info, grade=graph_selftest.run(executor)))
 
 
@@ -49,9 +47,9 @@ def make_executor(
     *,
     overlaps: bool = False,
     copies: Copies | None = None,
-    progress: Progress | None = None,
 ) -> GraphExecutor:
-    """The executor of a loaded model over a cache, its launches recorded. progress: of compiling kernels."""
+    """The executor of a loaded model over a cache. Launches are recorded when they are first made, or all at once by
+    its `replays`."""
     assert loaded.trace is not None
     longest, size, rows = capacity.max_model_len, capacity.block_size, capacity.max_rows
     chosen = most_chosen(rows, capacity.max_drafted)
@@ -71,13 +69,10 @@ def make_executor(
     )  # fmt: skip
     if capacity.adapters:
         forward.add_adapters()
-    executor = GraphExecutor(
+    return GraphExecutor(
         loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,
         record=_recorder(cache.device), overlaps=overlaps, copies=copies,
     )  # fmt: skip
-    if cache.device.type == "cuda":
-        executor.replays.record_all(progress)
-    return executor
 
 
 def _recorder(device: torch.device) -> Record:
