@@ -116,7 +116,7 @@ def sums_of(case: Case, launch: Launch) -> list[tuple]:
         described = ("x", "bias", "residual", "total", "weight", "post_weight", "norm_bias", "out")
         return [(case.name, args["D"], *(kinds.get(name, "") for name in described))]
     if case.name == "rope_store":
-        return [(case.name, args["D"], args["q_norm"] is None)]
+        return [(case.name, args["D"], args["q_norm"] is None, args["k_scales"] is None)]
     return []
 
 

@@ -101,7 +101,7 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
             block_n, block_t, num_warps = 64, min(block_t, 32), 4
         if weight.format == "MXFP4" and accumulators == 2 and block_n == 64:
             block_t = min(block_t, 32)
-    if size == 4 and layout:
+    if accumulators > 4 or (size == 4 and layout):
         block_t = min(block_t, 32)
     registers = _registers(weight, block_t, accumulators)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
@@ -115,7 +115,10 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
 def _registers(weight: DeviceMatrix, block_t: int, accumulators: int) -> int:
     """See Tiles. More than a tile needs would make fewer programs run at a time."""
     format = weight.format
-    if format == "F32" or (format == "Q4_K" and weight.dtype == "float16" and accumulators == 1 and block_t == 32):
+    many = (format == "Q4_K" and weight.dtype == "float16" and accumulators == 1 and block_t == 32) or (
+        format == "Q8_0" and accumulators > 4
+    )
+    if format == "F32" or many:
         return 255
     few = (format == "Q4_0" and accumulators > 2) or (
         format in ("Q4_K", "Q8_0") and accumulators == 2 and block_t == 16
@@ -403,13 +406,13 @@ def whole_product(
 ) -> None:
     """out = x W^T + bias, [T, N] in float32 or rounded to a 16-bit dtype: the bits of the joined parts of `product`."""
     hip = on_hip()
-    tile = tiles(weight, len(x), _accumulators(weight.segments), hip)
+    tile = tiles(weight, len(x), _accumulators(weight.segments, delta is not None), hip)
     _run(_whole, x, weight, out, bias, delta, 1, tile, {"S": weight.segments} | _options(weight, tile, hip))
 
 
-def _accumulators(segments: int) -> int:
-    """Of a tree over the segments; two would mean two matrices."""
-    return 1 if segments == 1 else max(3, segments.bit_length())
+def _accumulators(segments: int, adapted: bool) -> int:
+    """Of a tree over the segments, and what adapters add; two would mean two matrices."""
+    return 1 if segments == 1 else max(3, segments.bit_length()) + adapted
 
 
 def _run(

@@ -12,14 +12,16 @@ both, and the kernels read words of neighbouring columns in one wide load.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
+from kvasir.device import core_counts
 from kvasir.ops.graph import CannotTrace
 from kvasir.quant.blocks import fields
 from kvasir.quant.blocks_k import six_bit_scales
@@ -28,6 +30,7 @@ from kvasir.quant.gguf_types import GGMLType
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 Put = Callable[[np.ndarray], Any]
 
 MAX_SEGMENTS = 8
@@ -35,7 +38,7 @@ PROGRAMS = 256  # programs that fill a device
 SEGMENT = 256  # columns that are worth a program of their own
 STEP = 64  # columns per step of the sum over K, for 16-bit weights
 CHUNK = 128
-_PIECE = 1 << 22  # weights packed at a time
+_PIECE = 1 << 20  # weights packed at a time
 _DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -161,15 +164,15 @@ def matrix_from_gguf(
         raise ValueError(f"rows of {kind} are uint8 [{rows}, {ggml.row_bytes(cols)}], not {raw.dtype} {[*raw.shape]}")
     _check_segments(cols, segments, CHUNK)
     data = np.empty((rows, _chunks(cols) * CHUNK * layout.bits // 32), np.int32)
-    scales: list[np.ndarray] = []
-    mins: list[np.ndarray] = []
-    for first, last in _pieces(rows, cols):
+
+    def pack(first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
         blocks = np.ascontiguousarray(raw[first:last]).view(ggml.layout)
         codes, scale, low = _UNPACK[kind](blocks)
         data[first:last] = _words(codes.reshape(last - first, cols), layout)
-        scales.append(_padded(scale.reshape(last - first, -1), 4 * _chunks(cols)))
-        mins += [] if low is None else [low]
-    put_mins = put(np.concatenate(mins)) if mins else None
+        return _padded(scale.reshape(last - first, -1), 4 * _chunks(cols)), low
+
+    scales, mins = zip(*_in_pieces(rows, cols, pack), strict=True)
+    put_mins = None if mins[0] is None else put(np.concatenate(mins))
     return DeviceMatrix(kind, rows, cols, segments, dtype, put(data), put(np.concatenate(scales)), put_mins)
 
 
@@ -189,8 +192,11 @@ def matrix_from_codes(codes: np.ndarray, scale: np.ndarray, segments: int, dtype
     else:
         raise ValueError(f"scales of shape {[*scale.shape]} are neither one a row nor one a block of {CHUNK}x{CHUNK}")
     data = np.empty((rows, _chunks(cols) * CHUNK // 4), np.int32)
-    for first, last in _pieces(rows, cols):
+
+    def pack(first: int, last: int) -> None:
         data[first:last] = _words(np.ascontiguousarray(codes[first:last]).view(np.uint8), LAYOUTS[format])
+
+    _in_pieces(rows, cols, pack)
     return DeviceMatrix(format, rows, cols, segments, dtype, put(data), put(np.ascontiguousarray(scale)))
 
 
@@ -219,10 +225,11 @@ def _chunks(cols: int) -> int:
     return -(-cols // CHUNK)
 
 
-def _pieces(rows: int, cols: int) -> Iterator[tuple[int, int]]:
+def _in_pieces(rows: int, cols: int, work: Callable[[int, int], T]) -> list[T]:
+    """The results of `work(first, last)` for runs of rows, on all processors: NumPy releases Python's lock."""
     count = max(1, _PIECE // cols)
-    for first in range(0, rows, count):
-        yield first, min(first + count, rows)
+    with ThreadPoolExecutor(core_counts()[1]) as pool:
+        return list(pool.map(lambda first: work(first, min(first + count, rows)), range(0, rows, count)))
 
 
 def _padded(values: np.ndarray, width: int) -> np.ndarray:
