@@ -75,6 +75,7 @@ sanitize: $(VENV)/.run  ## Test the native kernels under the address and undefin
 kernels: env  ## Compile the GPU kernels for four architectures, without a GPU; writes docs/gpu-kernels.md
 	@$(EXTRA) gpu | $(PIP) -r /dev/stdin
 	$(PY) -m tests.compiled
+	$(PY) -m tests.compiled.launching
 	@$(PY) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/oldest-triton triton==3.6.0
 	PYTHONPATH=$(VENV)/oldest-triton $(PY) -m tests.compiled --check
 

@@ -11,14 +11,12 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from tests.cli.running import ROOT, environment
 
-KERNELS = ("product", "whole", "gated", "attend", "join_norm")
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
-def test_the_kernels_of_a_small_shape_compile(target):
-    options = ["--check", "--shapes", "0.6B", "--targets", target, "--kernels", *KERNELS]
+def test_the_kernels_of_dense_models_compile(target):
+    options = ["--check", "--sets", "models", "--targets", target]
     done = subprocess.run(
         [sys.executable, "-m", "tests.compiled", *options],
         env=environment(TRITON_INTERPRET="0"), cwd=ROOT, capture_output=True, text=True, timeout=600,
