@@ -156,7 +156,7 @@ class CacheKind:
         return (self.keys(arrays), k), (self.values(arrays), v)
 
     def stored(self, size: int, coded: bool) -> tuple[Field, ...]:
-        """The `fields`; if keys and values are stored as codes, with the fields of their scales behind them."""
+        """The `fields`; if keys and values are stored as codes, followed by the fields of their scales."""
         fields = self.fields(size)
         return (*fields, *(field.scales for field in fields if coded and not field.exact))
 
