@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("triton", reason="the extra gpu is not installed")
-
 from tests.cli.running import ROOT, environment
+
+# Not imported here: Triton would not be an interpreter for the tests that this process runs later.
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="the extra gpu is not installed")
 
 
 @pytest.mark.slow
