@@ -34,6 +34,12 @@ def on_hip() -> bool:
     return torch is not None and torch.version.hip is not None
 
 
+def for_large_tiles() -> dict[str, Any]:
+    """Options for kernels with large tiles. On AMD, one kind of matrix instruction for tiles of all sizes. On NVIDIA,
+    all registers that a thread can have: the assembler may spill some to run more programs at a time."""
+    return {"matrix_instr_nonkdim": 16} if on_hip() else {"maxnreg": 255}
+
+
 @cache
 def has_pdl() -> bool:
     """Whether the GPU has programmatic dependent launch: from sm_90 on."""

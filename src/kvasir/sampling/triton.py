@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import triton
 
-from kvasir.ops.launch import INTERPRETED, launch
+from kvasir.ops.launch import INTERPRETED, for_large_tiles, launch
 from kvasir.sampling import device_layout as layout
 from kvasir.sampling.device_layout import BINS, LISTED
 from kvasir.sampling.triton_draw import draw_tiles, finish
@@ -228,6 +228,7 @@ def _measure(
         MASKED=masks is not None,
         bytes=4 * slots * vocab,
         num_warps=4,
+        **for_large_tiles(),
     )
 
 

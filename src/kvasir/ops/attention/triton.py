@@ -33,7 +33,7 @@ import triton.language as tl
 
 from kvasir.ops.attention.triton_codes import checked_scales, decoded
 from kvasir.ops.kernels import begin, rounded
-from kvasir.ops.launch import INTERPRETED, launch, on_hip
+from kvasir.ops.launch import INTERPRETED, for_large_tiles, launch, on_hip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -399,7 +399,7 @@ def attend(
         BLOCK_D=tile.block_d, BLOCK_E=tile.block_e, TILES_E=value_tiles,
         ITEM_FIELDS=ITEM_FIELDS, CHUNK=CHUNK, STEP=STEP, ROWS=ROWS, WINDOW=window, SOFTCAP=softcap != 0.0,
         UPCAST=INTERPRETED, num_warps=tile.num_warps, num_stages=tile.num_stages,
-        **({"matrix_instr_nonkdim": 16} if on_hip() else {}),
+        **for_large_tiles(),
         bytes=q.numel() * q.element_size() + out.numel() * out.element_size(),
     )  # fmt: skip
 

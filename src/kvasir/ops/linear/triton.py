@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kvasir.ops.kernels import activated, begin, rounded
-from kvasir.ops.launch import INTERPRETED, launch, on_hip
+from kvasir.ops.launch import INTERPRETED, for_large_tiles, launch, on_hip
 from kvasir.ops.linear.triton_decode import levels, min_of, scale_of
 from kvasir.ops.linear.triton_matrix import (
     CHUNK,
@@ -72,15 +72,13 @@ class Delta(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The shape of a program's tile, and options of the compiler. registers: of a thread, at most; 0 for as many as the
-    compiler of an NVIDIA GPU likes. It spills some of them where more programs at a time seem better to it."""
+    """The shape of a program's tile, and options of the compiler."""
 
     block_n: int
     block_t: int
     block_k: int
     num_warps: int
     num_stages: int
-    registers: int = 0
 
 
 def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = False) -> Tiles:
@@ -103,27 +101,14 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
             block_t = min(block_t, 32)
     if accumulators > 4 or (size == 4 and layout):
         block_t = min(block_t, 32)
-    registers = _registers(weight, block_t, accumulators)
+    if hip and weight.format == "Q8_0" and accumulators == 2:
+        block_t = min(block_t, 32)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
     stage = (matrices * block_n * weights // 2 + block_t * size) * block_k
     if hip:
         return Tiles(block_n, block_t, block_k, num_warps // 2, 2)
-    return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)), registers)
-
-
-def _registers(weight: DeviceMatrix, block_t: int, accumulators: int) -> int:
-    """See Tiles. More than a tile needs would make fewer programs run at a time."""
-    format = weight.format
-    many = (format == "Q4_K" and weight.dtype == "float16" and accumulators == 1 and block_t == 32) or (
-        format == "Q8_0" and accumulators > 4
-    )
-    if format == "F32" or many:
-        return 255
-    few = (format == "Q4_0" and accumulators > 2) or (
-        format in ("Q4_K", "Q8_0") and accumulators == 2 and block_t == 16
-    )
-    return 168 if few and weight.dtype != "float32" else 0
+    return Tiles(block_n, block_t, block_k, num_warps, max(2, min(6, 96 * 1024 // stage)))
 
 
 def _block_k(weight: DeviceMatrix) -> int:
@@ -398,7 +383,7 @@ def product(
         raise ValueError("a bias is added where the segments are joined")
     hip = on_hip()
     tile = tiles(weight, len(x), hip=hip)
-    _run(_product, x, weight, out, bias, delta, weight.segments, tile, _options(weight, tile, hip))
+    _run(_product, x, weight, out, bias, delta, weight.segments, tile, _options(weight, tile))
 
 
 def whole_product(
@@ -407,7 +392,7 @@ def whole_product(
     """out = x W^T + bias, [T, N] in float32 or rounded to a 16-bit dtype: the bits of the joined parts of `product`."""
     hip = on_hip()
     tile = tiles(weight, len(x), _accumulators(weight.segments, delta is not None), hip)
-    _run(_whole, x, weight, out, bias, delta, 1, tile, {"S": weight.segments} | _options(weight, tile, hip))
+    _run(_whole, x, weight, out, bias, delta, 1, tile, {"S": weight.segments} | _options(weight, tile))
 
 
 def _accumulators(segments: int, adapted: bool) -> int:
@@ -453,7 +438,7 @@ def gated_product(
         *(x, x.stride(0), gate.data, gate.scales, gate.mins, up.data, up.scales, up.mins, out),
         *(*(delta or _NO_DELTA), count, rows, cols),
         ACT=act,
-        **_options(gate, tile, hip),
+        **_options(gate, tile),
         bytes=gate.nbytes + up.nbytes + _nbytes(x) + count * rows * out.element_size(),
     )
 
@@ -461,16 +446,14 @@ def gated_product(
 _NO_DELTA = (None, None)
 
 
-def _options(weight: DeviceMatrix, tile: Tiles, hip: bool) -> dict[str, Any]:
+def _options(weight: DeviceMatrix, tile: Tiles) -> dict[str, Any]:
     dtype = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}[weight.dtype]
     even = weight.cols // weight.segments % tile.block_k == 0
     return {
         **{"FORMAT": weight.format, "DTYPE": dtype, "EVEN": even, "UPCAST": INTERPRETED},
         **{"BLOCK_N": tile.block_n, "BLOCK_T": tile.block_t, "BLOCK_K": tile.block_k},
         **{"num_warps": tile.num_warps, "num_stages": tile.num_stages},
-        **({"maxnreg": tile.registers} if tile.registers else {}),
-        # One kind of instruction for tiles of all sizes.
-        **({"matrix_instr_nonkdim": 16} if hip else {}),
+        **for_large_tiles(),
     }
 
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kvasir.ops.kernels import begin
-from kvasir.ops.launch import launch, on_hip
+from kvasir.ops.launch import for_large_tiles, launch, on_hip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,7 +181,5 @@ def grow(inner: Tensor, adapters_T: Tensor, tables: Tensor, slot: int, delta: Te
 
 def _options() -> dict[str, Any]:
     hip = on_hip()
-    return {
-        **{"MAX_RANK": MAX_RANK, "BLOCK_T": _ROWS, "num_warps": 2 if hip else 4, "num_stages": 2 if hip else 3},
-        **({"matrix_instr_nonkdim": 16} if hip else {}),
-    }
+    tile = {"MAX_RANK": MAX_RANK, "BLOCK_T": _ROWS, "num_warps": 2 if hip else 4, "num_stages": 2 if hip else 3}
+    return tile | for_large_tiles()

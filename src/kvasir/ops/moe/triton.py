@@ -246,7 +246,7 @@ def expert_gated(
         _expert_gated, (triton.cdiv(rows, tile.block_n), most_tiles(pairs, experts)),
         x, x.stride(0), gate.data, gate.scales, gate.mins, up.data, up.scales, up.mins, *_strides(gate),
         order, found, num_tiles, out, rows, cols,
-        TOP=pairs // len(x), FIELDS=TILE_FIELDS, ACT=act, **_options(gate, tile, on_hip()),
+        TOP=pairs // len(x), FIELDS=TILE_FIELDS, ACT=act, **_options(gate, tile),
         bytes=2 * _used(gate, pairs) + x.numel() * x.element_size() + out.numel() * out.element_size(),
     )  # fmt: skip
 
@@ -263,7 +263,7 @@ def expert_down(x: Tensor, down: DeviceMatrix, order: Tensor, found: Tensor, num
     launch(
         _expert_down, (triton.cdiv(rows, tile.block_n), most_tiles(pairs, experts), down.segments),
         x, x.stride(0), down.data, down.scales, down.mins, *_strides(down), order, found, num_tiles, out,
-        pairs, rows, cols, cols // down.segments, FIELDS=TILE_FIELDS, **_options(down, tile, on_hip()),
+        pairs, rows, cols, cols // down.segments, FIELDS=TILE_FIELDS, **_options(down, tile),
         bytes=_used(down, pairs) + x.numel() * x.element_size() + out.numel() * 4,
     )  # fmt: skip
 
