@@ -7,6 +7,7 @@ python -m tests.compiled --targets sm_90 --sets models formats --kernels product
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import defaultdict
@@ -14,11 +15,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from unittest.mock import patch
 
+import triton
+
 from kvasir.ops.linear.triton_matrix import LAYOUTS
 from tests.compiled.compiling import PRODUCTS, SHARED, TARGETS, Case, Compiled, Measures, Wanted, cases_of, measured
 from tests.compiled.page import PAGE, constants_of, page
 from tests.compiled.sets import SETS, launches_in
 
+OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 TENSOR_COLUMNS = 512  # of sm_100's tensor memory
 WITH_PDL = ("sm_90", "sm_100")
 WIDE = (*PRODUCTS, "attend", "join_norm")
@@ -37,7 +41,7 @@ def faults(found: Sequence[Compiled]) -> list[str]:
     orders: dict[tuple, dict[tuple, str]] = defaultdict(dict)
     for c in found:
         title, got, constants = _title(c), c.found, dict(c.case.constants)
-        wrong += [f"{title}: spills {got.spills}"] * bool(got.spills and not may_spill(c.case))
+        wrong += [f"{title}: spills {got.spills}"] * (got.spills > most_spills(c.case))
         wrong += [f"{title}: {got.shared} bytes of shared memory"] * (got.shared > SHARED[c.target])
         wrong += [f"{title}: {got.columns} columns of tensor memory"] * (got.columns > TENSOR_COLUMNS)
         if got.waits != bool(constants.get("PDL")):
@@ -57,15 +61,20 @@ def faults(found: Sequence[Compiled]) -> list[str]:
     return wrong
 
 
-def may_spill(case: Case) -> bool:
-    """Quantized weights with inputs in float32, which is a mode for comparisons."""
+def most_spills(case: Case) -> float:
+    """None, but for quantized weights with inputs in float32, a mode for comparisons, and for older versions of Triton,
+    whose assembler spills a few registers of the largest tiles."""
     constants = dict(case.constants)
-    return str(constants.get("DTYPE")) == "fp32" and constants.get("FORMAT") in LAYOUTS
+    if str(constants.get("DTYPE")) == "fp32" and constants.get("FORMAT") in LAYOUTS:
+        return math.inf
+    return 256 if OLD else 0
 
 
 def _wrong_instruction(c: Compiled, title: str) -> list[str]:
     """Products of 16-bit numbers take matrix instructions; those of float32 must not: on NVIDIA's GPUs they round."""
     wide = "fp32" in (str(dict(c.case.constants).get("DTYPE")), dict(c.case.signature).get("q", "").strip("*"))
+    if wide and OLD and c.target == "sm_100" and dict(c.case.constants).get("FORMAT") in LAYOUTS:
+        return []  # kvasir.device.rounds_float32 refuses such models
     if wide and c.target.startswith("sm_"):
         return [f"{title}: matrix instruction {c.found.mma} for float32"] * bool(c.found.mma)
     return [f"{title}: no matrix instruction"] * (not c.found.mma)

@@ -36,7 +36,7 @@ def page(found: Sequence[Compiled]) -> str:
         "more shared memory than a program may, if a product lacks matrix instructions or wide loads, if two tiles of "
         "one matrix sum in different orders, or if a kernel that starts early (programmatic dependent launch, from "
         "sm_90 on) touches memory before it waits. Spills are allowed for quantized weights with inputs in float32, a "
-        "mode for comparisons.",
+        "mode for comparisons, and up to 256 bytes of the largest tiles with Triton 3.6, which is checked too.",
         "",
         "## The most that each kernel takes",
         "",

@@ -3,7 +3,16 @@ import os
 import pytest
 import torch
 
-from kvasir.device import Device, allocated, capability, detect, set_threads, synchronize
+from kvasir.device import (
+    Device,
+    allocated,
+    capability,
+    detect,
+    rounds_float32,
+    set_threads,
+    synchronize,
+    triton_extra,
+)
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
 
@@ -102,3 +111,13 @@ def test_cores_are_counted_once_for_all_their_hardware_threads(tmp_path):
     (tmp_path / "fs/cgroup").mkdir(parents=True)
     (tmp_path / "fs/cgroup/cpu.max").write_text("100000 100000\n")
     assert capability.core_counts(tmp_path) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("installed", "target", "rounds"),
+    [("3.6.0", "sm_100", True), ("3.6.0", "sm_90", False), ("3.9.0", "sm_100", False), ("3.10.0", "sm_103", False)],
+)
+def test_float32_products_that_an_old_triton_rounds_are_known(monkeypatch, installed, target, rounds):
+    monkeypatch.setattr(triton_extra, "version", lambda name: installed)
+    assert bool(rounds_float32(target)) == rounds
+    assert not rounds or ("TF32" in rounds_float32(target) and installed in rounds_float32(target))

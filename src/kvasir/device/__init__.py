@@ -6,7 +6,7 @@ The vendor's names (torch.cuda) occur only here.
 from kvasir.device.capability import Device, core_counts, detect, has_driver
 from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize, target
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
-from kvasir.device.triton_extra import no_triton
+from kvasir.device.triton_extra import no_triton, rounds_float32
 from kvasir.memory import host_memory
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "need_torch",
     "no_triton",
     "raise_fault",
+    "rounds_float32",
     "set_threads",
     "synchronize",
     "target",

@@ -148,9 +148,13 @@ def _load_graph(
     from kvasir.graph.adapters import changes_of
     from kvasir.graph.fold import fold
     from kvasir.graph.matrices import stack_experts
+    from kvasir.ops.linear.triton_matrix import LAYOUTS
     from kvasir.runner.device_packing import DevicePacker
 
     loaded = _load(files, dtype, device, progress, partial(DevicePacker, device=device), options)
+    compares = device == "cuda" and loaded.dtype == "float32" and set(loaded.formats) & set(LAYOUTS)
+    if compares and (reason := devices.rounds_float32(devices.target())):
+        raise CannotTrace(f"products of float32 inputs with quantized weights: {reason}")
     stack_experts(loaded.model)
     traced = trace(loaded.model, options.hidden)
     changes_of(traced, fold(traced))  # both raise for an op without a kernel
