@@ -101,7 +101,7 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
             block_t = min(block_t, 32)
     if accumulators > 4 or (size == 4 and layout):
         block_t = min(block_t, 32)
-    if hip and weight.format == "Q8_0" and accumulators == 2:
+    if layout and layout.bits == 8 and accumulators == 2 and block_n == 64:
         block_t = min(block_t, 32)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
     matrices = 2 if accumulators == 2 and not layout else 1  # in one loop
