@@ -161,3 +161,16 @@ def test_an_end_mark_that_is_cut_is_no_content(name, calls):
 def test_arguments_that_are_cut_are_no_content(name, text, recorded):
     message = ParsedMessage.of(parsed(format_of(name), text, tools={"look_up": {}}))
     assert (message.content, [call.arguments for call in message.calls]) == ("", [recorded])
+
+
+@pytest.mark.parametrize("number", ["1.5", "-.5", "+1.e5", "1_000", "-2.5e+10", "0"])
+def test_a_number_that_is_cut_is_the_beginning_of_the_whole(number):
+    def arguments(text: str) -> str:
+        message = ParsedMessage.of(parsed(format_of("pythonic"), text, tools={"look_up": {}}))
+        assert message.content == ""
+        return message.calls[0].arguments
+
+    whole = arguments(f"[look_up(a={number})]")
+    assert json.loads(whole) == {"a": float(number)}
+    for size in range(len(number)):
+        assert whole.startswith(arguments(f"[look_up(a={number[:size]}")), number[:size]

@@ -32,9 +32,10 @@ def _scalar(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
         return (yield from _string(tape, emit))
     is_word = character.isalpha()
     written = (yield from tape.read(_WORD if is_word else _NUMBER_TEXT, _MAX_SCALAR)) or ""
-    text = WORDS.get(written) if is_word else _number(written)
-    if text is None:
-        text = _begun(written) if tape.at_end else None
+    if is_word:
+        text = WORDS.get(written) or (_begun(written) if tape.at_end else None)
+    else:
+        text = _number(written, tape.at_end)
     if text is None:
         tape.pos -= len(written)
         return False
@@ -47,12 +48,15 @@ def _begun(word: str) -> str | None:
     return next((WORDS[name][: len(word)] for name in WORDS if word and name.startswith(word)), None)
 
 
-def _number(text: str) -> str | None:
-    """The number in JSON notation: no digit separators, no plus sign, digits on both sides of the point."""
-    text = text.replace("_", "").removeprefix("+")
+def _number(written: str, cut: bool) -> str | None:
+    """The number in JSON notation: no digit separators, no plus sign, digits on both sides of the point. cut: it may be
+    incomplete, and so may the result."""
+    text = written.replace("_", "").removeprefix("+")
     text = re.sub(r"^(-?)\.", r"\g<1>0.", text)
-    text = re.sub(r"\.(?![0-9])", ".0", text)
-    return text if NUMBER.fullmatch(text) else None
+    text = re.sub(r"\.(?=[^0-9])" if cut else r"\.(?![0-9])", ".0", text)
+    if NUMBER.fullmatch(text) or (cut and written and NUMBER.fullmatch(text + "0")):
+        return text
+    return None
 
 
 def _string(tape: Tape, emit: Emit) -> Generator[None, None, bool]:
