@@ -203,7 +203,7 @@ def test_a_path_in_pyproject_that_does_not_exist_is_found(tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").touch()
     (tmp_path / "src" / "kvasir" / "ops").mkdir()
-    for name in ("launch", "kernels", "triton", "triton_matrix"):
+    for name in ("launch", "kernels", "compiling", "triton", "triton_matrix"):
         (tmp_path / "src" / "kvasir" / "ops" / f"{name}.py").touch()
     found = list(checker.absent(ROOT / "src" / "kvasir", project))
     assert found == ["pyproject.toml names fleet, which does not exist"]
