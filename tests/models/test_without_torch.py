@@ -20,7 +20,7 @@ EAGER = (
 
 BLOCKED = f"""
 import sys
-sys.modules["torch"] = None  # importing it raises ImportError
+sys.modules["torch"] = sys.modules["triton"] = None  # importing them raises ImportError
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
 """
 
@@ -65,7 +65,7 @@ def modules() -> list[str]:
     package = Path(kvasir.__file__).parent
     paths = [path for part in ("ops", "layers", "models") for path in (package / part).rglob("*.py")]
     names = [".".join(path.relative_to(package).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    triton = [name for name in names if name in ("ops.launch", "ops.kernels") or ".triton" in name]
+    triton = [name for name in names if name in ("ops.launch", "ops.kernels", "ops.compiling") or ".triton" in name]
     return [name for name in sorted(names) if not name.endswith(".body") and name not in (*EAGER, *triton)]
 
 
