@@ -28,6 +28,8 @@ void lookup_rows(const Matrix&, float*, int64_t, const int64_t*, int64_t);
 void store_kv(const StoreArgs&, int64_t, int64_t);
 // attention.cpp
 void attention(const AttentionArgs&, const Team&);
+// delta.cpp
+void gated_delta(const DeltaArgs&, const Team&);
 // sampler.cpp
 void sample(const SampleArgs&, const Team&);
 
@@ -47,6 +49,7 @@ extern const Kernels kernels = {
     lookup_rows,
     store_kv,
     attention,
+    gated_delta,
     sample,
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "delta.h"
 #include "matrix.h"
 #include "rows.h"
 #include "sampler.h"
@@ -46,6 +47,9 @@ struct Kernels {
     // attention_store.cpp, attention.cpp
     void (*store_kv)(const StoreArgs& args, int64_t first_row, int64_t last_row);
     void (*attention)(const AttentionArgs& args, const Team& team);  // may use a barrier: all threads call it
+
+    // delta.cpp
+    void (*gated_delta)(const DeltaArgs& args, const Team& team);
 
     // sampler.cpp
     void (*sample)(const SampleArgs& args, const Team& team);  // may use barriers; all threads of the team call it

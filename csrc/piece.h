@@ -15,6 +15,7 @@ struct Piece {
     int64_t first = 0;            // its first token row; filled in by the gather, as are the tables
     const int32_t* const* tables = nullptr;  // per cache group, block ids that cover [0, start + count); blocks
                                              // outside of the window may be stale
+    int64_t reached = 0;          // the tokens after which the row's recurrent states are, 0 for none; as above
 
     bool causal() const { return !(flags & PIECE_BIDIRECTIONAL); }
 };

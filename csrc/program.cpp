@@ -61,6 +61,7 @@ int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     }
     piece.first = row;
     piece.tables = state.tables;
+    piece.reached = state.reached;
     return gather_adapter(p, state.adapter, row, piece.count);
 }
 
@@ -172,6 +173,13 @@ void run_attention(const Instr& in, const Run& run, const Team& team) {
     kernels().attention(args, team);
 }
 
+void run_delta(const Instr& in, const Run& run, const Team& team) {
+    DeltaArgs args = *at<DeltaArgs>(in.p[0]);
+    args.pieces = run.program->pieces;
+    args.num_pieces = run.num_pieces;
+    kernels().gated_delta(args, team);
+}
+
 void run_store(const Instr& in, const Run& run, Range r) {
     StoreArgs args = *at<StoreArgs>(in.p[0]);
     args.slots = run.program->slots[in.n[0]];
@@ -211,6 +219,11 @@ void run_elementwise(const Instr& in, Range r) {
         case OP_MULTIPLY: return k.multiply(out, a, at<float>(in.p[2]) + first, count);
         case OP_SCALE: return k.scale(out, a, in.f[0], count);
         case OP_SOFTCAP: return k.softcap(out, a, in.f[0], count);
+        case OP_SCALE_ROWS:
+            for (int64_t row = 0; row < r.end - r.begin; ++row) {
+                k.scale(out + row * width, a + row * width, at<float>(in.p[2])[r.begin + row], width);
+            }
+            return;
         default:
             for (int64_t row = 0; row < r.end - r.begin; ++row) {
                 k.add(out + row * width, a + row * width, at<float>(in.p[2]), width);
@@ -294,6 +307,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
     switch (in.op) {
         case OP_LINEAR: return run_linear(in, *run.program, rows, team);
         case OP_ATTENTION: return run_attention(in, run, team);
+        case OP_GATED_DELTA: return run_delta(in, run, team);
         case OP_EXPERTS:
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);
@@ -341,6 +355,7 @@ void run_body(const Team& team, void* context) {
     const uint64_t begun = team.thread == 0 ? now() : 0;
     run_sections(run, team);
     if (team.thread != 0) return;
+    for (int64_t i = 0; i < run.num_pieces; ++i) p.states[p.pieces[i].row].reached = p.pieces[i].start + p.pieces[i].count;
     p.kernel_nanoseconds = now() - begun;
     if (p.nanoseconds) p.nanoseconds[p.count] += p.kernel_nanoseconds;
 }

@@ -42,6 +42,8 @@ enum Op : int32_t {
     OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 only
     OP_ADAPT_INNER = 20,  // p: x                            n: slot           ranks add up a x before b is applied
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
+    OP_GATED_DELTA = 22,  // p: DeltaArgs
+    OP_SCALE_ROWS = 23,   // p: out, x, factors [rows]       n: width
 };
 
 enum Flag : int32_t { BARRIER = 1 };
@@ -78,6 +80,7 @@ struct RowState {
     int64_t table_blocks;
     SampleRow spec;  // position and ids are filled in by the step
     int64_t adapter;  // 0 for none
+    int64_t reached;  // the tokens after which its recurrent states are, 0 for none
 };
 
 // The arguments of a run.

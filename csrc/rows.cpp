@@ -95,6 +95,11 @@ struct Relu {  // NaN stays NaN
 struct Exp {
     KVASIR_INLINE f32x16 operator()(f32x16 x) const { return exp(x); }
 };
+struct Sigmoid {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(broadcast(0.0f), x))));
+    }
+};
 template <typename F>
 struct Gated {
     KVASIR_INLINE f32x16 operator()(f32x16 gate, f32x16 up) const { return mul(F()(gate), up); }
@@ -171,6 +176,7 @@ void activate(int32_t function, float* out, const float* x, int64_t count) {
         case FUNCTION_GELU_TANH: return map(out, x, count, GeluTanh());
         case FUNCTION_RELU: return map(out, x, count, Relu());
         case FUNCTION_EXP: return map(out, x, count, Exp());
+        case FUNCTION_SIGMOID: return map(out, x, count, Sigmoid());
         default: return map(out, x, count, None());
     }
 }
@@ -182,6 +188,7 @@ void gated(int32_t function, float* out, const float* gate, const float* up, int
         case FUNCTION_GELU_TANH: return map(out, gate, up, count, Gated<GeluTanh>());
         case FUNCTION_RELU: return map(out, gate, up, count, Gated<Relu>());
         case FUNCTION_EXP: return map(out, gate, up, count, Gated<Exp>());
+        case FUNCTION_SIGMOID: return map(out, gate, up, count, Gated<Sigmoid>());
         default: return map(out, gate, up, count, Gated<None>());
     }
 }

@@ -12,6 +12,7 @@ enum Function : int32_t {
     FUNCTION_GELU_TANH = 3,
     FUNCTION_RELU = 4,
     FUNCTION_EXP = 5,
+    FUNCTION_SIGMOID = 6,
 };
 
 }  // namespace kvasir

@@ -35,12 +35,11 @@ def run(layer: GatedDelta, chunks=()):
 
 def reference(t):
     h, share = HEADS, HEADS.v // HEADS.qk
-    grouped = F.linear(X, t["qkvz.weight"]).view(LENGTH, h.qk, -1)
-    q, k, v, z = grouped.split((h.dim, h.dim, share * h.v_dim, share * h.v_dim), -1)
-    b, a = F.linear(X, t["ba.weight"]).view(LENGTH, h.qk, 2, share).unbind(2)
-    write = b.flatten(1).sigmoid()
-    decay = torch.exp(-t["A_log"].exp() * F.softplus(a.flatten(1) + t["dt_bias"]))
-    channels = torch.cat([part.flatten(1) for part in (q, k, v)], 1).T[None]
+    q, k, v, z = (F.linear(X, t[f"inputs.{part}.weight"]) for part in "qkvz")
+    b, a = (F.linear(X, t[f"gates.{part}.weight"]) for part in "ba")
+    write = b.sigmoid()
+    decay = torch.exp(-t["A_log"].exp() * F.softplus(a + t["dt_bias"]))
+    channels = torch.cat([q, k, v], 1).T[None]
     mixed = F.conv1d(F.pad(channels, (TAPS - 1, 0)), t["conv.weight"], groups=h.channels)[0].T
     q, k, v = F.silu(mixed).split((h.qk * h.dim, h.qk * h.dim, h.v * h.v_dim), 1)
     q, k = (F.normalize(x.view(LENGTH, h.qk, h.dim), dim=-1).repeat_interleave(share, 1) for x in (q, k))
@@ -77,7 +76,7 @@ def test_rates_and_bias_stay_float32():
     layer = made()
     fill(layer, torch.bfloat16)
     assert layer.log_rate.dtype == layer.bias.dtype == layer.conv.kernel.dtype == torch.float32
-    assert layer.qkvz.weights["weight"].dtype == torch.bfloat16
+    assert layer.inputs.weights["q"].dtype == torch.bfloat16
 
 
 def test_a_convolution_keeps_the_channels_of_its_runs():
@@ -91,7 +90,7 @@ def test_a_convolution_keeps_the_channels_of_its_runs():
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("v", [4, 8, 20, 32])
 def test_ranks_that_share_the_heads_have_the_bits_of_one(size, v):
-    """A library computes a product of few columns in another order, and ba has 2 for each head of v."""
+    """A library computes a product of few columns in another order, and b and a have one for each head of v."""
 
     def one() -> GatedDelta:
         return GatedDelta(0, WIDTH, replace(HEADS, v=v), TAPS, EPS)

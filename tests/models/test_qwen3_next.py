@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvasir.cli.model_facts import read_needs
-from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import GatedMLP
@@ -132,19 +132,14 @@ def test_states_that_depend_on_the_chunk_are_noticed(monkeypatch):
     assert selftest.run(model, make_cache(model)) == "close"
 
 
-def test_qwen3_next_runs_on_eager_with_a_note(tmp_path):
+def test_it_runs_as_a_program(tmp_path):
     folder = random_model("qwen3-next", tmp_path)
     core = core_of(folder, executor="auto", threads=1)
-    assert core.info.executor == "eager"
-    assert any("eager executor" in line and "recurrent layers" in line for line in core.summary), core.summary
-    with pytest.raises(ConfigError, match="recurrent layers"):
-        core_of(folder, executor="program", threads=1)
+    assert core.info.executor == "program" and not any("note" in line for line in core.summary), core.summary
     needs = read_needs(find_model(folder), 256)
-    assert needs.executor == "eager" and "recurrent layers" in needs.reason
-    assert [m.kv_context for m in needs.memory] == [
-        256 * 2 * 2 * 16 * size + 2 * (2 * 4 * (4 * 12 * 16 + (3 + 64) * (2 * 2 * 16 + 4 * 12 + 2 * 4)) // 64)
-        for size in (2, 4)
-    ]
+    assert needs.executor == "program" and not needs.reason
+    states = 2 * (2 * 4 * (4 * 12 * 16 + (3 + 64) * (2 * 2 * 16 + 4 * 12 + 2 * 4)) // 64)
+    assert [m.kv_context for m in needs.memory] == [256 * 2 * 2 * 16 * size + states for size in (2, 4)]
 
 
 def test_the_memory_reaches_back_over_many_blocks():

@@ -17,8 +17,7 @@ from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
 
-EAGER = ("qwen3-next",)  # for whose layers there are no kernels
-SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000 and kind not in EAGER]
+SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
 
 
 def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> LoadedModel:

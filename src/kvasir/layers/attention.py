@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import CacheKind, attention
-from kvasir.layers.linear import QKV, Out
+from kvasir.layers.linear import QKV, Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
@@ -95,15 +95,19 @@ class Attention(Module):
 
 
 class GatedAttention(Attention):
-    """Attention whose output is multiplied per head by the sigmoid of a gate projection. In the checkpoint, each head's
-    rows of q are followed by its gate's rows."""
+    """Attention whose output is multiplied per head by the sigmoid of a gate projection."""
 
     def __init__(self, layer: int, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         super().__init__(layer, width, heads, kv_heads, head_dim, **options)
-        self.qkv = QKV(width, 2 * heads * head_dim, kv_heads * head_dim, options.get("bias", False))
+        self.gate = Plain(width, heads * head_dim, options.get("bias", False))
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q, k, v = self.qkv(x_TD, batch)
-        q_THd, gate_THd = q.view(-1, self.heads, 2 * self.head_dim).split(self.head_dim, dim=-1)
-        mixed_THd = self.mix(q_THd.contiguous(), k, v, batch) * sigmoid(gate_THd.contiguous())
-        return self.out(mixed_THd.flatten(1), batch)
+        gate_THd = self.gate(x_TD, batch).view(-1, self.heads, self.head_dim)
+        mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
+        return self.out((sigmoid(gate_THd) * mixed_THd).flatten(1), batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        heads = self.heads
+        super().split(mesh, segments)
+        self.gate.hold_units("weight", heads, mesh.part(heads // self.heads) * self.heads, self.heads)

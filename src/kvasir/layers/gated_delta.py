@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import State
-from kvasir.layers.linear import Out, Plain
+from kvasir.layers.linear import Linear, Out
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, silu
-from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta
+from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta, take_columns
 from kvasir.parallel import Mesh
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class GatedDelta(Module):
     """x: float32 [T, D] -> [T, D]. Its recurrent state is a State (kvasir.caches).
 
     layer: its number, which identifies it in the cache. heads: this rank's heads; rates: the range of v heads among
-    them. taps: length of the convolution. act: a name of `ACTIVATIONS`, applied after the convolution. The rows of qkvz
-    are grouped by head of q and k: q, k, its heads of v, and their gates z; those of ba likewise: beta, then the decay.
+    them. taps: length of the convolution. act: a name of `ACTIVATIONS`, applied after the convolution. z gates the
+    output; b is the write strength and a the decay, before their functions.
     """
 
     log_rate: Tensor
@@ -57,8 +57,9 @@ class GatedDelta(Module):
         self.layer, self.heads = layer, heads
         self.num_rates, self.rates = heads.v, (0, heads.v)
         self.act = ACTIVATIONS[act]
-        self.qkvz = Plain(width, heads.channels + heads.v * heads.v_dim)
-        self.ba = Plain(width, 2 * heads.v)
+        wide, v_wide = heads.qk * heads.dim, heads.v * heads.v_dim
+        self.inputs = Linear(width, {"q": wide, "k": wide, "v": v_wide, "z": v_wide})
+        self.gates = Linear(width, {"b": heads.v, "a": heads.v})
         self.conv = Convolution(heads.channels, taps)
         self.norm = RMSNorm(heads.v_dim, eps)
         self.out = Out(heads.v * heads.v_dim, width)
@@ -70,13 +71,10 @@ class GatedDelta(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         h = self.heads
-        share = h.v // h.qk
-        shared, own = share * h.v_dim, slice(self.rates[0] // share, self.rates[1] // share)
-        qkvz_TH = self.qkvz(x_TD, batch).view(-1, h.qk, 2 * h.dim + 2 * shared)
-        q, k, v, z = qkvz_TH.split((h.dim, h.dim, shared, shared), dim=-1)
-        b, a = self.ba(x_TD, batch).view(-1, self.num_rates // share, 2, share)[:, own].unbind(2)
-        beta_TV, decay_TV = delta_gates(b.flatten(1), a.flatten(1), self.log_rate, self.bias)
-        inputs_TI = delta_inputs(q.flatten(1), k.flatten(1), v.flatten(1), beta_TV, decay_TV)
+        q, k, v, z = (self.inputs.apply(part, x_TD, batch) for part in ("q", "k", "v", "z"))
+        b, a = (self._own(self.gates.apply(part, x_TD, batch)) for part in ("b", "a"))
+        beta_TV, decay_TV = delta_gates(b, a, self.log_rate, self.bias)
+        inputs_TI = delta_inputs(q, k, v, beta_TV, decay_TV)
         mixed_TVe = gated_delta(
             inputs_TI,
             self.conv.kernel,
@@ -86,8 +84,12 @@ class GatedDelta(Module):
             h,
             self.act,
         )
-        gate_TVe = silu(z.reshape(-1, h.v, h.v_dim))
-        return self.out((self.norm(mixed_TVe) * gate_TVe).flatten(1), batch)
+        normed_TVe = self.norm(mixed_TVe)
+        return self.out((silu(z.view(-1, h.v, h.v_dim)) * normed_TVe).flatten(1), batch)
+
+    def _own(self, gates_TV: Tensor) -> Tensor:
+        """The columns of this rank's heads."""
+        return gates_TV if self.rates == (0, self.num_rates) else take_columns(gates_TV, *self.rates)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads of q and k, with their heads of v and the matching segments of the output projection."""
@@ -96,7 +98,8 @@ class GatedDelta(Module):
         part = mesh.part(parts)
         self.heads = here = replace(h, qk=h.qk // parts, v=h.v // parts)
         self.rates = part * here.v, (part + 1) * here.v
-        self.qkvz.hold_units("weight", parts, part, 1)  # ba stays whole: libraries add in another order for few columns
+        for name in ("q", "k", "v", "z"):  # b and a stay whole: libraries add in another order for few columns
+            self.inputs.hold_units(name, parts, part, 1)
         starts, sizes = (0, h.qk * h.dim, 2 * h.qk * h.dim), (here.qk * h.dim, here.qk * h.dim, here.v * h.v_dim)
         self.conv.runs = tuple((s + part * size, s + (part + 1) * size) for s, size in zip(starts, sizes, strict=True))
         self.out.hold_part(mesh, parts)

@@ -23,20 +23,23 @@ Segments = Callable[[Any], int]
 @dataclass(frozen=True, slots=True)
 class Take:
     """A part of a tensor in a checkpoint: `rows` of the tensor `name`, after transposing it if the checkpoint holds
-    [in, out]. name: without ".weight" or ".bias", as in every name table."""
+    [in, out]. name: without ".weight" or ".bias", as in every name table. every: if not 0, `rows` of each run of so
+    many rows, in order."""
 
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
+    every: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The resulting shape for a tensor of shape `stored`. Raises ValueError if the tensor is too small."""
         shape = stored[::-1] if self.transposed else stored
         if self.rows is None:
             return shape
-        if not shape or self.rows[1] > shape[0]:
-            raise ValueError(f"rows {self.rows} of {shape}")
-        return (self.rows[1] - self.rows[0], *shape[1:])
+        if not shape or self.rows[1] > (self.every or shape[0]) or (self.every and shape[0] % self.every):
+            raise ValueError(f"rows {self.rows}{f' of every {self.every}' if self.every else ''} of {shape}")
+        runs = shape[0] // self.every if self.every else 1
+        return (runs * (self.rows[1] - self.rows[0]), *shape[1:])
 
     def of(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim == 2:
@@ -45,7 +48,12 @@ class Take:
 
     def of_rows(self, rows: Any) -> Any:
         """The part of an array with one row per output, in any format."""
-        return rows if self.rows is None else rows[self.rows[0] : self.rows[1]]
+        if self.rows is None:
+            return rows
+        first, last = self.rows
+        if not self.every:
+            return rows[first:last]
+        return rows.reshape(-1, self.every, *rows.shape[1:])[:, first:last].reshape(-1, *rows.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.places import Place
-from kvasir.ops.activation import ACTIVATIONS, sigmoid
+from kvasir.ops.activation import ACTIVATIONS, scale_rows, sigmoid
 from kvasir.ops.moe import experts, route
 from kvasir.parallel import ExpertShare, Mesh, cut
 
@@ -93,7 +93,7 @@ class SharedMoE(MoE):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         weight_T1 = sigmoid(self.shared_gate(x_TD, batch))
-        return super().__call__(x_TD, batch) + weight_T1 * self.shared(x_TD, batch)
+        return super().__call__(x_TD, batch) + scale_rows(self.shared(x_TD, batch), weight_T1)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         super().split(mesh, segments)

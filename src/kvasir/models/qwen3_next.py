@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
@@ -136,12 +137,19 @@ class Qwen3Next(Qwen3Moe):
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen3Moe.names`, with the Gated DeltaNet layers and the shared expert."""
-        layer = "model.layers.*."
+        layer, c = "model.layers.*.", self.config
+        share = c.delta.v // c.delta.qk
+        runs = {"q": c.delta.dim, "k": c.delta.dim, "v": share * c.delta.v_dim, "z": share * c.delta.v_dim}
         return {
             **super().names(),
+            **_runs("layers.*.attn.qkv.q layers.*.attn.gate", layer + "self_attn.q_proj", (c.head_dim, c.head_dim)),
+            **_runs(
+                " ".join(f"layers.*.attn.inputs.{part}" for part in runs),
+                layer + "linear_attn.in_proj_qkvz",
+                tuple(runs.values()),
+            ),
+            **_runs("layers.*.attn.gates.b layers.*.attn.gates.a", layer + "linear_attn.in_proj_ba", (share, share)),
             "layers.*.attn": layer + "linear_attn",
-            "layers.*.attn.qkvz": layer + "linear_attn.in_proj_qkvz",
-            "layers.*.attn.ba": layer + "linear_attn.in_proj_ba",
             "layers.*.attn.conv": layer + "linear_attn.conv1d",
             "layers.*.attn.norm": layer + "linear_attn.norm",
             "layers.*.attn.out": (layer + "self_attn.o_proj", layer + "linear_attn.out_proj"),
@@ -150,3 +158,10 @@ class Qwen3Next(Qwen3Moe):
             "layers.*.mlp.shared.down": layer + "mlp.shared_expert.down_proj",
             "layers.*.mlp.shared_gate": layer + "mlp.shared_expert_gate",
         }
+
+
+def _runs(targets: str, name: str, sizes: tuple[int, ...]) -> dict[str, Take]:
+    """The parts of a tensor whose rows are grouped by head: in each group, so many rows of each target."""
+    ends = tuple(accumulate(sizes))
+    rows = zip((0, *ends), ends, strict=False)
+    return {target: Take(name, run, every=ends[-1]) for target, run in zip(targets.split(), rows, strict=True)}

@@ -23,7 +23,7 @@ _ITEM = {
 }
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
-_COMPUTES = ("attention",)  # values of caches.Kind.needs that have kernels
+_COMPUTES = ("attention", "recurrent layers")  # values of caches.Kind.needs that have kernels
 _MOST_DIM = 256
 
 
@@ -39,6 +39,8 @@ def no_kernel(spec: Spec | KVLayout) -> str:
     for kind in layout.kinds:
         if kind.needs not in _COMPUTES:
             return f"no kernel for {kind.needs}"
+        if kind.keeps_starts:
+            continue
         if kind.key_dim != kind.value_dim:
             return f"no attention kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
         if kind.key_dim % 2 or kind.key_dim > _MOST_DIM:
@@ -51,14 +53,22 @@ def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayoutStr
     return CacheLayoutStruct(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
 
 
+def _layer_bytes(kind: CacheKind, block_size: int, kv_dtype: str) -> int:
+    """Bytes of a block in one layer."""
+    if kind.keeps_starts:
+        return kind.block_bytes(block_size, 4)
+    return 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype))
+
+
 def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
     """The cache groups for the scheduler; bytes_per_block counts the keys and values of all layers of a group."""
     layout = KVLayout.of(spec)
-    return layout.cache_groups(lambda kind: 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype)))
+    return layout.cache_groups(lambda kind: _layer_bytes(kind, block_size, kv_dtype))
 
 
 class NativeCache(PagedMemory):
-    """The KV cache of a program. Each bank is one array [layers, 2, blocks, numbers of a block].
+    """The KV cache of a program. Each bank is one array: of keys and values [layers, 2, blocks, numbers of a block], of
+    recurrent states and their inputs float32 [layers, 1, blocks, numbers] (csrc/delta.h).
 
     kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16. Raises ValueError for a cache
     kind without a kernel.
@@ -72,6 +82,9 @@ class NativeCache(PagedMemory):
         super().__init__(layout, cache_groups(layout, block_size, kv_dtype), num_blocks, block_size)
 
     def _allocate(self, bank: Bank, num_blocks: int) -> list[np.ndarray]:
+        if bank.kind.keeps_starts:
+            size = bank.kind.block_bytes(self.block_size, 4)
+            return [paged((len(bank.layers), 1, num_blocks, size // 4), np.dtype(np.float32))]
         item = _ITEM[self.kv_dtype]
         size = cache_block_bytes(layout_of(bank.kind, self.block_size, self.kv_dtype))
         return [paged((len(bank.layers), 2, num_blocks, size // item.itemsize), item)]
@@ -88,7 +101,10 @@ class NativeCache(PagedMemory):
     def orders(self, group: int) -> list[tuple[Bank, str]]:
         """Each bank of a group with the axes of its part of an exported block, outermost first."""
         scale = "+scale" if self.kv_dtype == "int8" else ""
-        return [(bank, bank.fields[0].order + scale) for bank, _ in self.of_group(group)]
+        return [
+            (bank, bank.fields[0].order + (", columns last" if bank.kind.keeps_starts else scale))
+            for bank, _ in self.of_group(group)
+        ]
 
     def order(self, group: int) -> str:
         """The axes of an exported block of a group: those of its banks, joined by "+"."""
@@ -100,6 +116,8 @@ class NativeCache(PagedMemory):
         return joined([self._export(bank, array, block) for bank, (array,) in self.of_group(group)])
 
     def _export(self, bank: Bank, array: np.ndarray, block: int) -> memoryview:
+        if bank.kind.keeps_starts:
+            return np.ascontiguousarray(array[:, :, block]).reshape(-1).view(np.uint8).data.toreadonly()
         kind, parts = bank.kind, []
         for keys, values in self._numbers(kind, array, block):
             part = np.empty((*self._shape(bank), values[0, 0].size // self.block_size), array.dtype)
@@ -116,6 +134,11 @@ class NativeCache(PagedMemory):
         """Writes bytes from `export` into a block."""
         rest = memoryview(data)
         for bank, (array,) in self.of_group(group):
+            if bank.kind.keeps_starts:
+                size = array[:, :, block].nbytes
+                array[:, :, block] = np.frombuffer(rest[:size], np.float32).reshape(array[:, :, block].shape)
+                rest = rest[size:]
+                continue
             width = bank.kind.key_dim + 4 * (self.kv_dtype == "int8")
             size = prod(self._shape(bank)) * width * array.itemsize
             self._import(bank, array, block, rest[:size])
@@ -158,7 +181,8 @@ class NativeCache(PagedMemory):
         """Fills all blocks with a number that the dtype can hold; int8 caches are filled with bytes of 255, which makes
         their scales NaN."""
         bits = {"int8": 255, "bfloat16": np.float32(value).view(np.uint32) >> 16}
-        super().fill_(bits.get(self.kv_dtype, value))
+        for tensor in self.tensors:
+            tensor[...] = value if tensor.dtype == np.float32 else bits.get(self.kv_dtype, value)
 
 
 def _copy_halves(target: np.ndarray, source: np.ndarray) -> None:

@@ -20,8 +20,8 @@ from kvasir.program.calls import NO_HOOKS, Hooks, for_each
 from kvasir.program.trace import Trace
 
 ALIGN = 64
-FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu")
-ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "softcap")
+FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "scale_rows", "softcap")
 # Ops whose threads split the rows: each thread reads and writes only its own rows.
 BY_ROW = (
     *ELEMENTWISE,
@@ -36,7 +36,7 @@ BY_ROW = (
     "gated",
 )
 COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
-ALL_TOGETHER = ("paged_attention", "experts", "adapt_inner", "adapt_add", "call", *COLLECTIVES)
+ALL_TOGETHER = ("paged_attention", "gated_delta", "experts", "adapt_inner", "adapt_add", "call", *COLLECTIVES)
 IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 
@@ -162,6 +162,7 @@ class _Uses:
 
 def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
     """The nodes, with each pattern that a rule finds merged into the earlier of its nodes."""
+    nodes = _delta(nodes)
     for rule in (_bias, _gated, _residual):
         uses, kept = _Uses.of(nodes, trace), list[Node | None](nodes)
         for at in range(len(nodes)):
@@ -172,6 +173,28 @@ def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
                 uses.made |= {id(out.base): into for out in _outs(merged)}
         nodes = [node for node in kept if node is not None]
     return nodes
+
+
+def _delta(nodes: list[Node]) -> list[Node]:
+    """The nodes, with each gated delta rule and the ops that only prepare its inputs merged into one: (q, k, v, b, a,
+    first column of b and a, log_rate, bias, kernel, layer, heads, act)."""
+    made = {id(out.base): node for node in nodes for out in _outs(node)}
+    merged: list[Node] = []
+    for node in nodes:
+        if node.op in ("take_columns", "delta_gates", "delta_inputs"):
+            continue
+        if node.op == "gated_delta":
+            inputs, kernel, state, _, _, heads, act = node.inputs
+            q, k, v, beta, _ = made[id(inputs.base)].inputs
+            b, a, log_rate, bias = made[id(beta.base)].inputs
+            b_from, a_from = (made[id(gate.base)] for gate in (b, a))
+            first = 0
+            if b_from.op == "take_columns":
+                b, first, _ = b_from.inputs
+                a = a_from.inputs[0]
+            node = Node(node.op, (q, k, v, b, a, first, log_rate, bias, kernel, state.layer, heads, act), node.out)
+        merged.append(node)
+    return merged
 
 
 def _product_of(node: Node, slots: Mapping[int, Slot]) -> Node:

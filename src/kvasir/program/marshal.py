@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.layers.pages import paged
 from kvasir.layers.rope import Angles, Rope
 from kvasir.ops.attention.native import AttentionArgs, StoreArgs, attention_scratch
 from kvasir.ops.graph import CannotTrace
@@ -36,7 +37,8 @@ class Marshal:
     """Writes a lowered program into the structures of csrc/program.h, in the memory of a program.
 
     instrs: the instructions; the last is the sampler's if the model has logits. vocab: width of the logits, 0 without.
-    calls: from a step into Python. max_tokens: token rows of a step. Raises CannotTrace for an op without a kernel.
+    calls: from a step into Python. max_tokens: token rows of a step. max_rows: rows of the runner. Raises CannotTrace
+    for an op without a kernel.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Marshal:
         cache: NativeCache,
         threads: int,
         max_tokens: int,
+        max_rows: int,
         max_positions: int,
         hooks: Hooks,
     ):
@@ -58,9 +61,10 @@ class Marshal:
         self._max_positions = max_positions
         self._positions = trace.batch.positions_T
         self._scratch = 64
+        self.state_bytes = 0  # of the rows' recurrent states
         self.adapters = Adapters(max_tokens)
         self.calls = NativeCalls()
-        self._max_tokens = max_tokens
+        self._max_tokens, self._max_rows = max_tokens, max_rows
         self._tokens = np.zeros(max_tokens, np.int64)
         self._keep.append(self._tokens)
         instructions = lowered.instructions
@@ -216,6 +220,27 @@ class Marshal:
         self._keep.append(args)
         self._scratch = max(self._scratch, attention_scratch(layout, heads))
         self._set(instr, "paged_attention", [ctypes.addressof(args)], [group])
+
+    def _gated_delta(self, instr: native.Instr, instruction: Instruction) -> None:
+        *_, b, _, first, log_rate, bias, kernel_CK, layer, heads, act = instruction.inputs
+        out, *rows = (self._at(buffer) for buffer in instruction.buffers)
+        array, width = self.cache.arrays(layer)[0][0], heads.v * heads.dim * heads.v_dim
+        kernel_KC = np.ascontiguousarray(kernel_CK.T)
+        taps, channels = kernel_KC.shape
+        if max(heads.dim, heads.v_dim) > native.MAX_DELTA_DIM or taps > native.MAX_TAPS:
+            raise CannotTrace(f"no kernel for a gated delta rule of width {heads.dim} and {taps} taps")
+        numbers = width + (taps - 1 + self.cache.block_size) * heads.inputs
+        assert channels == heads.channels and array.shape[1] == numbers
+        states = paged((self._max_rows, width), np.dtype(np.float32))
+        args = native.DeltaArgs(
+            heads.qk, heads.v, heads.dim, heads.v_dim, taps, native.FUNCTION[act.name], self.cache.block_size,
+            self.cache.group_of(layer), array.ctypes.data, array.shape[1], states.ctypes.data, *rows[:3],
+            *(at + 4 * first for at in rows[3:]), b.width, kernel_KC.ctypes.data, self._vector(log_rate),
+            self._vector(bias), out,
+        )  # fmt: skip
+        self._keep += [args, states, kernel_KC, array]
+        self.state_bytes += states.nbytes
+        self._set(instr, "gated_delta", [ctypes.addressof(args)], [])
 
     def _gated(self, instr: native.Instr, instruction: Instruction) -> None:
         gate, _, function = instruction.inputs

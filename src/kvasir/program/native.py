@@ -14,14 +14,15 @@ from kvasir.sampling.native import SampleRow
 
 MAX_GROUPS = 8
 MAX_ADAPTERS = 1 << 12
+MAX_DELTA_DIM, MAX_TAPS = 256, 8
 
 OPS = (
     "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
     "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
-    "adapt_inner", "adapt_add",
+    "adapt_inner", "adapt_add", "gated_delta", "scale_rows",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
-FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6}
 BARRIER = 1
 RUN_ERRORS = {
     1: "more token rows or pieces than the program's buffers hold",
@@ -111,6 +112,24 @@ class Experts(ctypes.Structure):
     )
 
 
+class DeltaArgs(ctypes.Structure):
+    """The operands of a gated delta rule (csrc/delta.h)."""
+
+    _fields_ = (
+        *(
+            (name, c_int32)
+            for name in ("qk_heads", "v_heads", "dim", "v_dim", "taps", "function", "block_size", "group")
+        ),
+        ("blocks", c_void_p),
+        ("block_stride", c_int64),
+        ("states", c_void_p),
+        *((name, c_void_p) for name in ("q", "k", "v", "b", "a")),
+        ("gate_stride", c_int64),
+        *((name, c_void_p) for name in ("kernel", "log_rate", "bias", "out", "pieces")),
+        ("num_pieces", c_int64),
+    )
+
+
 class RowState(ctypes.Structure):
     """The state of a row of the runner: its ids, block tables, sampling parameters and adapter id."""
 
@@ -121,6 +140,7 @@ class RowState(ctypes.Structure):
         ("table_blocks", c_int64),
         ("spec", SampleRow),
         ("adapter", c_int64),
+        ("reached", c_int64),
     )
 
 

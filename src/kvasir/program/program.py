@@ -54,7 +54,9 @@ class Program:
         self.pieces = (native.Piece * max_rows)()
         self._records = native.records(self.pieces, native.Piece)
         self.results = (SampledStruct * max_rows)()
-        self.marshal = Marshal(self.memory, self.lowered, trace, cache, threads, max_tokens, max_positions, hooks)
+        self.marshal = Marshal(
+            self.memory, self.lowered, trace, cache, threads, max_tokens, max_rows, max_positions, hooks
+        )
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
         self.vocab = self.marshal.vocab
         self.names = [
@@ -164,7 +166,7 @@ class Program:
     @property
     def num_bytes(self) -> int:
         """Bytes of its buffers, without the rope angles, whose size depends on the number of positions."""
-        return self.memory.num_bytes
+        return self.memory.num_bytes + self.marshal.state_bytes
 
 
 def _describe(instruction: Instruction) -> str:

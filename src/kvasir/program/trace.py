@@ -13,7 +13,7 @@ from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPart:
-    """A symbolic reference of a forward to the cached keys or values of a layer."""
+    """A symbolic reference of a forward to what the cache holds of a layer."""
 
     layer: int
 
@@ -27,6 +27,12 @@ class _TracedCache:
     def v(self, layer: int) -> LayerPart:
         """A reference to the values of a layer."""
         return LayerPart(layer)
+
+    def state(self, layer: int) -> LayerPart:
+        """A reference to the recurrent states of a layer."""
+        return LayerPart(layer)
+
+    inputs = state
 
 
 class TracedBatch:
@@ -54,6 +60,10 @@ class TracedBatch:
 
     def attention(self, layer: int, group: int) -> int:
         """The layer number stands for its AttentionPlan."""
+        return layer
+
+    def states(self, layer: int) -> int:
+        """The layer number stands for its StatePlan."""
         return layer
 
     def store(self, layer: int, k_TKd: Traced, v_TKd: Traced) -> None:

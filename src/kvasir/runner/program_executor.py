@@ -66,7 +66,7 @@ class ProgramExecutor:
 
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
-        state.adapter = row.adapter
+        state.adapter, state.reached = row.adapter, 0
         self._kept[join.row] = [*fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
 
     def settle(self) -> None:

@@ -42,6 +42,12 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 @op
+def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
+    """Each row times its own factor. factor: float32 [T, 1]."""
+    ...
+
+
+@op
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): close to x where x is small, never beyond the cap (arXiv:2408.00118)."""
     ...

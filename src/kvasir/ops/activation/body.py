@@ -33,5 +33,9 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1.0 / (1.0 + torch.exp(-x))
 
 
+def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
+    return x_TD * factor_T1
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap

@@ -29,7 +29,7 @@ class CacheLayoutStruct(Structure):
 
 class Piece(Structure):
     """One sequence's part of a step (csrc/piece.h): the kernels' view of a plan's Work. The program's gather fills in
-    first and tables."""
+    first, tables and reached."""
 
     _fields_ = (
         ("row", c_int32),
@@ -38,6 +38,7 @@ class Piece(Structure):
         ("count", c_int64),
         ("first", c_int64),
         ("tables", c_void_p),
+        ("reached", c_int64),
     )
 
 

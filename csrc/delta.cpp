@@ -1,0 +1,281 @@
+// The gated delta rule; see delta.h. A thread computes whole heads of v of whole pieces, so no sum is ever split, and
+// lanes are columns of the state, so the instruction set changes no bit.
+#include "delta.h"
+
+#include "kernels.h"
+#include "simd_math.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+
+void activate(int32_t, float*, const float*, int64_t);
+
+namespace {
+
+constexpr int64_t RUN = 16;  // tokens that are prepared at a time: their q and k stay in the first cache
+#if defined(KVASIR_AVX512)
+constexpr int MOST_VECTORS = 4;
+#elif defined(KVASIR_AVX2)
+constexpr int MOST_VECTORS = 2;
+#else
+constexpr int MOST_VECTORS = 1;
+#endif
+
+// A run of tokens of one head of v, ready for the recurrence.
+struct Tokens {
+    float q[RUN][MAX_DELTA_DIM], k[RUN][MAX_DELTA_DIM], v[RUN][MAX_DELTA_DIM];
+    float beta[RUN], decay[RUN];
+};
+
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)), by its series.
+KVASIR_INLINE f32x16 softplus(f32x16 x) {
+    const f32x16 y = exp(sub(broadcast(0.0f), abs(x)));
+    const f32x16 s = div(y, add(broadcast(2.0f), y)), square = mul(s, s);
+    f32x16 p = broadcast(1.0f / 15.0f);
+    p = fma(p, square, broadcast(1.0f / 13.0f));
+    p = fma(p, square, broadcast(1.0f / 11.0f));
+    p = fma(p, square, broadcast(1.0f / 9.0f));
+    p = fma(p, square, broadcast(1.0f / 7.0f));
+    p = fma(p, square, broadcast(1.0f / 5.0f));
+    p = fma(p, square, broadcast(1.0f / 3.0f));
+    p = fma(p, square, broadcast(1.0f));
+    const f32x16 sum = fma(mul(s, broadcast(2.0f)), p, max(x, broadcast(0.0f)));
+    return select(unordered(x, x), x, sum);
+}
+
+// One head of v in one piece.
+class Walk {
+public:
+    Walk(const DeltaArgs& args, const Piece& piece, int64_t head)
+        : a(args), piece(piece), head(head), qk_head(head / (args.v_heads / args.qk_heads)),
+          writes_qk(head % (args.v_heads / args.qk_heads) == 0), table(piece.tables[args.group]),
+          state(args.states + (piece.row * args.v_heads + head) * args.state_size()),
+          home(piece.start > 0 ? (piece.start - 1) / args.block_size : 0) {}
+
+    void run(Tokens& tokens) {
+        const int64_t end = piece.start + piece.count;
+        int64_t at = begin();
+        while (at < end) {
+            if (at >= piece.start && at % a.block_size == 0) open(at);
+            const int64_t in_block = a.block_size - at % a.block_size, left = in_block < end - at ? in_block : end - at;
+            // A run ends at the piece's start, so that tokens of earlier steps need no outputs.
+            const int64_t old = at < piece.start ? piece.start - at : left;
+            const int64_t count = left < RUN ? (left < old ? left : old) : (RUN < old ? RUN : old);
+            prepare(tokens, at, count);
+            if (at >= piece.start) keep(at, count);
+            const int64_t row = piece.first + at - piece.start;
+            float* out = at < piece.start ? nullptr : a.out + (row * a.v_heads + head) * a.v_dim;
+            recur(tokens, count, out);
+            at += count;
+        }
+    }
+
+private:
+    const DeltaArgs& a;
+    const Piece& piece;
+    const int64_t head, qk_head;
+    const bool writes_qk;  // of the heads of v that share a q and a k, the first one stores them
+    const int32_t* table;
+    float* state;
+    const int64_t home;  // the block of the token before the piece
+
+    float* block(int64_t index) const { return a.blocks + table[index] * a.block_stride; }
+    float* rows(int64_t index) const { return block(index) + a.v_heads * a.state_size(); }
+
+    // The stored inputs of a token before the piece, null before the sequence.
+    const float* stored(int64_t token) const {
+        if (token < 0) return nullptr;
+        return rows(home) + (token - home * a.block_size + a.taps - 1) * a.inputs();
+    }
+
+    // Sets `state` to where the walk begins, and returns the position.
+    int64_t begin() const {
+        const size_t bytes = static_cast<size_t>(a.state_size()) * sizeof *state;
+        if (piece.reached == piece.start && piece.start > 0) return piece.start;
+        const int64_t from = piece.start > 0 ? home * a.block_size : 0;
+        if (from == 0) std::memset(state, 0, bytes);
+        else std::memcpy(state, block(home) + head * a.state_size(), bytes);
+        return from;
+    }
+
+    // This head's channels of a token's inputs, in the order of q, k and v.
+    struct Part {
+        int64_t channel, width, stride, from;
+        const float* rows;  // of the step
+    };
+    void parts(Part (&found)[3]) const {
+        const int64_t wide = int64_t{a.qk_heads} * a.dim, v_wide = int64_t{a.v_heads} * a.v_dim;
+        found[0] = {qk_head * a.dim, a.dim, wide, qk_head * a.dim, a.q};
+        found[1] = {wide + qk_head * a.dim, a.dim, wide, qk_head * a.dim, a.k};
+        found[2] = {2 * wide + head * a.v_dim, a.v_dim, v_wide, head * a.v_dim, a.v};
+    }
+
+    // A part of a token's inputs, null before the sequence.
+    const float* input(const Part& part, int64_t token) const {
+        if (token >= piece.start) return part.rows + (piece.first + token - piece.start) * part.stride + part.from;
+        const float* row = stored(token);
+        return row ? row + part.channel : nullptr;
+    }
+
+    // The first token of a block: stores the state, and the inputs of the tokens before it.
+    void open(int64_t at) const {
+        const int64_t index = at / a.block_size, before = a.taps - 1;
+        std::memcpy(block(index) + head * a.state_size(), state, static_cast<size_t>(a.state_size()) * sizeof *state);
+        for (int64_t i = 0; i < before; ++i) store(rows(index) + i * a.inputs(), at - before + i);
+    }
+
+    void keep(int64_t at, int64_t count) const {
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t token = at + i, index = token / a.block_size;
+            store(rows(index) + (a.taps - 1 + token % a.block_size) * a.inputs(), token);
+        }
+    }
+
+    void store(float* row, int64_t token) const {
+        Part found[3];
+        parts(found);
+        for (int64_t i = writes_qk ? 0 : 2; i < 3; ++i) {
+            const size_t bytes = static_cast<size_t>(found[i].width) * sizeof *row;
+            const float* from = input(found[i], token);
+            if (from) std::memcpy(row + found[i].channel, from, bytes);
+            else std::memset(row + found[i].channel, 0, bytes);
+        }
+        row[a.channels() + head] = gate(a.b, 0, token);
+        row[a.channels() + a.v_heads + head] = gate(a.a, a.v_heads, token);
+    }
+
+    float gate(const float* of_step, int64_t offset, int64_t token) const {
+        if (token >= piece.start) return of_step[(piece.first + token - piece.start) * a.gate_stride + head];
+        const float* row = stored(token);
+        return row ? row[a.channels() + offset + head] : 0.0f;
+    }
+
+    void prepare(Tokens& to, int64_t at, int64_t count) const {
+        Part found[3];
+        parts(found);
+        for (int64_t i = 0; i < count; ++i) {
+            convolve(found[0], at + i, to.q[i]);
+            convolve(found[1], at + i, to.k[i]);
+            convolve(found[2], at + i, to.v[i]);
+            normalise(to.q[i], 1.0f / __builtin_sqrtf(static_cast<float>(a.dim)));
+            normalise(to.k[i], 1.0f);
+        }
+        float b[RUN] = {}, x[RUN] = {};
+        for (int64_t i = 0; i < count; ++i) {
+            b[i] = gate(a.b, 0, at + i);
+            x[i] = gate(a.a, a.v_heads, at + i);
+        }
+        const f32x16 zero = broadcast(0.0f), one = broadcast(1.0f);
+        store_all(to.beta, div(one, add(one, exp(sub(zero, load(b))))));
+        const f32x16 rate = exp(broadcast(a.log_rate[head]));
+        const f32x16 steps = softplus(add(load(x), broadcast(a.bias[head])));
+        store_all(to.decay, exp(sub(zero, mul(rate, steps))));
+    }
+    static_assert(RUN == LANES, "the gates of a run are one vector");
+    static KVASIR_INLINE void store_all(float* to, f32x16 x) { KVASIR_ISA::store(to, x); }
+
+    // One token's part after the convolution: taps are added in ascending order, missing ones are zeros.
+    void convolve(const Part& part, int64_t token, float* out) const {
+        const float* taps[MAX_TAPS];
+        for (int64_t t = 0; t < a.taps; ++t) taps[t] = input(part, token - (a.taps - 1) + t);
+        for (int64_t i = 0; i < part.width; i += LANES) {
+            const int64_t rest = part.width - i;
+            f32x16 sum = broadcast(0.0f);
+            for (int64_t t = 0; t < a.taps; ++t) {
+                if (!taps[t]) continue;
+                const float* weights = a.kernel + t * a.channels() + part.channel + i;
+                sum = fma(some(taps[t] + i, rest), some(weights, rest), sum);
+            }
+            KVASIR_ISA::store(out + i, sum);
+        }
+        activate(a.function, out, out, part.width);
+        for (int64_t i = part.width; i % LANES; ++i) out[i] = 0.0f;
+    }
+    static KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
+        return count < LANES ? load_first(from, count) : load(from);
+    }
+
+    void normalise(float* x, float factor) const {
+        f32x16 total = broadcast(0.0f);
+        for (int64_t i = 0; i < a.dim; i += LANES) total = fma(load(x + i), load(x + i), total);
+        const f32x16 scale = broadcast(factor / __builtin_sqrtf(sum(total) + 1e-6f));
+        for (int64_t i = 0; i < a.dim; i += LANES) KVASIR_ISA::store(x + i, mul(load(x + i), scale));
+    }
+
+    // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
+    void recur(const Tokens& tokens, int64_t count, float* out) {
+        int64_t at = 0;
+        for (; at + MOST_VECTORS * LANES <= a.v_dim; at += MOST_VECTORS * LANES) {
+            columns<MOST_VECTORS, false>(tokens, count, at, out);
+        }
+        for (; at + LANES <= a.v_dim; at += LANES) columns<1, false>(tokens, count, at, out);
+        if (at < a.v_dim) columns<1, true>(tokens, count, at, out);
+    }
+
+    // V vectors of columns from `column` on, or the last ones, fewer than a vector. Sums over d have two chains, of
+    // even and of odd rows.
+    template <int V, bool REST>
+    void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
+        const int64_t e = a.v_dim, rest = e - column;
+        const auto get = [&](const float* from) { return REST ? load_first(from, rest) : load(from); };
+        const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : KVASIR_ISA::store(to, x); };
+        float* const first = state + column;
+        for (int64_t t = 0; t < count; ++t) {
+            const float *k = tokens.k[t], *q = tokens.q[t];
+            const f32x16 decay = broadcast(tokens.decay[t]), beta = broadcast(tokens.beta[t]);
+            f32x16 even[V], odd[V], wanted[V];
+            const auto clear = [&] {
+                for (int v = 0; v < V; ++v) even[v] = odd[v] = broadcast(0.0f);
+            };
+            const auto predict = [&](int64_t i, f32x16* sums) {
+                const f32x16 factor = broadcast(k[i]);
+                for (int v = 0; v < V; ++v) sums[v] = fma(get(first + i * e + v * LANES), factor, sums[v]);
+            };
+            const auto update = [&](int64_t i, f32x16* sums) {
+                const f32x16 write = broadcast(k[i]), read = broadcast(q[i]);
+                for (int v = 0; v < V; ++v) {
+                    float* at = first + i * e + v * LANES;
+                    const f32x16 next = fma(wanted[v], write, mul(get(at), decay));
+                    put(at, next);
+                    sums[v] = fma(next, read, sums[v]);
+                }
+            };
+            clear();
+            in_pairs(a.dim, [&](int64_t i) { predict(i, even); }, [&](int64_t i) { predict(i, odd); });
+            for (int v = 0; v < V; ++v) {
+                const f32x16 known = mul(add(even[v], odd[v]), decay);
+                wanted[v] = mul(sub(load(tokens.v[t] + column + v * LANES), known), beta);
+            }
+            clear();
+            in_pairs(a.dim, [&](int64_t i) { update(i, even); }, [&](int64_t i) { update(i, odd); });
+            if (!out) continue;
+            for (int v = 0; v < V; ++v) put(out + t * a.v_heads * e + column + v * LANES, add(even[v], odd[v]));
+        }
+    }
+
+    template <typename Even, typename Odd>
+    static KVASIR_INLINE void in_pairs(int64_t count, Even even, Odd odd) {
+        int64_t i = 0;
+        for (; i + 2 <= count; i += 2) {
+            even(i);
+            odd(i + 1);
+        }
+        if (i < count) even(i);
+    }
+};
+
+}  // namespace
+
+void gated_delta(const DeltaArgs& args, const Team& team) {
+    Tokens tokens;
+    // The longest walks decide how long the threads take, so each thread gets heads of every piece.
+    for (int64_t i = 0; i < args.num_pieces; ++i) {
+        const int64_t shift = i * args.v_heads;
+        for (int64_t head = 0; head < args.v_heads; ++head) {
+            if ((shift + head) % team.threads == team.thread) Walk(args, args.pieces[i], head).run(tokens);
+        }
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir
