@@ -52,3 +52,20 @@ KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads
     kvasir::pool_destroy(pool);
     return 0;
 }
+
+// Runs the gated delta rule on `threads` threads, created for this call; states and blocks as in delta.h. Returns 0, or
+// -1 and computes nothing if the kernels do not support the sizes, or if the threads cannot be created.
+KVASIR_API int32_t kvasir_gated_delta(kvasir::DeltaArgs* args, int32_t threads) {
+    const kvasir::DeltaArgs& a = *args;
+    const bool is_sound = a.qk_heads > 0 && a.v_heads > 0 && a.v_heads % a.qk_heads == 0 && a.dim > 0 &&
+                          a.dim <= kvasir::MAX_DELTA_DIM && a.v_dim > 0 && a.v_dim <= kvasir::MAX_DELTA_DIM &&
+                          a.taps > 0 && a.taps <= kvasir::MAX_TAPS && a.block_size >= a.taps;
+    if (!is_sound) return -1;
+    kvasir::Pool* pool = kvasir::pool_create(threads, false);
+    if (pool == nullptr) return -1;
+    kvasir::pool_run(pool, [](const kvasir::Team& team, void* context) {
+        kvasir::kernels().gated_delta(*static_cast<const kvasir::DeltaArgs*>(context), team);
+    }, args);
+    kvasir::pool_destroy(pool);
+    return 0;
+}

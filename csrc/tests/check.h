@@ -62,3 +62,4 @@ void test_linear();
 void test_attention();
 void test_sampler();
 void test_program();
+void test_delta();

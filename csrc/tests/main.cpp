@@ -9,6 +9,7 @@ int main() {
         test_attention();
         test_sampler();
         test_program();
+        test_delta();
         std::printf("kernels on %s: passed\n", kvasir_isa_name());
     }
     return 0;

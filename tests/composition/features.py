@@ -459,7 +459,6 @@ COMPUTING = [
     model("kvasir-mini"),
     model("kvasir-mini Q4_K_M"),
     *map(model, models.GENERATING),
-    *(model(name, "eager executor") for name in models.RECURRENT),
     # Between steps none of its texts is under way, unless steps overlap.
     model("bert", "overlap", "neighbours"),
 ]  # fmt: skip
@@ -479,7 +478,6 @@ PLAIN = {
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
     "eager executor": {"KV int8", "q8", "q4"},
-    **{name: {"program executor", "KV int8", "q8", "q4"} for name in models.RECURRENT},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
 }
