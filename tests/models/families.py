@@ -58,18 +58,29 @@ QWEN3_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
 }
-QWEN3_NEXT = {
-    **QWEN3_MOE,
-    "model_type": "qwen3_next",
+_RECURRENT = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "mlp_only_layers": [2],
-    "shared_expert_intermediate_size": 24,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
 }
+QWEN3_NEXT = {
+    **QWEN3_MOE,
+    **_RECURRENT,
+    "model_type": "qwen3_next",
+    "mlp_only_layers": [2],
+    "shared_expert_intermediate_size": 24,
+}
+QWEN3_5 = {
+    **_RECURRENT,
+    "model_type": "qwen3_5_text",
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -113,6 +124,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},
     "qwen3-moe": {**QWEN3_MOE, "norm_topk_prob": True},
     "qwen3-next": QWEN3_NEXT,
+    "qwen3-5": QWEN3_5,
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 

@@ -137,6 +137,13 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
         {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
     ],
+    "qwen3-5": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 0.5}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
+    ],
 }
 
 
@@ -155,7 +162,7 @@ def test_every_field_moves_the_logits(transformers, name, change):
     "name",
     [
         *("llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed"),
-        pytest.param("qwen3-next", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3-5")),
     ],
 )
 def test_every_weight_moves_the_logits(transformers, name):

@@ -1,5 +1,5 @@
-"""Recurrent layers in a program: a token is computed from the row's own state where possible, else from the start of its
-block, with the same bits."""
+"""Recurrent layers in a program: a token is computed from the row's own state where possible, else from the start of
+its block, with the same bits."""
 
 from __future__ import annotations
 

@@ -53,12 +53,19 @@ class Qwen3NextConfig(Qwen3MoeConfig):
             "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
             "normalise": f.flag("norm_topk_prob", True),
             "sparse": read_sparse_layers(f, layers),
-            "recurrent": _recurrent_layers(f, layers),
-            "delta": _read_heads(f),
-            "taps": f.integer("linear_conv_kernel_dim", 1, _MAX_TAPS, 4),
+            **read_delta(f, layers),
         }
         f.finish()
         return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
+
+
+def read_delta(f: Fields, layers: int) -> dict[str, Any]:
+    """The settings of the Gated DeltaNet layers, and which layers these are."""
+    return {
+        "recurrent": _recurrent_layers(f, layers),
+        "delta": _read_heads(f),
+        "taps": f.integer("linear_conv_kernel_dim", 1, _MAX_TAPS, 4),
+    }
 
 
 def _read_heads(f: Fields) -> Heads:

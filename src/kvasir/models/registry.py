@@ -26,6 +26,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "phi3": ("phi3", "Phi3", ("Phi3ForCausalLM",)),
     "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM",)),
     "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM",)),
+    "qwen3_5": ("qwen3_5", "Qwen35", ("Qwen3_5ForConditionalGeneration",)),
+    "qwen3_5_text": ("qwen3_5", "Qwen35Text", ("Qwen3_5ForCausalLM",)),
     "qwen3_moe": ("qwen3_moe", "Qwen3Moe", ("Qwen3MoeForCausalLM",)),
     "qwen3_next": ("qwen3_next", "Qwen3Next", ("Qwen3NextForCausalLM",)),
 }

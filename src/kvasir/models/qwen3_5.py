@@ -1,0 +1,118 @@
+"""Qwen3.5, dense: Gated DeltaNet layers and gated attention, as in Qwen3-Next, without experts and with projections of
+their own for the parts. Of the multimodal model, the text part, which is the whole model without images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.module import Take
+from kvasir.models.config import MAX_LAYERS, Fields
+from kvasir.models.decoder import read_sizes
+from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
+
+_DEFAULTS = {"intermediate_size": 12288}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen35TextConfig(Qwen3NextConfig):
+    """The sizes and settings of a Qwen3.5."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen35TextConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
+        f = Fields({**_DEFAULTS, **config, "rope_parameters": _rope(config)})
+        sizes = read_sizes(f, kv_heads=4, head_dim=256, partial=True)
+        layers, bias = sizes["num_layers"], f.flag("attention_bias", False)
+        f.expect("attn_output_gate", True)
+        f.expect("mlp_only_layers", [])
+        f.expect("mamba_ssm_dtype", "float32")  # of the states
+        f.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 0)  # they only draft
+        f.flag("mtp_use_dedicated_embeddings", False)
+        settings = {
+            "windows": (0,) * layers,
+            "sparse": (False,) * layers,
+            **{"num_experts": 1, "top_k": 1, "expert_inner": 1, "normalise": True},  # there are none
+            **read_delta(f, layers),
+        }
+        f.finish()
+        return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `rope_parameters` without the sections of M-RoPE: without images all sections have the token's position."""
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ModelFileError(f"config.json: rope_parameters is {given!r:.80}", "expected an object")
+    sections = given.get("mrope_section", [])
+    if not isinstance(sections, list) or not all(type(size) is int and size >= 0 for size in sections):
+        raise ModelFileError(f"config.json: mrope_section is {sections!r:.80}", "expected a list of sizes")
+    if given.get("mrope_interleaved", True) is not True:
+        raise UnsupportedModel("config.json: mrope_interleaved is not true", "this model's code supports only true")
+    plain = {name: value for name, value in given.items() if name not in ("mrope_section", "mrope_interleaved")}
+    return {**_ROPE, **plain}
+
+
+class Qwen35Text(Qwen3Next):
+    """A Qwen3-Next without experts, under the tensor names of Qwen3.5."""
+
+    Config = Qwen35TextConfig
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Qwen3Next.names`, with the projections of Gated DeltaNet layers."""
+        delta, heads = "model.layers.*.linear_attn.", self.config.delta
+        wide = heads.qk * heads.dim
+        return {
+            **super().names(),
+            "layers.*.attn.inputs.q": Take(delta + "in_proj_qkv", (0, wide)),
+            "layers.*.attn.inputs.k": Take(delta + "in_proj_qkv", (wide, 2 * wide)),
+            "layers.*.attn.inputs.v": Take(delta + "in_proj_qkv", (2 * wide, heads.channels)),
+            "layers.*.attn.inputs.z": delta + "in_proj_z",
+            "layers.*.attn.gates.b": delta + "in_proj_b",
+            "layers.*.attn.gates.a": delta + "in_proj_a",
+        }
+
+
+class Qwen35Config(Qwen35TextConfig):
+    """The config of the text model; the image parts are ignored."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen35TextConfig:
+        """Reads `text_config` of a `config.json`. Raises ModelFileError if it is missing."""
+        f = Fields(config)
+        text, tied = f.get("text_config"), f.flag("tie_word_embeddings", False)
+        if not isinstance(text, Mapping):
+            raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
+        f.finish()
+        return Qwen35TextConfig.from_hf({"tie_word_embeddings": tied, **text})
+
+
+class Qwen35(Qwen35Text):
+    """`Qwen35Text` under the tensor names of the multimodal checkpoint."""
+
+    Config = Qwen35Config
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of unused tensors, including those of the image tower."""
+        return (*super().ignored, r"model\.visual\..*")
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Qwen35Text.names`, whose modules lie beside the image tower."""
+        return {path: within(entry, "model.", "model.language_model.") for path, entry in super().names().items()}
+
+
+def within(entry: str | Take | tuple[str, ...], old: str, new: str) -> str | Take | tuple[str, ...]:
+    """An entry of a name table with another prefix, where it has the old one."""
+
+    def renamed(name: str) -> str:
+        return new + name.removeprefix(old) if name.startswith(old) else name
+
+    if isinstance(entry, str):
+        return renamed(entry)
+    if isinstance(entry, tuple):
+        return tuple(map(renamed, entry))
+    return replace(entry, name=renamed(entry.name))
