@@ -29,13 +29,13 @@ RUN = {
     "qwen2-7b-instruct": (28, 3584, 28, 4, 128, 152064, 1e6, False),
     "qwen2.5-7b-instruct": (28, 3584, 28, 4, 128, 152064, 1e6, False),
     "qwen3": (36, 2560, 32, 8, 128, 151936, 1e6, True),
+    "qwen3.5": (24, 1024, 8, 2, 256, 248320, 1e7, True),
     "yi-6b-chat": (32, 4096, 32, 4, 128, 64000, 5e6, False),
 }
 REFUSED = {
     "gemma-4": "gemma4",
     "glm-4-9b-chat": "chatglm",
     "minicpm4": "minicpm",
-    "qwen3.5": "qwen3_5",
     "starcoder-wizardcoder-15b": "gpt_bigcode",
 }
 EOS = {
@@ -48,6 +48,7 @@ EOS = {
     "qwen2-7b-instruct": (151645,),
     "qwen2.5-7b-instruct": (151645, 151643),
     "qwen3": (151645, 151643),
+    "qwen3.5": (248044,),
     "yi-6b-chat": (7,),
 }
 

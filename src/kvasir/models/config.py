@@ -192,7 +192,10 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     path = Path(path) / "generation_config.json"
     values = read_json_object(path, MAX_CONFIG_BYTES) if path.exists() else {}
     f = Fields(values, path.name)
-    eos_ids = read_eos_ids(f) or read_eos_ids(Fields(config or {}))
+    config = config or {}
+    text = config.get("text_config")  # of a multimodal model
+    given = (f, Fields(config), Fields(text if isinstance(text, Mapping) else {}))
+    eos_ids = next((ids for ids in map(read_eos_ids, given) if ids), ())
     if not f.flag("do_sample", True):
         return GenerationDefaults(eos_ids)
     sampling: dict[str, float] = {}
