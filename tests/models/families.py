@@ -81,6 +81,12 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+QWEN3_5_MOE = {
+    **QWEN3_5,
+    **{key: QWEN3_MOE[key] for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+    "model_type": "qwen3_5_moe_text",
+    "shared_expert_intermediate_size": 24,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -125,6 +131,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-moe": {**QWEN3_MOE, "norm_topk_prob": True},
     "qwen3-next": QWEN3_NEXT,
     "qwen3-5": QWEN3_5,
+    "qwen3-5-moe": QWEN3_5_MOE,
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 

@@ -144,6 +144,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
         {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
     ],
+    "qwen3-5-moe": [{"num_experts_per_tok": 2}, {"hidden_act": "gelu"}],
 }
 
 
@@ -162,7 +163,7 @@ def test_every_field_moves_the_logits(transformers, name, change):
     "name",
     [
         *("llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3-5")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3-5", "qwen3-5-moe")),
     ],
 )
 def test_every_weight_moves_the_logits(transformers, name):

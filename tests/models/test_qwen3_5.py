@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models.qwen3_5 import Qwen35
+from kvasir.models.qwen3_5 import Qwen35, Qwen35Moe
 from kvasir.models.registry import model_class_for
 from tests.models.driver import logits_of
 from tests.models.families import config_of
@@ -21,25 +21,33 @@ VISION = {
 }  # fmt: skip
 
 
-def read(**changes):
-    config = {**config_of("qwen3-5"), **changes}
+def read(family="qwen3-5", **changes):
+    config = {**config_of(family), **changes}
     return model_class_for(config).Config.from_hf(config)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_text_part_of_the_multimodal_checkpoint(tmp_path):
+@pytest.mark.parametrize(("family", "theirs", "ours"), [
+    ("qwen3-5", "Qwen3_5", Qwen35),
+    ("qwen3-5-moe", "Qwen3_5Moe", Qwen35Moe),
+])  # fmt: skip
+def test_the_text_part_of_the_multimodal_checkpoint(family, theirs, ours, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle of this test")
-    text = config_of("qwen3-5")
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=False)
-    hf = randomized(transformers.Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    text = config_of(family)
+    kind, config_kind = (
+        getattr(transformers, f"{theirs}ForConditionalGeneration"),
+        getattr(transformers, f"{theirs}Config"),
+    )
+    config = config_kind(text_config=text, vision_config=VISION, tie_word_embeddings=False)
+    hf = randomized(kind._from_config(config, attn_implementation="eager"))
     ids = random_ids(150, text["vocab_size"])
     with torch.no_grad():
         expected = hf(torch.tensor([ids])).logits[0]
     save(hf, tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["model_type"] == "qwen3_5" and "text_config" in stored
+    assert "text_config" in stored
     model = load(tmp_path)
-    assert isinstance(model, Qwen35)
+    assert type(model) is ours
     assert distance(logits_of(model, ids), expected) < TOLERANCE
 
 
@@ -49,6 +57,8 @@ def test_what_has_no_code_is_refused():
             read(**change)
     with pytest.raises(UnsupportedModel, match="mrope_interleaved"):
         read(rope_parameters={"mrope_interleaved": False})
+    with pytest.raises(UnsupportedModel, match="norm_topk_prob"):
+        read("qwen3-5-moe", norm_topk_prob=False)
     with pytest.raises(ModelFileError, match="mrope_section"):
         read(rope_parameters={"mrope_section": "11"})
     with pytest.raises(ModelFileError, match="rope_parameters"):

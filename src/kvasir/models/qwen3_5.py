@@ -1,5 +1,6 @@
-"""Qwen3.5, dense: Gated DeltaNet layers and gated attention, as in Qwen3-Next, without experts and with projections of
-their own for the parts. Of the multimodal model, the text part, which is the whole model without images."""
+"""Qwen3.5: Gated DeltaNet layers and gated attention, as in Qwen3-Next, with projections of their own for the parts;
+with MLPs, or in every layer a mixture of experts with a shared expert. Of the multimodal models, the text part:
+the whole model without images."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.module import Take
-from kvasir.models.config import MAX_LAYERS, Fields
+from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
+from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
 
 _DEFAULTS = {"intermediate_size": 12288}
@@ -33,13 +35,32 @@ class Qwen35TextConfig(Qwen3NextConfig):
         f.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 0)  # they only draft
         f.flag("mtp_use_dedicated_embeddings", False)
         settings = {
-            "windows": (0,) * layers,
-            "sparse": (False,) * layers,
-            **{"num_experts": 1, "top_k": 1, "expert_inner": 1, "normalise": True},  # there are none
+            **{"windows": (0,) * layers, "normalise": True},
+            **cls._read_experts(f, layers),
             **read_delta(f, layers),
         }
         f.finish()
         return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
+
+    @classmethod
+    def _read_experts(cls, f: Fields, layers: int) -> dict[str, Any]:
+        return {"sparse": (False,) * layers, "num_experts": 1, "top_k": 1, "expert_inner": 1}  # there are none
+
+
+class Qwen35MoeTextConfig(Qwen35TextConfig):
+    """The sizes and settings of a Qwen3.5 with experts."""
+
+    @classmethod
+    def _read_experts(cls, f: Fields, layers: int) -> dict[str, Any]:
+        f.expect("norm_topk_prob", True)
+        num_experts, top_k = read_experts(f, num_experts=256, top_k=8)
+        return {
+            "sparse": (True,) * layers,
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 512),
+            "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
+        }
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +78,10 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Qwen35Text(Qwen3Next):
-    """A Qwen3-Next without experts, under the tensor names of Qwen3.5."""
+    """A Qwen3-Next under the tensor names of Qwen3.5."""
 
     Config = Qwen35TextConfig
+    stacked_experts = True
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen3Next.names`, with the projections of Gated DeltaNet layers."""
@@ -76,18 +98,37 @@ class Qwen35Text(Qwen3Next):
         }
 
 
+class Qwen35MoeText(Qwen35Text):
+    """A `Qwen35Text` with experts."""
+
+    Config = Qwen35MoeTextConfig
+
+
 class Qwen35Config(Qwen35TextConfig):
     """The config of the text model; the image parts are ignored."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen35TextConfig:
         """Reads `text_config` of a `config.json`. Raises ModelFileError if it is missing."""
-        f = Fields(config)
-        text, tied = f.get("text_config"), f.flag("tie_word_embeddings", False)
-        if not isinstance(text, Mapping):
-            raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
-        f.finish()
-        return Qwen35TextConfig.from_hf({"tie_word_embeddings": tied, **text})
+        return Qwen35TextConfig.from_hf(_text_config(config))
+
+
+class Qwen35MoeConfig(Qwen35MoeTextConfig):
+    """The config of the text model with experts; the image parts are ignored."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen35TextConfig:
+        """Reads `text_config` of a `config.json`. Raises ModelFileError if it is missing."""
+        return Qwen35MoeTextConfig.from_hf(_text_config(config))
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    f = Fields(config)
+    text, tied = f.get("text_config"), f.flag("tie_word_embeddings", False)
+    if not isinstance(text, Mapping):
+        raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
+    f.finish()
+    return {"tie_word_embeddings": tied, **text}
 
 
 class Qwen35(Qwen35Text):
@@ -103,6 +144,12 @@ class Qwen35(Qwen35Text):
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen35Text.names`, whose modules lie beside the image tower."""
         return {path: within(entry, "model.", "model.language_model.") for path, entry in super().names().items()}
+
+
+class Qwen35Moe(Qwen35):
+    """A `Qwen35` with experts."""
+
+    Config = Qwen35MoeConfig
 
 
 def within(entry: str | Take | tuple[str, ...], old: str, new: str) -> str | Take | tuple[str, ...]:

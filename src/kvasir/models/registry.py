@@ -27,6 +27,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM",)),
     "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM",)),
     "qwen3_5": ("qwen3_5", "Qwen35", ("Qwen3_5ForConditionalGeneration",)),
+    "qwen3_5_moe": ("qwen3_5", "Qwen35Moe", ("Qwen3_5MoeForConditionalGeneration",)),
+    "qwen3_5_moe_text": ("qwen3_5", "Qwen35MoeText", ("Qwen3_5MoeForCausalLM",)),
     "qwen3_5_text": ("qwen3_5", "Qwen35Text", ("Qwen3_5ForCausalLM",)),
     "qwen3_moe": ("qwen3_moe", "Qwen3Moe", ("Qwen3MoeForCausalLM",)),
     "qwen3_next": ("qwen3_next", "Qwen3Next", ("Qwen3NextForCausalLM",)),

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.weights.source import WeightSource
+from kvasir.weights.stacks import ExpertsView
 
 Progress = Callable[[int, int], None]  # bytes of the file read so far, and in total
 # (module, its tensor's name, source, name in the source, Take or None) -> whether it has stored the tensor
@@ -36,10 +37,12 @@ class Leaf(Protocol):
 
 class Fillable(Protocol):
     """The attributes of a model that the loader uses. names: its name table. prefix, ignored (patterns): the allowed
-    differences between the table and the checkpoint."""
+    differences between the table and the checkpoint. stacked_experts: checkpoints may store them as `ExpertsView`
+    expects."""
 
     prefix: str
     ignored: Iterable[str]
+    stacked_experts: bool
 
     def walk(self) -> Iterator[tuple[str, Any]]: ...
     def names(self) -> Mapping[str, Any]: ...
@@ -95,6 +98,7 @@ def fill(
     hold: called first for each tensor; it returns True if it has stored the tensor in the module in another format.
     Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
+    source = ExpertsView(source) if model.stacked_experts else source
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
     _check_all_used(model, source, sizes.keys())
