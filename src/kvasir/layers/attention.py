@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Attention(Module):
     """x: float32 [T, D] -> [T, D]. Writes the step's keys and values into the cache, then attends over the cache.
 
-    layer: its number, which identifies it in the cache. head_norm_eps: if not None, q and k are normalised per head, by
-    a norm of the class `head_norm`, before the rotary embedding. scale: of the scores, head_dim^-0.5 by default.
+    layer: its number, which identifies it in the cache. head_norm_eps: if not None, q and k are normalised by a norm of
+    the class `head_norm`: each head, or all heads together if `whole_norm`; before the rotary embedding, or after it if
+    `norm_after_rope`. scale: of the scores, head_dim^-0.5 by default.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Attention(Module):
         out_bias: bool = False,
         head_norm_eps: float | None = None,
         head_norm: type[RMSNorm] = RMSNorm,
+        whole_norm: bool = False,
+        norm_after_rope: bool = False,
         scale: float | None = None,
         softcap: float = 0.0,
     ):
@@ -48,8 +51,11 @@ class Attention(Module):
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
         self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
-        self.q_norm = None if head_norm_eps is None else head_norm(head_dim, head_norm_eps)
-        self.k_norm = None if head_norm_eps is None else head_norm(head_dim, head_norm_eps)
+        self.whole_norm, self.norm_after_rope = whole_norm, norm_after_rope
+        self.q_norm = self.k_norm = None
+        if head_norm_eps is not None:
+            self.q_norm = head_norm(head_dim * (heads if whole_norm else 1), head_norm_eps)
+            self.k_norm = head_norm(head_dim * (kv_heads if whole_norm else 1), head_norm_eps)
         self.out = Out(heads * head_dim, width, out_bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
@@ -63,7 +69,9 @@ class Attention(Module):
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads, together with the matching segments of the output projection. With fewer KV heads than
-        parts, adjacent ranks hold the same KV head."""
+        parts, adjacent ranks hold the same KV head. A norm over all heads needs all of them on every rank."""
+        if self.whole_norm:
+            return
         heads, kv_heads, cuts = self.heads, self.kv_heads, segments(self.out)
         parts = mesh.most_parts(lambda p: cuts % p == 0 and heads % p == 0 and (kv_heads % p == 0 or p % kv_heads == 0))
         part = mesh.part(parts)
@@ -77,11 +85,8 @@ class Attention(Module):
         """The attention output of each head, float32 [T, H, d]. k, v: [T, K * d]."""
         k_TKd = k.view(-1, self.kv_heads, self.head_dim)
         v_TKd = v.view(-1, self.kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THd, k_TKd = self.q_norm(q_THd), self.k_norm(k_TKd)
-        if self.rope is not None:
-            angles = batch.angles(self.rope)
-            q_THd, k_TKd = self.rope(q_THd, angles), self.rope(k_TKd, angles)
+        for step in (self._rotated, self._normalised) if self.norm_after_rope else (self._normalised, self._rotated):
+            q_THd, k_TKd = step(q_THd, k_TKd, batch)
         batch.store(self.layer, k_TKd, v_TKd)
         batch.note_weights(self.layer, q_THd, self.scale, self.softcap)
         return paged_attention(
@@ -92,6 +97,20 @@ class Attention(Module):
             self.scale,
             self.softcap,
         )
+
+    def _normalised(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q_THd, k_TKd
+        if not self.whole_norm:
+            return self.q_norm(q_THd), self.k_norm(k_TKd)
+        q_TD, k_TD = self.q_norm(q_THd.flatten(1)), self.k_norm(k_TKd.flatten(1))
+        return q_TD.view(-1, self.heads, self.head_dim), k_TD.view(-1, self.kv_heads, self.head_dim)
+
+    def _rotated(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.rope is None:
+            return q_THd, k_TKd
+        angles = batch.angles(self.rope)
+        return self.rope(q_THd, angles), self.rope(k_TKd, angles)
 
 
 class GatedAttention(Attention):

@@ -48,3 +48,14 @@ class LayerNorm(RMSNorm):
 
     def expects(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.width,), "bias": (self.width,)}
+
+
+class PlainLayerNorm(LayerNorm):
+    """A LayerNorm without a bias."""
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.width,)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        self.bias = place.exact(array) * 0.0
+        return super().put(name, array, place)

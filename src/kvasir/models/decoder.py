@@ -1,5 +1,5 @@
-"""The shared parts of Llama-like decoder-only models: the sizes in their configs, the checkpoint's names, and the
-head: from hidden rows to logits or to an embedding. The blocks and the forward are in each model's own file."""
+"""The shared parts of Llama-like decoder-only models: the sizes in their configs, the checkpoint's names, the forward,
+and the head: from hidden rows to logits or to an embedding. The blocks are in each model's own file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 class DecoderConfig:
     """The sizes and settings of a decoder.
 
-    windows: per layer, in tokens, 0 for full attention. head_norm: whether q and k are normalised per head. rotary_dim:
-    the number of rotated dimensions of a head.
+    windows: per layer, in tokens, 0 for full attention. head_norm: whether q and k are normalised. rotary_dim: the
+    number of rotated dimensions of a head. rotates: per layer, whether it has a rotary embedding; empty if all have.
+    attn_scale: of the scores, None for head_dim^-0.5. embed_scale, residual_scale, logit_scale: of the embedded tokens,
+    of what attention and the MLP add, and of the logits.
     """
 
     vocab_size: int
@@ -65,6 +67,11 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False
+    rotates: tuple[bool, ...] = ()
+    attn_scale: float | None = None
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
 
     @property
     def context_length(self) -> int:
@@ -119,8 +126,9 @@ def read_sizes(
 
 
 class Decoder(Module):
-    """Tokens to hidden rows to logits. A subclass creates the blocks and implements the forward."""
+    """Tokens to hidden rows to logits. A subclass creates the blocks. Norm: the class of its norms."""
 
+    Norm: ClassVar[type[RMSNorm]] = RMSNorm
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
@@ -131,7 +139,7 @@ class Decoder(Module):
         self.rope = Rope(config.rotary_dim, config.rope_theta, config.rope_scaling)
         self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.layers: list[DecoderLayer] = []  # filled by the subclass
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.norm = self._norm()
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
     @property
@@ -139,9 +147,23 @@ class Decoder(Module):
         """Patterns of tensors that duplicate the config or another tensor."""
         return (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if self.config.tied else ()))
 
+    def _norm(self) -> RMSNorm:
+        return self.Norm(self.config.width, self.config.norm_eps)
+
+    @property
+    def embed_scale(self) -> float:
+        """The factor of the embedded tokens."""
+        return self.config.embed_scale
+
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        """Float32 [T, D]: the hidden rows after the last norm. Implemented by subclasses."""
-        raise NotImplementedError
+        """Float32 [T, D]: the hidden rows after the last norm."""
+        x_TD = self.embed(tokens_T)
+        if self.embed_scale != 1.0:
+            x_TD = x_TD * self.embed_scale
+        for i, layer in enumerate(self.layers):
+            x_TD = layer(x_TD, batch)
+            batch.after_layer(i, x_TD)
+        return self.norm(x_TD)
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
@@ -150,7 +172,8 @@ class Decoder(Module):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows."""
-        return self.head(hidden_RD)
+        logits_RV = self.head(hidden_RD)
+        return logits_RV if self.config.logit_scale == 1.0 else logits_RV * self.config.logit_scale
 
     def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
         """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""

@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv:2408.00118): four norms per block, soft caps on scores and logits, sliding windows on every other
 layer.
 
-Gemma 3 uses these blocks and this forward too.
+Gemma 3 uses these blocks too.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from kvasir.layers.attention import Attention
-from kvasir.layers.block import DecoderLayer
-from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
-from kvasir.layers.norm import OffsetRMSNorm
-from kvasir.layers.rope import Rope
+from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.layers.softcap import SoftCap
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
-from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
+from kvasir.models.decoder import DecoderConfig, read_sizes
+from kvasir.models.llama import Llama
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvasir.layers.batch import Batch
-
-# letters: T packed token rows, D model width, R chosen rows
+# letters: R chosen rows, D model width
 
 _DEFAULTS = {
     "head_dim": 256,
@@ -44,9 +39,8 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma2Config(DecoderConfig):
-    """attn_scale: factor of the attention scores. attn_softcap, final_softcap: 0 for none."""
+    """attn_softcap, final_softcap: 0 for none."""
 
-    attn_scale: float = 1.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
 
@@ -80,47 +74,20 @@ def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
     }
 
 
-class GemmaBlock(DecoderLayer):
-    """A block that normalises before and after attention and the MLP."""
-
-    def __init__(self, attn: Attention, mlp: GatedMLP, width: int, eps: float):
-        super().__init__(OffsetRMSNorm(width, eps), attn, OffsetRMSNorm(width, eps), mlp)
-        self.attn_post_norm = OffsetRMSNorm(width, eps)
-        self.mlp_post_norm = OffsetRMSNorm(width, eps)
-
-
-class Gemma2(Decoder):
-    """A decoder of `GemmaBlock`s with scaled embeddings and capped logits."""
+class Gemma2(Llama):
+    """A Llama with four norms per block, scaled embeddings and capped logits."""
 
     Config = Gemma2Config
     config: Gemma2Config
-    layers: list[GemmaBlock]
+    Norm: ClassVar[type[RMSNorm]] = OffsetRMSNorm
+    norms: ClassVar[tuple[str, ...]] = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
 
     def __init__(self, config: Gemma2Config):
         super().__init__(config)
-        self.norm = OffsetRMSNorm(config.width, config.norm_eps)
         self.softcap = SoftCap(config.final_softcap)
-        self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
-    def _rope_of(self, layer: int) -> Rope:
-        return self.rope
-
-    def _block(self, layer: int, c: Gemma2Config) -> GemmaBlock:
-        attn = Attention(
-            layer,
-            c.width,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            rope=self._rope_of(layer),
-            bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            head_norm_eps=c.norm_eps if c.head_norm else None,
-            head_norm=OffsetRMSNorm,
-            scale=c.attn_scale,
-            softcap=c.attn_softcap,
-        )
-        return GemmaBlock(attn, GatedMLP(c.width, c.inner, c.act), c.width, c.norm_eps)
+    def _attention_options(self, layer: int, c: Gemma2Config) -> dict[str, Any]:
+        return {**super()._attention_options(layer, c), "softcap": c.attn_softcap}
 
     @property
     def embed_scale(self) -> float:
@@ -128,15 +95,6 @@ class Gemma2(Decoder):
         kind = str(getattr(self.embed.weight, "dtype", "bfloat16")).removeprefix("torch.")
         scale = np.float32(self.config.width**0.5)
         return float(ml_dtypes.bfloat16(scale) if kind == "bfloat16" else np.dtype(kind).type(scale))
-
-    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        """Float32 [T, D]: the hidden rows after the last norm."""
-        x_TD = self.embed(tokens_T) * self.embed_scale
-        for i, layer in enumerate(self.layers):
-            x_TD = x_TD + layer.attn_post_norm(layer.attn(layer.attn_norm(x_TD), batch))
-            x_TD = x_TD + layer.mlp_post_norm(layer.mlp(layer.mlp_norm(x_TD), batch))
-            batch.after_layer(i, x_TD)
-        return self.norm(x_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows, soft-capped."""

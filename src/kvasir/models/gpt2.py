@@ -133,8 +133,7 @@ class GPT2(Module):
         """Float32 [T, D]: the hidden rows after the last norm."""
         x_TD = self.embed(tokens_T) + self.positions(batch.positions_T)
         for i, layer in enumerate(self.layers):
-            x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
-            x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
+            x_TD = layer(x_TD, batch)
             batch.after_layer(i, x_TD)
         return self.norm(x_TD)
 

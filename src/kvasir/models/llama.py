@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from kvasir.layers.attention import Attention
 from kvasir.layers.block import DecoderLayer
-from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.moe import MoE
-from kvasir.layers.norm import RMSNorm
+from kvasir.layers.rope import Rope
 from kvasir.models.config import Fields
 from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvasir.layers.batch import Batch
-
-# letters: T packed token rows, D model width
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +35,39 @@ class LlamaConfig(DecoderConfig):
 
 
 class Llama(Decoder):
-    """A decoder with RMSNorms before attention and the MLP, rotary embeddings and gated MLPs."""
+    """A decoder with rotary embeddings and gated MLPs. norms: those of a block, as `DecoderLayer` names them."""
 
     Config = LlamaConfig
+    norms: ClassVar[tuple[str, ...]] = ("attn_norm", "mlp_norm")
+    parallel: ClassVar[bool] = False
 
     def __init__(self, config: DecoderConfig):
         super().__init__(config)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
     def _block(self, layer: int, c: DecoderConfig) -> DecoderLayer:
-        return DecoderLayer(
-            RMSNorm(c.width, c.norm_eps),
-            Attention(
-                layer,
-                c.width,
-                c.heads,
-                c.kv_heads,
-                c.head_dim,
-                rope=self.rope,
-                bias=c.qkv_bias,
-                out_bias=c.out_bias,
-                head_norm_eps=c.norm_eps if c.head_norm else None,
-            ),
-            RMSNorm(c.width, c.norm_eps),
-            self._mlp(layer, c),
-        )
+        norms = dict.fromkeys(("attn_norm", "mlp_norm")) | {name: self._norm() for name in self.norms}
+        attn, mlp = self._mixer(layer, c), self._mlp(layer, c)
+        return DecoderLayer(attn=attn, mlp=mlp, **norms, parallel=self.parallel, scale=c.residual_scale)
 
-    def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
+    def _mixer(self, layer: int, c: Any) -> Attention | GatedDelta:
+        """The part of a layer that mixes information across tokens. Families with recurrent layers override it."""
+        return Attention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **self._attention_options(layer, c))
+
+    def _attention_options(self, layer: int, c: Any) -> dict[str, Any]:
+        return {
+            "rope": self._rope_of(layer),
+            "bias": c.qkv_bias,
+            "out_bias": c.out_bias,
+            "head_norm_eps": c.norm_eps if c.head_norm else None,
+            "head_norm": self.Norm,
+            "scale": c.attn_scale,
+        }
+
+    def _rope_of(self, layer: int) -> Rope | None:
+        rotates = self.config.rotates
+        return self.rope if not rotates or rotates[layer] else None
+
+    def _mlp(self, layer: int, c: Any) -> GatedMLP | MLP | MoE:
         """The part of a layer that follows attention. Families with experts override it."""
         return GatedMLP(c.width, c.inner, c.act, c.mlp_bias)
-
-    def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
-        """Float32 [T, D]: the hidden rows after the last norm."""
-        x_TD = self.embed(tokens_T)
-        for i, layer in enumerate(self.layers):
-            x_TD = x_TD + layer.attn(layer.attn_norm(x_TD), batch)
-            x_TD = x_TD + layer.mlp(layer.mlp_norm(x_TD), batch)
-            batch.after_layer(i, x_TD)
-        return self.norm(x_TD)

@@ -6,16 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
-from kvasir.layers.block import DecoderLayer
 from kvasir.layers.gated_delta import GatedDelta, Heads
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
 from kvasir.layers.moe import SharedMoE
-from kvasir.layers.norm import OffsetRMSNorm
+from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
@@ -100,40 +99,17 @@ class Qwen3Next(Qwen3Moe):
 
     Config = Qwen3NextConfig
     config: Qwen3NextConfig
-
-    def __init__(self, config: Qwen3NextConfig):
-        super().__init__(config)
-        self.norm = OffsetRMSNorm(config.width, config.norm_eps)
+    Norm: ClassVar[type[RMSNorm]] = OffsetRMSNorm
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of unused tensors, including the head for multi-token prediction."""
         return (*super().ignored, r"mtp\..*")  # the head for multi-token prediction
 
-    def _block(self, layer: int, c: Qwen3NextConfig) -> DecoderLayer:
-        return DecoderLayer(
-            OffsetRMSNorm(c.width, c.norm_eps),
-            self._delta(layer, c) if c.recurrent[layer] else self._attention(layer, c),
-            OffsetRMSNorm(c.width, c.norm_eps),
-            self._mlp(layer, c),
-        )
-
-    def _delta(self, layer: int, c: Qwen3NextConfig) -> GatedDelta:
-        return GatedDelta(layer, c.width, c.delta, c.taps, c.norm_eps, c.act)
-
-    def _attention(self, layer: int, c: Qwen3NextConfig) -> GatedAttention:
-        return GatedAttention(
-            layer,
-            c.width,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            rope=self.rope,
-            bias=c.qkv_bias,
-            out_bias=c.out_bias,
-            head_norm_eps=c.norm_eps,
-            head_norm=OffsetRMSNorm,
-        )
+    def _mixer(self, layer: int, c: Qwen3NextConfig) -> GatedAttention | GatedDelta:
+        if c.recurrent[layer]:
+            return GatedDelta(layer, c.width, c.delta, c.taps, c.norm_eps, c.act)
+        return GatedAttention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **self._attention_options(layer, c))
 
     def _mlp(self, layer: int, c: Qwen3NextConfig) -> GatedMLP | SharedMoE:
         if not c.sparse[layer]:
