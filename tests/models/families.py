@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+ABSENT = object()  # of a field in SIZES that a family does not have
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -28,6 +29,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -132,10 +134,84 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-next": QWEN3_NEXT,
     "qwen3-5": QWEN3_5,
     "qwen3-5-moe": QWEN3_5_MOE,
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3": {
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 100.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+    "seed-oss": {"model_type": "seed_oss", "attention_out_bias": True},
+    "arcee": {"model_type": "arcee", "hidden_act": "relu2"},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+    },
+    "exaone4": {"model_type": "exaone4", "sliding_window": 24, "sliding_window_pattern": 2},
+    "glm4": {"model_type": "glm4", "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
+    "ernie4-5": {"model_type": "ernie4_5", "use_bias": True, "num_key_value_heads": 1},
+    "cohere2": {
+        "model_type": "cohere2",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_norm_eps": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "logit_scale": 0.5,
+        "tie_word_embeddings": True,
+    },
+    "starcoder2": {
+        "model_type": "starcoder2",
+        "norm_epsilon": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "sliding_window": 24,
+        "use_bias": True,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    "nemotron": {
+        "model_type": "nemotron",
+        "norm_eps": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "hidden_act": "relu2",
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "gpt-neox": {
+        "model_type": "gpt_neox",
+        "num_key_value_heads": 4,
+        "layer_norm_eps": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "hidden_act": "gelu",
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
+    },
+    "stablelm": {
+        "model_type": "stablelm",
+        "layer_norm_eps": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "use_qkv_bias": True,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.25},
+    },
+    "qwen2-moe": {
+        **QWEN3_MOE,
+        "model_type": "qwen2_moe",
+        "mlp_only_layers": [1],
+        "shared_expert_intermediate_size": 24,
+    },
+    "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3},
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense",
+        "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 100.0},
+    },
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
 
 def config_of(name: str) -> dict[str, Any]:
     """A copy, for transformers writes into what it is given."""
-    return deepcopy({**SIZES, **FAMILIES[name]})
+    whole = {**SIZES, **FAMILIES[name]}
+    return deepcopy({field: value for field, value in whole.items() if value is not ABSENT})

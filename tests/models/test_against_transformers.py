@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, LLAMA3, LONGROPE, YARN, config_of
+from tests.models.families import FAMILIES, LLAMA3, LONGROPE, PLAIN, YARN, config_of
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
@@ -53,6 +53,9 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
+# Families that are a Llama with other settings.
+SWITCHED = """olmo2 olmo3 smollm3 seed-oss arcee granite exaone4 glm4 ernie4-5 cohere2 starcoder2 nemotron gpt-neox stablelm
+    qwen2-moe olmoe hunyuan""".split()
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
@@ -144,6 +147,68 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
         {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
     ],
+    "olmo2": [{"rms_norm_eps": 1e-1}, {"hidden_act": "gelu"}],
+    "olmo3": [
+        {"rope_parameters": {"full_attention": {**YARN, "rope_theta": 100.0}, "sliding_attention": LOCAL}},
+        {"rope_parameters": {"full_attention": LOCAL, "sliding_attention": {**LOCAL, "rope_theta": 100.0}}},
+        {"layer_types": ["full_attention"] * 4},
+        {"sliding_window": 25},
+    ],
+    "smollm3": [
+        {"no_rope_layers": [1, 1, 1]},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 25,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
+    ],
+    "seed-oss": [{"rms_norm_eps": 1e-1}],
+    "arcee": [{"hidden_act": "relu"}, {"rms_norm_eps": 1e-1}],
+    "granite": [
+        {"embedding_multiplier": 1.0},
+        {"attention_multiplier": 1.0},
+        {"residual_multiplier": 1.0},
+        {"logits_scaling": 1.0},
+    ],
+    "exaone4": [
+        {"sliding_window": None},
+        {"sliding_window": 25},
+        {"layer_types": ["full_attention"] * 3},
+        {"layer_types": None, "sliding_window_pattern": "LG"},
+        {"layer_types": None, "sliding_window_pattern": 3},
+    ],
+    "glm4": [
+        {"rms_norm_eps": 1e-1},
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0, "partial_rotary_factor": 0.5}},
+    ],
+    "ernie4-5": [{"rms_norm_eps": 1e-1}, {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}],
+    "cohere2": [
+        {"layer_norm_eps": 1e-1},
+        {"logit_scale": 1.0},
+        {"sliding_window": 25},
+        {"layer_types": None, "sliding_window_pattern": 2},
+        {"layer_types": ["sliding_attention"] * 4},
+    ],
+    "starcoder2": [{"norm_epsilon": 1e-1}, {"hidden_act": "silu"}, {"sliding_window": None}],
+    "nemotron": [
+        {"norm_eps": 1e-1},
+        {"hidden_act": "relu"},
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
+    ],
+    "gpt-neox": [
+        {"layer_norm_eps": 1e-1},
+        {"use_parallel_residual": False},
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
+    ],
+    "stablelm": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
+    "qwen2-moe": [{"norm_topk_prob": True}, {"num_experts_per_tok": 2}],
+    "olmoe": [{"norm_topk_prob": True}, {"num_experts_per_tok": 2}],
+    "hunyuan": [
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 5.0, "rope_theta": 100.0}},
+        {"rms_norm_eps": 1e-1},
+    ],
     "qwen3-5-moe": [{"num_experts_per_tok": 2}, {"hidden_act": "gelu"}],
 }
 
@@ -163,7 +228,7 @@ def test_every_field_moves_the_logits(transformers, name, change):
     "name",
     [
         *("llama-biased-tied", "gemma2", "gemma3", "phi3", "qwen3-moe-mixed"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3-5", "qwen3-5-moe")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-next", "qwen3-5", "qwen3-5-moe", *SWITCHED)),
     ],
 )
 def test_every_weight_moves_the_logits(transformers, name):

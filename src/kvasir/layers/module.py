@@ -24,22 +24,25 @@ Segments = Callable[[Any], int]
 class Take:
     """A part of a tensor in a checkpoint: `rows` of the tensor `name`, after transposing it if the checkpoint holds
     [in, out]. name: without ".weight" or ".bias", as in every name table. every: if not 0, `rows` of each run of so
-    many rows, in order."""
+    many rows, in order. order: of the rows taken, the order of those in each run of its length."""
 
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
     every: int = 0
+    order: tuple[int, ...] = ()
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The resulting shape for a tensor of shape `stored`. Raises ValueError if the tensor is too small."""
         shape = stored[::-1] if self.transposed else stored
-        if self.rows is None:
-            return shape
-        if not shape or self.rows[1] > (self.every or shape[0]) or (self.every and shape[0] % self.every):
-            raise ValueError(f"rows {self.rows}{f' of every {self.every}' if self.every else ''} of {shape}")
-        runs = shape[0] // self.every if self.every else 1
-        return (runs * (self.rows[1] - self.rows[0]), *shape[1:])
+        if self.rows is not None:
+            if not shape or self.rows[1] > (self.every or shape[0]) or (self.every and shape[0] % self.every):
+                raise ValueError(f"rows {self.rows}{f' of every {self.every}' if self.every else ''} of {shape}")
+            runs = shape[0] // self.every if self.every else 1
+            shape = (runs * (self.rows[1] - self.rows[0]), *shape[1:])
+        if self.order and (not shape or shape[0] % len(self.order)):
+            raise ValueError(f"runs of {len(self.order)} rows of {shape}")
+        return shape
 
     def of(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim == 2:
@@ -48,12 +51,13 @@ class Take:
 
     def of_rows(self, rows: Any) -> Any:
         """The part of an array with one row per output, in any format."""
-        if self.rows is None:
-            return rows
-        first, last = self.rows
-        if not self.every:
-            return rows[first:last]
-        return rows.reshape(-1, self.every, *rows.shape[1:])[:, first:last].reshape(-1, *rows.shape[1:])
+        if self.rows is not None:
+            rows = _of_runs(rows, slice(*self.rows), self.every) if self.every else rows[slice(*self.rows)]
+        return _of_runs(rows, list(self.order), len(self.order)) if self.order else rows
+
+
+def _of_runs(rows: Any, which: slice | list[int], size: int) -> Any:
+    return rows.reshape(-1, size, *rows.shape[1:])[:, which].reshape(-1, *rows.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,13 @@ class LayerNorm(RMSNorm):
         return {"weight": (self.width,), "bias": (self.width,)}
 
 
+class OffsetLayerNorm(LayerNorm):
+    """A LayerNorm whose checkpoint stores weight - 1; the 1 is added in float32."""
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        return super().put(name, place.exact(array) + 1.0 if name == "weight" else array, place)
+
+
 class PlainLayerNorm(LayerNorm):
     """A LayerNorm without a bias."""
 

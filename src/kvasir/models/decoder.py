@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -80,14 +81,20 @@ class DecoderConfig:
 
 
 def read_sizes(
-    f: Fields, *, kv_heads: int = 0, head_dim: int = 0, act: str = "hidden_act", partial: bool = False
+    f: Fields,
+    *,
+    kv_heads: int = 0,
+    head_dim: int = 0,
+    act: str = "hidden_act",
+    eps: str = "rms_norm_eps",
+    partial: bool = False,
 ) -> dict[str, Any]:
     """The fields that Llama-like configs share, as keyword arguments of `DecoderConfig`.
 
     kv_heads, head_dim: the family's defaults for absent fields; 0, like null in the file, derives the value from the
-    other fields. act: the name of the activation's field. partial: whether only a part of a head may be rotated
-    (`partial_rotary_factor`). Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is
-    not implemented.
+    other fields. act, eps: the names of the fields of the activation and of the norms' epsilon. partial: whether only a
+    part of a head may be rotated (`partial_rotary_factor`). Raises ModelFileError for a field out of range,
+    UnsupportedModel for a feature that is not implemented.
     """
     width = f.integer("hidden_size", 1, MAX_WIDTH)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS)
@@ -116,7 +123,7 @@ def read_sizes(
         "head_dim": head_dim,
         "rotary_dim": rotary_dim,
         "max_position": max_position,
-        "norm_eps": f.number("rms_norm_eps", 0.0, 1.0, 1e-6),
+        "norm_eps": f.number(eps, 0.0, 1.0, 1e-6),
         "act": f.choice(act, tuple(ACTIVATIONS), "silu"),
         "rope_theta": theta,
         "rope_scaling": scaling,
@@ -199,3 +206,10 @@ class Decoder(Module):
             "layers.*.mlp.gate_up.up": layer + "mlp.up_proj",
             "layers.*.mlp.down": layer + "mlp.down_proj",
         }
+
+
+def runs(targets: str, name: str, sizes: tuple[int, ...]) -> dict[str, Take]:
+    """The parts of a tensor whose rows are grouped by head: in each group, so many rows of each target."""
+    ends = tuple(accumulate(sizes))
+    rows = zip((0, *ends), ends, strict=False)
+    return {target: Take(name, run, every=ends[-1]) for target, run in zip(targets.split(), rows, strict=True)}

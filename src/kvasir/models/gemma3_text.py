@@ -46,7 +46,7 @@ class Gemma3Config(Gemma2Config):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
-        full, local = _split_rope(config)
+        full, local = split_rope(config)
         f = Fields({**_DEFAULTS, **full})
         settings = read_gemma(f, Fields(config).integer("sliding_window_pattern", 1, MAX_LAYERS, 6))
         f.get("sliding_window_pattern")
@@ -57,7 +57,7 @@ class Gemma3Config(Gemma2Config):
         return cls(**settings, head_norm=True, local_theta=theta, local_scaling=scaling)
 
 
-def _split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config with the rotary settings of the full-attention layers in their usual place, and the settings of the
     sliding-window layers.
 

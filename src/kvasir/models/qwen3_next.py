@@ -5,37 +5,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta, Heads
-from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
-from kvasir.layers.moe import SharedMoE
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
-from kvasir.models.decoder import read_sizes
+from kvasir.models.decoder import read_sizes, runs
 from kvasir.models.mixtral import read_experts
-from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, read_sparse_layers
+from kvasir.models.qwen2_moe import Qwen2Moe, Qwen2MoeConfig
+from kvasir.models.qwen3_moe import read_sparse_layers
 
 _DEFAULTS = {"intermediate_size": 5632, "partial_rotary_factor": 0.25}
 _MAX_TAPS = 8  # a cache block has at least as many tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3NextConfig(Qwen3MoeConfig):
+class Qwen3NextConfig(Qwen2MoeConfig):
     """The sizes and settings of a Qwen3-Next.
 
     recurrent: per layer, whether it is a Gated DeltaNet. delta: the heads of a Gated DeltaNet. taps: the length of its
-    convolution, in tokens. shared_inner: the inner width of the shared expert.
+    convolution, in tokens.
     """
 
     recurrent: tuple[bool, ...] = ()
     delta: Heads = field(kw_only=True)
     taps: int = 0
-    shared_inner: int = 0
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3NextConfig:
@@ -94,8 +91,8 @@ def _recurrent_layers(f: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(kind == "linear_attention" for kind in kinds)
 
 
-class Qwen3Next(Qwen3Moe):
-    """A Qwen3 with experts whose recurrent layers have a Gated DeltaNet instead of attention."""
+class Qwen3Next(Qwen2Moe):
+    """A Qwen with experts whose recurrent layers have a Gated DeltaNet instead of attention."""
 
     Config = Qwen3NextConfig
     config: Qwen3NextConfig
@@ -111,40 +108,22 @@ class Qwen3Next(Qwen3Moe):
             return GatedDelta(layer, c.width, c.delta, c.taps, c.norm_eps, c.act)
         return GatedAttention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **self._attention_options(layer, c))
 
-    def _mlp(self, layer: int, c: Qwen3NextConfig) -> GatedMLP | SharedMoE:
-        if not c.sparse[layer]:
-            return GatedMLP(c.width, c.inner, c.act)
-        return SharedMoE(
-            c.width, c.expert_inner, c.num_experts, c.top_k, c.shared_inner, act=c.act, normalise=c.normalise
-        )
-
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
-        """The name table of `Qwen3Moe.names`, with the Gated DeltaNet layers and the shared expert."""
+        """The name table of `Qwen2Moe.names`, with the Gated DeltaNet layers."""
         layer, c = "model.layers.*.", self.config
         share = c.delta.v // c.delta.qk
-        runs = {"q": c.delta.dim, "k": c.delta.dim, "v": share * c.delta.v_dim, "z": share * c.delta.v_dim}
+        parts = {"q": c.delta.dim, "k": c.delta.dim, "v": share * c.delta.v_dim, "z": share * c.delta.v_dim}
         return {
             **super().names(),
-            **_runs("layers.*.attn.qkv.q layers.*.attn.gate", layer + "self_attn.q_proj", (c.head_dim, c.head_dim)),
-            **_runs(
-                " ".join(f"layers.*.attn.inputs.{part}" for part in runs),
+            **runs("layers.*.attn.qkv.q layers.*.attn.gate", layer + "self_attn.q_proj", (c.head_dim, c.head_dim)),
+            **runs(
+                " ".join(f"layers.*.attn.inputs.{part}" for part in parts),
                 layer + "linear_attn.in_proj_qkvz",
-                tuple(runs.values()),
+                tuple(parts.values()),
             ),
-            **_runs("layers.*.attn.gates.b layers.*.attn.gates.a", layer + "linear_attn.in_proj_ba", (share, share)),
+            **runs("layers.*.attn.gates.b layers.*.attn.gates.a", layer + "linear_attn.in_proj_ba", (share, share)),
             "layers.*.attn": layer + "linear_attn",
             "layers.*.attn.conv": layer + "linear_attn.conv1d",
             "layers.*.attn.norm": layer + "linear_attn.norm",
             "layers.*.attn.out": (layer + "self_attn.o_proj", layer + "linear_attn.out_proj"),
-            "layers.*.mlp.shared.gate_up.gate": layer + "mlp.shared_expert.gate_proj",
-            "layers.*.mlp.shared.gate_up.up": layer + "mlp.shared_expert.up_proj",
-            "layers.*.mlp.shared.down": layer + "mlp.shared_expert.down_proj",
-            "layers.*.mlp.shared_gate": layer + "mlp.shared_expert_gate",
         }
-
-
-def _runs(targets: str, name: str, sizes: tuple[int, ...]) -> dict[str, Take]:
-    """The parts of a tensor whose rows are grouped by head: in each group, so many rows of each target."""
-    ends = tuple(accumulate(sizes))
-    rows = zip((0, *ends), ends, strict=False)
-    return {target: Take(name, run, every=ends[-1]) for target, run in zip(targets.split(), rows, strict=True)}

@@ -15,16 +15,29 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 
 # model_type -> module of this package, its class, and the `architectures` that the class implements.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "arcee": ("arcee", "Arcee", ("ArceeForCausalLM",)),
     "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining")),
+    "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
+    "ernie4_5": ("ernie4_5", "Ernie45", ("Ernie4_5ForCausalLM",)),
+    "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM",)),
     "gemma3": ("gemma3", "Gemma3", ("Gemma3ForConditionalGeneration",)),
     "gemma3_text": ("gemma3_text", "Gemma3Text", ("Gemma3ForCausalLM",)),
+    "glm4": ("glm4", "Glm4", ("Glm4ForCausalLM",)),
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
+    "gpt_neox": ("gpt_neox", "GPTNeoX", ("GPTNeoXForCausalLM",)),
+    "granite": ("granite", "Granite", ("GraniteForCausalLM",)),
+    "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM",)),
     "mixtral": ("mixtral", "Mixtral", ("MixtralForCausalLM",)),
+    "nemotron": ("nemotron", "Nemotron", ("NemotronForCausalLM",)),
+    "olmo2": ("olmo2", "Olmo2", ("Olmo2ForCausalLM",)),
+    "olmo3": ("olmo2", "Olmo3", ("Olmo3ForCausalLM",)),
+    "olmoe": ("olmoe", "Olmoe", ("OlmoeForCausalLM",)),
     "phi3": ("phi3", "Phi3", ("Phi3ForCausalLM",)),
     "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM",)),
+    "qwen2_moe": ("qwen2_moe", "Qwen2Moe", ("Qwen2MoeForCausalLM",)),
     "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM",)),
     "qwen3_5": ("qwen3_5", "Qwen35", ("Qwen3_5ForConditionalGeneration",)),
     "qwen3_5_moe": ("qwen3_5", "Qwen35Moe", ("Qwen3_5MoeForConditionalGeneration",)),
@@ -32,6 +45,10 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "qwen3_5_text": ("qwen3_5", "Qwen35Text", ("Qwen3_5ForCausalLM",)),
     "qwen3_moe": ("qwen3_moe", "Qwen3Moe", ("Qwen3MoeForCausalLM",)),
     "qwen3_next": ("qwen3_next", "Qwen3Next", ("Qwen3NextForCausalLM",)),
+    "seed_oss": ("seed_oss", "SeedOss", ("SeedOssForCausalLM",)),
+    "smollm3": ("smollm3", "SmolLM3", ("SmolLM3ForCausalLM",)),
+    "stablelm": ("stablelm", "StableLM", ("StableLmForCausalLM",)),
+    "starcoder2": ("starcoder2", "Starcoder2", ("Starcoder2ForCausalLM",)),
 }
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 

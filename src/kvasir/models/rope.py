@@ -16,6 +16,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.layers.elementary import log
+from kvasir.layers.module import Take
 from kvasir.layers.rope import KINDS, RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
 
@@ -47,6 +48,13 @@ def read_rope(
     if original is not None:
         inner.values = {**values, "original_max_position_embeddings": original}
     return theta, _read_scaling(inner, max_position)
+
+
+def halves(attn: str, head_dim: int, rotary_dim: int) -> dict[str, Take]:
+    """Name table entries of q and k for a family whose rotary embedding turns neighbouring pairs of dimensions: their
+    rows, reordered so that a head's first and second half are the pairs. Scores do not change."""
+    pairs = (*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim))
+    return {f"layers.*.attn.qkv.{part}": Take(f"{attn}{part}_proj", order=pairs) for part in "qk"}
 
 
 def read_rotary_share(f: Fields) -> float:

@@ -53,6 +53,12 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     ...
 
 
+def relu2(x: Tensor) -> Tensor:
+    """The square of relu (arXiv:2109.08668)."""
+    positive = relu(x)
+    return positive * positive
+
+
 # Keyed by the names in config.json.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -62,4 +68,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "gelu_fast": gelu_tanh,
     "relu": relu,
+    "relu2": relu2,
 }

@@ -1,0 +1,70 @@
+"""Qwen1.5 and Qwen2 with mixtures of experts (arXiv:2407.10671): a Qwen2 with experts and a shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.module import Take
+from kvasir.layers.moe import SharedMoE
+from kvasir.models.config import MAX_WIDTH, Fields, read_layer_windows
+from kvasir.models.decoder import read_sizes
+from kvasir.models.mixtral import read_experts
+from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, read_sparse_layers
+
+_DEFAULTS = {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2MoeConfig(Qwen3MoeConfig):
+    """The sizes and settings of a Qwen2 with experts. shared_inner: the inner width of the shared expert."""
+
+    shared_inner: int = 0
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Qwen2MoeConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
+        # transformers writes 0 for a window that is not used
+        f = Fields({**_DEFAULTS, **config, "sliding_window": config.get("sliding_window") or None})
+        sizes = read_sizes(f, kv_heads=16)
+        layers = sizes["num_layers"]
+        num_experts, top_k = read_experts(f, num_experts=60, top_k=4)
+        settings = {
+            "windows": read_layer_windows(f, layers),
+            "num_experts": num_experts,
+            "top_k": top_k,
+            "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH),
+            "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH),
+            "normalise": f.flag("norm_topk_prob", False),
+            "sparse": read_sparse_layers(f, layers),
+            "qkv_bias": f.flag("qkv_bias", True),
+        }
+        f.finish()
+        return cls(**sizes, **settings)
+
+
+class Qwen2Moe(Qwen3Moe):
+    """A Qwen2 whose sparse layers have a mixture with a shared expert."""
+
+    Config = Qwen2MoeConfig
+    config: Qwen2MoeConfig
+
+    def _mlp(self, layer: int, c: Any) -> GatedMLP | SharedMoE:
+        if not c.sparse[layer]:
+            return GatedMLP(c.width, c.inner, c.act)
+        return SharedMoE(
+            c.width, c.expert_inner, c.num_experts, c.top_k, c.shared_inner, act=c.act, normalise=c.normalise
+        )
+
+    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+        """The name table of `Qwen3Moe.names`, with the shared expert."""
+        mlp = "model.layers.*.mlp."
+        return {
+            **super().names(),
+            "layers.*.mlp.shared.gate_up.gate": mlp + "shared_expert.gate_proj",
+            "layers.*.mlp.shared.gate_up.up": mlp + "shared_expert.up_proj",
+            "layers.*.mlp.shared.down": mlp + "shared_expert.down_proj",
+            "layers.*.mlp.shared_gate": mlp + "shared_expert_gate",
+        }
