@@ -54,8 +54,10 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
 # Families that are a Llama with other settings.
-SWITCHED = """olmo2 olmo3 smollm3 seed-oss arcee granite exaone4 glm4 ernie4-5 cohere2 starcoder2 nemotron gpt-neox stablelm
-    qwen2-moe olmoe hunyuan""".split()
+SWITCHED = [
+    *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
+    *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan"),
+]
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
