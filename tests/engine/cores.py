@@ -8,7 +8,9 @@ from pathlib import Path
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
+from kvasir.models.registry import MODELS
 from kvasir.sched.drafts import Drafter
+from tests.models.families import SWITCHED, config_of
 
 _LLAMA = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -80,6 +82,9 @@ CONFIGS = {
         "vocab_size": 128256, "rope_theta": 5e5,
     },
 }  # fmt: skip
+for _name in SWITCHED:
+    _config = {**config_of(_name), "vocab_size": 300, "max_position_embeddings": 512}
+    CONFIGS[_name] = {**_config, "architectures": list(MODELS[_config["model_type"]][2])}
 
 
 def random_model(kind: str, folder: Path, seed: int = 0) -> str:

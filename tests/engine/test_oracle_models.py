@@ -11,6 +11,7 @@ import pytest
 
 from kvasir.sched.sequence import Sequence
 from tests.engine.cores import core_of, random_model
+from tests.models.families import SWITCHED
 from tests.oracle import NANS, Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
 
 torch = pytest.importorskip("torch")
@@ -33,6 +34,7 @@ SLOW = [(model, "bfloat16", "program") for model in MODELS if model not in FEW]
 SLOW += [(model, "float32", "program") for model in ["mini", *MODELS] if model != "gemma3"]
 SLOW += [(model, "bfloat16", "eager") for model in ("mini", "mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
 SLOW += [(model, "float32", "eager") for model in ("llama", "qwen3", "gemma3", "mixtral", "qwen3-next")]
+SLOW += [(model, "bfloat16", "program") for model in SWITCHED]
 CASES = [pytest.param(case, id="-".join(case)) for case in FAST]
 CASES += [pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW]
 

@@ -210,6 +210,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
+# Families that are a Llama with other settings.
+SWITCHED = (
+    *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
+    *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan"),
+)
+
 
 def config_of(name: str) -> dict[str, Any]:
     """A copy, for transformers writes into what it is given."""

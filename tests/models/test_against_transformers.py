@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, LLAMA3, LONGROPE, PLAIN, YARN, config_of
+from tests.models.families import FAMILIES, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
@@ -53,11 +53,6 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
-# Families that are a Llama with other settings.
-SWITCHED = [
-    *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
-    *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan"),
-]
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
