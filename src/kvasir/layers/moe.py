@@ -8,7 +8,7 @@ from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.places import Place
-from kvasir.ops.activation import ACTIVATIONS, scale_rows, sigmoid
+from kvasir.ops.activation import ACTIVATIONS, relu2, scale_rows, sigmoid
 from kvasir.ops.moe import experts, route
 from kvasir.parallel import ExpertShare, Mesh, cut
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.layers.batch import Batch
+
+EXPERT_ACTIVATIONS = tuple(name for name, act in ACTIVATIONS.items() if act is not relu2)  # those that are one op
 
 
 class Router(Plain):
@@ -30,7 +32,7 @@ class Router(Plain):
 class MoE(Module):
     """x: float32 [T, D] -> [T, D]: the weighted sum of the outputs of each row's top_k experts, which are gated MLPs.
 
-    normalise: whether a row's expert weights are scaled to sum to 1. act: a name of `ACTIVATIONS`. The expert modules
+    normalise: whether a row's expert weights are scaled to sum to 1. act: one of EXPERT_ACTIVATIONS. The expert modules
     only hold weights; they are not called individually. share: how ranks split the experts, None if this rank has all
     of them.
     """

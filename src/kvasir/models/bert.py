@@ -14,7 +14,6 @@ import numpy as np
 from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
-from kvasir.layers.block import DecoderLayer
 from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.mlp import ACTIVATIONS, MLP
 from kvasir.layers.module import Module, Take
@@ -84,6 +83,18 @@ class BertConfig:
         return found
 
 
+class EncoderLayer(Module):
+    """x: float32 [T, D] -> [T, D]. A block whose norms follow the sums, as in the first transformer
+    (arXiv:1706.03762)."""
+
+    def __init__(self, attn: Attention, attn_norm: LayerNorm, mlp: MLP, mlp_norm: LayerNorm):
+        self.attn, self.attn_norm, self.mlp, self.mlp_norm = attn, attn_norm, mlp, mlp_norm
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        mixed_TD = self.attn_norm(x_TD + self.attn(x_TD, batch))
+        return self.mlp_norm(mixed_TD + self.mlp(mixed_TD, batch))
+
+
 class Bert(Module):
     """A bidirectional encoder; it has embeddings, but no logits."""
 
@@ -106,12 +117,12 @@ class Bert(Module):
         self.norm = LayerNorm(config.width, config.norm_eps)
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
-    def _block(self, layer: int, c: BertConfig) -> DecoderLayer:
-        return DecoderLayer(
-            LayerNorm(c.width, c.norm_eps),
+    def _block(self, layer: int, c: BertConfig) -> EncoderLayer:
+        return EncoderLayer(
             Attention(layer, c.width, c.heads, c.heads, c.head_dim, bias=True, out_bias=True),
             LayerNorm(c.width, c.norm_eps),
             MLP(c.width, c.inner, c.act),
+            LayerNorm(c.width, c.norm_eps),
         )
 
     def forward(self, tokens_T: Tensor, batch: Batch) -> Tensor:
@@ -119,8 +130,7 @@ class Bert(Module):
         x_TD = self.embed(tokens_T) + self.token_types.row(0) + self.positions(batch.positions_T)
         x_TD = self.norm(x_TD)
         for i, layer in enumerate(self.layers):
-            x_TD = layer.attn_norm(x_TD + layer.attn(x_TD, batch))
-            x_TD = layer.mlp_norm(x_TD + layer.mlp(x_TD, batch))
+            x_TD = layer(x_TD, batch)
             batch.after_layer(i, x_TD)
         return x_TD
 

@@ -29,7 +29,8 @@ class Exaone4Config(DecoderConfig):
         layers = sizes["num_layers"]
         window = f.integer("sliding_window", 1, MAX_POSITIONS, 0 if "sliding_window" in config else 4096)
         slides = _read_windows(f, layers) if window else (False,) * layers
-        f.get("sliding_window_pattern"), f.get("layer_types")
+        for name in ("sliding_window_pattern", "layer_types"):
+            f.get(name)  # not used without a window
         f.finish()
         return cls(
             **sizes,

@@ -9,11 +9,10 @@ from typing import Any
 from kvasir.errors import ModelFileError
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
-from kvasir.layers.moe import MoE
+from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE
 from kvasir.models.config import MAX_EXPERTS, MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
-from kvasir.ops.activation import ACTIVATIONS, relu2
 
 _DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
@@ -60,7 +59,7 @@ def read_experts(f: Fields, *, num_experts: int, top_k: int) -> tuple[int, int]:
     top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS, top_k)
     if top_k > num_experts:
         raise ModelFileError(f"{f.where}: num_experts_per_tok is {top_k}", f"there are {num_experts} experts")
-    f.choice("hidden_act", tuple(name for name, act in ACTIVATIONS.items() if act is not relu2), "silu")
+    f.choice("hidden_act", EXPERT_ACTIVATIONS, "silu")
     return num_experts, top_k
 
 

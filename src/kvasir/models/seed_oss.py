@@ -20,7 +20,7 @@ class SeedOssConfig(DecoderConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f, kv_heads=8, head_dim=128)
-        biases = {
+        biases: dict[str, Any] = {
             "qkv_bias": f.flag("attention_bias", True),
             "out_bias": f.flag("attention_out_bias", False),
             "mlp_bias": f.flag("mlp_bias", False),
