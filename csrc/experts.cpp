@@ -33,6 +33,7 @@ void sort_slots(const Experts& e, const int32_t* ids, int64_t rows) {
 
 struct Product {
     const Matrix* matrices;
+    const float* const* biases;  // or null
     float* out;
 };
 
@@ -60,7 +61,8 @@ void multiply(const Experts& e, const Product* products, int64_t num_products, c
             if (from >= to) continue;
             const Matrix& m = products[i].matrices[x - first_id];
             kernels().linear(m, e.activated + e.begins[x] * row_bytes, slots, from, to,
-                             products[i].out + e.begins[x] * m.rows, m.rows, nullptr, nullptr, 0);
+                             products[i].out + e.begins[x] * m.rows, m.rows,
+                             products[i].biases ? products[i].biases[x - first_id] : nullptr, nullptr, 0);
         }
     }
 }
@@ -70,6 +72,15 @@ Range share_slots(const Experts& e, const Team& team) {
     const int64_t begin = e.begins[e.first];
     const Range mine = share(team, e.begins[e.first + e.held] - begin);
     return {begin + mine.begin, begin + mine.end};
+}
+
+// Writes the weighted inputs of all slots to down_out, which is free until the last product.
+void weigh_inputs(const Experts& e, const float* x, const float* weights, int64_t rows, const Team& team) {
+    const Range mine = share(team, rows * e.top_k);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+        kernels().scale(e.down_out + e.slots[i] * e.width, x + i / e.top_k * e.width, weights[i], e.width);
+    }
+    team.barrier();
 }
 
 void prepare_down(const Experts& e, int64_t slot) {
@@ -83,7 +94,7 @@ void combine(const Experts& e, float* out, const float* weights, int64_t row) {
     std::memset(out, 0, static_cast<size_t>(e.width) * sizeof *out);
     for (int64_t j = 0; j < e.top_k; ++j) {
         float* part = e.down_out + e.slots[row * e.top_k + j] * e.width;
-        kernels().scale(part, part, weights[j], e.width);
+        if (!e.weigh_inputs) kernels().scale(part, part, weights[j], e.width);
         kernels().add(out, out, part, e.width);
     }
 }
@@ -95,13 +106,15 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     team.barrier();
     if (team.thread == 0) sort_slots(e, ids, rows);
     team.barrier();
+    if (e.weigh_inputs) weigh_inputs(e, x, weights, rows, team);
     const Range slots = share_slots(e, team);
     const int64_t row_bytes = activated_bytes(e.gate[0]);
     for (int64_t s = slots.begin; s < slots.end; ++s) {
-        kernels().prepare(e.gate[0], e.activated + s * row_bytes, x + e.sources[s] * e.width, e.width, 1);
+        const float* input = e.weigh_inputs ? e.down_out + s * e.width : x + e.sources[s] * e.width;
+        kernels().prepare(e.gate[0], e.activated + s * row_bytes, input, e.width, 1);
     }
     team.barrier();
-    const Product in[] = {{e.gate, e.gate_out}, {e.up, e.up_out}};
+    const Product in[] = {{e.gate, e.gate_bias, e.gate_out}, {e.up, e.up_bias, e.up_out}};
     multiply(e, in, 2, team);
     team.barrier();
     for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
@@ -109,7 +122,7 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     // No barrier is needed after the call: gate_out, sources and begins are not written before the next pass, which
     // waits for thread 0.
     if (e.inputs && team.thread == 0) e.inputs(nullptr, first);
-    const Product down[] = {{e.down, e.down_out}};
+    const Product down[] = {{e.down, e.down_bias, e.down_out}};
     multiply(e, down, 1, team);
     team.barrier();
     if (e.meet) {
@@ -120,33 +133,81 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     for (int64_t r = mine.begin; r < mine.end; ++r) combine(e, out + r * e.width, weights + r * e.top_k, r);
 }
 
-}  // namespace
+// Whether value `a` at `i` precedes value `b` at `j` in descending order, ties by ascending index. NaN precedes nothing.
+bool precedes(float a, int64_t i, float b, int64_t j) { return a > b || (a == b && i < j); }
 
-void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
-               float* room) {
-    float* exps = room;
-    float* sums = room + experts;
-    float greatest = logits[0];
-    for (int64_t x = 1; x < experts; ++x) greatest = logits[x] > greatest ? logits[x] : greatest;
-    for (int64_t x = 0; x < experts; ++x) exps[x] = logits[x] - greatest;
-    kernels().activate(FUNCTION_EXP, exps, exps, experts);
-    // An expert is selected if fewer than top_k precede it by descending logit, ties by ascending id.
-    int64_t chosen = 0;
-    for (int64_t x = 0; x < experts && chosen < top_k; ++x) {
-        int64_t before = 0;
-        for (int64_t y = 0; y < experts; ++y) before += logits[y] > logits[x] || (logits[y] == logits[x] && y < x);
-        if (before < top_k) ids[chosen++] = static_cast<int32_t>(x);
+// The scores of all experts, the values that decide the choice, and for a softmax the sum of its terms.
+struct Scored {
+    float* terms;   // softmax: e^(logit - maximum); sigmoid: the score
+    float* choice;  // [experts]
+    float total;
+};
+
+Scored score_row(const float* logits, const Routing& r, float* room) {
+    const int64_t count = r.experts;
+    float *terms = room, *choice = room + count, *sums = room + 2 * count;
+    float total = 1.0f;
+    if (r.scores == SCORES_SOFTMAX) {
+        float greatest = logits[0];
+        for (int64_t x = 1; x < count; ++x) greatest = logits[x] > greatest ? logits[x] : greatest;
+        for (int64_t x = 0; x < count; ++x) terms[x] = logits[x] - greatest;
+        kernels().activate(FUNCTION_EXP, terms, terms, count);
+        std::memcpy(sums, terms, static_cast<size_t>(count) * sizeof *sums);
+        total = tree_sum(sums, count);
+    } else {
+        kernels().activate(FUNCTION_SIGMOID, terms, logits, count);
     }
-    // NaN logits have no order and may leave too few: any distinct ids complete the list, since the weights are NaN.
-    for (int32_t x = 0; chosen < top_k; ++x) {
+    for (int64_t x = 0; x < count; ++x) choice[x] = r.bias ? terms[x] / total + r.bias[x] : logits[x];
+    return {terms, choice, total};
+}
+
+// Makes the choices outside the best groups -inf.
+void leave_groups(float* choice, const Routing& r, float* ranks) {
+    const int64_t size = r.experts / r.groups;
+    for (int64_t g = 0; g < r.groups; ++g) {
+        float best = -__builtin_inff(), second = best;
+        for (int64_t x = g * size; x < (g + 1) * size; ++x) {
+            if (choice[x] > best) second = best, best = choice[x];
+            else if (choice[x] > second) second = choice[x];
+        }
+        ranks[g] = r.best_of_group == 2 ? best + second : best;
+    }
+    for (int64_t g = 0; g < r.groups; ++g) {
+        int64_t before = 0;
+        for (int64_t h = 0; h < r.groups; ++h) before += precedes(ranks[h], h, ranks[g], g);
+        if (before < r.top_groups) continue;
+        for (int64_t x = g * size; x < (g + 1) * size; ++x) choice[x] = -__builtin_inff();
+    }
+}
+
+void choose_experts(int32_t* ids, const float* choice, const Routing& r) {
+    int64_t chosen = 0;
+    for (int64_t x = 0; x < r.experts && chosen < r.top_k; ++x) {
+        int64_t before = 0;
+        for (int64_t y = 0; y < r.experts; ++y) before += precedes(choice[y], y, choice[x], x);
+        if (before < r.top_k) ids[chosen++] = static_cast<int32_t>(x);
+    }
+    // NaN has no order and may leave too few: any distinct ids complete the list, since the weights are NaN.
+    for (int32_t x = 0; chosen < r.top_k; ++x) {
         bool taken = false;
         for (int64_t j = 0; j < chosen; ++j) taken = taken || ids[j] == x;
         if (!taken) ids[chosen++] = x;
     }
-    int64_t count = normalise ? top_k : experts;
-    for (int64_t i = 0; i < count; ++i) sums[i] = exps[normalise ? ids[i] : i];
-    const float total = tree_sum(sums, count);
-    for (int64_t j = 0; j < top_k; ++j) weights[j] = exps[ids[j]] / total;
+}
+
+}  // namespace
+
+void route_row(int32_t* ids, float* weights, const float* logits, const Routing& r, float* room) {
+    const Scored row = score_row(logits, r, room);
+    float* sums = room + 2 * r.experts;
+    if (r.top_groups < r.groups) leave_groups(row.choice, r, sums);
+    choose_experts(ids, row.choice, r);
+    float divisor = row.total;
+    if (r.normalise) {
+        for (int64_t j = 0; j < r.top_k; ++j) sums[j] = row.terms[ids[j]];
+        divisor = tree_sum(sums, r.top_k) + r.epsilon;
+    }
+    for (int64_t j = 0; j < r.top_k; ++j) weights[j] = row.terms[ids[j]] / divisor * r.scale;
 }
 
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,

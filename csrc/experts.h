@@ -10,10 +10,14 @@ struct Experts {
     int64_t experts, top_k, width, inner;
     int64_t at_once;      // token rows per pass
     int64_t first, held;  // this rank's experts: `held` of them, from id `first` on
-    int32_t function, reserved;
+    int32_t function;
+    int32_t weigh_inputs;  // whether a row's weight is applied to its expert's input, not to the output
     const Matrix* gate;  // [held]; of one format, as are up and down
     const Matrix* up;
     const Matrix* down;
+    const float* const* gate_bias;  // [held]; null, as up_bias and down_bias, for experts without biases
+    const float* const* up_bias;
+    const float* const* down_bias;
     int64_t* begins;     // [E + 1]: where each expert's slots begin
     int64_t* slots;      // [max rows * k]: the slot of each choice; slots are sorted by expert, then by row
     int64_t* sources;    // [max rows * k]: the row of each slot
@@ -30,11 +34,21 @@ struct Experts {
     void (*inputs)(void* context, int64_t first);
 };
 
-// One row: the top_k ids of `logits` [experts], ascending, and their weights; equal logits go to the lower id. A weight
-// is the expert's probability in the softmax over all experts or, with normalise, over the chosen ones. Both sums use
-// the halving tree in ascending id. room: [2 * experts + 32].
-void route_row(int32_t* ids, float* weights, const float* logits, int64_t experts, int64_t top_k, bool normalise,
-               float* room);
+enum Scores : int32_t { SCORES_SOFTMAX = 0, SCORES_SIGMOID = 1 };
+
+// How a row chooses its experts: kvasir.ops.moe.routing.
+struct Routing {
+    int64_t experts, top_k;
+    int64_t groups, top_groups;  // equal numbers of adjacent experts, and how many groups may be chosen from
+    int64_t best_of_group;       // 1 or 2: the best choices whose sum ranks a group
+    int32_t scores, normalise;
+    float scale, epsilon;
+    const float* bias;  // [experts], added to the scores for the choice only; or null
+};
+
+// One row: the ids of its experts, ascending, and their weights. room: route_room(experts) floats.
+void route_row(int32_t* ids, float* weights, const float* logits, const Routing& routing, float* room);
+constexpr int64_t route_room(int64_t experts) { return 4 * experts + 64; }
 
 // out[row] = the sum over its experts, ascending, of weight * down(f(gate(x)) * up(x)); all threads of the team call
 // it.

@@ -270,11 +270,11 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
         case OP_ROPE: return run_rope(in, p.positions, r);
         case OP_STORE: return run_store(in, run, r);
         case OP_ROUTE: {
-            const int64_t experts = in.n[0], top_k = in.n[1], room = 2 * experts + 32;
+            const Routing& routing = *at<Routing>(in.p[4]);
+            float* room = at<float>(in.p[3]) + team.thread * route_room(routing.experts);
             for (int64_t row = r.begin; row < r.end; ++row) {
-                route_row(at<int32_t>(in.p[0]) + row * top_k, at<float>(in.p[1]) + row * top_k,
-                          at<float>(in.p[2]) + row * experts, experts, top_k, in.n[2] != 0,
-                          at<float>(in.p[3]) + team.thread * room);
+                route_row(at<int32_t>(in.p[0]) + row * routing.top_k, at<float>(in.p[1]) + row * routing.top_k,
+                          at<float>(in.p[2]) + row * routing.experts, routing, room);
             }
             return;
         }

@@ -37,7 +37,7 @@ enum Op : int32_t {
     OP_SOFTCAP = 14,    // p: out, x                         n: width                          f: cap
     OP_CHOOSE = 15,     // p: out, x                         n: width          rows of x by the step's choice
     OP_SAMPLE = 16,     // p: logits                         n: vocabulary
-    OP_ROUTE = 17,      // p: ids, weights, logits, room     n: experts, top k, normalise
+    OP_ROUTE = 17,      // p: ids, weights, logits, room, Routing
     OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
     OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 only
     OP_ADAPT_INNER = 20,  // p: x                            n: slot           ranks add up a x before b is applied

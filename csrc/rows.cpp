@@ -119,6 +119,14 @@ struct Centre {
         return fma(mul(sub(x, mean), factor), weight, bias);
     }
 };
+// g * sigmoid(1.702 g) * (u + 1), where g is at most 7 and u within [-7, 7]: the gate of gpt-oss.
+struct ClampedSwiglu {
+    KVASIR_INLINE f32x16 operator()(f32x16 gate, f32x16 up) const {
+        const f32x16 limit = broadcast(7.0f), one = broadcast(1.0f);
+        const f32x16 g = min(limit, gate), u = max(broadcast(-7.0f), min(limit, up));
+        return mul(mul(g, Sigmoid()(mul(g, broadcast(1.702f)))), add(u, one));
+    }
+};
 struct Add {
     KVASIR_INLINE f32x16 operator()(f32x16 a, f32x16 b) const { return add(a, b); }
 };
@@ -189,6 +197,7 @@ void gated(int32_t function, float* out, const float* gate, const float* up, int
         case FUNCTION_RELU: return map(out, gate, up, count, Gated<Relu>());
         case FUNCTION_EXP: return map(out, gate, up, count, Gated<Exp>());
         case FUNCTION_SIGMOID: return map(out, gate, up, count, Gated<Sigmoid>());
+        case FUNCTION_CLAMPED_SWIGLU: return map(out, gate, up, count, ClampedSwiglu());
         default: return map(out, gate, up, count, Gated<None>());
     }
 }

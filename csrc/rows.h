@@ -13,6 +13,7 @@ enum Function : int32_t {
     FUNCTION_RELU = 4,
     FUNCTION_EXP = 5,
     FUNCTION_SIGMOID = 6,
+    FUNCTION_CLAMPED_SWIGLU = 7,  // only of two rows: see ClampedSwiglu
 };
 
 }  // namespace kvasir

@@ -10,6 +10,7 @@ from kvasir.layers.linear import Head
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.moe import MoE
+from kvasir.ops.moe.routing import Routing
 from tests.layers.parts import Part, batch_of, fill, randn
 
 WIDTH, INNER, RANK = 64, 32, 3
@@ -17,7 +18,11 @@ WIDTH, INNER, RANK = 64, 32, 3
 
 class Tree(Module):
     def __init__(self):
-        self.attn, self.mlp, self.moe = Attention(0, WIDTH, 4, 2, 16), GatedMLP(WIDTH, INNER), MoE(WIDTH, INNER, 2, 1)
+        self.attn, self.mlp, self.moe = (
+            Attention(0, WIDTH, 4, 2, 16),
+            GatedMLP(WIDTH, INNER),
+            MoE(WIDTH, INNER, 2, Routing(1)),
+        )
         self.head = Head(WIDTH, 10)
 
 

@@ -3,13 +3,14 @@ import torch.nn.functional as F
 
 from kvasir.layers.moe import MoE
 from kvasir.layers.tensors import TensorPlace
+from kvasir.ops.moe.routing import Routing
 
 CPU = torch.device("cpu")
 WIDTH, INNER, EXPERTS = 64, 32, 4
 
 
 def filled(dtype: torch.dtype = torch.float32, **settings) -> tuple[MoE, dict[str, torch.Tensor]]:
-    layer = MoE(WIDTH, INNER, EXPERTS, 2, **settings)
+    layer = MoE(WIDTH, INNER, EXPERTS, Routing(2, normalise=settings.pop("normalise", True)), **settings)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for path, leaf in layer.walk():

@@ -207,13 +207,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "hunyuan_v1_dense",
         "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 100.0},
     },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "rope_parameters": {**YARN, "truncate": False},
+    },
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
 # Families that are a Llama with other settings.
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
-    *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan"),
+    *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
 )
 
 

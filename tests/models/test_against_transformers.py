@@ -206,6 +206,12 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 5.0, "rope_theta": 100.0}},
         {"rms_norm_eps": 1e-1},
     ],
+    "gpt-oss": [
+        {"num_experts_per_tok": 3},
+        {"sliding_window": 25},
+        {"layer_types": ["full_attention"] * 3},
+        *scaled({**YARN, "truncate": False}, 100.0, truncate=True),
+    ],
     "qwen3-5-moe": [{"num_experts_per_tok": 2}, {"hidden_act": "gelu"}],
 }
 

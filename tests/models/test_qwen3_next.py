@@ -14,6 +14,7 @@ from kvasir.layers.moe import SharedMoE
 from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.ops.gated_delta import Heads
+from kvasir.ops.moe.routing import Routing
 from kvasir.runner import eager_selftest as selftest
 from kvasir.weights.find import find_model
 from kvasir.weights.load import fill
@@ -43,13 +44,12 @@ def test_defaults_are_those_of_transformers(transformers):
         ("kv_heads", "num_key_value_heads"),
         ("taps", "linear_conv_kernel_dim"),
         ("num_experts", "num_experts"),
-        ("top_k", "num_experts_per_tok"),
         ("expert_inner", "moe_intermediate_size"),
         ("shared_inner", "shared_expert_intermediate_size"),
-        ("normalise", "norm_topk_prob"),
         ("inner", "intermediate_size"),
     ):
         assert getattr(ours, name) == getattr(theirs, field), name
+    assert ours.routing == Routing(theirs.num_experts_per_tok, normalise=theirs.norm_topk_prob)
     assert ours.rotary_dim == 64 and ours.recurrent == (True, True, True, False) * 2 and all(ours.sparse)
 
 

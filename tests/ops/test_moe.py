@@ -4,8 +4,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.ops.activation import ACTIVATIONS, silu
+from kvasir.ops.activation import ACTIVATIONS, clamped_swiglu, silu
 from kvasir.ops.moe import experts, route
+from kvasir.ops.moe.routing import Routing
 from tests.examples import examples
 
 # max error over max value: float32 sums of about 100 products; bfloat16 rounds inputs and results at 2^-9, three
@@ -29,30 +30,66 @@ def reference(logits: torch.Tensor, top_k: int, normalise: bool) -> torch.Tensor
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (128, 8), (5, 5), (3, 1), (1, 1)])
 def test_route_against_float64(num_experts, top_k, normalise):
     logits = normal(40, num_experts) * 3
-    ids, weights = route(logits, top_k, normalise)
+    ids, weights = route(logits, Routing(top_k, normalise=normalise))
     assert ids.shape == weights.shape == (40, top_k) and ids.dtype == torch.int64
     assert (ids.diff(dim=-1) > 0).all(), "ids ascend"
     found = torch.zeros(40, num_experts, dtype=torch.float64).scatter(1, ids, weights.double())
     torch.testing.assert_close(found, reference(logits, top_k, normalise), rtol=1e-6, atol=1e-9)
 
 
+def deepseek(logits: torch.Tensor, bias: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """The weight of every expert, 0 where it is not chosen, after arXiv:2412.19437 and its reference code."""
+    scores = logits.double().sigmoid() if routing.scores == "sigmoid" else logits.double().softmax(-1)
+    choice = (scores + bias).unflatten(1, (routing.groups, -1))
+    ranks = choice.topk(routing.best_of_group, dim=-1).values.sum(-1)
+    kept = torch.zeros_like(ranks).scatter(1, ranks.topk(routing.top_groups, dim=-1).indices, 1.0)
+    choice = choice.masked_fill(kept.unsqueeze(-1) == 0, float("-inf")).flatten(1)
+    ids = choice.topk(routing.top_k, dim=-1).indices
+    values = scores.gather(1, ids)
+    if routing.normalise:
+        values = values / (values.sum(-1, keepdim=True) + routing.epsilon)
+    return torch.zeros_like(scores).scatter(1, ids, values * routing.scale)
+
+
+@pytest.mark.parametrize("scores", ("softmax", "sigmoid"))
+@pytest.mark.parametrize("changes", [
+    {},
+    {"groups": 4, "top_groups": 2, "best_of_group": 2},
+    {"groups": 4, "top_groups": 1},
+    {"normalise": False, "scale": 2.5},
+    {"epsilon": 0.25, "scale": 0.5},
+])  # fmt: skip
+def test_routing_with_scores_biases_and_groups_against_float64(scores, changes):
+    routing = Routing(3, scores, **changes)
+    logits, bias = normal(40, 16) * 2, normal(16, seed=1) * 0.3
+    ids, weights = route(logits, routing, bias)
+    assert (ids.diff(dim=-1) > 0).all(), "ids ascend"
+    found = torch.zeros(40, 16, dtype=torch.float64).scatter(1, ids, weights.double())
+    torch.testing.assert_close(found, deepseek(logits, bias, routing), rtol=1e-6, atol=1e-9)
+
+
+def test_equal_groups_go_to_the_lower_number():
+    routing = Routing(2, "sigmoid", groups=4, top_groups=1)
+    assert route(torch.zeros(1, 8), routing)[0].tolist() == [[0, 1]]
+
+
 def test_equal_logits_go_to_the_lower_id():
     logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 2.0, 0.0, 2.0], [0.0, -0.0, 0.0, -1.0], [1.0, 2.0, 2.0, 2.0]])
-    ids, weights = route(logits, 2, True)
+    ids, weights = route(logits, Routing(2))
     assert ids.tolist() == [[0, 1], [1, 3], [0, 1], [1, 2]]
     assert weights.tolist() == [[0.5, 0.5]] * 4
     many = torch.zeros(32, 256)
     many[:, 200] = 1.0
-    assert route(many, 4, False)[0].tolist() == [[0, 1, 2, 200]] * 32
+    assert route(many, Routing(4, normalise=False))[0].tolist() == [[0, 1, 2, 200]] * 32
 
 
 def test_routing_of_extreme_and_nan_logits():
     """Extreme logits share nothing with the others, and what is no number stays in its row."""
-    ids, weights = route(torch.tensor([[1e30, -1e30, 0.0], [torch.nan, 1.0, 2.0], [0.0, 1.0, 2.0]]), 2, True)
+    ids, weights = route(torch.tensor([[1e30, -1e30, 0.0], [torch.nan, 1.0, 2.0], [0.0, 1.0, 2.0]]), Routing(2))
     assert (ids[0].tolist(), weights[0].tolist()) == ([0, 2], [1.0, 0.0])
     assert weights[1].isnan().any()
     assert ids[1].min() >= 0 and ids[1].max() < 3
-    assert torch.equal(weights[2], route(torch.tensor([[0.0, 1.0, 2.0]]), 2, True)[1][0])
+    assert torch.equal(weights[2], route(torch.tensor([[0.0, 1.0, 2.0]]), Routing(2))[1][0])
 
 
 @examples(40)
@@ -67,7 +104,7 @@ def test_a_routed_row_depends_on_itself_alone(num_experts, place, company, norma
     top_k = min(4, num_experts)
     crowd = torch.full((71, num_experts), company)
     crowd[place] = row
-    alone, together = route(row, top_k, normalise), route(crowd, top_k, normalise)
+    alone, together = route(row, Routing(top_k, normalise=normalise)), route(crowd, Routing(top_k, normalise=normalise))
     assert torch.equal(together[0][place], alone[0][0]) and torch.equal(together[1][place], alone[1][0])
 
 
@@ -89,7 +126,7 @@ def matrices(dtype: torch.dtype, segments: int = 1) -> tuple[list, list, list]:
 
 
 def routed(rows: int, top_k: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return normal(rows, D, seed=7), *route(normal(rows, E, seed=8), top_k, True)
+    return normal(rows, D, seed=7), *route(normal(rows, E, seed=8), Routing(top_k))
 
 
 def dense(x, ids, weights, gate, up, down, act) -> torch.Tensor:
@@ -131,6 +168,24 @@ def test_a_row_depends_on_itself_alone(dtype, company, place):
     assert torch.equal(experts(crowd, crowd_ids, shares, *parts, silu)[place], alone)
     same = ids.expand(41, -1).contiguous()
     assert torch.equal(experts(crowd, same, shares, *parts, silu)[place], alone)
+
+
+@pytest.mark.parametrize("weigh_inputs", (False, True))
+def test_biases_a_clamped_gate_and_weighted_inputs(weigh_inputs):
+    x, ids, weights = routed(40)
+    gate, up, down = (normal(E, *shape, seed=i) for i, shape in enumerate([(INNER, D), (INNER, D), (D, INNER)], 20))
+    biases = [normal(E, n, seed=i) * 3 for i, n in enumerate((INNER, INNER, D), 30)]
+    stacks = [[m.unsqueeze(0) for m in stack] for stack in (gate, up, down)]
+    found = experts(x, ids, weights, *stacks, clamped_swiglu, None, tuple(map(list, biases)), weigh_inputs)
+    expected = torch.zeros(40, D, dtype=torch.float64)
+    for row, (its_ids, its_weights) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+        for e, weight in zip(its_ids, its_weights, strict=True):
+            y = x[row].double() * (weight if weigh_inputs else 1.0)
+            g, u = (m[e].double() @ y + b[e].double() for m, b in ((gate, biases[0]), (up, biases[1])))
+            g, u = g.clamp(max=7), u.clamp(-7, 7)
+            out = down[e].double() @ (g * torch.sigmoid(1.702 * g) * (u + 1)) + biases[2][e].double()
+            expected[row] += out * (1.0 if weigh_inputs else weight)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_outputs_are_added_in_ascending_id():

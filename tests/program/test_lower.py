@@ -115,6 +115,6 @@ def test_the_weights_that_one_row_reads(kind, tmp_path):
     for moe in (part for part in parts if isinstance(part, MoE)):
         first = moe.experts[0]
         expert = sum(m.nbytes for part in (first.gate_up, first.down) for m in part.weights.values())
-        assert moe.top_k < len(moe.experts)
-        total -= (len(moe.experts) - moe.top_k) * expert
+        assert moe.routing.top_k < len(moe.experts)
+        total -= (len(moe.experts) - moe.routing.top_k) * expert
     assert model.trace is not None and model.trace.weight_bytes_read == total > 0

@@ -15,10 +15,10 @@ UP = np.arange(E * 2 * INNER * WIDTH, dtype=np.float32).reshape(E, 2 * INNER, WI
 DOWN = -np.arange(E * WIDTH * INNER, dtype=np.float32).reshape(E, WIDTH, INNER)
 
 
-def view(folder, **stacks):
+def view(folder, transposed=False, **stacks):
     tensors = {f"layers.0.mlp.experts.{name}": array for name, array in stacks.items()}
     save_file({**tensors, "norm.weight": np.ones(2, np.float32)}, folder / "model.safetensors")
-    return ExpertsView(SafetensorsSource(folder / "model.safetensors"))
+    return ExpertsView(SafetensorsSource(folder / "model.safetensors"), transposed)
 
 
 def test_each_matrix_has_its_own_name(tmp_path):
@@ -40,12 +40,31 @@ def test_each_matrix_has_its_own_name(tmp_path):
     source.close()
 
 
+def test_transposed_stacks_have_gate_and_up_in_turns(tmp_path):
+    biases = {"gate_up_proj_bias": UP[:, :, 0].copy(), "down_proj_bias": DOWN[..., 0].copy()}
+    up, down = np.ascontiguousarray(UP.swapaxes(1, 2)), np.ascontiguousarray(DOWN.swapaxes(1, 2))
+    source = view(tmp_path, True, gate_up_proj=up, down_proj=down, **biases)
+    for expert in range(E):
+        parts = {"gate_proj": UP[expert, ::2], "up_proj": UP[expert, 1::2], "down_proj": DOWN[expert]}
+        for part, matrix in parts.items():
+            name = f"layers.0.mlp.experts.{expert}.{part}"
+            info = source.info(f"{name}.weight")
+            assert (info.shape, info.nbytes) == (matrix.shape, matrix.nbytes)
+            np.testing.assert_array_equal(source.array(f"{name}.weight"), matrix)
+            assert source.raw(f"{name}.weight").tobytes() == matrix.tobytes()
+            assert source.info(f"{name}.bias").shape == matrix.shape[:1]
+            np.testing.assert_array_equal(source.array(f"{name}.bias"), matrix[:, 0])
+            assert source.raw(f"{name}.bias").tobytes() == matrix[:, 0].tobytes()
+    source.close()
+
+
 @pytest.mark.parametrize("bad", [
+    {"down_proj_bias": np.zeros(3, np.float32)},
     {"down_proj": np.zeros((2, 3), np.float32)},
     {"down_proj": np.zeros((0, 3, 2), np.float32)},
     {"down_proj": np.zeros((5000, 1, 1), np.float32)},
     {"gate_up_proj": np.zeros((2, 3, 4), np.float32)},
 ])  # fmt: skip
 def test_a_stack_of_a_bad_shape_is_refused(tmp_path, bad):
-    with pytest.raises(ModelFileError, match="expected a stack of at most 4096 matrices"):
+    with pytest.raises(ModelFileError, match=r"expected a stack of at most 4096 (matrices|vectors)"):
         view(tmp_path, **bad)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.ops.graph import CannotTrace, Node, Traced
+from kvasir.ops.moe.routing import Routing
 from kvasir.program.trace import Trace
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
@@ -283,15 +284,19 @@ def _embedding(node: Node) -> Call:
 
 
 def _route(node: Node) -> Call:
-    logits, _, normalise = node.inputs
-    return Call("route", (logits,), _outs(node), {"normalise": normalise})
+    logits, routing, bias = node.inputs
+    if bias is not None or routing != Routing(routing.top_k, normalise=routing.normalise):
+        raise CannotTrace("experts chosen by anything but a softmax of the logits have no Triton kernel")
+    return Call("route", (logits,), _outs(node), {"normalise": routing.normalise})
 
 
 def _experts(node: Node) -> Call:
     """Also writes the order of the pairs, each pair's inner row, and the segments of its output."""
-    x, ids, weights, gate, up, down, act, share = node.inputs
+    x, ids, weights, gate, up, down, act, share, biases, weigh_inputs = node.inputs
     if share is not None:
         raise CannotTrace("experts split over ranks have no Triton kernel")
+    if biases or weigh_inputs or act.name not in ACTIVATIONS:
+        raise CannotTrace(f"experts with biases, weighted inputs or {act.name} have no Triton kernel")
     top, first = ids.width, down[0]
     sizes = top, top * gate[0].rows, first.segments * top * first.rows
     scratch = tuple(x.graph.value(x.domain, (size,)) for size in sizes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import CacheKind, attention
 from kvasir.layers.linear import QKV, Out, Plain
-from kvasir.layers.module import Module, Segments
+from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
 from kvasir.ops.activation import sigmoid
@@ -25,7 +25,8 @@ class Attention(Module):
 
     layer: its number, which identifies it in the cache. head_norm_eps: if not None, q and k are normalised by a norm of
     the class `head_norm`: each head, or all heads together if `whole_norm`; before the rotary embedding, or after it if
-    `norm_after_rope`. scale: of the scores, head_dim^-0.5 by default.
+    `norm_after_rope`. scale: of the scores, head_dim^-0.5 by default. sinks: whether each head has an additional score
+    without a value (arXiv:2309.17453).
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Attention(Module):
         norm_after_rope: bool = False,
         scale: float | None = None,
         softcap: float = 0.0,
+        sinks: bool = False,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         self.rope = rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
+        self.sinks = Vector(heads, "sinks") if sinks else None
         self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
         self.whole_norm, self.norm_after_rope = whole_norm, norm_after_rope
         self.q_norm = self.k_norm = None
@@ -80,6 +83,8 @@ class Attention(Module):
         for name in ("k", "v"):
             self.qkv.hold_units(name, kv_heads, part * kv_heads // parts, self.kv_heads)
         self.out.hold_part(mesh, parts)
+        if self.sinks:
+            self.sinks.held = part * self.heads, (part + 1) * self.heads
 
     def mix(self, q_THd: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """The attention output of each head, float32 [T, H, d]. k, v: [T, K * d]."""
@@ -88,7 +93,8 @@ class Attention(Module):
         for step in (self._rotated, self._normalised) if self.norm_after_rope else (self._normalised, self._rotated):
             q_THd, k_TKd = step(q_THd, k_TKd, batch)
         batch.store(self.layer, k_TKd, v_TKd)
-        batch.note_weights(self.layer, q_THd, self.scale, self.softcap)
+        sinks_H = self.sinks.values if self.sinks else None
+        batch.note_weights(self.layer, q_THd, self.scale, self.softcap, sinks_H)
         return paged_attention(
             q_THd,
             batch.kv.k(self.layer),
@@ -96,6 +102,7 @@ class Attention(Module):
             batch.attention(self.layer, self.heads // self.kv_heads),
             self.scale,
             self.softcap,
+            sinks_H,
         )
 
     def _normalised(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,7 @@ class Batch:
         if (name := f"layers.{layer}") in self.wanted:
             self.hidden[name] = x_TD
 
-    def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float) -> None:
+    def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float, sinks_H: Tensor | None) -> None:
         """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
         cache."""
         if (name := f"attention.{layer}") not in self.wanted:
@@ -123,7 +123,7 @@ class Batch:
             if name in work.want_hidden:
                 self._weights[at, name] = attention_weights(
                     q_THd[self.starts[at] : self.starts[at + 1]], self.kv.k(layer), work, table[work.row],
-                    window=window, scale=scale, softcap=softcap,
+                    window=window, scale=scale, softcap=softcap, sinks_H=sinks_H,
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:

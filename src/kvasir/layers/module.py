@@ -115,3 +115,22 @@ class Module:
         """Takes an array of the expected shape and returns what is kept: matrices as the place keeps them, norms and
         biases in float32."""
         raise NotImplementedError(f"{type(self).__name__} has no parameters")
+
+
+class Vector(Module):
+    """A float32 vector of a layer. name: its last name in the checkpoint. values: this rank's part of it."""
+
+    values: Tensor
+
+    def __init__(self, size: int, name: str):
+        self.size, self.name, self.held = size, name, (0, size)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Stays whole; `held` narrows it."""
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {self.name: (self.size,)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        self.values = place.exact(array[slice(*self.held)])
+        return self.values

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import GatedMLP
-from kvasir.layers.module import Module, Segments
+from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.places import Place
-from kvasir.ops.activation import ACTIVATIONS, relu2, scale_rows, sigmoid
+from kvasir.ops.activation import ACTIVATIONS, clamped_swiglu, relu2, scale_rows, sigmoid
 from kvasir.ops.moe import experts, route
+from kvasir.ops.moe.routing import Routing
 from kvasir.parallel import ExpertShare, Mesh, cut
 
 if TYPE_CHECKING:
@@ -30,27 +31,46 @@ class Router(Plain):
 
 
 class MoE(Module):
-    """x: float32 [T, D] -> [T, D]: the weighted sum of the outputs of each row's top_k experts, which are gated MLPs.
+    """x: float32 [T, D] -> [T, D]: the weighted sum of the outputs of each row's experts, which are gated MLPs.
 
-    normalise: whether a row's expert weights are scaled to sum to 1. act: one of EXPERT_ACTIVATIONS. The expert modules
-    only hold weights; they are not called individually. share: how ranks split the experts, None if this rank has all
-    of them.
+    act: one of EXPERT_ACTIVATIONS, or clamped_swiglu. bias: whether the router and the experts have biases. selection:
+    the name of a vector in the checkpoint that is added to the scores for the choice only, "" if there is none.
+    weigh_inputs: whether the weights apply to the experts' inputs. The expert modules only hold weights; they are not
+    called individually. share: how ranks split the experts, None if this rank has all of them.
     """
 
     share: ExpertShare | None = None
 
     def __init__(
-        self, width: int, inner: int, num_experts: int, top_k: int, *, act: str = "silu", normalise: bool = True
+        self,
+        width: int,
+        inner: int,
+        num_experts: int,
+        routing: Routing,
+        *,
+        act: str = "silu",
+        bias: bool = False,
+        selection: str = "",
+        weigh_inputs: bool = False,
     ):
-        self.router = Router(width, num_experts)
-        self.experts = [GatedMLP(width, inner, act) for _ in range(num_experts)]
-        self.top_k, self.normalise = top_k, normalise
-        self.act = ACTIVATIONS[act]
+        self.router = Router(width, num_experts, bias)
+        self.selection = Vector(num_experts, selection) if selection else None
+        self.experts = [GatedMLP(width, inner, bias=bias) for _ in range(num_experts)]
+        self.routing, self.weigh_inputs = routing, weigh_inputs
+        self.act = clamped_swiglu if act == "clamped_swiglu" else ACTIVATIONS[act]
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.top_k, self.normalise)
+        selection_E = self.selection.values if self.selection else None
+        ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.routing, selection_E)
         first, last = self.share.held if self.share else (0, len(self.experts))
         here = self.experts[first:last]
+        biases = None
+        if here[0].gate_up.bias:
+            biases = (
+                [expert.gate_up.biases["gate"] for expert in here],
+                [expert.gate_up.biases["up"] for expert in here],
+                [expert.down.biases["weight"] for expert in here],
+            )
         return experts(
             x_TD,
             ids_Tk,
@@ -60,12 +80,16 @@ class MoE(Module):
             [expert.down.weights["weight"] for expert in here],
             self.act,
             self.share,
+            biases,
+            self.weigh_inputs,
         )
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits by expert id if there are at least as many experts as ranks, else each expert as an MLP."""
         if self.goes_by_id(mesh):
             self._hold_experts(mesh)
+            return
+        if self.router.bias:  # the parts' sums would each add the bias
             return
         cuts = [segments(expert.down) for expert in self.experts]
         parts = mesh.most_parts(lambda parts: all(cut % parts == 0 for cut in cuts))
@@ -85,17 +109,29 @@ class MoE(Module):
 
 
 class SharedMoE(MoE):
-    """A mixture with an additional shared expert, of its own width, that processes every row and is weighted by its own
-    gate."""
+    """A mixture with an additional shared expert, of its own width, that processes every row. gated: whether it is
+    weighted by a gate of its own."""
 
-    def __init__(self, width: int, inner: int, num_experts: int, top_k: int, shared_inner: int, **options: Any):
-        super().__init__(width, inner, num_experts, top_k, **options)
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        num_experts: int,
+        routing: Routing,
+        shared_inner: int,
+        *,
+        gated: bool = True,
+        **options: Any,
+    ):
+        super().__init__(width, inner, num_experts, routing, **options)
         self.shared = GatedMLP(width, shared_inner, options.get("act", "silu"))
-        self.shared_gate = Plain(width, 1)
+        self.shared_gate = Plain(width, 1) if gated else None
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        weight_T1 = sigmoid(self.shared_gate(x_TD, batch))
-        return super().__call__(x_TD, batch) + scale_rows(self.shared(x_TD, batch), weight_T1)
+        shared_TD = self.shared(x_TD, batch)
+        if self.shared_gate is not None:
+            shared_TD = scale_rows(shared_TD, sigmoid(self.shared_gate(x_TD, batch)))
+        return super().__call__(x_TD, batch) + shared_TD
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         super().split(mesh, segments)

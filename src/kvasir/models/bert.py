@@ -101,7 +101,6 @@ class Bert(Module):
     Config = BertConfig
     tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
     prefix: ClassVar[str] = "bert."
-    stacked_experts: ClassVar[bool] = False
     # Position ids stored by old checkpoints; the pooler; the masked-LM and next-sentence heads.
     ignored: ClassVar[tuple[str, ...]] = (
         r"(bert\.)?embeddings\.position_ids",

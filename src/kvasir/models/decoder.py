@@ -139,7 +139,6 @@ class Decoder(Module):
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
-    stacked_experts: ClassVar[bool] = False
 
     def __init__(self, config: DecoderConfig):
         self.config = config

@@ -13,22 +13,24 @@ from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE
 from kvasir.models.config import MAX_EXPERTS, MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
+from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+
+_ONE = Routing(1)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtralConfig(DecoderConfig):
     """The sizes and settings of a Mixtral.
 
-    expert_inner: the inner width of an expert. top_k: the number of experts per token. normalise: whether a token's
-    expert weights are scaled to sum to 1. sparse: per layer, whether it has experts instead of a dense MLP.
+    expert_inner: the inner width of an expert. routing: how a token chooses its experts. sparse: per layer, whether it
+    has experts instead of a dense MLP.
     """
 
     num_experts: int = 0
-    top_k: int = 0
+    routing: Routing = _ONE
     expert_inner: int = 0
-    normalise: bool = True
     sparse: tuple[bool, ...] = ()
 
     @classmethod
@@ -44,7 +46,7 @@ class MixtralConfig(DecoderConfig):
             **sizes,
             windows=(window,) * layers,
             num_experts=num_experts,
-            top_k=top_k,
+            routing=Routing(top_k),
             expert_inner=sizes["inner"],
             sparse=(True,) * layers,
         )
@@ -72,7 +74,7 @@ class Mixtral(Llama):
     def _mlp(self, layer: int, c: MixtralConfig) -> GatedMLP | MoE:
         if not c.sparse[layer]:
             return GatedMLP(c.width, c.inner, c.act)
-        return MoE(c.width, c.expert_inner, c.num_experts, c.top_k, act=c.act, normalise=c.normalise)
+        return MoE(c.width, c.expert_inner, c.num_experts, c.routing, act=c.act)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Decoder.names`, with the router and the experts."""

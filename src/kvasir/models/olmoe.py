@@ -9,6 +9,7 @@ from kvasir.models.config import Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
+from kvasir.ops.moe.routing import Routing
 
 
 class OlmoeConfig(Qwen3MoeConfig):
@@ -22,16 +23,15 @@ class OlmoeConfig(Qwen3MoeConfig):
         layers = sizes["num_layers"]
         num_experts, top_k = read_experts(f, num_experts=64, top_k=8)
         f.expect("clip_qkv", None)
-        normalise = f.flag("norm_topk_prob", False)
+        routing = Routing(top_k, normalise=f.flag("norm_topk_prob", False))
         f.finish()
         return cls(
             **sizes,
             windows=(0,) * layers,
             sparse=(True,) * layers,
             num_experts=num_experts,
-            top_k=top_k,
+            routing=routing,
             expert_inner=sizes["inner"],
-            normalise=normalise,
             qkv_bias=bias,
             out_bias=bias,
             head_norm=True,

@@ -13,6 +13,7 @@ from kvasir.models.config import MAX_WIDTH, Fields, read_layer_windows
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, read_sparse_layers
+from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 
@@ -34,10 +35,9 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
         settings = {
             "windows": read_layer_windows(f, layers),
             "num_experts": num_experts,
-            "top_k": top_k,
+            "routing": Routing(top_k, normalise=f.flag("norm_topk_prob", False)),
             "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH),
             "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH),
-            "normalise": f.flag("norm_topk_prob", False),
             "sparse": read_sparse_layers(f, layers),
             "qkv_bias": f.flag("qkv_bias", True),
         }
@@ -54,9 +54,7 @@ class Qwen2Moe(Qwen3Moe):
     def _mlp(self, layer: int, c: Any) -> GatedMLP | SharedMoE:
         if not c.sparse[layer]:
             return GatedMLP(c.width, c.inner, c.act)
-        return SharedMoE(
-            c.width, c.expert_inner, c.num_experts, c.top_k, c.shared_inner, act=c.act, normalise=c.normalise
-        )
+        return SharedMoE(c.width, c.expert_inner, c.num_experts, c.routing, c.shared_inner, act=c.act)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen3Moe.names`, with the shared expert."""

@@ -14,6 +14,7 @@ from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
+from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"intermediate_size": 12288}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
@@ -35,7 +36,7 @@ class Qwen35TextConfig(Qwen3NextConfig):
         f.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 0)  # they only draft
         f.flag("mtp_use_dedicated_embeddings", False)
         settings = {
-            **{"windows": (0,) * layers, "normalise": True},
+            "windows": (0,) * layers,
             **cls._read_experts(f, layers),
             **read_delta(f, layers),
         }
@@ -44,7 +45,7 @@ class Qwen35TextConfig(Qwen3NextConfig):
 
     @classmethod
     def _read_experts(cls, f: Fields, layers: int) -> dict[str, Any]:
-        return {"sparse": (False,) * layers, "num_experts": 1, "top_k": 1, "expert_inner": 1}  # there are none
+        return {"sparse": (False,) * layers, "num_experts": 1, "expert_inner": 1}  # there are none
 
 
 class Qwen35MoeTextConfig(Qwen35TextConfig):
@@ -57,7 +58,7 @@ class Qwen35MoeTextConfig(Qwen35TextConfig):
         return {
             "sparse": (True,) * layers,
             "num_experts": num_experts,
-            "top_k": top_k,
+            "routing": Routing(top_k),
             "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 512),
             "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
         }
@@ -81,7 +82,6 @@ class Qwen35Text(Qwen3Next):
     """A Qwen3-Next under the tensor names of Qwen3.5."""
 
     Config = Qwen35TextConfig
-    stacked_experts = True
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen3Next.names`, with the projections of Gated DeltaNet layers."""

@@ -11,6 +11,7 @@ from kvasir.layers.module import Take
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import Mixtral, MixtralConfig, read_experts
+from kvasir.ops.moe.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,8 @@ class Qwen3MoeConfig(MixtralConfig):
         settings = {
             "windows": (window,) * layers,
             "num_experts": num_experts,
-            "top_k": top_k,
+            "routing": Routing(top_k, normalise=f.flag("norm_topk_prob", False)),
             "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 768),
-            "normalise": f.flag("norm_topk_prob", False),
             "sparse": read_sparse_layers(f, layers),
         }
         f.finish()

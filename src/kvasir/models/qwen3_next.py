@@ -17,6 +17,7 @@ from kvasir.models.decoder import read_sizes, runs
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen2_moe import Qwen2Moe, Qwen2MoeConfig
 from kvasir.models.qwen3_moe import read_sparse_layers
+from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"intermediate_size": 5632, "partial_rotary_factor": 0.25}
 _MAX_TAPS = 8  # a cache block has at least as many tokens
@@ -44,10 +45,9 @@ class Qwen3NextConfig(Qwen2MoeConfig):
         settings = {
             "windows": (0,) * layers,
             "num_experts": num_experts,
-            "top_k": top_k,
+            "routing": Routing(top_k, normalise=f.flag("norm_topk_prob", True)),
             "expert_inner": f.integer("moe_intermediate_size", 1, MAX_WIDTH, 512),
             "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
-            "normalise": f.flag("norm_topk_prob", True),
             "sparse": read_sparse_layers(f, layers),
             **read_delta(f, layers),
         }

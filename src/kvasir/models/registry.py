@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "glm4": ("glm4", "Glm4", ("Glm4ForCausalLM",)),
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
     "gpt_neox": ("gpt_neox", "GPTNeoX", ("GPTNeoXForCausalLM",)),
+    "gpt_oss": ("gpt_oss", "GptOss", ("GptOssForCausalLM",)),
     "granite": ("granite", "Granite", ("GraniteForCausalLM",)),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM",)),

@@ -247,17 +247,26 @@ class Marshal:
         self._set(instr, "gated", [self._at(b) for b in instruction.buffers], [gate.width, native.FUNCTION[function]])
 
     def _route(self, instr: native.Instr, instruction: Instruction) -> None:
-        logits, top_k, normalise = instruction.inputs
-        room = self._array(np.float32, (2 * logits.width + 32) * self._threads)
-        p = [*(self._at(b) for b in instruction.buffers), room]
-        self._set(instr, "route", p, [logits.width, top_k, int(normalise)])
+        logits, routing, bias = instruction.inputs
+        room = self._array(np.float32, native.route_room(logits.width) * self._threads)
+        args = native.RoutingStruct(
+            logits.width, routing.top_k, routing.groups, routing.top_groups, routing.best_of_group,
+            native.SCORES[routing.scores], routing.normalise, routing.scale, routing.epsilon,
+            None if bias is None else self._vector(bias),
+        )  # fmt: skip
+        self._keep.append(args)
+        p = [*(self._at(b) for b in instruction.buffers), room, ctypes.addressof(args)]
+        self._set(instr, "route", p, [])
 
     def _experts(self, instr: native.Instr, instruction: Instruction) -> None:
-        x, ids, _, gate, up, down, act, share = instruction.inputs
+        x, ids, _, gate, up, down, act, share, biases, weigh_inputs = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), native.FUNCTION[act.name])
         args.gate, args.up, args.down = self._matrices(gate), self._matrices(up), self._matrices(down)
+        args.weigh_inputs = weigh_inputs
+        if biases:
+            args.gate_bias, args.up_bias, args.down_bias = map(self._vectors, biases)
         begins = np.zeros(count + 1, np.int64)
         args.begins = begins.ctypes.data
         sources = np.zeros(slots, np.int64)
@@ -303,6 +312,11 @@ class Marshal:
         structs = (type(stack[0].struct) * len(stack))(*(m.struct for m in stack))
         self._keep += [structs, list(stack)]
         return ctypes.addressof(structs)
+
+    def _vectors(self, vectors: Sequence[Any]) -> int:
+        addresses = (ctypes.c_void_p * len(vectors))(*map(self._vector, vectors))
+        self._keep.append(addresses)
+        return ctypes.addressof(addresses)
 
     def _choose(self, instr: native.Instr, instruction: Instruction) -> None:
         self._set(instr, "choose", [self._at(b) for b in instruction.buffers], [instruction.outs[0].width])

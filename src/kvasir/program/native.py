@@ -22,7 +22,8 @@ OPS = (
     "adapt_inner", "adapt_add", "gated_delta", "scale_rows",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
-FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6}
+FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7}
+SCORES = {"softmax": 0, "sigmoid": 1}
 BARRIER = 1
 RUN_ERRORS = {
     1: "more token rows or pieces than the program's buffers hold",
@@ -30,6 +31,11 @@ RUN_ERRORS = {
     3: "a block id out of range",
     4: "an adapter that is not loaded",
 }
+
+
+def route_room(experts: int) -> int:
+    """The floats that a thread needs to route a row."""
+    return 4 * experts + 64
 
 
 def records(array: Any, kind: type[ctypes.Structure]) -> np.ndarray:
@@ -84,6 +90,23 @@ class RopeTable(ctypes.Structure):
     _fields_ = (("cos", c_void_p), ("sin", c_void_p))
 
 
+class RoutingStruct(ctypes.Structure):
+    """The settings of a route instruction."""
+
+    _fields_ = (
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("groups", c_int64),
+        ("top_groups", c_int64),
+        ("best_of_group", c_int64),
+        ("scores", c_int32),
+        ("normalise", c_int32),
+        ("scale", c_float),
+        ("epsilon", c_float),
+        ("bias", c_void_p),
+    )
+
+
 class Experts(ctypes.Structure):
     """The operands of an experts instruction."""
 
@@ -96,10 +119,13 @@ class Experts(ctypes.Structure):
         ("first", c_int64),
         ("held", c_int64),
         ("function", c_int32),
-        ("reserved", c_int32),
+        ("weigh_inputs", c_int32),
         ("gate", c_void_p),
         ("up", c_void_p),
         ("down", c_void_p),
+        ("gate_bias", c_void_p),
+        ("up_bias", c_void_p),
+        ("down_bias", c_void_p),
         ("begins", c_void_p),
         ("slots", c_void_p),
         ("sources", c_void_p),

@@ -51,7 +51,7 @@ class TracedBatch:
         self.layers[f"layers.{layer}"] = x_TD
         self.ends.append(len(self.graph.nodes))
 
-    def note_weights(self, layer: int, q_THd: Traced, scale: float, softcap: float) -> None:
+    def note_weights(self, layer: int, q_THd: Traced, scale: float, softcap: float, sinks_H: Any) -> None:
         """Does nothing: programs do not export attention weights (see `trace`)."""
 
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:

@@ -78,7 +78,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
 
 def _row_bytes(model: Any) -> int:
     """An upper bound on the bytes of one token row in the widest layer and in the residual stream."""
-    experts = max((part.top_k for _, part in model.walk() if isinstance(part, MoE)), default=1)
+    experts = max((part.routing.top_k for _, part in model.walk() if isinstance(part, MoE)), default=1)
     widths: dict[str, int] = {}
     for path, part in model.walk():
         if isinstance(part, Linear) and not isinstance(part, Head):

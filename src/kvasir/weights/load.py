@@ -37,12 +37,10 @@ class Leaf(Protocol):
 
 class Fillable(Protocol):
     """The attributes of a model that the loader uses. names: its name table. prefix, ignored (patterns): the allowed
-    differences between the table and the checkpoint. stacked_experts: checkpoints may store them as `ExpertsView`
-    expects."""
+    differences between the table and the checkpoint."""
 
     prefix: str
     ignored: Iterable[str]
-    stacked_experts: bool
 
     def walk(self) -> Iterator[tuple[str, Any]]: ...
     def names(self) -> Mapping[str, Any]: ...
@@ -98,7 +96,7 @@ def fill(
     hold: called first for each tensor; it returns True if it has stored the tensor in the module in another format.
     Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
-    source = ExpertsView(source) if model.stacked_experts else source
+    source = ExpertsView(source, getattr(model, "transposed_experts", False))
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
     _check_all_used(model, source, sizes.keys())

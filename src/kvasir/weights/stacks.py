@@ -1,4 +1,4 @@
-"""Experts' matrices that a checkpoint stores in one tensor, as separate tensors."""
+"""Experts' matrices and biases that a checkpoint stores in one tensor, as separate tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import WeightSource
 
 _MAX_EXPERTS = 4096
-_STACK = re.compile(r"(.*\bexperts)\.(gate_up_proj|down_proj)")
+_STACK = re.compile(r"(.*\bexperts)\.(gate_up_proj|down_proj)(_bias)?")
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class _Part(NamedTuple):
-    """One of `count` equal runs of rows of matrix `expert` in the tensor `stack`."""
+    """Part `index` of `count` of the rows of matrix or vector `expert` in the tensor `stack`."""
 
     stack: str
     expert: int
@@ -28,32 +28,44 @@ class _Part(NamedTuple):
 
 
 class ExpertsView:
-    """A source whose tensors `experts.gate_up_proj` [E, 2 I, H], with the gate's rows before up's, and
-    `experts.down_proj` [E, H, I] have the names and shapes of separate matrices: `experts.3.gate_proj.weight` [I, H].
-    Other tensors are the source's own."""
+    """A source in which stacks of experts have the names and shapes of separate tensors, such as
+    `experts.3.gate_proj.weight` [I, H] and `experts.3.gate_proj.bias` [I]. Other tensors are the source's own.
 
-    def __init__(self, source: WeightSource):
+    Stacks: `experts.gate_up_proj` [E, 2 I, H], with the gate's rows before up's, and `experts.down_proj` [E, H, I];
+    with `transposed`, [E, H, 2 I] and [E, I, H] with the columns of gate and up in turns. Biases, in the same order of
+    rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H].
+    """
+
+    def __init__(self, source: WeightSource, transposed: bool = False):
         """Raises ModelFileError for a stack of a bad shape."""
-        self._source = source
+        self._source, self._transposed = source, transposed
         self._parts: dict[str, _Part] = {}
         self._names: list[str] = []
         for name in source.names():
             match = _STACK.fullmatch(name)
-            self._names += self._split(name, match[1], _PARTS[match[2]]) if match else [name]
+            self._names += self._split(name, *match.groups()) if match else [name]
         self.close = source.close
 
-    def _split(self, stack: str, prefix: str, parts: tuple[str, ...]) -> list[str]:
-        shape = self._source.info(stack).shape
-        if len(shape) != 3 or not 0 < shape[0] <= _MAX_EXPERTS or shape[1] % len(parts):
-            what = f"a stack of at most {_MAX_EXPERTS} matrices" + " of gate and up" * (len(parts) > 1)
-            raise ModelFileError(f"tensor {stack} has shape {list(shape)}", f"expected {what}")
+    def _split(self, stack: str, prefix: str, kind: str, bias: str | None) -> list[str]:
+        shape, parts = self._shape(stack), _PARTS[kind]
+        if len(shape) != (2 if bias else 3) or not 0 < shape[0] <= _MAX_EXPERTS or shape[1] % len(parts):
+            what = f"a stack of at most {_MAX_EXPERTS} {'vectors' if bias else 'matrices'}"
+            raise ModelFileError(
+                f"tensor {stack} has shape {list(self._source.info(stack).shape)}",
+                f"expected {what}{' of gate and up' * (len(parts) > 1)}",
+            )
         found = {
-            f"{prefix}.{expert}.{part}.weight": _Part(stack, expert, index, len(parts))
+            f"{prefix}.{expert}.{part}.{'bias' if bias else 'weight'}": _Part(stack, expert, index, len(parts))
             for expert in range(shape[0])
             for index, part in enumerate(parts)
         }
         self._parts |= found
         return list(found)
+
+    def _shape(self, stack: str) -> tuple[int, ...]:
+        """The shape with one row per output."""
+        shape = tuple(self._source.info(stack).shape)
+        return (shape[0], shape[2], shape[1]) if self._transposed and len(shape) == 3 else shape
 
     def names(self) -> Iterable[str]:
         """The names of all tensors, in the file's order."""
@@ -65,34 +77,40 @@ class ExpertsView:
         if part is None:
             return self._source.info(name)
         info = self._source.info(part.stack)
-        experts, rows, cols = info.shape
+        experts, rows, *cols = self._shape(part.stack)
         return replace(
-            info, name=name, shape=(rows // part.count, cols), nbytes=info.nbytes // experts // part.count
+            info, name=name, shape=(rows // part.count, *cols), nbytes=info.nbytes // experts // part.count
         )  # fmt: skip
 
     def array(self, name: str) -> np.ndarray:
         """As `WeightSource.array`, a view of the stack."""
         part = self._parts.get(name)
-        return self._source.array(name) if part is None else self._of(self._source.array(part.stack), part)
+        if part is None:
+            return self._source.array(name)
+        stack = self._source.array(part.stack)
+        return self._of(stack.swapaxes(1, 2) if self._transposed and stack.ndim == 3 else stack, part)
 
     def raw(self, name: str) -> np.ndarray:
-        """As `WeightSource.raw`, a view of the stack's bytes."""
+        """As `WeightSource.raw`, a view of the stack's bytes; a copy of a transposed stack's part."""
         part = self._parts.get(name)
         if part is None:
             return self._source.raw(name)
+        if self._transposed:
+            return np.ascontiguousarray(self.array(name)).view(np.uint8).reshape(-1)
         experts = self._source.info(part.stack).shape[0]
         return self._of(self._source.raw(part.stack).reshape(experts, -1), part)
 
     def drop(self, name: str) -> None:
-        """As `WeightSource.drop`; a stack is dropped with its last matrix."""
+        """As `WeightSource.drop`; a stack is dropped with its last part."""
         part = self._parts.get(name)
         if part is None:
             self._source.drop(name)
         elif (part.expert, part.index) == (self._source.info(part.stack).shape[0] - 1, part.count - 1):
             self._source.drop(part.stack)
 
-    @staticmethod
-    def _of(stack: np.ndarray, part: _Part) -> np.ndarray:
-        matrix = stack[part.expert]
-        size = len(matrix) // part.count
-        return matrix[part.index * size : (part.index + 1) * size]
+    def _of(self, stack: np.ndarray, part: _Part) -> np.ndarray:
+        rows = stack[part.expert]
+        if self._transposed:
+            return rows[part.index :: part.count]
+        size = len(rows) // part.count
+        return rows[part.index * size : (part.index + 1) * size]

@@ -42,6 +42,12 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 @op
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gate * sigmoid(1.702 gate) * (up + 1), with gate at most 7 and up within [-7, 7] (gpt-oss, arXiv:2508.10925)."""
+    ...
+
+
+@op
 def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
     """Each row times its own factor. factor: float32 [T, 1]."""
     ...

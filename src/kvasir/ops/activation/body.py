@@ -33,6 +33,11 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1.0 / (1.0 + torch.exp(-x))
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * sigmoid(gate * 1.702) * (up + 1.0)
+
+
 def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
     return x_TD * factor_T1
 

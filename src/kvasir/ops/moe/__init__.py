@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from kvasir.ops.moe.routing import Routing
 from kvasir.ops.registry import op, op_with
 
 if TYPE_CHECKING:
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 # letters: T token rows, E experts, k chosen experts of a row, D model width, I an expert's inner width
 
 
-def _chosen(logits_TE: Tensor, top_k: int, normalise: bool) -> tuple[tuple[int, ...], ...]:
-    return (top_k,), (top_k,)
+def _chosen(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[tuple[int, ...], ...]:
+    return (routing.top_k,), (routing.top_k,)
 
 
 @op_with(_chosen)
-def route(logits_TE: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """The top_k experts of each row by logit: ids int64 [T, k], ascending, and weights float32 [T, k].
+def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The experts of each row: ids int64 [T, k], ascending, and weights float32 [T, k].
 
-    A weight is the expert's probability in the softmax over all experts or, with normalise, over the selected ones. On
-    equal logits the lower id wins. Both sums use the halving tree, in ascending id. logits: float32.
+    The choice is by logit, or by score plus bias if there is a bias; among equals the lower id, or the lower group,
+    wins. A weight is the expert's score. All sums use the halving tree, in ascending id. logits, bias: float32.
     """
     ...
 
@@ -42,12 +43,15 @@ def experts(
     down: Sequence[Tensor],
     act: Callable[[Tensor], Tensor],
     share: ExpertShare | None = None,
+    biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
+    weigh_inputs: bool = False,
 ) -> Tensor:
     """Each row's sum over its experts of weight * down(act(gate(x)) * up(x)), float32 [T, D].
 
     x, weights: float32. ids: int64 [T, k], distinct and ascending in a row. gate, up: per expert [1, I, D]; down: per
-    expert [S, D, I / S], all as in `linear`. act: an op of `ACTIVATIONS`. The sum starts at zero and adds the rounded
-    products in ascending expert id. share: how ranks split the experts or their sums; results are exchanged before they
-    are weighted.
+    expert [S, D, I / S], all as in `linear`. act: an op of `ACTIVATIONS`, or `clamped_swiglu` in place of
+    act(gate) * up. The sum starts at zero and adds the rounded products in ascending expert id. share: how ranks split
+    the experts or their sums; results are exchanged before they are weighted. biases: float32 vectors of gate, up and
+    down, per expert. weigh_inputs: whether the weight is applied to the expert's input, not to its output.
     """
     ...

@@ -8,18 +8,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.ops.activation import clamped_swiglu as _clamped
+from kvasir.ops.activation.body import clamped_swiglu, sigmoid
 from kvasir.ops.linear import linear
+from kvasir.ops.moe.routing import Routing
 from kvasir.ops.norm.body import tree_sum
 from kvasir.parallel import ExpertShare
 
 # letters: T token rows, E experts, k chosen experts of a row, D model width, n rows of one expert
 
 
-def route(logits_TE: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    ids_Tk = logits_TE.sort(dim=-1, descending=True, stable=True).indices[:, :top_k].sort(dim=-1).values
-    exps_TE = torch.exp(logits_TE - logits_TE.amax(dim=-1, keepdim=True))
-    chosen_Tk = exps_TE.gather(1, ids_Tk)
-    return ids_Tk, chosen_Tk / tree_sum(chosen_Tk if normalise else exps_TE)
+def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if routing.scores == "softmax":
+        terms_TE = torch.exp(logits_TE - logits_TE.amax(dim=-1, keepdim=True))
+        total_T1 = tree_sum(terms_TE)
+    else:
+        terms_TE, total_T1 = sigmoid(logits_TE), torch.ones(len(logits_TE), 1)
+    choice_TE = logits_TE if bias_E is None else terms_TE / total_T1 + bias_E
+    if routing.top_groups < routing.groups:
+        choice_TE = _within_groups(choice_TE, routing)
+    ids_Tk = _first(choice_TE, routing.top_k)
+    chosen_Tk = terms_TE.gather(1, ids_Tk)
+    divisor_T1 = tree_sum(chosen_Tk) + routing.epsilon if routing.normalise else total_T1
+    return ids_Tk, chosen_Tk / divisor_T1 * routing.scale
+
+
+def _first(choice_TE: Tensor, count: int) -> Tensor:
+    """The indices of the greatest values of each row, ascending; among equals, the lower index."""
+    return choice_TE.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(dim=-1).values
+
+
+def _within_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
+    """The choices, -inf outside the best groups."""
+    choice_TGe = choice_TE.unflatten(1, (routing.groups, -1))
+    best_TGb = choice_TGe.sort(dim=-1, descending=True).values[..., : routing.best_of_group]
+    groups_Tg = _first(best_TGb.sum(dim=-1), routing.top_groups)
+    kept_TG = torch.zeros(choice_TGe.shape[:2], dtype=torch.bool).scatter_(1, groups_Tg, True)
+    return torch.where(kept_TG.unsqueeze(-1), choice_TGe, float("-inf")).flatten(1)
 
 
 def experts(
@@ -31,27 +56,35 @@ def experts(
     down: Sequence[Tensor],
     act: Callable[[Tensor], Tensor],
     share: ExpertShare | None = None,
+    biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
+    weigh_inputs: bool = False,
 ) -> Tensor:
     out_TD = torch.zeros_like(x_TD)
 
-    def rows_of(rows_n: Tensor, place: int) -> Tensor:
+    def product(x_nK: Tensor, part: int, place: int) -> Tensor:
+        return linear(x_nK, (gate, up, down)[part][place], None if biases is None else biases[part][place])
+
+    def rows_of(rows_n: Tensor, places_n: Tensor, place: int) -> Tensor:
         x_nD = x_TD[rows_n]
-        return linear(act(linear(x_nD, gate[place])) * linear(x_nD, up[place]), down[place])
+        if weigh_inputs:
+            x_nD = weights_Tk[rows_n, places_n].unsqueeze(1) * x_nD
+        gate_nI, up_nI = product(x_nD, 0, place), product(x_nD, 1, place)
+        return product(clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI, 2, place)
 
     computed = _shared(ids_Tk, x_TD.shape[1], rows_of, share) if share else _alone(ids_Tk, rows_of)
     for rows_n, places_n, part_nD in computed:
-        out_TD[rows_n] += weights_Tk[rows_n, places_n].unsqueeze(1) * part_nD
+        out_TD[rows_n] += part_nD if weigh_inputs else weights_Tk[rows_n, places_n].unsqueeze(1) * part_nD
     return out_TD
 
 
-_RowsOf = Callable[[Tensor, int], Tensor]
+_RowsOf = Callable[[Tensor, Tensor, int], Tensor]
 _Computed = Iterator[tuple[Tensor, Tensor, Tensor]]  # per expert: rows, its index among each row's experts, results
 
 
 def _alone(ids_Tk: Tensor, rows_of: _RowsOf) -> _Computed:
     for e in ids_Tk.unique().tolist():
         rows_n, places_n = torch.where(ids_Tk == e)
-        yield rows_n, places_n, rows_of(rows_n, e)
+        yield rows_n, places_n, rows_of(rows_n, places_n, e)
 
 
 def _shared(ids_Tk: Tensor, width: int, rows_of: _RowsOf, share: ExpertShare) -> _Computed:
@@ -61,7 +94,7 @@ def _shared(ids_Tk: Tensor, width: int, rows_of: _RowsOf, share: ExpertShare) ->
     first, last = share.held
     for e in range(first, last):
         if len(chosen[e][0]):
-            rows_SD[begins[e] : begins[e + 1]] = rows_of(chosen[e][0], e - first)
+            rows_SD[begins[e] : begins[e + 1]] = rows_of(*chosen[e], e - first)
     share.complete(rows_SD.numpy(), begins)
     for e, (rows_n, places_n) in enumerate(chosen):
         yield rows_n, places_n, rows_SD[begins[e] : begins[e + 1]]
