@@ -205,7 +205,7 @@ void route_row(int32_t* ids, float* weights, const float* logits, const Routing&
     float divisor = row.total;
     if (r.normalise) {
         for (int64_t j = 0; j < r.top_k; ++j) sums[j] = row.terms[ids[j]];
-        divisor = tree_sum(sums, r.top_k) + r.epsilon;
+        divisor = tree_sum(sums, r.top_k) + r.epsilon * row.total;
     }
     for (int64_t j = 0; j < r.top_k; ++j) weights[j] = row.terms[ids[j]] / divisor * r.scale;
 }

@@ -41,7 +41,7 @@ def experts(
     gate: Sequence[Tensor],
     up: Sequence[Tensor],
     down: Sequence[Tensor],
-    act: Callable[[Tensor], Tensor],
+    act: Callable[..., Tensor],
     share: ExpertShare | None = None,
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,

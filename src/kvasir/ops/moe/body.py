@@ -29,7 +29,7 @@ def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> 
         choice_TE = _within_groups(choice_TE, routing)
     ids_Tk = _first(choice_TE, routing.top_k)
     chosen_Tk = terms_TE.gather(1, ids_Tk)
-    divisor_T1 = tree_sum(chosen_Tk) + routing.epsilon if routing.normalise else total_T1
+    divisor_T1 = tree_sum(chosen_Tk) + total_T1 * routing.epsilon if routing.normalise else total_T1
     return ids_Tk, chosen_Tk / divisor_T1 * routing.scale
 
 
@@ -54,7 +54,7 @@ def experts(
     gate: Sequence[Tensor],
     up: Sequence[Tensor],
     down: Sequence[Tensor],
-    act: Callable[[Tensor], Tensor],
+    act: Callable[..., Tensor],
     share: ExpertShare | None = None,
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,
@@ -93,8 +93,9 @@ def _shared(ids_Tk: Tensor, width: int, rows_of: _RowsOf, share: ExpertShare) ->
     rows_SD = torch.zeros(ids_Tk.numel(), width)
     first, last = share.held
     for e in range(first, last):
-        if len(chosen[e][0]):
-            rows_SD[begins[e] : begins[e + 1]] = rows_of(*chosen[e], e - first)
+        rows_n, places_n = chosen[e]
+        if len(rows_n):
+            rows_SD[begins[e] : begins[e + 1]] = rows_of(rows_n, places_n, e - first)
     share.complete(rows_SD.numpy(), begins)
     for e, (rows_n, places_n) in enumerate(chosen):
         yield rows_n, places_n, rows_SD[begins[e] : begins[e + 1]]
