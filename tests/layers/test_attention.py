@@ -110,21 +110,18 @@ def test_chunks_have_the_bits_of_the_whole_prompt(chunks):
 def test_a_gate_of_zero_halves_each_head():
     plain, gated = Attention(*SHAPE), GatedAttention(*SHAPE)
     tensors = fill(plain)
+    tensors["gate.weight"] = torch.zeros(HEADS * DIM, WIDTH)
     for path, leaf in gated.walk():
         for name in leaf.expects():
-            tensor = tensors[f"{path}.{name}"]
-            if name == "q.weight":  # each head's rows are followed by its gate's
-                tensor = torch.cat([tensor.view(HEADS, DIM, WIDTH), torch.zeros(HEADS, DIM, WIDTH)], 1).view(-1, WIDTH)
-            leaf.put(name, tensor, TensorPlace(torch.float32))
+            leaf.put(name, tensors[f"{path}.{name}"], TensorPlace(torch.float32))
     close(run(gated), run(plain) / 2)
 
 
 def test_a_gate_weights_the_output_of_its_own_head():
     layer = GatedAttention(*SHAPE)
     tensors = fill(layer)
-    q_and_gate = tensors["qkv.q.weight"].view(HEADS, 2, DIM, WIDTH)
-    gate = torch.einsum("td,hkd->thk", X, q_and_gate[:, 1]).sigmoid().flatten(1)
-    identity = {**tensors, "qkv.q.weight": q_and_gate[:, 0].reshape(-1, WIDTH), "out.weight": torch.eye(HEADS * DIM)}
+    gate = F.linear(X, tensors["gate.weight"]).sigmoid()
+    identity = {**tensors, "out.weight": torch.eye(HEADS * DIM)}
     close(run(layer), F.linear(reference(identity) * gate, tensors["out.weight"]))
 
 

@@ -90,6 +90,17 @@ QWEN3_5_MOE = {
     "shared_expert_intermediate_size": 24,
 }
 
+DEEPSEEK_MOE = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-biased-tied": {
@@ -214,6 +225,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "rope_parameters": {**YARN, "truncate": False},
     },
+    "glm4-moe": {**DEEPSEEK_MOE, "model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True},
+    "dots1": {**DEEPSEEK_MOE, "model_type": "dots1", "sliding_window": 24, "max_window_layers": 2},
+    "minimax-m2": {
+        "model_type": "minimax_m2",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+    },
+    "ernie4-5-moe": {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": 6,
+        "moe_k": 3,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 2,
+    },
+    "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "num_experts": 6, "moe_topk": 3},
+    "granite-moe": {
+        "model_type": "granitemoeshared",
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 24,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 4.0,
+    },
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
@@ -221,6 +258,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
+    *("glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
 )
 
 

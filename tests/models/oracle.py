@@ -56,9 +56,12 @@ def randomized(model: Any, seed: int = 0) -> Any:
     """The transformers model in eval mode with weights that make every part of it count."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
+        biases = ((n, t) for n, t in model.named_buffers() if n.endswith("e_score_correction_bias"))
+        for name, tensor in (*model.named_parameters(), *biases):
             noise = torch.randn(tensor.shape, generator=generator)
-            if tensor.dim() > 1:
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(noise * 0.1)
+            elif tensor.dim() > 1:
                 gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5
                 tensor.copy_(noise * gain)
             else:

@@ -212,6 +212,19 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention"] * 3},
         *scaled({**YARN, "truncate": False}, 100.0, truncate=True),
     ],
+    "glm4-moe": [
+        {"num_experts_per_tok": 2},
+        {"n_group": 2, "topk_group": 1},
+        {"topk_group": 3},
+        {"norm_topk_prob": False},
+        {"routed_scaling_factor": 1.0},
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
+    ],
+    "dots1": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}, {"norm_topk_prob": False}],
+    "minimax-m2": [{"num_experts_per_tok": 2}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
+    "ernie4-5-moe": [{"moe_k": 2}],
+    "hunyuan-moe": [{"moe_topk": 2}],
+    "granite-moe": [{"num_experts_per_tok": 2}, {"residual_multiplier": 1.0}, {"logits_scaling": 1.0}],
     "qwen3-5-moe": [{"num_experts_per_tok": 2}, {"hidden_act": "gelu"}],
 }
 

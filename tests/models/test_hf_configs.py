@@ -101,7 +101,7 @@ def test_end_ids_are_read(folder):
         {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
         {"quantization_config": {"quant_method": "awq", "bits": 4}},
         {"num_experts": 64},
-        {"hidden_act": "relu2"},
+        {"hidden_act": "xielu"},
         {"no_rope_layers": [1, 1, 0]},
         {"clip_qkv": 8.0},
     ],

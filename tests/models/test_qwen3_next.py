@@ -10,11 +10,10 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import GatedMLP
-from kvasir.layers.moe import SharedMoE
+from kvasir.layers.moe import Routing, SharedMoE
 from kvasir.layers.tensors import TensorPlace, tensor_of
 from kvasir.models.registry import model_class_for
 from kvasir.ops.gated_delta import Heads
-from kvasir.ops.moe.routing import Routing
 from kvasir.runner import eager_selftest as selftest
 from kvasir.weights.find import find_model
 from kvasir.weights.load import fill

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.caches import Cross, Latent, PagedKV, Shared, State, Window
+from kvasir.caches import Cross, Latent, PagedKV, Shared, Window
 from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.layers.kv_layout import KVLayout, no_op
 from kvasir.ops import native
@@ -185,7 +185,6 @@ def test_heads_of_several_sizes_in_one_table(tmp_path):
         (Latent(16, 8), "kernel for latent", "latent"),
         (Cross(2, 16, length=5), "kernel for cross-", "cross-"),
         (Chunked(2, 16, chunk=8), "kernel for chunked", "chunked"),
-        (State((2, 2), 1), "kernel for recurrent", ""),
         (PagedKV(2, 16, 8), "keys of 16 and values of 8", ""),
         (PagedKV(2, 258), "heads of 258", ""),
     ],

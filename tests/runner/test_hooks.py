@@ -89,7 +89,7 @@ def test_the_inputs_of_experts_do_not_depend_on_chunks(tmp_path):
     whole = rows_seen(250)
     assert whole.keys() == {*model.trace.names.values()}
     down = [len(rows) for name, rows in whole.items() if ".experts." in name and name.endswith(".down")]
-    assert sum(down) == 250 * len(model.trace.ends) * model.model.layers[0].mlp.top_k
+    assert sum(down) == 250 * len(model.trace.ends) * model.model.layers[0].mlp.routing.top_k
     assert whole == rows_seen(37)
 
 

@@ -118,19 +118,19 @@ class Module:
 
 
 class Vector(Module):
-    """A float32 vector of a layer. name: its last name in the checkpoint. values: this rank's part of it."""
+    """A float32 vector of a layer. name: its last name in the checkpoint. shape: there. values: this rank's part."""
 
     values: Tensor
 
-    def __init__(self, size: int, name: str):
-        self.size, self.name, self.held = size, name, (0, size)
+    def __init__(self, size: int, name: str, shape: tuple[int, ...] = ()):
+        self.name, self.shape, self.held = name, shape or (size,), (0, size)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Stays whole; `held` narrows it."""
 
     def expects(self) -> dict[str, tuple[int, ...]]:
-        return {self.name: (self.size,)}
+        return {self.name: self.shape}
 
     def put(self, name: str, array: Any, place: Place) -> Any:
-        self.values = place.exact(array[slice(*self.held)])
+        self.values = place.exact(array.reshape(-1)[slice(*self.held)])
         return self.values

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.layers.module import Take
-from kvasir.layers.moe import MoE
+from kvasir.layers.moe import MoE, Routing
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import read_sizes
-from kvasir.models.mixtral import Mixtral, MixtralConfig, read_experts
-from kvasir.ops.moe.routing import Routing
+from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names, read_experts
 
 _YARN = {
     "rope_type": "yarn",
@@ -77,7 +76,5 @@ class GptOss(Mixtral):
             **super().names(),
             "layers.*.attn.sinks": layer + "self_attn",
             "layers.*.mlp.router": layer + "mlp.router",
-            "layers.*.mlp.experts.*.gate_up.gate": layer + "mlp.experts.*.gate_proj",
-            "layers.*.mlp.experts.*.gate_up.up": layer + "mlp.experts.*.up_proj",
-            "layers.*.mlp.experts.*.down": layer + "mlp.experts.*.down_proj",
+            **expert_names(layer + "mlp."),
         }

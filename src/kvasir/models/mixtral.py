@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
-from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE
+from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE, Routing, SharedMoE
 from kvasir.models.config import MAX_EXPERTS, MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
-from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
@@ -24,13 +23,14 @@ _ONE = Routing(1)
 class MixtralConfig(DecoderConfig):
     """The sizes and settings of a Mixtral.
 
-    expert_inner: the inner width of an expert. routing: how a token chooses its experts. sparse: per layer, whether it
-    has experts instead of a dense MLP.
+    expert_inner, shared_inner: the inner width of an expert, and of the shared expert, 0 for none. routing: how a token
+    chooses its experts. sparse: per layer, whether it has experts instead of a dense MLP.
     """
 
     num_experts: int = 0
     routing: Routing = _ONE
     expert_inner: int = 0
+    shared_inner: int = 0
     sparse: tuple[bool, ...] = ()
 
     @classmethod
@@ -66,15 +66,21 @@ def read_experts(f: Fields, *, num_experts: int, top_k: int) -> tuple[int, int]:
 
 
 class Mixtral(Llama):
-    """A Llama whose sparse layers have a mixture of experts instead of an MLP."""
+    """A Llama whose sparse layers have a mixture of experts instead of an MLP. selection: the name of the vector that
+    `MoE` adds for the choice. shared_gate: whether the shared expert has a gate."""
 
     Config = MixtralConfig
     config: MixtralConfig
+    selection: ClassVar[str] = ""
+    shared_gate: ClassVar[bool] = False
 
-    def _mlp(self, layer: int, c: MixtralConfig) -> GatedMLP | MoE:
+    def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
         if not c.sparse[layer]:
-            return GatedMLP(c.width, c.inner, c.act)
-        return MoE(c.width, c.expert_inner, c.num_experts, c.routing, act=c.act)
+            return GatedMLP(c.width, c.inner, c.act, c.mlp_bias)
+        sizes = c.width, c.expert_inner, c.num_experts, c.routing
+        if not c.shared_inner:
+            return MoE(*sizes, act=c.act, selection=self.selection)
+        return SharedMoE(*sizes, c.shared_inner, gated=self.shared_gate, act=c.act, selection=self.selection)
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Decoder.names`, with the router and the experts."""
@@ -86,3 +92,13 @@ class Mixtral(Llama):
             "layers.*.mlp.experts.*.gate_up.up": moe + "experts.*.w3",
             "layers.*.mlp.experts.*.down": moe + "experts.*.w2",
         }
+
+
+def expert_names(mlp: str, shared: str = "") -> dict[str, str]:
+    """Name table entries of experts with `gate_proj`, `up_proj` and `down_proj`, and of a shared expert named
+    `shared`. mlp: the prefix of a layer's MLP."""
+    parts = {"gate_up.gate": "gate_proj", "gate_up.up": "up_proj", "down": "down_proj"}
+    found = {f"layers.*.mlp.experts.*.{ours}": f"{mlp}experts.*.{theirs}" for ours, theirs in parts.items()}
+    if shared:
+        found |= {f"layers.*.mlp.shared.{ours}": f"{mlp}{shared}.{theirs}" for ours, theirs in parts.items()}
+    return found

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvasir.layers.moe import Routing
 from kvasir.models.config import Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig
-from kvasir.ops.moe.routing import Routing
 
 
 class OlmoeConfig(Qwen3MoeConfig):

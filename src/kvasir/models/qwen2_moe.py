@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
-from kvasir.layers.moe import SharedMoE
+from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_WIDTH, Fields, read_layer_windows
 from kvasir.models.decoder import read_sizes
-from kvasir.models.mixtral import read_experts
+from kvasir.models.mixtral import expert_names, read_experts
 from kvasir.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, read_sparse_layers
-from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen2MoeConfig(Qwen3MoeConfig):
-    """The sizes and settings of a Qwen2 with experts. shared_inner: the inner width of the shared expert."""
-
-    shared_inner: int = 0
+    """The sizes and settings of a Qwen2 with experts."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2MoeConfig:
@@ -51,18 +47,13 @@ class Qwen2Moe(Qwen3Moe):
     Config = Qwen2MoeConfig
     config: Qwen2MoeConfig
 
-    def _mlp(self, layer: int, c: Any) -> GatedMLP | SharedMoE:
-        if not c.sparse[layer]:
-            return GatedMLP(c.width, c.inner, c.act)
-        return SharedMoE(c.width, c.expert_inner, c.num_experts, c.routing, c.shared_inner, act=c.act)
+    shared_gate = True
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Qwen3Moe.names`, with the shared expert."""
         mlp = "model.layers.*.mlp."
         return {
             **super().names(),
-            "layers.*.mlp.shared.gate_up.gate": mlp + "shared_expert.gate_proj",
-            "layers.*.mlp.shared.gate_up.up": mlp + "shared_expert.up_proj",
-            "layers.*.mlp.shared.down": mlp + "shared_expert.down_proj",
+            **expert_names(mlp, "shared_expert"),
             "layers.*.mlp.shared_gate": mlp + "shared_expert_gate",
         }

@@ -10,11 +10,11 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.module import Take
+from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
-from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"intermediate_size": 12288}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.module import Take
+from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
-from kvasir.models.mixtral import Mixtral, MixtralConfig, read_experts
-from kvasir.ops.moe.routing import Routing
+from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names, read_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,5 @@ class Qwen3Moe(Mixtral):
         return {
             **super().names(),
             "layers.*.mlp.router": mlp + "gate",
-            "layers.*.mlp.experts.*.gate_up.gate": mlp + "experts.*.gate_proj",
-            "layers.*.mlp.experts.*.gate_up.up": mlp + "experts.*.up_proj",
-            "layers.*.mlp.experts.*.down": mlp + "experts.*.down_proj",
+            **expert_names(mlp),
         }

@@ -11,13 +11,13 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta, Heads
 from kvasir.layers.module import Take
+from kvasir.layers.moe import Routing
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes, runs
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen2_moe import Qwen2Moe, Qwen2MoeConfig
 from kvasir.models.qwen3_moe import read_sparse_layers
-from kvasir.ops.moe.routing import Routing
 
 _DEFAULTS = {"intermediate_size": 5632, "partial_rotary_factor": 0.25}
 _MAX_TAPS = 8  # a cache block has at least as many tokens

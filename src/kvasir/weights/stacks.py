@@ -15,6 +15,8 @@ from kvasir.weights.source import WeightSource
 
 _MAX_EXPERTS = 4096
 _STACK = re.compile(r"(.*\bexperts)\.(gate_up_proj|down_proj)(_bias)?")
+_GRANITE = re.compile(r"(.*\bblock_sparse_moe)\.(input|output)_linear\.weight")
+_KINDS = {"input": "gate_up_proj", "output": "down_proj"}
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -33,7 +35,8 @@ class ExpertsView:
 
     Stacks: `experts.gate_up_proj` [E, 2 I, H], with the gate's rows before up's, and `experts.down_proj` [E, H, I];
     with `transposed`, [E, H, 2 I] and [E, I, H] with the columns of gate and up in turns. Biases, in the same order of
-    rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H].
+    rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H]. Granite's stacks are named
+    `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`.
     """
 
     def __init__(self, source: WeightSource, transposed: bool = False):
@@ -42,8 +45,12 @@ class ExpertsView:
         self._parts: dict[str, _Part] = {}
         self._names: list[str] = []
         for name in source.names():
-            match = _STACK.fullmatch(name)
-            self._names += self._split(name, *match.groups()) if match else [name]
+            if match := _STACK.fullmatch(name):
+                self._names += self._split(name, *match.groups())
+            elif match := _GRANITE.fullmatch(name):
+                self._names += self._split(name, f"{match[1]}.experts", _KINDS[match[2]], None)
+            else:
+                self._names.append(name)
         self.close = source.close
 
     def _split(self, stack: str, prefix: str, kind: str, bias: str | None) -> list[str]:
