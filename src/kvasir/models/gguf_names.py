@@ -2,10 +2,11 @@
 
 It undoes the converter's changes:
 
-- `llama`: the converter reorders the rows of the query and key projections so that rotated pairs are adjacent; we
-  rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
-- `gemma2`, `gemma3`: the converter adds 1 to the norms' weights.
+- `llama` and some others: the converter reorders the rows of the query and key projections so that rotated pairs are
+  adjacent; we rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
+- `gemma2`, `gemma3`, `nemotron`: the converter adds 1 to the norms' weights.
 - Mixtures of experts: the converter stacks the matrices of a layer's experts; each is returned separately, as a view.
+- `gptneox`: the converter puts all rows of q, k and v one after the other; the checkpoint has them head by head.
 - `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
 
 Source: the tensor names of the GGUF specification (docs/gguf.md of the ggml project) and of its `gguf-py`.
@@ -56,6 +57,23 @@ _QWEN3MOE_NAMES = {
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
+_SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_DEEPSEEK_NAMES = {**_QWEN3MOE_NAMES, **_SHARED, "exp_probs_b": "mlp.gate.e_score_correction_bias"}
+_QWEN2MOE_NAMES = {
+    **_QWEN3MOE_NAMES,
+    **{name: hf.replace("experts", "expert") for name, hf in _SHARED.items()},
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+# Norms after attention and the MLP, and none before.
+_POST_NORM_NAMES = {
+    **{name: hf for name, hf in _LLAMA_NAMES.items() if name not in ("attn_norm", "ffn_norm")},
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GEMMA_NAMES = {
     **_LLAMA_NAMES,
     "post_attention_norm": "post_attention_layernorm",
@@ -72,6 +90,49 @@ _PHI3_NAMES = {
     "ffn_norm": "post_attention_layernorm",
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_LATE_NORM_NAMES = {
+    **{name: hf for name, hf in _LLAMA_NAMES.items() if name != "ffn_norm"},
+    "post_attention_norm": "post_attention_layernorm",
+}
+_GPT_OSS_NAMES = {
+    **_LATE_NORM_NAMES,
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
+_GRANITEMOE_NAMES = {
+    **_QWEN3MOE_NAMES,
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.*.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.*.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.*.down_proj",
+}
+_GLM4_NAMES = {
+    **{name: hf for name, hf in _LLAMA_NAMES.items() if name != "ffn_gate"},
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_HUNYUANMOE_NAMES = {
+    **_QWEN3MOE_NAMES,
+    **_HUNYUAN_NORMS,
+    **{name: hf.replace("shared_experts", "shared_mlp") for name, hf in _SHARED.items()},
+    "ffn_gate_inp": "mlp.gate.wg",
+}
+_GPT_NEOX_NAMES = {
+    "token_embd": "gpt_neox.embed_in",
+    "output_norm": "gpt_neox.final_layer_norm",
+    "output": "embed_out",
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
 }
 _GPT2_NAMES = {
     "token_embd": "transformer.wte",
@@ -111,10 +172,14 @@ class NameTable:
     paired_rows: tuple[str, ...] = ()  # modules whose rows are ordered in adjacent pairs
     transposed: tuple[str, ...] = ()  # modules whose checkpoint weight is [in, out]
     raised: tuple[str, ...] = ()  # modules to whose weight the converter adds 1
+    parted: tuple[str, ...] = ()  # modules with all rows of q, then of k, then of v, which the checkpoint has by head
+    squeezed: tuple[str, ...] = ()  # matrices of one row, stored as vectors
+    nested: tuple[str, ...] = ()  # vectors, stored in the checkpoint as matrices of one row
 
 
+_QK = ("attn_q", "attn_k")
 FAMILIES = {
-    "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=("attn_q", "attn_k")),
+    "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=_QK),
     "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
     "qwen3": NameTable(_LLAMA_NAMES, "model.layers"),
     "qwen3moe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
@@ -123,9 +188,41 @@ FAMILIES = {
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
     "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(_BERT_NAMES, "encoder.layer"),
+    "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
+    "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
+    "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
+    "ernie4_5-moe": NameTable(
+        {**_DEEPSEEK_NAMES, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+        "model.layers",
+        nested=("exp_probs_b",),
+    ),
+    "exaone4": NameTable(_POST_NORM_NAMES, "model.layers"),
+    "glm4": NameTable(_GLM4_NAMES, "model.layers"),
+    "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
+    "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
+    "gptneox": NameTable(_GPT_NEOX_NAMES, "gpt_neox.layers", parted=("attn_qkv",)),
+    "granite": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
+    "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
+    "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
+    "minimax-m2": NameTable(
+        {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
+    ),
+    "nemotron": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
+    "olmo2": NameTable(_POST_NORM_NAMES, "model.layers"),
+    "olmoe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
+    "qwen2moe": NameTable(_QWEN2MOE_NAMES, "model.layers", squeezed=("ffn_gate_inp_shexp",)),
+    "seed_oss": NameTable(_LATE_NORM_NAMES, "model.layers"),
+    "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "stablelm": NameTable(_LLAMA_NAMES, "model.layers"),
+    "starcoder2": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "model.layers"),
 }
 # Tensors that are read into the config or duplicate it.
-_NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
+# Tensors for multi-token prediction are not used either.
+_NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
+# Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
+_VECTORS = ("attn_sinks", "exp_probs_b")
 
 
 class TensorSource(Protocol):
@@ -174,7 +271,7 @@ def hf_name(architecture: str, name: str) -> str | None:
     if module not in family.names or kind not in ("weight", "bias"):
         raise ModelFileError(f"a GGUF file of architecture {architecture} holds the unknown tensor {name}")
     prefix = f"{family.layers}.{layer}." if layer is not None else ""
-    return f"{prefix}{family.names[module]}.{kind}"
+    return prefix + family.names[module] + (f".{kind}" if module not in _VECTORS else "")
 
 
 def halves_from_pairs(num_rows: int, num_heads: int) -> np.ndarray:
@@ -216,6 +313,8 @@ class HFView:
         if place is not None:
             return replace(info, name=name, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0])
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
+        if self._is_one_row(name):
+            shape = (1, *shape[-1:])
         return replace(info, name=name, shape=shape)
 
     def array(self, name: str) -> np.ndarray:
@@ -227,8 +326,11 @@ class HFView:
         array = self._source.array(stored)
         if self._is_transposed(name):
             return array.T
-        if _parts(stored)[1] in self._family.raised:
+        _, module, kind = _parts(stored)
+        if module in self._family.raised and kind == "weight":
             return array.astype(np.float32) - np.float32(1)
+        if self._is_one_row(name):
+            return array.reshape(1, -1)
         order = self._row_order(name, array.shape[0] if array.ndim else 1)
         return array if order is None else array[order]
 
@@ -240,8 +342,11 @@ class HFView:
         stored, place = self._stored[name]
         data = self._source.raw(stored)
         if place is not None:
-            rows = self._source.info(stored).shape[1]
+            shape = self._source.info(stored).shape
+            rows = shape[1] if len(shape) == 3 else 1
             data = data[place * rows : (place + 1) * rows]
+        if self._is_one_row(name):
+            return data.reshape(1, -1)
         order = self._row_order(name, data.shape[0])
         return data if order is None else data[order]
 
@@ -255,11 +360,19 @@ class HFView:
         _, module, kind = _parts(self._stored[name][0])
         return kind == "weight" and module in self._family.transposed
 
+    def _is_one_row(self, name: str) -> bool:
+        _, module, _ = _parts(self._stored[name][0])
+        return module in (*self._family.squeezed, *self._family.nested)
+
     def _row_order(self, name: str, num_rows: int) -> np.ndarray | None:
         _, module, _ = _parts(self._stored[name][0])
+        heads = self._heads.get(module, self._heads["attn_q"])
+        if module in self._family.parted:
+            if num_rows % (3 * heads):
+                raise ModelFileError(f"{name} has {num_rows} rows", f"expected q, k and v of {heads} heads")
+            return np.arange(num_rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(num_rows)
         if module not in self._family.paired_rows:
             return None
-        heads = self._heads[module]
         if num_rows % (2 * heads):
             raise ModelFileError(f"{name} has {num_rows} rows, which {heads} heads of even width cannot share")
         return halves_from_pairs(num_rows, heads)
@@ -270,7 +383,7 @@ def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
     a bad shape."""
     if _parts(name)[1] not in _EXPERTS:
         return (None,)
-    if len(shape) != 3 or shape[0] > MAX_EXPERTS:
+    if len(shape) != (2 if name.endswith(".bias") else 3) or shape[0] > MAX_EXPERTS:
         raise ModelFileError(f"{name} has shape {list(shape)}", f"expected a stack of at most {MAX_EXPERTS} matrices")
     return range(shape[0])
 

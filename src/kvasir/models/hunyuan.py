@@ -121,7 +121,7 @@ def _same(f: Fields, name: str, layers: int, greatest: int, default: int | None 
     values = f.get(name)
     if isinstance(values, list) and len(values) == layers and len(set(map(repr, values))) == 1:
         f.values = {**f.values, name: values[0]}
-    return f.integer(name, 1, greatest, default)
+    return f.integer(name, 1, greatest) if default is None else f.integer(name, 1, greatest, default)
 
 
 class HunyuanMoe(Mixtral):

@@ -1,0 +1,276 @@
+"""GGUF files of the families with other settings, written with gguf-py as llama.cpp's converters write them, give the
+bits of the folders that they were made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.driver import logits_of
+from tests.models.families import DEEPSEEK_MOE, PLAIN, SIZES, config_of
+from tests.models.hf import load, randomized, save
+from tests.models.oracle import random_ids, state_of
+
+gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
+
+NO_GROUPS = {"n_group": 1, "topk_group": 1}
+# What a file cannot express is left out: each architecture has fixed settings in llama.cpp.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "olmo2": config_of("olmo2"),
+    "olmo3": config_of("olmo3"),
+    "smollm3": {**SIZES, "model_type": "smollm3", "num_hidden_layers": 5},
+    "seed_oss": config_of("seed-oss"),
+    "arcee": config_of("arcee"),
+    "granite": config_of("granite"),
+    "granitemoe": {**config_of("granite-moe"), "model_type": "granitemoe", "shared_intermediate_size": 0},
+    "exaone4": config_of("exaone4"),
+    "glm4": config_of("glm4"),
+    "ernie4_5": config_of("ernie4-5"),
+    "cohere2": config_of("cohere2"),
+    "starcoder2": {**config_of("starcoder2"), "sliding_window": None},
+    "nemotron": config_of("nemotron"),
+    "gpt_neox": config_of("gpt-neox"),
+    "stablelm": config_of("stablelm"),
+    "hunyuan_v1_dense": {**SIZES, "model_type": "hunyuan_v1_dense", "rope_parameters": PLAIN},
+    "gpt_oss": config_of("gpt-oss"),
+    "qwen2_moe": {**config_of("qwen2-moe"), "mlp_only_layers": [], "use_sliding_window": False},
+    "olmoe": config_of("olmoe"),
+    "glm4_moe": {**config_of("glm4-moe"), **NO_GROUPS},
+    "dots1": {**SIZES, **DEEPSEEK_MOE, **NO_GROUPS, "model_type": "dots1", "sliding_window": None},
+    "ernie4_5_moe": config_of("ernie4-5-moe"),
+    "hunyuan_v1_moe": config_of("hunyuan-moe"),
+    "minimax_m2": config_of("minimax-m2"),
+}
+ARCHITECTURES = {
+    **{"olmo3": "olmo2", "gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss"},
+    **{"qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"},
+    **{"hunyuan_v1_moe": "hunyuan-moe"},
+}
+# Their converters order the rows of q and k in pairs.
+PAIRED = ("smollm3", "arcee", "granite", "granitemoe")
+
+
+# --- keys -------------------------------------------------------------------------------------------
+
+
+def add_decoder_keys(writer: Any, c: Any) -> None:
+    eps = {"cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "nemotron": "norm_eps"}
+    eps |= dict.fromkeys(("gpt_neox", "stablelm"), "layer_norm_eps")
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(getattr(c, "num_key_value_heads", c.num_attention_heads))
+    writer.add_feed_forward_length(c.intermediate_size)
+    if c.model_type != "gpt_neox":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if c.model_type in eps:
+        writer.add_layer_norm_eps(getattr(c, eps[c.model_type]))
+    else:
+        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    rope = c.rope_parameters.get("full_attention", c.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+def add_window(writer: Any, c: Any) -> None:
+    writer.add_sliding_window(c.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
+
+
+def add_granite(writer: Any, c: Any) -> None:
+    writer.add_attention_scale(c.attention_multiplier)
+    writer.add_embedding_scale(c.embedding_multiplier)
+    writer.add_residual_scale(c.residual_multiplier)
+    writer.add_logit_scale(c.logits_scaling)
+    if c.model_type == "granitemoe":
+        add_experts(writer, c)
+
+
+def add_experts(writer: Any, c: Any) -> None:
+    writer.add_expert_count(c.num_experts if c.model_type == "qwen2_moe" else c.num_local_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    if hasattr(c, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(c.moe_intermediate_size)
+
+
+def add_cohere2(writer: Any, c: Any) -> None:
+    add_window(writer, c)
+    writer.add_logit_scale(c.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def add_parallel(writer: Any, c: Any) -> None:
+    writer.add_parallel_residual(c.use_parallel_residual)
+
+
+def add_hunyuan(writer: Any, c: Any) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_rope_scaling_factor(1)
+    writer.add_rope_scaling_orig_ctx_len(256 * 1024)
+
+
+def add_hunyuan_moe(writer: Any, c: Any) -> None:
+    add_hunyuan(writer, c)
+    writer.add_expert_shared_feed_forward_length(c.intermediate_size)
+    writer.add_expert_feed_forward_length(c.intermediate_size)
+    writer.add_expert_count(c.num_experts)
+    writer.add_expert_used_count(c.moe_topk)
+    writer.add_expert_shared_count(1)
+
+
+def add_gpt_oss(writer: Any, c: Any) -> None:
+    writer.add_sliding_window(c.sliding_window)
+    add_experts(writer, c)
+    writer.add_expert_feed_forward_length(c.intermediate_size)
+
+
+def add_qwen2_moe(writer: Any, c: Any) -> None:
+    add_experts(writer, c)
+    writer.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
+
+
+def add_sigmoid_experts(writer: Any, c: Any) -> None:
+    add_experts(writer, c)
+    writer.add_expert_shared_count(c.n_shared_experts)
+    writer.add_leading_dense_block_count(c.first_k_dense_replace)
+    writer.add_expert_weights_scale(c.routed_scaling_factor)
+    writer.add_expert_weights_norm(c.norm_topk_prob)
+    if c.model_type == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def add_ernie_moe(writer: Any, c: Any) -> None:
+    writer.add_expert_count(c.moe_num_experts)
+    writer.add_expert_used_count(c.moe_k)
+    writer.add_interleave_moe_layer_step(c.moe_layer_interval)
+    writer.add_leading_dense_block_count(c.moe_layer_start_index)
+    writer.add_expert_feed_forward_length(c.moe_intermediate_size)
+    writer.add_expert_shared_count(c.moe_num_shared_experts)
+    writer.add_expert_shared_feed_forward_length(c.intermediate_size // c.num_key_value_heads)
+
+
+def add_minimax(writer: Any, c: Any) -> None:
+    add_experts(writer, c)
+    writer.add_expert_feed_forward_length(c.intermediate_size)
+
+
+KEYS: dict[str, Callable[[Any, Any], None]] = {
+    "olmo3": add_window,
+    "granite": add_granite,
+    "granitemoe": add_granite,
+    "exaone4": add_window,
+    "cohere2": add_cohere2,
+    "gpt_neox": add_parallel,
+    "stablelm": add_parallel,
+    "hunyuan_v1_dense": add_hunyuan,
+    "hunyuan_v1_moe": add_hunyuan_moe,
+    "gpt_oss": add_gpt_oss,
+    "qwen2_moe": add_qwen2_moe,
+    "olmoe": add_experts,
+    "glm4_moe": add_sigmoid_experts,
+    "dots1": add_sigmoid_experts,
+    "ernie4_5_moe": add_ernie_moe,
+    "minimax_m2": add_minimax,
+}
+
+
+# --- tensors ----------------------------------------------------------------------------------------
+
+
+def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
+    """A tensor of a checkpoint as its converter passes it to gguf-py's name table."""
+    kind = c.model_type
+    if kind in PAIRED and "_proj" in name and re.search(r"\.[qk]_proj\.", name):
+        heads = c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads
+        return {name: data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)}
+    if kind == "nemotron" and name.endswith("norm.weight"):
+        return {name: data + 1.0}
+    if kind == "gpt_neox" and "query_key_value" in name:
+        heads = c.num_attention_heads
+        return {name: data.reshape(heads, 3, -1, *data.shape[1:]).swapaxes(0, 1).reshape(data.shape)}
+    if name.endswith("e_score_correction_bias"):
+        return {f"{name.removesuffix('_bias')}.bias": data.reshape(-1)}
+    if name.endswith("shared_expert_gate.weight"):
+        return {name: data.reshape(-1)}
+    if name.endswith("sinks"):
+        return {f"{name}.weight": data}
+    if kind == "gpt_oss" and ".experts." in name:
+        part, bias = name.removesuffix("_bias"), name.endswith("_bias")
+        rows, suffix = data if bias else data.swapaxes(1, 2), ".bias" if bias else ".weight"
+        if part.endswith("down_proj"):
+            return {part + suffix: rows}
+        return {part.replace("gate_up", p) + suffix: rows[:, i::2] for i, p in enumerate(("gate", "up"))}
+    if kind == "granitemoe" and name.endswith("input_linear.weight"):
+        half, layer = data.shape[1] // 2, name.split(".")[2]
+        gate_up = data[:, :half], data[:, half:]
+        return {f"blk.{layer}.ffn_{p}_exps.weight": rows for p, rows in zip(("gate", "up"), gate_up, strict=True)}
+    return {name: data}
+
+
+def stacked(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The tensors by name, the matrices of a layer's experts as one."""
+    found: dict[str, np.ndarray] = {}
+    experts: dict[str, list[np.ndarray]] = {}
+    for name, tensor in state.items():
+        merged = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        if merged == name:
+            found[name] = tensor.numpy()
+        else:
+            experts.setdefault(merged, []).append(tensor.numpy())
+    return found | {name: np.stack(parts) for name, parts in experts.items()}
+
+
+def write_gguf(hf: Any, path: Path) -> Path:
+    c = hf.config
+    name = ARCHITECTURES.get(c.model_type, c.model_type)
+    names = gguf.get_tensor_name_map(
+        {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name], c.num_hidden_layers
+    )
+    writer = gguf.GGUFWriter(path, name)
+    add_decoder_keys(writer, c)
+    KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
+    for tensor_name, data in stacked(state_of(hf)).items():
+        if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        for new, array in converted(tensor_name, data, c).items():
+            found = new if new.startswith("blk.") else names.get_name(new, (".weight", ".bias"))
+            assert found is not None, f"gguf-py has no name for {new}"
+            writer.add_tensor(found, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_file_computes_what_its_folder_computes(tmp_path, name):
+    config = dict(CONFIGS[name])
+    config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
+    folder = load(save(hf, tmp_path / "folder"))
+    file = load(write_gguf(hf, tmp_path / "model.gguf"))
+    assert type(file) is type(folder)
+    ids = random_ids(200, 96)
+    found, expected = logits_of(file, ids), logits_of(folder, ids)
+    if name == "nemotron":  # 1 is added to its norms and taken off again
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.equal(found, expected)
