@@ -20,7 +20,8 @@ namespace kvasir {
 constexpr int64_t MAX_DELTA_DIM = 256, MAX_TAPS = 8;
 
 struct DeltaArgs {
-    int32_t qk_heads, v_heads;  // v_heads / qk_heads heads of v share a q and a k
+    int32_t qk_heads, v_heads;  // v_heads / qk_heads heads of v share a q and a k:
+    int32_t tiled, reserved;    // adjacent ones or, if tiled, those with the same remainder
     int32_t dim, v_dim;         // d and e: widths of a head of q and k, and of v
     int32_t taps, function;     // of the convolution, and applied after it
     int32_t block_size, group;  // tokens, and the index of the block table

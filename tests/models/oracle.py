@@ -107,10 +107,10 @@ def dummy_source(model: Any, seed: int = 0) -> DummySource:
     shapes = {}
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
-            take, names = spellings(model.names(), f"{path}.{name}")
+            take, stored = spellings(model.names(), f"{path}.{name}")[0]
             assert take is None or not take.transposed, "write the checkpoint's own shape for a transposed tensor"
             if take is not None and take.rows is not None:
                 runs = shape[0] // (take.rows[1] - take.rows[0]) if take.every else 0
-                shape = (max(runs * take.every or take.rows[1], shapes.get(names[0], (0,))[0]), *shape[1:])
-            shapes[names[0]] = shape
+                shape = (max(runs * take.every or take.rows[1], shapes.get(stored, (0,))[0]), *shape[1:])
+            shapes[stored] = shape
     return DummySource(shapes, seed)

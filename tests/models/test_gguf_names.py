@@ -100,9 +100,12 @@ def test_names_are_those_that_the_converter_reads(architecture):
     templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
     ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]
     assert len(ours) >= 9
-    split = ("ffn_gate_exps", "ffn_up_exps") if architecture == "granitemoe" else ()  # by the converter
+    split = (
+        ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps") if architecture == "granitemoe" else ()
+    )  # the converter splits and renames them
     for name in (template.format(bid=2) for template in ours if not template.endswith(split or "?")):
         found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
+        found = found.replace("dt_bias", "dt_proj_bias")
         if found.endswith("_bias"):  # the converter's own change
             found, name = f"{found.removesuffix('_bias')}.bias", f"{name}.bias"
         suffixes = ("",) if found.endswith("sinks") else (".weight", ".bias")

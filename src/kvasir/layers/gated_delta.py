@@ -94,6 +94,8 @@ class GatedDelta(Module):
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads of q and k, with their heads of v and the matching segments of the output projection."""
         h, cuts = self.heads, segments(self.out)
+        if h.tiled:  # the heads of v that share a q are not adjacent
+            return
         parts = mesh.most_parts(lambda parts: cuts % parts == 0 and h.qk % parts == 0)
         part = mesh.part(parts)
         self.heads = here = replace(h, qk=h.qk // parts, v=h.v // parts)

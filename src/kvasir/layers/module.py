@@ -56,6 +56,11 @@ class Take:
         return _of_runs(rows, list(self.order), len(self.order)) if self.order else rows
 
 
+# Where a tensor is in a checkpoint: its name, a part of a tensor, or several of these, of which the first that exists
+# is used.
+Entry = str | Take | tuple[str | Take, ...]
+
+
 def _of_runs(rows: Any, which: slice | list[int], size: int) -> Any:
     return rows.reshape(-1, size, *rows.shape[1:])[:, which].reshape(-1, *rows.shape[1:])
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.layers.mlp import MLP
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.models.llama import Llama, LlamaConfig
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "hidden_act": "relu2"}
@@ -29,6 +29,6 @@ class Arcee(Llama):
     def _mlp(self, layer: int, c: Any) -> MLP:
         return MLP(c.width, c.inner, c.act, c.mlp_bias)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the MLP's first matrix."""
         return {**super().names(), "layers.*.mlp.up": "model.layers.*.mlp.up_proj"}

@@ -16,7 +16,7 @@ from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.mlp import ACTIVATIONS, MLP
-from kvasir.layers.module import Module, Take
+from kvasir.layers.module import Entry, Module
 from kvasir.layers.norm import LayerNorm
 from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
 from kvasir.models.pooling import Pooling, pooling_of
@@ -141,7 +141,7 @@ class Bert(Module):
         """The kind of KV cache of each layer."""
         return tuple(layer.attn.cache() for layer in self.layers)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer = "bert.encoder.layer.*."
         return {

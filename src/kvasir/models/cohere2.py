@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.norm import PlainLayerNorm, RMSNorm
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -56,7 +56,7 @@ class Cohere2(Llama):
     norms: ClassVar[tuple[str, ...]] = ("attn_norm",)
     parallel: ClassVar[bool] = True
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the rows of q and k in the order of our rotary embedding."""
         c = self.config
         return {**super().names(), **halves("model.layers.*.self_attn.", c.head_dim, c.rotary_dim)}

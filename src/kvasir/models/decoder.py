@@ -16,7 +16,7 @@ from kvasir.layers.block import DecoderLayer
 from kvasir.layers.embedding import VocabularyEmbedding
 from kvasir.layers.linear import Head
 from kvasir.layers.mlp import ACTIVATIONS
-from kvasir.layers.module import Module, Take
+from kvasir.layers.module import Entry, Module, Take
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope, RopeScaling
 from kvasir.models.config import (
@@ -185,7 +185,7 @@ class Decoder(Module):
         """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """Where each module's tensors are in a checkpoint: path -> name without ".weight" or ".bias", "*" for a layer's
         number. Of several names, the first that exists is used."""
         layer = "model.layers.*."

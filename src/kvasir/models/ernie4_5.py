@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.mlp import GatedMLP
-from kvasir.layers.module import Take, Vector
+from kvasir.layers.module import Entry, Vector
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE, Routing
 from kvasir.models.config import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -38,7 +38,7 @@ class Ernie45(Llama):
 
     Config = Ernie45Config
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the rows of q and k in the order of our rotary embedding."""
         c = self.config
         return {**super().names(), **halves("model.layers.*.self_attn.", c.head_dim, c.rotary_dim)}
@@ -103,7 +103,7 @@ class Ernie45Moe(Glm4Moe):
             mlp.selection = Vector(c.num_experts, self.selection, (1, c.num_experts))
         return mlp
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Glm4Moe.names`, with the rows of q and k in the order of our rotary embedding."""
         c, layer = self.config, "model.layers.*."
         return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvasir.errors import ModelFileError
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
@@ -61,6 +61,6 @@ class Exaone4(Llama):
     Config = Exaone4Config
     norms: ClassVar[tuple[str, ...]] = ("attn_post_norm", "mlp_post_norm")
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the norms after attention and the MLP."""
         return {**super().names(), **POST_NORMS}

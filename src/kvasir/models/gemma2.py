@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.layers.softcap import SoftCap
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
@@ -100,7 +100,7 @@ class Gemma2(Llama):
         """Float32 [R, vocabulary] logits of the selected hidden rows, soft-capped."""
         return self.softcap(super().logits(hidden_RD))
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the two additional norms."""
         layer = "model.layers.*."
         return {

@@ -63,7 +63,7 @@ def read_decoder(f: Fields, shapes: Shapes, *, partial: bool = False, eps: str =
         {
             "vocab_size": read_vocab_size(f, shapes),
             "hidden_size": hidden,
-            "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
+            "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH, f.get("expert_feed_forward_length")),
             "num_hidden_layers": f.integer("block_count", 1, MAX_LAYERS),
             "num_attention_heads": heads,
             "num_key_value_heads": f.integer("attention.head_count_kv", 1, MAX_HEADS, heads),

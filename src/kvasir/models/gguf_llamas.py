@@ -178,6 +178,34 @@ def _qwen2moe(f: Fields, architecture: str, shapes: Shapes) -> Config:
     }  # fmt: skip
 
 
+def _delta(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """Qwen3-Next and Qwen3.5. The file's last layers may be those for multi-token prediction."""
+    f.get("rope.dimension_sections")  # without images all sections have the token's position
+    config = read_decoder(f, shapes, partial=True)
+    drafting = f.integer("nextn_predict_layers", 0, config["num_hidden_layers"] - 1, 0)
+    layers = config["num_hidden_layers"] = config["num_hidden_layers"] - drafting
+    rope = {"rope_theta": config.pop("rope_theta"), "partial_rotary_factor": config.pop("partial_rotary_factor")}
+    config["rope_parameters"] = (config.pop("rope_scaling") or {"rope_type": "default"}) | rope
+    every = f.integer("full_attention_interval", 1, MAX_LAYERS, 4)
+    heads, keys = f.integer("ssm.time_step_rank", 1, MAX_WIDTH), f.integer("ssm.group_count", 1, MAX_WIDTH)
+    config |= {
+        "model_type": {"qwen3next": "qwen3_next", "qwen35": "qwen3_5_text"}.get(architecture, "qwen3_5_moe_text"),
+        "attention_bias": _biased(shapes, "attn_q"),
+        "layer_types": ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)],
+        "linear_conv_kernel_dim": f.integer("ssm.conv_kernel", 1, MAX_WIDTH),
+        "linear_key_head_dim": f.integer("ssm.state_size", 1, MAX_WIDTH),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": f.integer("ssm.inner_size", heads, MAX_WIDTH) // heads,
+        "linear_value_heads_tiled": architecture != "qwen3next" and heads != keys,
+    }
+    if architecture == "qwen35":
+        return config
+    experts = read_routed_experts(f, normalise=True)
+    shared = f.integer("expert_shared_feed_forward_length", 1, MAX_WIDTH, experts["moe_intermediate_size"])
+    return config | experts | {"shared_expert_intermediate_size": shared}
+
+
 def _olmoe(f: Fields, architecture: str, shapes: Shapes) -> Config:
     return read_decoder(f, shapes) | read_expert_counts(f) | {"model_type": "olmoe", "norm_topk_prob": False}
 
@@ -273,6 +301,9 @@ READERS = {
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "qwen2moe": _qwen2moe,
+    "qwen3next": _delta,
+    "qwen35": _delta,
+    "qwen35moe": _delta,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     "stablelm": _stablelm,

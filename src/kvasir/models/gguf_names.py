@@ -7,6 +7,8 @@ It undoes the converter's changes:
 - `gemma2`, `gemma3`, `nemotron`: the converter adds 1 to the norms' weights.
 - Mixtures of experts: the converter stacks the matrices of a layer's experts; each is returned separately, as a view.
 - `gptneox`: the converter puts all rows of q, k and v one after the other; the checkpoint has them head by head.
+- `qwen3next`, `qwen35`, `qwen35moe`: the converter stores the decay rates as -exp(A_log), and adds 1 to the norms'
+  weights. The heads of v of the last two stay in the file's order, which the config describes.
 - `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
 
 Source: the tensor names of the GGUF specification (docs/gguf.md of the ggml project) and of its `gguf-py`.
@@ -134,6 +136,20 @@ _GPT_NEOX_NAMES = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+_DELTA_NAMES = {
+    **_QWEN2MOE_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _GPT2_NAMES = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -178,6 +194,12 @@ class NameTable:
 
 
 _QK = ("attn_q", "attn_k")
+_DELTA = NameTable(
+    _DELTA_NAMES,
+    "model.layers",
+    raised=("attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm"),
+    squeezed=("ffn_gate_inp_shexp",),
+)
 FAMILIES = {
     "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=_QK),
     "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -213,6 +235,9 @@ FAMILIES = {
     "olmo2": NameTable(_POST_NORM_NAMES, "model.layers"),
     "olmoe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
     "qwen2moe": NameTable(_QWEN2MOE_NAMES, "model.layers", squeezed=("ffn_gate_inp_shexp",)),
+    "qwen3next": _DELTA,
+    "qwen35": _DELTA,
+    "qwen35moe": _DELTA,
     "seed_oss": NameTable(_LATE_NORM_NAMES, "model.layers"),
     "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "stablelm": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -222,7 +247,8 @@ FAMILIES = {
 # Tensors for multi-token prediction are not used either.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
-_VECTORS = ("attn_sinks", "exp_probs_b")
+_VECTORS = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt")
+_CONVOLUTION, _RATES = "ssm_conv1d", "ssm_a"  # stored without the dimension of size 1; stored as -exp(A_log)
 
 
 class TensorSource(Protocol):
@@ -268,7 +294,7 @@ def hf_name(architecture: str, name: str) -> str | None:
     if _NO_WEIGHTS.fullmatch(name):
         return None
     layer, module, kind = _parts(name)
-    if module not in family.names or kind not in ("weight", "bias"):
+    if module not in family.names or kind not in ("weight", "bias", *([""] if module == _RATES else [])):
         raise ModelFileError(f"a GGUF file of architecture {architecture} holds the unknown tensor {name}")
     prefix = f"{family.layers}.{layer}." if layer is not None else ""
     return prefix + family.names[module] + (f".{kind}" if module not in _VECTORS else "")
@@ -315,6 +341,8 @@ class HFView:
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         if self._is_one_row(name):
             shape = (1, *shape[-1:])
+        if _parts(stored)[1] == _CONVOLUTION and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
         return replace(info, name=name, shape=shape)
 
     def array(self, name: str) -> np.ndarray:
@@ -331,6 +359,11 @@ class HFView:
             return array.astype(np.float32) - np.float32(1)
         if self._is_one_row(name):
             return array.reshape(1, -1)
+        if module == _CONVOLUTION:
+            return array.reshape(len(array), 1, -1)
+        if module == _RATES:
+            with np.errstate(divide="ignore", invalid="ignore"):  # NaN in a bad file stays in its own answers
+                return np.log(-array.astype(np.float64)).astype(np.float32)
         order = self._row_order(name, array.shape[0] if array.ndim else 1)
         return array if order is None else array[order]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry, Take
 from kvasir.models.config import Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
@@ -35,7 +35,7 @@ class Glm4(Llama):
     Config = Glm4Config
     norms: ClassVar[tuple[str, ...]] = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the additional norms and row ranges of the fused matrix."""
         c, layer = self.config, "model.layers.*."
         return {

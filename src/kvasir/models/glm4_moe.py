@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import ModelFileError
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, Routing
 from kvasir.models.config import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, read_sliding_layers
 from kvasir.models.decoder import read_sizes
@@ -91,7 +91,7 @@ class Glm4Moe(Mixtral):
         drafting = tuple(rf"model\.layers\.{first + i}\..*" for i in range(getattr(self.config, "drafting", 0)))
         return (*super().ignored, *drafting)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with the names of the router and the experts."""
         mlp = "model.layers.*.mlp."
         return {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.mlp import MLP
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.norm import LayerNorm, RMSNorm
 from kvasir.models.config import Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes, runs
@@ -59,7 +59,7 @@ class GPTNeoX(Llama):
     def _mlp(self, layer: int, c: Any) -> MLP:
         return MLP(c.width, c.inner, c.act, c.mlp_bias)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table, as in `Decoder.names`."""
         layer, dim = "gpt_neox.layers.*.", self.config.head_dim
         parts = " ".join(f"layers.*.attn.qkv.{part}" for part in "qkv")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import MoE, Routing
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import read_sizes
@@ -69,7 +69,7 @@ class GptOss(Mixtral):
     def _mlp(self, layer: int, c: GptOssConfig) -> MoE:
         return MoE(c.width, c.expert_inner, c.num_experts, c.routing, act="clamped_swiglu", bias=True)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with the names that `ExpertsView` gives to the experts' tensors."""
         layer = "model.layers.*."
         return {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry, Take
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_WIDTH, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -76,7 +76,7 @@ class GraniteMoe(Mixtral):
 
     Config = GraniteMoeConfig
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the names that `ExpertsView` gives to the experts' tensors. The gate
         and up of the shared expert are rows of one tensor."""
         layer, inner = "model.layers.*.", self.config.shared_inner

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.elementary import power
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, Routing
 from kvasir.models.config import MAX_EXPERTS, MAX_WIDTH, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -75,7 +75,7 @@ class HunyuanDense(Llama):
     def _attention_options(self, layer: int, c: Any) -> dict[str, Any]:
         return {**super()._attention_options(layer, c), "norm_after_rope": True}
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the names of the head norms."""
         return {**super().names(), **_HEAD_NORMS}
 
@@ -132,7 +132,7 @@ class HunyuanMoe(Mixtral):
     def _attention_options(self, layer: int, c: Any) -> dict[str, Any]:
         return {**super()._attention_options(layer, c), "norm_after_rope": True}
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with the names of the head norms, the router and the experts."""
         mlp = "model.layers.*.mlp."
         return {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_HEAD_DIM, Fields
 from kvasir.models.decoder import read_sizes
@@ -68,6 +68,6 @@ class MiniMaxM2(Mixtral):
     def _attention_options(self, layer: int, c: MiniMaxM2Config) -> dict[str, Any]:
         return {**super()._attention_options(layer, c), "whole_norm": True}
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with the selection bias."""
         return {**super().names(), "layers.*.mlp.selection": "model.layers.*.block_sparse_moe"}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kvasir.errors import ModelFileError
 from kvasir.layers.mlp import GatedMLP
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, MoE, Routing, SharedMoE
 from kvasir.models.config import MAX_EXPERTS, MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -82,7 +82,7 @@ class Mixtral(Llama):
             return MoE(*sizes, act=c.act, selection=self.selection)
         return SharedMoE(*sizes, c.shared_inner, gated=self.shared_gate, act=c.act, selection=self.selection)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the router and the experts."""
         moe = "model.layers.*.block_sparse_moe."
         return {

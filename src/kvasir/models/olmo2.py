@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope
 from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -68,7 +68,7 @@ class Olmo2(Llama):
     def _attention_options(self, layer: int, c: Any) -> dict[str, Any]:
         return {**super()._attention_options(layer, c), "whole_norm": True}
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the norms after attention and the MLP."""
         return {**super().names(), **POST_NORMS}
 

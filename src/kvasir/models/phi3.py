@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry, Take
 from kvasir.models.config import MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
@@ -44,7 +44,7 @@ class Phi3(Llama):
 
     Config = Phi3Config
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with row ranges of the fused matrices."""
         c, layer = self.config, "model.layers.*."
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim

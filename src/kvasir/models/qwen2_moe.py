@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_WIDTH, Fields, read_layer_windows
 from kvasir.models.decoder import read_sizes
@@ -49,7 +49,7 @@ class Qwen2Moe(Qwen3Moe):
 
     shared_gate = True
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Qwen3Moe.names`, with the shared expert."""
         mlp = "model.layers.*.mlp."
         return {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry, Take
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
@@ -83,16 +83,12 @@ class Qwen35Text(Qwen3Next):
 
     Config = Qwen35TextConfig
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Qwen3Next.names`, with the projections of Gated DeltaNet layers."""
-        delta, heads = "model.layers.*.linear_attn.", self.config.delta
-        wide = heads.qk * heads.dim
+        delta = "model.layers.*.linear_attn."
         return {
             **super().names(),
-            "layers.*.attn.inputs.q": Take(delta + "in_proj_qkv", (0, wide)),
-            "layers.*.attn.inputs.k": Take(delta + "in_proj_qkv", (wide, 2 * wide)),
-            "layers.*.attn.inputs.v": Take(delta + "in_proj_qkv", (2 * wide, heads.channels)),
-            "layers.*.attn.inputs.z": delta + "in_proj_z",
+            **{f"layers.*.attn.inputs.{part}": take for part, take in self._inputs(delta).items()},
             "layers.*.attn.gates.b": delta + "in_proj_b",
             "layers.*.attn.gates.a": delta + "in_proj_a",
         }
@@ -141,7 +137,7 @@ class Qwen35(Qwen35Text):
         """Patterns of unused tensors, including those of the image tower."""
         return (*super().ignored, r"model\.visual\..*")
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Qwen35Text.names`, whose modules lie beside the image tower."""
         return {path: within(entry, "model.", "model.language_model.") for path, entry in super().names().items()}
 
@@ -152,14 +148,14 @@ class Qwen35Moe(Qwen35):
     Config = Qwen35MoeConfig
 
 
-def within(entry: str | Take | tuple[str, ...], old: str, new: str) -> str | Take | tuple[str, ...]:
+def within(entry: Entry, old: str, new: str) -> Entry:
     """An entry of a name table with another prefix, where it has the old one."""
-
-    def renamed(name: str) -> str:
-        return new + name.removeprefix(old) if name.startswith(old) else name
-
-    if isinstance(entry, str):
-        return renamed(entry)
     if isinstance(entry, tuple):
-        return tuple(map(renamed, entry))
-    return replace(entry, name=renamed(entry.name))
+        return tuple(_renamed(one, old, new) for one in entry)
+    return _renamed(entry, old, new)
+
+
+def _renamed(entry: str | Take, old: str, new: str) -> str | Take:
+    if isinstance(entry, Take):
+        return replace(entry, name=str(_renamed(entry.name, old, new)))
+    return new + entry.removeprefix(old) if entry.startswith(old) else entry

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import ModelFileError
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
@@ -54,7 +54,7 @@ class Qwen3Moe(Mixtral):
 
     Config = Qwen3MoeConfig
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with Qwen3's names of the router and the experts."""
         mlp = "model.layers.*.mlp."
         return {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.attention import GatedAttention
 from kvasir.layers.gated_delta import GatedDelta, Heads
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry, Take
 from kvasir.layers.moe import Routing
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
@@ -70,6 +70,7 @@ def _read_heads(f: Fields) -> Heads:
         f.integer("linear_num_value_heads", 1, MAX_HEADS, 32),
         f.integer("linear_key_head_dim", 1, MAX_HEAD_DIM, 128),
         f.integer("linear_value_head_dim", 1, MAX_HEAD_DIM, 128),
+        f.flag("linear_value_heads_tiled", False),  # as in GGUF files
     )
     if heads.v % heads.qk:
         raise ModelFileError(f"{f.where}: {heads.v} linear value heads cannot share {heads.qk} key heads")
@@ -108,19 +109,25 @@ class Qwen3Next(Qwen2Moe):
             return GatedDelta(layer, c.width, c.delta, c.taps, c.norm_eps, c.act)
         return GatedAttention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **self._attention_options(layer, c))
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def _inputs(self, delta: str) -> dict[str, Take]:
+        """The parts of a Gated DeltaNet's inputs where q, k and v are one after the other in a tensor of their own."""
+        heads, qkv = self.config.delta, delta + "in_proj_qkv"
+        wide = heads.qk * heads.dim
+        parts = {"q": (0, wide), "k": (wide, 2 * wide), "v": (2 * wide, heads.channels)}
+        inner = heads.v * heads.v_dim
+        return {**{part: Take(qkv, rows) for part, rows in parts.items()}, "z": Take(delta + "in_proj_z", (0, inner))}
+
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Qwen2Moe.names`, with the Gated DeltaNet layers."""
         layer, c = "model.layers.*.", self.config
         share = c.delta.v // c.delta.qk
         parts = {"q": c.delta.dim, "k": c.delta.dim, "v": share * c.delta.v_dim, "z": share * c.delta.v_dim}
+        joint = runs(" ".join(parts), layer + "linear_attn.in_proj_qkvz", tuple(parts.values()))
+        apart = self._inputs(layer + "linear_attn.")
         return {
             **super().names(),
             **runs("layers.*.attn.qkv.q layers.*.attn.gate", layer + "self_attn.q_proj", (c.head_dim, c.head_dim)),
-            **runs(
-                " ".join(f"layers.*.attn.inputs.{part}" for part in parts),
-                layer + "linear_attn.in_proj_qkvz",
-                tuple(parts.values()),
-            ),
+            **{f"layers.*.attn.inputs.{part}": (joint[part], apart[part]) for part in parts},
             **runs("layers.*.attn.gates.b layers.*.attn.gates.a", layer + "linear_attn.in_proj_ba", (share, share)),
             "layers.*.attn": layer + "linear_attn",
             "layers.*.attn.conv": layer + "linear_attn.conv1d",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvasir.layers.mlp import MLP
-from kvasir.layers.module import Take
+from kvasir.layers.module import Entry
 from kvasir.layers.norm import LayerNorm, RMSNorm
 from kvasir.models.config import MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -42,7 +42,7 @@ class Starcoder2(Llama):
     def _mlp(self, layer: int, c: Any) -> MLP:
         return MLP(c.width, c.inner, c.act, c.mlp_bias)
 
-    def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
+    def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the MLP's names."""
         mlp = "model.layers.*.mlp."
         return {**super().names(), "layers.*.mlp.up": mlp + "c_fc", "layers.*.mlp.down": mlp + "c_proj"}

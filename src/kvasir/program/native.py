@@ -144,7 +144,10 @@ class DeltaArgs(ctypes.Structure):
     _fields_ = (
         *(
             (name, c_int32)
-            for name in ("qk_heads", "v_heads", "dim", "v_dim", "taps", "function", "block_size", "group")
+            for name in (
+                *("qk_heads", "v_heads", "tiled", "reserved", "dim", "v_dim"),
+                *("taps", "function", "block_size", "group"),
+            )
         ),
         ("blocks", c_void_p),
         ("block_stride", c_int64),

@@ -127,34 +127,36 @@ def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
     table = model.names()
     for path, leaf in model.walk():
         for name, shape in leaf.expects().items():
-            take, asked = spellings(table, f"{path}.{name}")
-            found = _find(asked, stored, model.prefix)
+            take, found = _find(spellings(table, f"{path}.{name}"), stored, model.prefix)
             _check_type(found, source.info(found).dtype)
             _check_shape(found, tuple(source.info(found).shape), shape, take)
             yield _Wanted(leaf, name, shape, found, take)
 
 
-def spellings(table: Mapping[str, Any], path: str) -> tuple[Any, list[str]]:
-    """The table's entry for "layers.3.attn.out.weight": a Take, or None for a whole tensor, and the tensor's possible
-    names.
+def spellings(table: Mapping[str, Any], path: str) -> list[tuple[Any, str]]:
+    """The table's entry for "layers.3.attn.out.weight": the tensor's possible names, each with a Take, or None for the
+    whole tensor.
 
     The numbers in the path, of the layer and of the expert if any, replace the stars in the names in order.
     """
     module, _, kind = path.rpartition(".")
     numbers = re.findall(r"\.(\d+)(?=\.)", module)
     entry = table[re.sub(r"\.\d+(?=\.)", ".*", module)]
-    take = None if isinstance(entry, str | tuple) else entry
-    names = (take.name,) if take else (entry,) if isinstance(entry, str) else entry
-    return take, [f"{name.replace('*', '{}').format(*numbers)}.{kind}" for name in names]
+    takes = [(None, one) if isinstance(one, str) else (one, one.name) for one in _several(entry)]
+    return [(take, f"{name.replace('*', '{}').format(*numbers)}.{kind}") for take, name in takes]
 
 
-def _find(asked: list[str], stored: set[str], prefix: str) -> str:
-    for name in asked:
+def _several(entry: Any) -> tuple[Any, ...]:
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _find(asked: list[tuple[Any, str]], stored: set[str], prefix: str) -> tuple[Any, str]:
+    for take, name in asked:
         for spelled in (name, name.removeprefix(prefix), prefix + name):
             if spelled in stored:
-                return spelled
+                return take, spelled
     raise ModelFileError(
-        f"the checkpoint has no tensor {' or '.join(asked)}",
+        f"the checkpoint has no tensor {' or '.join(name for _, name in asked)}",
         "is the download complete, and does config.json belong to these weights?",
     )
 

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """qk heads of q and k, of width dim; v heads of v, of width v_dim. v / qk heads of v share a q and a k."""
+    """qk heads of q and k, of width dim; v heads of v, of width v_dim. v / qk heads of v share a q and a k: adjacent
+    ones or, if tiled, those whose numbers have the same remainder."""
 
     qk: int
     v: int
     dim: int
     v_dim: int
+    tiled: bool = False
 
     @property
     def channels(self) -> int:

@@ -84,9 +84,13 @@ def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h
     wide = h.qk * h.dim
     q_npHd = _unit(qkv_npC[..., :wide].unflatten(-1, (h.qk, h.dim))) * (1.0 / math.sqrt(h.dim))
     k_npHd = _unit(qkv_npC[..., wide : 2 * wide].unflatten(-1, (h.qk, h.dim)))
-    v_npHre1 = qkv_npC[..., 2 * wide :].unflatten(-1, (h.qk, -1, h.v_dim, 1))
-    gates = x_npI[..., h.channels :].unflatten(-1, (2, h.qk, -1, 1, 1))
-    state_nHred = state_nVed.unflatten(1, (h.qk, -1))
+    heads = h.qk
+    if h.tiled:  # as if no heads shared a q and a k
+        heads = h.v
+        q_npHd, k_npHd = (x.repeat(1, 1, h.v // h.qk, 1) for x in (q_npHd, k_npHd))
+    v_npHre1 = qkv_npC[..., 2 * wide :].unflatten(-1, (heads, -1, h.v_dim, 1))
+    gates = x_npI[..., h.channels :].unflatten(-1, (2, heads, -1, 1, 1))
+    state_nHred = state_nVed.unflatten(1, (heads, -1))
     out_npHre = torch.empty_like(v_npHre1[..., 0])
     for place, count in enumerate(stage.counts):
         at = (slice(count), place)
