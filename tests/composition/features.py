@@ -18,6 +18,7 @@ from kvasir.guided.rule import ReasoningMarks, Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.parse.format import CallFormat, Format, FormatTexts, Style
 from kvasir.parse.table import choose
+from kvasir.sched import lane
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
 from tests.composition.drafter import KnowingDrafter
@@ -284,9 +285,11 @@ def logprobs(name: str, count: int) -> Feature:
 
 
 def columns(run: Run) -> int:
-    """Tokens planned in columns; answers without log-probabilities, where every row follows a grammar or drafts."""
+    """Tokens planned in columns; answers without log-probabilities, where every row follows a grammar or drafts, or no
+    step has as many rows as columns need."""
     planned = sum(len(plan.decodes) for plan in run.plans)
-    others = run.drafter or all(request.grammar for request in run.requests)
+    few = all(len(plan.works) < lane.LEAST for plan in run.plans)
+    others = few or run.drafter or all(request.grammar for request in run.requests)
     return planned or (others and sum(not answer.logprobs for answer in run.answers.values()))
 
 
