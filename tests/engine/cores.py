@@ -62,6 +62,12 @@ CONFIGS = {
         "mlp_only_layers": [0], "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
         "linear_value_head_dim": 12,
     },
+    "qwen3-5-tiled": {
+        **_LLAMA, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
+        "linear_value_heads_tiled": True,
+    },
     "gpt2": {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_layer": 2, "n_head": 3,
         "n_positions": 512, "vocab_size": 300, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
