@@ -234,8 +234,8 @@ class Marshal:
         states = paged((self._max_rows, width), np.dtype(np.float32))
         args = native.DeltaArgs(
             heads.qk, heads.v, heads.tiled, 0, heads.dim, heads.v_dim, taps, native.FUNCTION[act.name],
-            self.cache.block_size, self.cache.group_of(layer), array.ctypes.data, array.shape[1],
-            states.ctypes.data, *rows[:3], *(at + 4 * first for at in rows[3:]), b.width, kernel_KC.ctypes.data, self._vector(log_rate),
+            self.cache.block_size, self.cache.group_of(layer), array.ctypes.data, array.shape[1], states.ctypes.data,
+            *rows[:3], *(at + 4 * first for at in rows[3:]), b.width, kernel_KC.ctypes.data, self._vector(log_rate),
             self._vector(bias), out,
         )  # fmt: skip
         self._keep += [args, states, kernel_KC, array]
