@@ -36,7 +36,7 @@ def test_an_element_does_not_depend_on_its_position(name):
     assert torch.equal(act(square.T).T, whole[:4096].view(64, 64))
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS.keys() - {"relu2"})
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "relu2"])
 def test_activations_of_large_values_are_their_limits(name):
     far = ACTIVATIONS[name](torch.tensor([-1e4, -100.0, 0.0, 100.0, 1e4, torch.nan]))
     assert torch.equal(far[2:5], torch.tensor([0.0, 100.0, 1e4]))
