@@ -27,6 +27,8 @@ from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
+from kvasir.weights.published import unquantized
+from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -189,6 +191,8 @@ def _load(
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
+    if isinstance(source, DecodedView):
+        notes = (*notes, source.note)
     weights_dtype = choose_dtype(dtype, source, device)
     hold = packer(weights_dtype) if packer else None
     if options.mesh.size > 1:
@@ -269,7 +273,8 @@ def _check_hidden(names: tuple[str, ...], model: Any) -> None:
 
 
 def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
-    """The config and the tensors of a checkpoint, under Hugging Face's names also for GGUF."""
+    """The config and the tensors of a checkpoint, under Hugging Face's names also for GGUF, and as if they were not
+    quantized for a published format of quantized safetensors."""
     if files.kind == "gguf":
         source = GGUFSource(files.weights[0])
         metadata = source.model.metadata
@@ -277,4 +282,4 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
         return config, HFView(source, config, str(metadata["general.architecture"]))
     assert files.config is not None, "a safetensors folder needs a config.json"
     config = {**read_hf_config(files.config), **read_pooling(files.root)}
-    return config, SafetensorsSource(files.root)
+    return unquantized(config, SafetensorsSource(files.root))

@@ -1,0 +1,136 @@
+"""Chooses how to read a quantized checkpoint from the settings in its config, and refuses settings without code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.weights.published import bitsandbytes, experts_mxfp4, grouped, mlx, scaled
+from kvasir.weights.published.view import Decoded, DecodedView
+from kvasir.weights.source import WeightSource
+
+_NAMES = {"quantization_config", "compression_config", "quantization"}
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION", "FP8_PB_WO")
+_BITS = (2, 3, 4, 8)
+
+
+def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[str, Any], WeightSource]:
+    """The config and the weights as if the checkpoint were not quantized; unchanged if it is not.
+
+    Raises UnsupportedModel for a method or a setting without code, ModelFileError for settings or tensors that do not
+    fit together.
+    """
+    settings = next((config[name] for name in sorted(_NAMES) if config.get(name)), None)
+    plain = {name: value for name, value in config.items() if name not in _NAMES}
+    if settings is None:
+        return dict(config), source
+    if not isinstance(settings, Mapping):
+        raise ModelFileError(f"config.json: quantization_config is {quoted(settings)}", "expected an object")
+    method = settings.get("quant_method") or ("mlx" if "group_size" in settings and "bits" in settings else None)
+    if method not in _METHODS:
+        raise UnsupportedModel(
+            f"config.json: weights quantized by {quoted(method)} are not supported",
+            f"supported: {', '.join(_METHODS)}; or use a GGUF file of the model",
+        )
+    tensors, dropped = _METHODS[method](settings, source)
+    return plain, DecodedView(source, tensors, str(method), dropped)
+
+
+_Read = tuple[Iterable[Decoded], str]
+
+
+def _choice(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...], default: Any) -> Any:
+    value = settings.get(name, default)
+    if value not in allowed:
+        raise UnsupportedModel(
+            f"config.json: quantization_config: {name} is {quoted(value)}",
+            f"supported: {', '.join(map(str, allowed))}",
+        )
+    return value
+
+
+def _block(value: Any) -> tuple[int, int]:
+    if value is None:
+        return 128, 128
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and 1 <= n <= 1 << 16 for n in value):
+        raise ModelFileError(f"config.json: quantization_config: blocks of {quoted(value)}", "expected two sizes")
+    return value[0], value[1]
+
+
+def _fp8(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    _choice(settings, "fmt", ("e4m3", "float8_e4m3fn", None), None)
+    _choice(settings, "scale_fmt", ("ue8m0", "float", None), None)
+    return scaled.read(source, _block(settings.get("weight_block_size"))), scaled.DROPPED
+
+
+def _compressed(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    if settings.get("transform_config") or (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise UnsupportedModel(
+            "config.json: quantization_config: transforms or sparse weights", "supported: compressed-tensors without"
+        )
+    blocks = set()
+    for group in (settings.get("config_groups") or {}).values():
+        weights = (group.get("weights") if isinstance(group, Mapping) else None) or {}
+        if weights.get("strategy") == "block":
+            blocks.add(_block(weights.get("block_structure")))
+    if len(blocks) > 1:
+        raise UnsupportedModel("config.json: quantization_config: blocks of several shapes", "supported: one shape")
+    return scaled.read(source, next(iter(blocks), (128, 128))), scaled.DROPPED
+
+
+def _modelopt(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    inner = settings.get("quantization") or settings
+    _choice(inner, "quant_algo", _ALGORITHMS, "FP8")
+    return scaled.read(source, (128, 128)), scaled.DROPPED
+
+
+def _mxfp4(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    return experts_mxfp4.read(source), ""
+
+
+def _gptq(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    bits = _choice(settings, "bits", _BITS, 4)
+    form = _choice(settings, "checkpoint_format", ("gptq", "gptq_v2", None), "gptq")
+    if settings.get("dynamic"):
+        raise UnsupportedModel("config.json: quantization_config: dynamic rules", "supported: one setting for all")
+    return grouped.read_gptq(source, bits, form != "gptq_v2"), ""
+
+
+def _awq(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    _choice(settings, "bits", (4,), 4)
+    version = settings.get("version")
+    _choice({"version": version.lower() if isinstance(version, str) else version}, "version", ("gemm", None), None)
+    return grouped.read_awq(source), ""
+
+
+def _bitsandbytes(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    return bitsandbytes.read(source), bitsandbytes.DROPPED
+
+
+def _mlx(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    def of(stem: str) -> mlx.Settings:
+        own = settings.get(stem)
+        found = {**settings, **(own if isinstance(own, Mapping) else {})}
+        bits, group = found.get("bits"), found.get("group_size")
+        if bits not in (2, 3, 4, 5, 6, 8) or group not in (16, 32, 64, 128):
+            raise UnsupportedModel(
+                f"config.json: quantization of {stem}: {quoted(bits)} bits in groups of {quoted(group)}",
+                "supported: 2, 3, 4, 5, 6 or 8 bits in groups of 16, 32, 64 or 128",
+            )
+        return bits, group, _choice(found, "mode", mlx.MODES, "affine")
+
+    return mlx.read(source, of), ""
+
+
+_METHODS = {
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fp8,
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "mlx": _mlx,
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,188 @@
+"""Matrices with scales beside them: compressed-tensors, FP8 of DeepSeek, FBGEMM and others, and ModelOpt.
+
+    weight_packed I32            integers along the rows, with an offset; weight_scale, weight_zero_point
+    weight I8                    integers; weight_scale
+    weight F8_E4M3               numbers; weight_scale of the matrix, of rows or of blocks, or U8: of groups of 32
+    weight_packed U8, weight U8  pairs of FP4; weight_scale U8: of groups of 32, F8_E4M3: of groups of 16
+
+A value is a code times its scale; with a zero point, the code minus the zero point times the scale. Sources: the
+packages `compressed-tensors` and `modelopt`; DeepSeek-V3's `fp8_cast_bf16.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+
+from kvasir.weights.published.codes import (
+    E2M1,
+    exact_halves,
+    nibbles,
+    powers,
+    spread,
+    to_mxfp4_blocks,
+    to_q4_0_blocks,
+    unpacked,
+)
+from kvasir.weights.published.view import Decoded, Stored, stems
+from kvasir.weights.source import WeightSource
+
+# The scales of activations and of the KV cache, which this engine does not quantize in this way.
+DROPPED = (
+    r".*\.(input_scale(_ub)?|output_scale|input_global_scale|input_zero_point|activation_scale(_ub)?"
+    r"|[kqv]_(scale|zero_point))"
+)
+_GROUP = 32  # of MX formats, and of GGML's blocks
+
+
+def read(source: WeightSource, block: tuple[int, int]) -> Iterator[Decoded]:
+    """All quantized matrices of a checkpoint. block: rows and columns that share an FP8 scale, where scales are of
+    blocks."""
+    for stored in stems(source, "weight_packed"):
+        yield (
+            _integers(stored) if stored.info("weight_packed").dtype in ("I32", "U32") else _fp4(stored, "weight_packed")
+        )
+    for stored in stems(source, "weight"):
+        dtype = stored.info("weight").dtype
+        if "weight_scale" not in stored and "weight_scale_inv" not in stored:
+            continue
+        if dtype == "U8":
+            yield _fp4(stored, "weight")
+        elif dtype == "I8":
+            yield _bytes(stored)
+        elif dtype == "F8_E4M3":
+            yield _fp8(stored, block)
+        else:
+            stored.refuse(f"weight is stored as {dtype} with a scale", "expected I8, U8 or F8_E4M3")
+
+
+def _parts(stored: Stored, *kinds: str) -> tuple[str, ...]:
+    return tuple(f"{stored.stem}.{kind}" for kind in kinds if kind in stored)
+
+
+def _matrix(stored: Stored, kind: str) -> tuple[int, int]:
+    shape = stored.info(kind).shape
+    if len(shape) != 2 or not all(shape):
+        stored.refuse(f"{kind} has shape {list(shape)}", "expected a matrix")
+    return shape[0], shape[1]
+
+
+# --- integers ---------------------------------------------------------------------------------------
+
+
+def _integers(stored: Stored) -> Decoded:
+    rows, words = _matrix(stored, "weight_packed")
+    shape = stored.array("weight_shape", (2,)).astype(np.int64).tolist()
+    cols = shape[1]
+    if shape[0] != rows or cols <= 0 or words * 32 % cols or words * 32 // cols not in (2, 4, 8):
+        stored.refuse(
+            f"weight_packed has shape {[rows, words]}, for a matrix {shape}", "expected 2, 4 or 8 bits a value"
+        )
+    bits, groups = words * 32 // cols, _matrix(stored, "weight_scale")[1]
+    if stored.info("weight_scale").shape[0] != rows or cols % groups:
+        stored.refuse(f"weight_scale has shape {list(stored.info('weight_scale').shape)}", f"expected groups of {cols}")
+    parts = _parts(stored, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+    name, group = f"{stored.stem}.weight", cols // groups
+    plain = "weight_zero_point" not in stored and "weight_g_idx" not in stored
+    if bits == 4 and plain and group % _GROUP == 0 and exact_halves(stored.array("weight_scale")) is not None:
+        return Decoded(name, (rows, cols), "Q4_0", parts, lambda: _as_q4_0(stored, group))
+    return Decoded(name, (rows, cols), "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+
+
+def _as_q4_0(stored: Stored, group: int) -> np.ndarray:
+    scales = stored.array("weight_scale").astype(np.float16).repeat(group // _GROUP, 1)
+    return to_q4_0_blocks(unpacked(stored.array("weight_packed"), 4), scales)
+
+
+def _grouped(stored: Stored, bits: int, cols: int, group: int) -> np.ndarray:
+    offset = 1 << bits - 1
+    codes = unpacked(stored.array("weight_packed"), bits).astype(np.float32) - offset
+    scales = stored.array("weight_scale").astype(np.float32)
+    groups = np.arange(cols) // group
+    if "weight_g_idx" in stored:
+        groups = stored.array("weight_g_idx", (cols,)).astype(np.int64)
+        if ((groups < 0) | (groups >= scales.shape[1])).any():
+            stored.refuse("weight_g_idx names groups that have no scale", f"there are {scales.shape[1]}")
+    if "weight_zero_point" in stored:
+        words = -(-len(codes) * bits // 32)
+        packed = stored.array("weight_zero_point", (words, scales.shape[1]))
+        zeros = unpacked(np.ascontiguousarray(packed.T), bits).T[: len(codes)].astype(np.float32) - offset
+        codes -= zeros[:, groups]
+    return (codes * scales[:, groups]).astype(ml_dtypes.bfloat16)
+
+
+def _bytes(stored: Stored) -> Decoded:
+    rows, cols = _matrix(stored, "weight")
+    parts = _parts(stored, "weight", "weight_scale", "weight_zero_point")
+
+    def compute() -> np.ndarray:
+        values = stored.array("weight").astype(np.float32)
+        scales = _of_groups(stored, stored.array("weight_scale"), rows, cols)
+        if "weight_zero_point" in stored:
+            values -= _of_groups(stored, stored.array("weight_zero_point"), rows, cols)
+        return (values * scales).astype(ml_dtypes.bfloat16)
+
+    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", parts, compute)
+
+
+def _of_groups(stored: Stored, scales: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """Scales of the matrix, of rows or of groups of columns, float32, broadcastable to [rows, cols]."""
+    values = scales.astype(np.float32)
+    if values.size == 1:
+        return values.reshape(1, 1)
+    if values.shape[:1] != (rows,) or values.ndim > 2 or cols % max(1, values.size // rows):
+        stored.refuse(f"its scales have shape {list(scales.shape)}", f"expected one, {rows}, or groups of {cols}")
+    return values.reshape(rows, -1).repeat(cols // (values.size // rows), 1)
+
+
+# --- floats -----------------------------------------------------------------------------------------
+
+
+def _fp8(stored: Stored, block: tuple[int, int]) -> Decoded:
+    rows, cols = _matrix(stored, "weight")
+    kind = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
+    info = stored.info(kind)
+    blocks = -(-rows // block[0]), -(-cols // block[1])
+
+    def compute() -> np.ndarray:
+        values, scales = stored.array("weight").astype(np.float32), stored.array(kind)
+        if info.dtype == "U8":
+            if scales.shape != (rows, cols // _GROUP) or cols % _GROUP:
+                stored.refuse(f"{kind} has shape {list(scales.shape)}", f"expected {[rows, cols // _GROUP]}")
+            each = powers(scales).repeat(_GROUP, 1)
+        elif scales.shape == blocks and scales.size > 1 and scales.shape != (rows, 1):
+            each = spread(scales.astype(np.float32), (rows, cols), block)
+        else:
+            each = _of_groups(stored, scales, rows, cols)
+        return (values * each).astype(ml_dtypes.bfloat16)
+
+    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", _parts(stored, "weight", kind), compute)
+
+
+def _fp4(stored: Stored, kind: str) -> Decoded:
+    rows, half = _matrix(stored, kind)
+    cols, scale = 2 * half, stored.info("weight_scale")
+    group = _GROUP if scale.dtype == "U8" else 16
+    if tuple(scale.shape) != (rows, cols // group) or cols % group:
+        stored.refuse(f"weight_scale has shape {list(scale.shape)}", f"expected {[rows, cols // group]}")
+    name, parts = f"{stored.stem}.weight", _parts(stored, kind, "weight_scale", "weight_global_scale", "weight_scale_2")
+    if group == _GROUP:
+
+        def blocks() -> np.ndarray:
+            return to_mxfp4_blocks(nibbles(stored.array(kind)), stored.array("weight_scale"))
+
+        return Decoded(name, (rows, cols), "MXFP4", parts, blocks)
+    if scale.dtype != "F8_E4M3":
+        stored.refuse(f"weight_scale is stored as {scale.dtype}", "expected U8 or F8_E4M3")
+
+    def compute() -> np.ndarray:
+        scales = stored.array("weight_scale").astype(np.float32)
+        if "weight_global_scale" in stored:  # compressed-tensors stores its inverse
+            scales = scales / stored.array("weight_global_scale").astype(np.float32).reshape(-1)[:1]
+        elif "weight_scale_2" in stored:
+            scales = scales * stored.array("weight_scale_2").astype(np.float32).reshape(-1)[:1]
+        return (E2M1[nibbles(stored.array(kind))] * scales.repeat(group, 1)).astype(ml_dtypes.bfloat16)
+
+    return Decoded(name, (rows, cols), "BF16", parts, compute)
