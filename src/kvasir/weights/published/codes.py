@@ -53,6 +53,14 @@ def to_q4_0_blocks(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return blocks.reshape(len(codes), -1)
 
 
+def to_q8_0_blocks(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """GGML's Q8_0 rows, uint8 [rows, 34 bytes per 32 values]. values: value / scale, int8. scales: float16 [rows,
+    cols / 32]."""
+    scales = np.ascontiguousarray(scales)[..., None].view(np.uint8)
+    groups = values.astype(np.int8).view(np.uint8).reshape(len(values), -1, 32)
+    return np.concatenate((scales, groups), axis=-1).reshape(len(values), -1)
+
+
 def exact_halves(scales: np.ndarray) -> np.ndarray | None:
     """The scales as float16 if all are numbers that float16 has, else None."""
     with np.errstate(over="ignore"):

@@ -24,6 +24,7 @@ from kvasir.weights.published.codes import (
     spread,
     to_mxfp4_blocks,
     to_q4_0_blocks,
+    to_q8_0_blocks,
     unpacked,
 )
 from kvasir.weights.published.view import Decoded, Stored, stems
@@ -85,9 +86,12 @@ def _integers(stored: Stored) -> Decoded:
         stored.refuse(f"weight_scale has shape {list(stored.info('weight_scale').shape)}", f"expected groups of {cols}")
     parts = _parts(stored, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
     name, group = f"{stored.stem}.weight", cols // groups
-    plain = "weight_zero_point" not in stored and "weight_g_idx" not in stored
-    if bits == 4 and plain and group % _GROUP == 0 and exact_halves(stored.array("weight_scale")) is not None:
-        return Decoded(name, (rows, cols), "Q4_0", parts, lambda: _as_q4_0(stored, group))
+    symmetric = "weight_zero_point" not in stored
+    if group % _GROUP == 0 and "weight_g_idx" not in stored and exact_halves(stored.array("weight_scale")) is not None:
+        if bits == 4 and symmetric:
+            return Decoded(name, (rows, cols), "Q4_0", parts, lambda: _as_q4_0(stored, group))
+        if symmetric or bits < 8:
+            return Decoded(name, (rows, cols), "Q8_0", parts, lambda: _as_q8_0(stored, bits, cols, group))
     return Decoded(name, (rows, cols), "BF16", parts, lambda: _grouped(stored, bits, cols, group))
 
 
@@ -96,21 +100,30 @@ def _as_q4_0(stored: Stored, group: int) -> np.ndarray:
     return to_q4_0_blocks(unpacked(stored.array("weight_packed"), 4), scales)
 
 
+def _as_q8_0(stored: Stored, bits: int, cols: int, group: int) -> np.ndarray:
+    scales = stored.array("weight_scale").astype(np.float16).repeat(group // _GROUP, 1)
+    return to_q8_0_blocks(_differences(stored, bits, np.arange(cols) // group), scales)
+
+
 def _grouped(stored: Stored, bits: int, cols: int, group: int) -> np.ndarray:
-    offset = 1 << bits - 1
-    codes = unpacked(stored.array("weight_packed"), bits).astype(np.float32) - offset
     scales = stored.array("weight_scale").astype(np.float32)
     groups = np.arange(cols) // group
     if "weight_g_idx" in stored:
         groups = stored.array("weight_g_idx", (cols,)).astype(np.int64)
         if ((groups < 0) | (groups >= scales.shape[1])).any():
             stored.refuse("weight_g_idx names groups that have no scale", f"there are {scales.shape[1]}")
-    if "weight_zero_point" in stored:
-        words = -(-len(codes) * bits // 32)
-        packed = stored.array("weight_zero_point", (words, scales.shape[1]))
-        zeros = unpacked(np.ascontiguousarray(packed.T), bits).T[: len(codes)].astype(np.float32) - offset
-        codes -= zeros[:, groups]
-    return (codes * scales[:, groups]).astype(ml_dtypes.bfloat16)
+    return (_differences(stored, bits, groups) * scales[:, groups]).astype(ml_dtypes.bfloat16)
+
+
+def _differences(stored: Stored, bits: int, groups: np.ndarray) -> np.ndarray:
+    """Codes minus zero points, int16 [rows, cols]. groups: of each column."""
+    offset = 1 << bits - 1
+    codes = unpacked(stored.array("weight_packed"), bits).astype(np.int16)
+    if "weight_zero_point" not in stored:
+        return codes - offset
+    words = -(-len(codes) * bits // 32)
+    packed = stored.array("weight_zero_point", (words, stored.info("weight_scale").shape[1]))
+    return codes - unpacked(np.ascontiguousarray(packed.T), bits).T[: len(codes)].astype(np.int16)[:, groups]
 
 
 def _bytes(stored: Stored) -> Decoded:
