@@ -82,6 +82,21 @@ CONFIGS = {
         "vocab_size": 128256, "rope_theta": 5e5,
     },
 }  # fmt: skip
+_ENCODER = {
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 300,
+    "max_position_embeddings": 256, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
+# Models of whole texts, besides bert.
+ENCODERS = {
+    "xlm-roberta": {**_ENCODER, "model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]},
+    "distilbert": {
+        "model_type": "distilbert", "architectures": ["DistilBertModel"], "dim": 48, "hidden_dim": 96, "n_layers": 2,
+        "n_heads": 4, "vocab_size": 300, "max_position_embeddings": 256,
+    },
+    "jina-v3": {**_ENCODER, "model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]},
+    "nomic": {**_ENCODER, "model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
+    "gte": {**_ENCODER, "model_type": "gte", "architectures": ["GteModel"]},
+}  # fmt: skip
 for _name in SWITCHED:
     _config = {**config_of(_name), "vocab_size": 300, "max_position_embeddings": 512}
     CONFIGS[_name] = {**_config, "architectures": list(MODELS[_config["model_type"]][2])}
@@ -95,7 +110,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 
     from tests.models.oracle import state_of
 
-    config = CONFIGS[kind]
+    config = CONFIGS.get(kind) or ENCODERS[kind]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)

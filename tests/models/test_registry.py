@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("model_type", MODELS)
 def test_a_class_is_found_by_type_and_by_each_of_its_architectures(model_type):
     found = model_class(model_type)
-    assert found.__module__ == f"kvasir.models.{model_type}"
+    assert found.__module__ == f"kvasir.models.{MODELS[model_type][0]}"
     for architecture in MODELS[model_type][2]:
         assert model_class(architecture) is found
         assert model_class_for({"model_type": model_type, "architectures": [architecture]}) is found

@@ -17,7 +17,9 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "arcee": ("arcee", "Arcee", ("ArceeForCausalLM",)),
     "bert": ("bert", "Bert", ("BertModel", "BertForMaskedLM", "BertForPreTraining")),
+    "camembert": ("roberta", "Roberta", ("CamembertModel", "CamembertForMaskedLM")),
     "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
+    "distilbert": ("distilbert", "DistilBert", ("DistilBertModel", "DistilBertForMaskedLM")),
     "ernie4_5": ("ernie4_5", "Ernie45", ("Ernie4_5ForCausalLM",)),
     "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM",)),
@@ -27,11 +29,15 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
     "gpt_neox": ("gpt_neox", "GPTNeoX", ("GPTNeoXForCausalLM",)),
     "granite": ("granite", "Granite", ("GraniteForCausalLM",)),
+    "gte": ("rope_encoder", "Gte", ("GteModel", "GteForMaskedLM")),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
+    "jina_embeddings_v3": ("rope_encoder", "JinaV3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM")),
     "llama": ("llama", "Llama", ("LlamaForCausalLM",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM",)),
     "mixtral": ("mixtral", "Mixtral", ("MixtralForCausalLM",)),
     "nemotron": ("nemotron", "Nemotron", ("NemotronForCausalLM",)),
+    "new": ("rope_encoder", "New", ("NewModel", "NewForMaskedLM")),
+    "nomic_bert": ("rope_encoder", "NomicBert", ("NomicBertModel", "NomicBertForMaskedLM")),
     "olmo2": ("olmo2", "Olmo2", ("Olmo2ForCausalLM",)),
     "olmo3": ("olmo2", "Olmo3", ("Olmo3ForCausalLM",)),
     "olmoe": ("olmoe", "Olmoe", ("OlmoeForCausalLM",)),
@@ -45,10 +51,12 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "qwen3_5_text": ("qwen3_5", "Qwen35Text", ("Qwen3_5ForCausalLM",)),
     "qwen3_moe": ("qwen3_moe", "Qwen3Moe", ("Qwen3MoeForCausalLM",)),
     "qwen3_next": ("qwen3_next", "Qwen3Next", ("Qwen3NextForCausalLM",)),
+    "roberta": ("roberta", "Roberta", ("RobertaModel", "RobertaForMaskedLM")),
     "seed_oss": ("seed_oss", "SeedOss", ("SeedOssForCausalLM",)),
     "smollm3": ("smollm3", "SmolLM3", ("SmolLM3ForCausalLM",)),
     "stablelm": ("stablelm", "StableLM", ("StableLmForCausalLM",)),
     "starcoder2": ("starcoder2", "Starcoder2", ("Starcoder2ForCausalLM",)),
+    "xlm-roberta": ("roberta", "Roberta", ("XLMRobertaModel", "XLMRobertaForMaskedLM")),
 }
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
