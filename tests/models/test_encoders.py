@@ -11,6 +11,7 @@ import torch
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.rope import RopeScaling
+from kvasir.models.modernbert import ModernBertConfig
 from kvasir.models.registry import model_class, model_class_for
 from kvasir.models.rope_encoder import NewConfig, NomicBertConfig
 from tests.models.driver import make_cache, step
@@ -43,6 +44,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "linear", "factor": 4.0 ** (2 / 12), "rope_theta": 200.0},
     },
 }  # fmt: skip
+_MODERN = {
+    "model_type": "modernbert", "norm_eps": 1e-3, "local_attention": 24, "num_hidden_layers": 4,
+    "rope_parameters": {"full_attention": {"rope_theta": 50.0}, "sliding_attention": {"rope_theta": 20.0}},
+    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+}  # fmt: skip
+ENCODERS["modernbert"] = {**_SIZES, **_MODERN}
+ENCODERS["modernbert-biased"] = {
+    **ENCODERS["modernbert"], "norm_bias": True, "attention_bias": True, "mlp_bias": True, "local_attention": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+ENCODERS["eurobert"] = {
+    **{name: value for name, value in _SIZES.items() if name != "layer_norm_eps"},
+    "model_type": "eurobert", "num_key_value_heads": 2, "rms_norm_eps": 1e-3, "bos_token_id": 1, "eos_token_id": 2,
+    "mask_token_id": 3, "rope_parameters": {"rope_theta": 50.0},
+}  # fmt: skip
 LENGTH = 100
 _THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 60.0}}
 _LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}}
@@ -52,7 +68,14 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "jina-v3": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}, _THETA, _LINEAR],
     "nomic": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2, "head_dim": 24}, _THETA],
     "gte": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}, _THETA, _LINEAR],
-}
+    "modernbert": [
+        {"norm_eps": 0.5}, {"hidden_activation": "relu"}, {"num_attention_heads": 2}, {"local_attention": 26},
+        {"layer_types": ["full_attention"] * 4},
+        {"rope_parameters": {**_MODERN["rope_parameters"], "full_attention": {"rope_theta": 60.0}}},
+        {"rope_parameters": {**_MODERN["rope_parameters"], "sliding_attention": {"rope_theta": 30.0}}},
+    ],
+    "eurobert": [{"rms_norm_eps": 0.5}, {"hidden_act": "relu"}, _THETA, _LINEAR],
+}  # fmt: skip
 
 
 def hidden_of(model: Any, texts: list[list[int]], **options: Any) -> list[torch.Tensor]:
@@ -171,6 +194,25 @@ def test_a_config_that_alibaba_publishes():
         NewConfig.from_hf({**published, "rope_scaling": {"factor": 8.0, "type": "ntk", "mixed_b": 0.5}})
 
 
+def test_a_config_that_answer_ai_publishes(transformers):
+    published = {
+        "architectures": ["ModernBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 50281, "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True, "deterministic_flash_attn": False,
+        "embedding_dropout": 0.0, "eos_token_id": 50282, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+        "gradient_checkpointing": False, "hidden_activation": "gelu", "hidden_size": 768,
+        "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05,
+        "local_attention": 128, "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False,
+        "mlp_dropout": 0.0, "model_type": "modernbert", "norm_bias": False, "norm_eps": 1e-05,
+        "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283,
+        "position_embedding_type": "absolute",
+        "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32", "vocab_size": 50368,
+    }  # fmt: skip
+    found = model_class_for(published).Config.from_hf(published)
+    assert found == ModernBertConfig.from_hf(transformers.ModernBertConfig().to_dict())
+    assert found.distances == (0, 64, 64) * 7 + (0,)
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "error"),
     [
@@ -184,6 +226,10 @@ def test_a_config_that_alibaba_publishes():
         ("nomic_bert", {"moe_every_n_layers": 2}, UnsupportedModel),
         ("nomic_bert", {"head_dim": 7}, ModelFileError),
         ("nomic_bert", {"num_experts": 8}, UnsupportedModel),
+        ("modernbert", {"local_attention": 0}, ModelFileError),
+        ("modernbert", {"num_key_value_heads": 2}, ModelFileError),
+        ("modernbert", {"rope_scaling": {"type": "ntk"}}, UnsupportedModel),
+        ("eurobert", {"sliding_window": 8}, UnsupportedModel),
         ("gte", {"rope_parameters": {"rope_type": "ntk"}}, UnsupportedModel),
         ("new", {"layer_norm_type": "rms_norm"}, UnsupportedModel),
         ("new", {"position_embedding_type": "absolute"}, UnsupportedModel),

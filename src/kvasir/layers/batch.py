@@ -79,7 +79,7 @@ class Batch:
         """The attention plan of a layer; `group` query heads share a KV head. Computed once for all layers of the same
         kind."""
         kind, index = self.kv.spec[layer], self.kv.group_of(layer)
-        key = index, kind.window, kind.width, group
+        key = index, kind.window, kind.distance, kind.width, group
         if key not in self._made:
             self._made[key] = plan_attention(
                 self.works,
@@ -87,6 +87,7 @@ class Batch:
                 self.tables[index],
                 group=group,
                 window=kind.window,
+                distance=kind.distance,
                 block_size=self.kv.block_size,
                 width=kind.width // 2,
                 device=self.tokens_T.device,
@@ -118,12 +119,12 @@ class Batch:
         cache."""
         if (name := f"attention.{layer}") not in self.wanted:
             return
-        table, window = self.tables[self.kv.group_of(layer)], self.kv.spec[layer].window
+        table, kind = self.tables[self.kv.group_of(layer)], self.kv.spec[layer]
         for at, work in enumerate(self.works):
             if name in work.want_hidden:
                 self._weights[at, name] = attention_weights(
                     q_THd[self.starts[at] : self.starts[at + 1]], self.kv.k(layer), work, table[work.row],
-                    window=window, scale=scale, softcap=softcap,
+                    window=kind.window, distance=kind.distance, scale=scale, softcap=softcap,
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:

@@ -137,6 +137,7 @@ class Decoder(Module):
 
     Norm: ClassVar[type[RMSNorm]] = RMSNorm
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    bidirectional: ClassVar[bool] = False  # whether each token attends to the whole text
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
     stacked_experts: ClassVar[bool] = False
@@ -147,12 +148,15 @@ class Decoder(Module):
         self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.layers: list[DecoderLayer] = []  # filled by the subclass
         self.norm = self._norm()
-        self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+        self.head = None
+        if Task.GENERATE in self.tasks:
+            self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors that duplicate the config or another tensor."""
-        return (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if self.config.tied else ()))
+        other = r"lm_head\..*" if self.head is None else r"lm_head\.weight" if self.config.tied else None
+        return (r".*\.rotary_emb\.inv_freq", *((other,) if other else ()))
 
     def _norm(self) -> RMSNorm:
         return self.Norm(self.config.width, self.config.norm_eps)
@@ -179,6 +183,7 @@ class Decoder(Module):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows."""
+        assert self.head is not None, "the model has no logits"
         logits_RV = self.head(hidden_RD)
         return logits_RV if self.config.logit_scale == 1.0 else logits_RV * self.config.logit_scale
 

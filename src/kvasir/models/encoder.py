@@ -112,6 +112,7 @@ class Encoder(Module):
     tensors."""
 
     tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
+    bidirectional: ClassVar[bool] = True
     stacked_experts: ClassVar[bool] = False
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str]

@@ -95,6 +95,7 @@ class GPT2(Module):
 
     Config = GPT2Config
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    bidirectional: ClassVar[bool] = False
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "transformer."
 

@@ -10,7 +10,7 @@ from typing import Any
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
-from kvasir.layers.kv_layout import no_op
+from kvasir.layers.kv_layout import AROUND, KVLayout, no_op
 from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -187,6 +187,8 @@ def _load(
     _check_hidden(options.hidden, model)
     if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
         raise CannotTrace(reason)
+    if options.executor == "graph" and any(kind.needs == AROUND for kind in KVLayout.of(model.cache_spec()).kinds):
+        raise CannotTrace(f"no kernel for {AROUND}")
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
     weights_dtype = choose_dtype(dtype, source, device)
