@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from kvasir.layers.module import Take
 from kvasir.models.config import Fields
 from kvasir.models.encoder import Encoder, EncoderConfig, read_encoder
+from kvasir.models.pooling import HeadShape
+from kvasir.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,12 @@ class Bert(Encoder):
         r"cls\..*",
     )
 
+    def classifier(self) -> HeadShape:
+        """The classifier over the pooler's row, or over each token."""
+        if self.config.pooling.task is Task.TOKEN_CLASSIFY:
+            return HeadShape("classifier")
+        return HeadShape("classifier", f"{self.prefix}pooler.dense", "tanh")
+
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         prefix = self.prefix
@@ -54,4 +62,5 @@ class Bert(Encoder):
             "layers.*.mlp.up": f"{layer}intermediate.dense",
             "layers.*.mlp.down": f"{layer}output.dense",
             "layers.*.mlp_norm": f"{layer}output.LayerNorm",
+            **self.pooler.names(),
         }

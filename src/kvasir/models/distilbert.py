@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from kvasir.layers.module import Take
 from kvasir.models.config import Fields
 from kvasir.models.encoder import Encoder, EncoderConfig, read_encoder
+from kvasir.models.pooling import HeadShape
+from kvasir.types import Task
 
 # Its names of BERT's fields.
 _FIELDS = {
@@ -43,6 +45,12 @@ class DistilBert(Encoder):
     prefix: ClassVar[str] = "distilbert."
     ignored: ClassVar[tuple[str, ...]] = (r"(.*\.)?embeddings\.position_ids", r"vocab_\w+\.(weight|bias)")
 
+    def classifier(self) -> HeadShape:
+        """The classifier over the first row, or over each token."""
+        if self.config.pooling.task is Task.TOKEN_CLASSIFY:
+            return HeadShape("classifier")
+        return HeadShape("classifier", "pre_classifier", "relu")
+
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer = "distilbert.transformer.layer.*."
@@ -58,4 +66,5 @@ class DistilBert(Encoder):
             "layers.*.mlp.up": f"{layer}ffn.lin1",
             "layers.*.mlp.down": f"{layer}ffn.lin2",
             "layers.*.mlp_norm": f"{layer}output_layer_norm",
+            **self.pooler.names(),
         }

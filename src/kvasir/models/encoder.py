@@ -22,7 +22,7 @@ from kvasir.layers.module import Module, Take
 from kvasir.layers.norm import LayerNorm
 from kvasir.layers.rope import Rope, RopeScaling
 from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
-from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.models.pooling import HeadShape, Pooler, Pooling, pooling_of
 from kvasir.types import Task
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ class Encoder(Module):
     """Tokens to hidden rows, in both directions. A text is a single sequence of token type 0. A subclass names the
     tensors."""
 
-    tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
     bidirectional: ClassVar[bool] = True
     stacked_experts: ClassVar[bool] = False
     # A checkpoint of the bare model omits this prefix in its names.
@@ -131,6 +130,17 @@ class Encoder(Module):
             self.positions = Embedding(c.max_position, c.width)
         self.norm = LayerNorm(c.width, c.norm_eps)
         self.layers = [self._block(i, c) for i in range(c.num_layers)]
+        self.pooler = Pooler(c.pooling, c.width, self.classifier())
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What its head is for."""
+        task = self.config.pooling.task
+        return (task,) if self.pooler.classifier and task else (Task.EMBED, Task.TOKEN_EMBED)
+
+    def classifier(self) -> HeadShape | None:
+        """The classifier of the family; None if it has none."""
+        return None
 
     def _block(self, layer: int, c: EncoderConfig) -> EncoderLayer:
         options = {"rope": self.rope, "bias": c.attn_bias, "out_bias": c.attn_bias}
@@ -155,9 +165,9 @@ class Encoder(Module):
             batch.after_layer(i, x_TD)
         return x_TD
 
-    def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
-        """One text's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
-        return self.config.pooling(hidden_nD)
+    def pool(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
+        """One text's hidden rows, float32 [n, D], to the result of a task, float32."""
+        return self.pooler(hidden_nD, task)
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""

@@ -14,12 +14,13 @@ from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Take
 from kvasir.layers.norm import LayerNorm, PlainLayerNorm, RMSNorm
 from kvasir.layers.rope import Rope, RopeScaling
+from kvasir.layers.vector import FUNCTIONS
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.encoder import fused
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.llama import Llama
-from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.models.pooling import HeadShape, Pooling, pooling_of
 from kvasir.models.rope import read_rope
 from kvasir.types import Task
 
@@ -41,7 +42,7 @@ _DEFAULTS = {
 # Fields of training, of masked-LM and of attention kernels.
 _HARMLESS = """
     position_embedding_type layer_norm_eps deterministic_flash_attn sparse_prediction sparse_pred_ignore_index
-    repad_logits_with_grad decoder_bias tie_word_embeddings classifier_activation classifier_bias
+    repad_logits_with_grad decoder_bias tie_word_embeddings
     """
 
 
@@ -49,12 +50,13 @@ _HARMLESS = """
 class ModernBertConfig(DecoderConfig):
     """distances: per layer, how far a token's neighbourhood reaches in both directions, 0 for the whole text.
     local_theta, local_scaling: the rotary embedding of layers with a neighbourhood. norm_bias: whether norms have a
-    bias."""
+    bias. head: of a classifier."""
 
     distances: tuple[int, ...] = ()
     local_theta: float = 1e4
     local_scaling: RopeScaling = field(default_factory=RopeScaling)
     norm_bias: bool = False
+    head: HeadShape = field(default_factory=lambda: HeadShape("classifier"))
 
     @property
     def context_length(self) -> int:
@@ -79,11 +81,17 @@ class ModernBertConfig(DecoderConfig):
         local["rope_theta"] = f.number("local_rope_theta", 1.0, 1e12, 1e4)
         theta, scaling = read_rope(Fields(local), sizes["max_position"])
         bias, mlp_bias, norm_bias = (f.flag(f"{name}_bias", False) for name in ("attention", "mlp", "norm"))
+        head = HeadShape(
+            "classifier", "head.dense", f.choice("classifier_activation", tuple(FUNCTIONS), "gelu"), "head.norm",
+            f.choice("classifier_pooling", ("cls", "mean"), "cls"), f.flag("classifier_bias", False),
+            eps=sizes["norm_eps"], norm_bias=norm_bias,
+        )  # fmt: skip
         f.finish()
         sizes |= {"tied": False, "pooling": pooling_of(f.values, Pooling("mean"))}
         return cls(
             **sizes, windows=(0,) * layers, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias, norm_bias=norm_bias,
             distances=tuple(distance * slide for slide in slides), local_theta=theta, local_scaling=scaling,
+            head=head,
         )  # fmt: skip
 
 
@@ -92,7 +100,6 @@ class ModernBert(Llama):
 
     Config = ModernBertConfig
     config: ModernBertConfig
-    tasks: ClassVar[tuple[Task, ...]] = (Task.EMBED,)
     bidirectional: ClassVar[bool] = True
 
     def __init__(self, config: ModernBertConfig):
@@ -100,10 +107,14 @@ class ModernBert(Llama):
         super().__init__(config)
         self.embed_norm = self._norm()
 
+    def classifier(self) -> HeadShape | None:
+        """The classifier over a row of `head`, which a token classifier would need for every row."""
+        return None if self.config.pooling.task is Task.TOKEN_CLASSIFY else self.config.head
+
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors of other heads."""
-        return (r"head\..*", r"decoder\..*", r"classifier\..*")
+        return (r"head\..*", r"decoder\..*")
 
     def _norm(self) -> RMSNorm:
         kind = LayerNorm if self.config.norm_bias else PlainLayerNorm
@@ -146,4 +157,5 @@ class ModernBert(Llama):
             "layers.*.mlp_norm": layer + "mlp_norm",
             **fused("layers.*.mlp.gate_up.gate layers.*.mlp.gate_up.up", layer + "mlp.Wi", c.inner),
             "layers.*.mlp.down": layer + "mlp.Wo",
+            **self.pooler.names(),
         }

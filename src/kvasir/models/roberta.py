@@ -11,6 +11,8 @@ from kvasir.layers.module import Take
 from kvasir.models.bert import Bert
 from kvasir.models.config import MAX_VOCAB, Fields
 from kvasir.models.encoder import EncoderConfig, read_encoder
+from kvasir.models.pooling import HeadShape
+from kvasir.types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Roberta(Bert):
     Config = RobertaConfig
     prefix: ClassVar[str] = "roberta."
     ignored: ClassVar[tuple[str, ...]] = (*Bert.ignored, r"lm_head\..*")
+
+    def classifier(self) -> HeadShape:
+        """The classifier over the first row, or over each token."""
+        if self.config.pooling.task is Task.TOKEN_CLASSIFY:
+            return HeadShape("classifier")
+        return HeadShape("classifier.out_proj", "classifier.dense", "tanh")
 
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table of `Bert.names`, with the positions that texts have."""

@@ -13,6 +13,7 @@ from kvasir.layers.module import Take
 from kvasir.layers.rope import RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields
 from kvasir.models.encoder import Encoder, EncoderConfig, fused, read_encoder
+from kvasir.models.pooling import HeadShape
 from kvasir.models.rope import read_rope
 
 _QKV = "layers.*.attn.qkv.q layers.*.attn.qkv.k layers.*.attn.qkv.v"
@@ -57,6 +58,10 @@ class JinaV3(Encoder):
     prefix: ClassVar[str] = "roberta."
     ignored: ClassVar[tuple[str, ...]] = (r"(roberta\.)?pooler\.dense\.(weight|bias)", r"lm_head\..*")
 
+    def classifier(self) -> HeadShape:
+        """The classifier over the first row."""
+        return HeadShape("classifier.out_proj", "classifier.dense", "tanh")
+
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer = "encoder.layers.*."
@@ -70,6 +75,7 @@ class JinaV3(Encoder):
             "layers.*.mlp.up": f"{layer}mlp.fc1",
             "layers.*.mlp.down": f"{layer}mlp.fc2",
             "layers.*.mlp_norm": f"{layer}norm2",
+            **self.pooler.names(),
         }
 
 
@@ -139,6 +145,10 @@ class NomicBert(Encoder):
     prefix: ClassVar[str] = "nomic_bert."
     ignored: ClassVar[tuple[str, ...]] = (r"(nomic_bert\.)?pooler\.dense\.(weight|bias)", r"cls\..*")
 
+    def classifier(self) -> HeadShape:
+        """The classifier over the pooler's row."""
+        return HeadShape("classifier", f"{self.prefix}pooler.dense", "tanh")
+
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer, c = "encoder.layers.*.", self.config
@@ -153,6 +163,7 @@ class NomicBert(Encoder):
             "layers.*.mlp.gate_up.up": f"{layer}mlp.fc11",
             "layers.*.mlp.down": f"{layer}mlp.fc2",
             "layers.*.mlp_norm": f"{layer}norm2",
+            **self.pooler.names(),
         }
 
 
@@ -183,6 +194,10 @@ class Gte(Encoder):
         r".*\.rotary_emb\.inv_freq",
     )
 
+    def classifier(self) -> HeadShape:
+        """The classifier over the pooler's row."""
+        return HeadShape("classifier", f"{self.prefix}pooler.dense", "tanh")
+
     def names(self) -> Mapping[str, str | Take | tuple[str, ...]]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
         layer, c = "encoder.layer.*.", self.config
@@ -196,6 +211,7 @@ class Gte(Encoder):
             **fused("layers.*.mlp.gate_up.up layers.*.mlp.gate_up.gate", f"{layer}mlp.up_gate_proj", c.inner),
             "layers.*.mlp.down": f"{layer}mlp.down_proj",
             "layers.*.mlp_norm": f"{layer}mlp_ln",
+            **self.pooler.names(),
         }
 
 

@@ -221,7 +221,8 @@ class ProgramHandle:
 
     def pooled(self, at: int) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]
-        return self.executor.model.pool(self.executor.program.hidden(end)[first:]).tobytes()
+        hidden = self.executor.program.hidden(end)[first:]
+        return self.executor.model.pool(hidden, self.step.works[at].want_pooled).tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]
