@@ -108,6 +108,10 @@ EAGER_ENCODERS = {
         "num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
     },
 }  # fmt: skip
+EAGER_ENCODERS["embedding-gemma"] = {
+    **_LLAMA, **_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "use_bidirectional_attention": True,
+}  # fmt: skip
 del EAGER_ENCODERS["modernbert"]["type_vocab_size"]
 for _name in SWITCHED:
     _config = {**config_of(_name), "vocab_size": 300, "max_position_embeddings": 512}

@@ -15,6 +15,7 @@ from kvasir.models.modernbert import ModernBertConfig
 from kvasir.models.registry import model_class, model_class_for
 from kvasir.models.rope_encoder import NewConfig, NomicBertConfig
 from tests.models.driver import make_cache, step
+from tests.models.families import config_of
 from tests.models.hf import randomized
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, state_of
 
@@ -59,6 +60,10 @@ ENCODERS["eurobert"] = {
     "model_type": "eurobert", "num_key_value_heads": 2, "rms_norm_eps": 1e-3, "bos_token_id": 1, "eos_token_id": 2,
     "mask_token_id": 3, "rope_parameters": {"rope_theta": 50.0},
 }  # fmt: skip
+ENCODERS["embedding-gemma"] = {
+    **config_of("gemma3"), "use_bidirectional_attention": True, "vocab_size": 97,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 LENGTH = 100
 _THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 60.0}}
 _LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}}
@@ -75,6 +80,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {**_MODERN["rope_parameters"], "sliding_attention": {"rope_theta": 30.0}}},
     ],
     "eurobert": [{"rms_norm_eps": 0.5}, {"hidden_act": "relu"}, _THETA, _LINEAR],
+    "embedding-gemma": [{"sliding_window": 22}, {"query_pre_attn_scalar": 48}, {"layer_types": ["full_attention"] * 4}],
 }  # fmt: skip
 
 

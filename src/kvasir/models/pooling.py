@@ -10,6 +10,7 @@ classifiers of transformers and their fields in `config.json`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ _MODES = {
     "pooling_mode_lasttoken": "last",
 }
 _MAX_MODULES = 16
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # names of tensors begin with it
 _MAX_LABELS = 1 << 16
 _HEADS = {
     "ForSequenceClassification": Task.CLASSIFY,
@@ -44,9 +46,9 @@ _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A layer after pooling: act(W x + bias). name: of its tensors in the checkpoint."""
+    """A layer after pooling: act(W x + bias). folder: of its tensors, within the model's."""
 
-    name: str
+    folder: str
     inputs: int
     outputs: int
     bias: bool = True
@@ -146,7 +148,7 @@ class Pooler(Module):
         self.pooling = pooling
         for dense, inputs in zip(pooling.dense, (width, *(d.outputs for d in pooling.dense)), strict=False):
             if dense.inputs != inputs:
-                raise ModelFileError(f"{dense.name} takes {dense.inputs} numbers and gets {inputs}",
+                raise ModelFileError(f"{dense.folder} takes {dense.inputs} numbers and gets {inputs}",
                                      "does it belong to this model?")  # fmt: skip
         self.dense = [VectorLinear(d.inputs, d.outputs, d.bias) for d in pooling.dense]
         self.classifier = None
@@ -174,7 +176,7 @@ class Pooler(Module):
     def names(self) -> dict[str, str | Take | tuple[str, ...]]:
         """Where its tensors are in a checkpoint."""
         dense: dict[str, str | Take | tuple[str, ...]] = {
-            f"pooler.dense.{i}": dense.name for i, dense in enumerate(self.pooling.dense)
+            f"pooler.dense.{i}": f"{dense.folder}/linear" for i, dense in enumerate(self.pooling.dense)
         }
         return dense | (self.classifier.names("pooler.classifier") if self.classifier is not None else {})
 
@@ -324,11 +326,15 @@ def _read_kind(folder: Path) -> str:
 
 
 def _read_dense(folder: Path, path: str) -> Dense:
+    if not _PLAIN.fullmatch(path):
+        raise ModelFileError(
+            f"{folder / 'modules.json'}: the folder {quoted(path)} of a module", "expected a plain name"
+        )
     file = folder / path / "config.json"
     f = Fields(read_json_object(file, MAX_CONFIG_BYTES), str(file))
     act = f.get("activation_function")
     return Dense(
-        f"{path}.linear",
+        path,
         f.integer("in_features", 1, MAX_WIDTH),
         f.integer("out_features", 1, MAX_WIDTH),
         f.flag("bias", True),

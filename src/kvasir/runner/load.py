@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kvasir import device as devices
@@ -27,7 +28,7 @@ from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
-from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
+from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -278,5 +279,14 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
         config = hf_config_from_gguf(metadata, source)
         return config, HFView(source, config, str(metadata["general.architecture"]))
     assert files.config is not None, "a safetensors folder needs a config.json"
-    config = {**read_hf_config(files.config), **read_pooling(files.root)}
-    return config, SafetensorsSource(files.root)
+    found = read_pooling(files.root)
+    folders = {layer.folder for layer in found["pooling"].get("dense", ())} if found else set()
+    return {**read_hf_config(files.config), **found}, _with_modules(files.root, folders)
+
+
+def _with_modules(root: Path, folders: Collection[str]) -> WeightSource:
+    """The tensors of a folder, and those of the modules that follow pooling, under the names of their folders."""
+    whole = SafetensorsSource(root)
+    if not folders:
+        return whole
+    return JoinedSource({"": whole, **{f"{folder}/": SafetensorsSource(root / folder) for folder in folders}})
