@@ -101,6 +101,19 @@ ENCODERS = {
         "pad_token_id": 0, "mask_token_id": 3, "max_position_embeddings": 256,
     },
 }  # fmt: skip
+CLASSIFIERS = {
+    "bert-pairs": {**CONFIGS["bert"], "architectures": ["BertForSequenceClassification"], "num_labels": 1},
+    "bert-tokens": {**CONFIGS["bert"], "architectures": ["BertForTokenClassification"], "num_labels": 5},
+    "xlm-roberta-labels": {
+        **ENCODERS["xlm-roberta"], "architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 3,
+    },
+    "eurobert-labels": {
+        **ENCODERS["eurobert"], "architectures": ["EuroBertForSequenceClassification"], "num_labels": 3,
+    },
+    "qwen3-labels": {
+        **CONFIGS["qwen3"], "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 2, "pad_token_id": 0,
+    },
+}  # fmt: skip
 # Those that only the eager executor runs.
 EAGER_ENCODERS = {
     "modernbert": {
@@ -126,7 +139,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 
     from tests.models.oracle import state_of
 
-    config = {**CONFIGS, **ENCODERS, **EAGER_ENCODERS}[kind]
+    config = {**CONFIGS, **ENCODERS, **EAGER_ENCODERS, **CLASSIFIERS}[kind]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)

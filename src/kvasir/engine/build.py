@@ -104,7 +104,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         raise
     guides = GrammarGuides(lambda: _vocabulary(options, info))
     scheduler = Scheduler(
-        capacity,
+        runner.capacity,
         eos_ids=info.eos_ids,
         bidirectional=facts.bidirectional,
         max_chunk=config.max_chunk,

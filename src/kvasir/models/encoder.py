@@ -108,8 +108,8 @@ class EncoderLayer(Module):
 
 
 class Encoder(Module):
-    """Tokens to hidden rows, in both directions. A text is a single sequence of token type 0. A subclass names the
-    tensors."""
+    """Tokens to hidden rows, in both directions. A text has token type 0, and the second text of a pair token type 1. A
+    subclass names the tensors."""
 
     bidirectional: ClassVar[bool] = True
     stacked_experts: ClassVar[bool] = False
@@ -156,7 +156,8 @@ class Encoder(Module):
         """Float32 [T, D]: the hidden rows after the last block."""
         x_TD = self.embed(tokens_T)
         if self.token_types is not None:
-            x_TD = x_TD + self.token_types.row(0)
+            types = self.token_types
+            x_TD = x_TD + (types.of_types(batch.types_T) if self.has_pairs else types.row(0))
         if self.positions is not None:
             x_TD = x_TD + self.positions(batch.positions_T)
         x_TD = self.norm(x_TD)
@@ -164,6 +165,11 @@ class Encoder(Module):
             x_TD = layer(x_TD, batch)
             batch.after_layer(i, x_TD)
         return x_TD
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the tokens of a second text have a type of their own: in classifiers, which may compare two texts."""
+        return self.config.token_types > 1 and self.pooler.classifier is not None
 
     def pool(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
         """One text's hidden rows, float32 [n, D], to the result of a task, float32."""

@@ -42,6 +42,7 @@ class TracedBatch:
         self.graph = graph
         self.tokens_T = graph.value(ROWS, (), "ids")
         self.positions_T = graph.value(ROWS, (), "ids")
+        self.types_T = graph.value(ROWS, (), "ids")
         self.kv = _TracedCache()
         self.layers: dict[str, Traced] = {}
         self.ends: list[int] = []  # for each layer, the number of ops recorded up to its end

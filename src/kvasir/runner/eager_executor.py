@@ -46,7 +46,7 @@ class EagerExecutor:
     may want.
     copies: transfers blocks while the device computes."""
 
-    computes = frozenset(("drafted",))
+    computes = frozenset(("drafted", "second"))
     queues = False
     columns = False
 
