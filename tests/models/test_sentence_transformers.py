@@ -1,6 +1,7 @@
 """Folders of sentence-transformers: the modules that follow the transformer, against the same arithmetic in torch."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.types import Task
 from kvasir.weights.find import find_model
-from tests.engine.cores import core_of, random_model
+from tests.engine.cores import CONFIGS, core_of, random_model
 from tests.models.test_classifiers import hidden
 from tests.oracle import embed_requests, plain, same, together
 
@@ -115,3 +116,57 @@ def test_dense_layers_in_a_config_are_refused(tmp_path, pooling):
     (folder / "config.json").write_text(json.dumps({**config, "pooling": pooling}))
     with pytest.raises(KvasirError):
         load_model(find_model(str(folder)), "float32")
+
+
+# --- rerankers that answer with a token -------------------------------------------------------------
+
+
+def reranker(path: Path, kind: str = "qwen3", **config: Any) -> Path:
+    """A random decoder whose folder names the tokens of its answer."""
+    random_model(kind, path)
+    names = [("", "base.modules.transformer.Transformer"), ("1_LogitScore", "cross_encoder.modules.LogitScore")]
+    modules = [{"idx": i, "path": at, "type": f"sentence_transformers.{name}"} for i, (at, name) in enumerate(names)]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": 17, "false_token_id": 230}
+    (path / "1_LogitScore/config.json").write_text(json.dumps(tokens | config))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("false", "executor"), [(230, "eager"), (230, "program"), (None, "program")])
+def test_the_score_of_a_reranker_is_the_difference_of_two_logits(tmp_path, monkeypatch, tied, false, executor):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setitem(CONFIGS, "qwen3", CONFIGS["qwen3"] | {"tie_word_embeddings": tied})
+    folder = reranker(tmp_path, false_token_id=false)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    core = core_of(str(folder), dtype="float32", executor=executor, threads=1)
+    assert core.info.tasks == (Task.CLASSIFY,)
+    requests = [replace(r, task=Task.CLASSIFY) for r in embed_requests(300)]
+    answers = together(core, requests)
+    for request in requests:
+        answer = answers[request.id, 0]
+        with torch.no_grad():
+            logits = hf(torch.tensor([request.prompt_ids])).logits[0, -1]
+        score = logits[17] - (0 if false is None else logits[230])
+        assert abs(np.frombuffer(answer.embedding, np.float32)[0] - score) < 1e-4 * max(1, logits.abs().max())
+
+
+@pytest.mark.parametrize("config", [{"true_token_id": 300}, {"true_token_id": "yes"}, {"false_token_id": -1}])
+def test_tokens_that_the_vocabulary_lacks_are_refused(tmp_path, config):
+    with pytest.raises(ModelFileError):
+        load_model(find_model(str(reranker(tmp_path, **config))), "float32")
+
+
+def test_a_score_of_tokens_needs_logits(tmp_path):
+    with pytest.raises(UnsupportedModel, match="without logits"):
+        load_model(find_model(str(reranker(tmp_path, "bert"))), "float32")
+
+
+def test_the_activation_of_a_reranker(tmp_path):
+    folder = reranker(tmp_path)
+    assert load_model(find_model(str(folder)), "float32").model.config.pooling.activation == "sigmoid"
+    about = {"model_type": "CrossEncoder", "activation_fn": _TORCH + "linear.Identity"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(about))
+    assert load_model(find_model(str(folder)), "float32").model.config.pooling.activation == "identity"

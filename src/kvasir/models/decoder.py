@@ -147,7 +147,10 @@ class Decoder(Module):
         self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.layers: list[DecoderLayer] = []  # filled by the subclass
         self.norm = self._norm()
-        self.pooler = Pooler(config.pooling, config.width, self.classifier())
+        vocabulary = "model.embed_tokens" if config.tied else "lm_head"
+        self.pooler = Pooler(config.pooling, config.width, self.classifier(), vocabulary)
+        if (most := max(config.pooling.tokens, default=0)) >= config.vocab_size:
+            raise ModelFileError(f"a score of token {most}", f"the vocabulary has {config.vocab_size}")
         self.head = None
         if Task.GENERATE in self.tasks:
             self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)

@@ -22,7 +22,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json, read_json_object
 from kvasir.layers.module import Module, Take
 from kvasir.layers.vector import FUNCTIONS, VectorLinear, VectorNorm, tree_sum
-from kvasir.models.config import MAX_CONFIG_BYTES, MAX_POSITIONS, MAX_WIDTH, Fields
+from kvasir.models.config import MAX_CONFIG_BYTES, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
 from kvasir.types import Task
 
 KINDS = ("mean", "cls", "last", "none")
@@ -63,6 +63,7 @@ class Pooling:
     normalize: whether the embedding is scaled to length 1. max_length: maximum tokens of a text, 0 if only the model's
     own limit applies. dense: layers before that. task: the only one that the checkpoint has a head for, None if it is
     not stated. labels, activation: of a classifier: their names, and the function of its logits that gives scores.
+    tokens: the ids of one or two tokens: the classifier's logit is that of the first minus that of the second.
     """
 
     kind: str = "last"
@@ -72,6 +73,7 @@ class Pooling:
     task: Task | None = None
     labels: tuple[str, ...] = ()
     activation: str = ""
+    tokens: tuple[int, ...] = ()
 
     @np.errstate(all="ignore")  # faulty rows give infinities and NaN
     def rows(self, hidden_nD: np.ndarray) -> np.ndarray:
@@ -141,18 +143,36 @@ class Classifier(Module):
         return {f"{path}.{part}": name for part, name in parts.items() if name}
 
 
-class Pooler(Module):
-    """The hidden rows of one text to the result of a task. head: the family's classifier, None if it has none."""
+class TokenScore(Module):
+    """float32 [n, D] -> [n, 1]: the logit of one token of the vocabulary, minus that of another if there are two."""
 
-    def __init__(self, pooling: Pooling, width: int, head: HeadShape | None = None):
-        self.pooling = pooling
+    def __init__(self, width: int, count: int):
+        self.rows = [VectorLinear(width, 1, bias=False) for _ in range(count)]
+        self.shape = HeadShape("", kind="last")
+
+    @np.errstate(all="ignore")
+    def __call__(self, x_nD: np.ndarray) -> np.ndarray:
+        logit_n1, *other = (row(x_nD) for row in self.rows)
+        return logit_n1 - other[0] if other else logit_n1
+
+
+class Pooler(Module):
+    """The hidden rows of one text to the result of a task. head: the family's classifier, None if it has none.
+    vocabulary: the name of the matrix that gives logits, "" for none."""
+
+    def __init__(self, pooling: Pooling, width: int, head: HeadShape | None = None, vocabulary: str = ""):
+        self.pooling, self._vocabulary = pooling, vocabulary
         for dense, inputs in zip(pooling.dense, (width, *(d.outputs for d in pooling.dense)), strict=False):
             if dense.inputs != inputs:
                 raise ModelFileError(f"{dense.folder} takes {dense.inputs} numbers and gets {inputs}",
                                      "does it belong to this model?")  # fmt: skip
         self.dense = [VectorLinear(d.inputs, d.outputs, d.bias) for d in pooling.dense]
-        self.classifier = None
-        if pooling.labels:
+        self.classifier: Classifier | TokenScore | None = None
+        if pooling.tokens:
+            if not vocabulary:
+                raise UnsupportedModel("a score of tokens of a model without logits", "use a model that generates")
+            self.classifier = TokenScore(width, len(pooling.tokens))
+        elif pooling.labels:
             if head is None:
                 raise UnsupportedModel("no code for a classifier of this model", "use a model with another head")
             self.classifier = Classifier(head, width, len(pooling.labels))
@@ -178,7 +198,25 @@ class Pooler(Module):
         dense: dict[str, str | Take | tuple[str, ...]] = {
             f"pooler.dense.{i}": f"{dense.folder}/linear" for i, dense in enumerate(self.pooling.dense)
         }
+        if isinstance(self.classifier, TokenScore):
+            return {
+                f"pooler.classifier.rows.{i}": Take(self._vocabulary, (token, token + 1))
+                for i, token in enumerate(self.pooling.tokens)
+            }
         return dense | (self.classifier.names("pooler.classifier") if self.classifier is not None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPair:
+    """Stands for the pooling of a reranker that answers with one token or another."""
+
+    tokens: tuple[int, ...]
+    activation: str = "sigmoid"
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of Pooling."""
+        return {"kind": "last", "task": Task.CLASSIFY, "labels": ("LABEL_0",), "activation": self.activation,
+                "tokens": self.tokens}  # fmt: skip
 
 
 # --- configs ----------------------------------------------------------------------------------------
@@ -189,6 +227,8 @@ def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:
     task and the labels that its architecture has a head for. Raises ModelFileError for a bad entry, UnsupportedModel
     for an unknown kind."""
     value, classified = config.get("pooling"), _classified(config)
+    if isinstance(value, TokenPair):
+        return replace(default, **value.fields())
     if value is None:
         return replace(default, **classified)
     if not isinstance(value, Mapping):
@@ -268,6 +308,10 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
         return {}
     modules = _module_paths(folder)
     kinds = [kind for kind, _ in modules]
+    if kinds == ["Transformer", "LogitScore"]:
+        return {"pooling": _read_tokens(folder, dict(modules)["LogitScore"])}
+    if kinds == ["Transformer"]:  # a cross-encoder: the classifier is the model's own
+        return {}
     dense = kinds.count("Dense")
     usual = ["Transformer", "Pooling", *["Dense"] * dense]
     if kinds not in (usual, [*usual, "Normalize"]):
@@ -323,6 +367,17 @@ def _read_kind(folder: Path) -> str:
         raise UnsupportedModel(f"{path}: the pooling is {', '.join(modes) or 'none'}",
                                f"supported: one of {', '.join(_MODES)}")  # fmt: skip
     return _MODES[modes[0]]
+
+
+def _read_tokens(folder: Path, path: str) -> TokenPair:
+    file = folder / path / "config.json"
+    f = Fields(read_json_object(file, MAX_CONFIG_BYTES), str(file))
+    tokens = [f.integer("true_token_id", 0, MAX_VOCAB - 1)]
+    if f.get("false_token_id") is not None:
+        tokens.append(f.integer("false_token_id", 0, MAX_VOCAB - 1))
+    about = folder / "config_sentence_transformers.json"
+    named = read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
+    return TokenPair(tuple(tokens), "sigmoid" if named is None else activation_named(about.name, named))
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

@@ -280,7 +280,8 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
         return config, HFView(source, config, str(metadata["general.architecture"]))
     assert files.config is not None, "a safetensors folder needs a config.json"
     found = read_pooling(files.root)
-    folders = {layer.folder for layer in found["pooling"].get("dense", ())} if found else set()
+    pooling = found.get("pooling")
+    folders = {layer.folder for layer in pooling.get("dense", ())} if isinstance(pooling, dict) else set()
     return {**read_hf_config(files.config), **found}, _with_modules(files.root, folders)
 
 
