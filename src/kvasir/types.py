@@ -253,6 +253,9 @@ class ModelInfo:
     executor: str = "eager"
     num_parameters: int = 0
     embedding_size: int = 0
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its logits
+    activation: str = ""  # the function of a classifier's logits that gives scores: identity, sigmoid, softmax or tanh
+    pair_types: bool = False  # whether the second text of a pair has a token type of its own
     default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
     weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 if the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group

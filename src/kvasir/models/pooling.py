@@ -43,6 +43,8 @@ _HEADS = {
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu",
                 "Sigmoid": "sigmoid"}  # fmt: skip
 
+_SCORES = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -279,19 +281,24 @@ def _activation(f: Fields, labels: int) -> str:
     named = own.get("activation_fn") if isinstance(own, Mapping) else None
     named = named or f.get("sbert_ce_default_activation_function")
     if named is not None:
-        return activation_named(f.where, named)
+        return score_named(f.where, named)
     problem = f.get("problem_type")
     if problem == "regression":
         return "identity"
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def activation_named(where: str, name: Any) -> str:
+def score_named(where: str, name: Any) -> str:
+    """Our name of the function of logits that gives scores. Raises UnsupportedModel."""
+    return activation_named(where, name, _SCORES)
+
+
+def activation_named(where: str, name: Any, known: Mapping[str, str] = _ACTIVATIONS) -> str:
     """Our name of an activation that a file names by its class in torch. Raises UnsupportedModel."""
-    found = _ACTIVATIONS.get(name.rpartition(".")[2]) if isinstance(name, str) else None
+    found = known.get(name.rpartition(".")[2]) if isinstance(name, str) else None
     if found is None:
         raise UnsupportedModel(f"{where}: the activation {quoted(name)} is not supported",
-                               f"supported: {', '.join(_ACTIVATIONS)} of torch.nn")  # fmt: skip
+                               f"supported: {', '.join(known)} of torch.nn")  # fmt: skip
     return found
 
 
@@ -377,7 +384,7 @@ def _read_tokens(folder: Path, path: str) -> TokenPair:
         tokens.append(f.integer("false_token_id", 0, MAX_VOCAB - 1))
     about = folder / "config_sentence_transformers.json"
     named = read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
-    return TokenPair(tuple(tokens), "sigmoid" if named is None else activation_named(about.name, named))
+    return TokenPair(tuple(tokens), "sigmoid" if named is None else score_named(about.name, named))
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.engine.scoring import first_dimensions
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -19,7 +20,7 @@ from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.concurrent import all_of
 from kvasir.serve.http.responses import write_json
-from kvasir.serve.http.vectors import base64_of, first_dimensions, raw
+from kvasir.serve.http.vectors import base64_of, raw
 from kvasir.serve.http.wire import prompt_list
 from kvasir.types import Request
 
