@@ -90,6 +90,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         numerics=numerics_version(executor, device.name, [f"{c.op} {c.chosen}" for c in kernels], device.kind),
         num_parameters=loaded.num_parameters,
         embedding_size=model.config.pooling.size(model.config.width),
+        token_embedding_size=model.config.width,
         labels=model.config.pooling.labels,
         activation=model.config.pooling.activation,
         pair_types=getattr(model, "has_pairs", False),
