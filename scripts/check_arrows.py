@@ -55,7 +55,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "store": ("weights", "text"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
-        *("engine.pace", "engine.thinking", "engine.turns"),
+        *("engine.pace", "engine.scoring", "engine.thinking", "engine.turns"),
     ),
     "cli": EVERYTHING,
     "__init__": ("engine",),

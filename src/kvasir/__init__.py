@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvasir.config import EngineOptions
-    from kvasir.engine.llm import LLM, AsyncLLM, EmbeddingOutput, RequestOutput
+    from kvasir.engine.llm import LLM, AsyncLLM, ClassificationOutput, EmbeddingOutput, RequestOutput, ScoreOutput
     from kvasir.errors import KvasirError
     from kvasir.types import SamplingParams
 
@@ -12,17 +12,21 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
     "EmbeddingOutput",
     "EngineOptions",
     "KvasirError",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
 ]
 
 _HOMES = {
     "LLM": "kvasir.engine.llm",
     "AsyncLLM": "kvasir.engine.llm",
+    "ClassificationOutput": "kvasir.engine.llm",
     "EmbeddingOutput": "kvasir.engine.llm",
+    "ScoreOutput": "kvasir.engine.llm",
     "RequestOutput": "kvasir.engine.llm",
     "EngineOptions": "kvasir.config",
     "KvasirError": "kvasir.errors",

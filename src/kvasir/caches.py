@@ -3,6 +3,7 @@
 kind      a block holds, for each layer             to continue from token t, a sequence needs
 PagedKV   keys and values of its tokens             all blocks of [0, t)
 Window    the same                                  the blocks of the last tokens that t sees
+Around    the same                                  all blocks: only whole texts are computed
 Latent    one row per token, shared by all heads    all blocks of [0, t)
 State     a state at its start, the inputs since    the block of token t - 1
 Cross     keys and values of an encoder's output    all its blocks, for any t
@@ -56,6 +57,7 @@ class CacheKind:
 
     name: for display. needs: what an executor must be able to compute. reach: how many of the last positions, the next
     one included, suffice to continue, 0 for all. window: how many of the last positions a token attends to, 0 for all.
+    distance: how far before and after a token the positions lie that it attends to, 0 for all.
     fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
     keeps_starts: a block also holds the state at its start. heads, key_dim, value_dim: what attention reads per
     position, 0 if it reads nothing. row_shape: shape of the float32 array that each row of the runner has in addition.
@@ -66,6 +68,7 @@ class CacheKind:
     needs: str = ""
     reach: int = 0
     window: int = 0
+    distance: int = 0
     fixed: int = 0
     keeps_starts: bool = False
     heads: int = 0
@@ -230,6 +233,21 @@ class Window(PagedKV):
     @property
     def table(self) -> Hashable:
         return "last tokens", self.reach
+
+
+@dataclass(frozen=True)
+class Around(PagedKV):
+    """Keys and values of all tokens of a text that attend in both directions, each to those that lie at most `distance`
+    positions before or after it."""
+
+    distance: int = 1
+
+    name = "around"
+    needs = "attention within a distance in both directions"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.distance > 0, "a token that attends to itself alone"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ FEATURES = {
     "positions": "explicit positions",
     "axes": "positions with three axes",
     "bias": "an attention bias by distance",
+    "second": "a second text with a token type of its own",
     "adapters": "several adapters, or an adapter with a scale or a first position",
 }
 
@@ -87,6 +88,7 @@ class Inputs:
     bias: float32, indexed by the distance from a query back to a key, added to their attention score; the last value
     applies to all greater distances.
     encoded: hash of the content whose encoder output the cross-attention layers read.
+    second: the position from which on tokens belong to the second text of a pair and have token type 1, 0 for none.
     """
 
     spans: tuple[Span, ...] = ()
@@ -94,9 +96,10 @@ class Inputs:
     axes: int = 1
     bias: bytes = b""
     encoded: bytes = b""
+    second: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.spans or self.positions or self.bias or self.encoded)
+        return bool(self.spans or self.positions or self.bias or self.encoded or self.second)
 
 
 NONE = Inputs()
@@ -114,6 +117,7 @@ def asked(inputs: Inputs, adapters: Sequence[tuple[float, int]]) -> Iterator[str
         "positions": inputs.positions,
         "axes": inputs.positions and inputs.axes > 1,
         "bias": inputs.bias,
+        "second": inputs.second,
         "adapters": len(adapters) > 1 or any(scale != 1.0 or start for scale, start in adapters),
     }
     return (name for name, wanted in found.items() if wanted)
@@ -133,6 +137,9 @@ def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
         if list(span.layers) != sorted({*span.layers}) or min(span.layers, default=0) < 0:
             raise InvalidRequest(f"layers {span.layers} of a span", "expected ascending numbers >= 0", "spans")
         end = span.end
+    if not 0 <= inputs.second < prompt_len:
+        message = f"a second text that begins at position {inputs.second}"
+        raise InvalidRequest(message, f"expected a position within the prompt's {prompt_len} tokens", "second")
     if len(inputs.encoded) not in (0, HASH_BYTES):
         message = f"a content hash of {len(inputs.encoded)} bytes"
         raise InvalidRequest(message, f"expected {HASH_BYTES}", "encoded")
@@ -203,6 +210,8 @@ def marks(inputs: Inputs, adapters: Sequence[Adapter]) -> dict[int, bytes]:
         found[position].append(at)
     for start in {a.start for a in adapters if a.start}:
         found[start].append(in_effect(adapters, start))
+    if inputs.second:
+        found[inputs.second].append("second")
     return {position: _hash(parts) for position, parts in sorted(found.items())}
 
 

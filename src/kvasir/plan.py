@@ -99,6 +99,7 @@ class Work:
     sample: sample from the logits of the last computed token. Otherwise the step only fills the cache.
     masked: a mask will probably arrive, and the sampler must wait for it; only a hint.
     read: positions [first, end) among the computed ones; log-probabilities of the known ids after them are returned.
+    want_pooled: the task (types.Task) whose result is pooled from the computed tokens, "" for none.
     want_hidden: names of outputs to return for all computed tokens: hidden states or attention weights.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     pending: transfers of a connector that must have arrived before the step reads these blocks.
@@ -113,7 +114,7 @@ class Work:
     sample: bool = False
     masked: bool = False
     read: tuple[int, int] = (0, 0)
-    want_pooled: bool = False
+    want_pooled: str = ""
     want_hidden: tuple[str, ...] = ()
     indivisible: bool = False
     pending: tuple[int, ...] = ()
@@ -209,7 +210,7 @@ class RowResult:
     logprobs: one entry per sampled token: (token, logprob, rank, ((id, logprob), ...)).
     read: one such entry for each position of the work's `read`, with as many top entries as the spec wants for prompt
     ids or for sampled ids.
-    pooled: float32 bytes of the pooled hidden state. accepted: number of drafted ids that match the sampled ids;
+    pooled: float32 bytes of the pooled result. accepted: number of drafted ids that match the sampled ids;
     `tokens` then holds these and one more. error: this row failed, the other rows are sound. A failure at a drafted id
     ends the draft before it instead: the next step meets it again.
     hidden: float32 bytes by output name: [count, width] for a hidden state, [count, heads, start + count] for a layer's

@@ -55,6 +55,9 @@ class Target:
 class Task(StrEnum):
     GENERATE = "generate"
     EMBED = "embed"
+    CLASSIFY = "classify"  # the logits of a classifier, or the score of a pair of texts
+    TOKEN_EMBED = "token_embed"  # an embedding of each token
+    TOKEN_CLASSIFY = "token_classify"  # the logits of a classifier of each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class Delta:
     stop_token: the id that ended the choice, if one did. It is the last of `token_ids`, and the front leaves it out of
     the text.
     prompt_logprobs: only in the first delta of choice 0: one entry per prompt token, the first None.
-    embedding: for Task.EMBED, float32 values.
+    embedding: the result of any other task than Task.GENERATE, float32 values; those of tokens one after another.
     cached_tokens: tokens of the prompt that were not computed for this choice.
     carry: the sampler's state after these tokens, if it has one; needed to resume from here.
     refused: whether the error is caused by the request rather than by the engine.
@@ -250,6 +253,10 @@ class ModelInfo:
     executor: str = "eager"
     num_parameters: int = 0
     embedding_size: int = 0
+    token_embedding_size: int = 0  # of Task.TOKEN_EMBED
+    labels: tuple[str, ...] = ()  # of a classifier, in the order of its logits
+    activation: str = ""  # the function of a classifier's logits that gives scores: identity, sigmoid, softmax or tanh
+    pair_types: bool = False  # whether the second text of a pair has a token type of its own
     default_sampling: dict[str, float] = field(default_factory=dict)  # from generation_config.json
     weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 if the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group

@@ -88,6 +88,50 @@ CONFIGS = {
         "vocab_size": 128256, "rope_theta": 5e5,
     },
 }  # fmt: skip
+_ENCODER = {
+    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 300,
+    "max_position_embeddings": 256, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
+# Models of whole texts, besides bert.
+ENCODERS = {
+    "xlm-roberta": {**_ENCODER, "model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]},
+    "distilbert": {
+        "model_type": "distilbert", "architectures": ["DistilBertModel"], "dim": 48, "hidden_dim": 96, "n_layers": 2,
+        "n_heads": 4, "vocab_size": 300, "max_position_embeddings": 256,
+    },
+    "jina-v3": {**_ENCODER, "model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]},
+    "nomic": {**_ENCODER, "model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
+    "gte": {**_ENCODER, "model_type": "gte", "architectures": ["GteModel"]},
+    "eurobert": {
+        **_LLAMA, "model_type": "eurobert", "architectures": ["EuroBertModel"], "bos_token_id": 1, "eos_token_id": 2,
+        "pad_token_id": 0, "mask_token_id": 3, "max_position_embeddings": 256,
+    },
+}  # fmt: skip
+CLASSIFIERS = {
+    "bert-pairs": {**CONFIGS["bert"], "architectures": ["BertForSequenceClassification"], "num_labels": 1},
+    "bert-tokens": {**CONFIGS["bert"], "architectures": ["BertForTokenClassification"], "num_labels": 5},
+    "xlm-roberta-labels": {
+        **ENCODERS["xlm-roberta"], "architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 3,
+    },
+    "eurobert-labels": {
+        **ENCODERS["eurobert"], "architectures": ["EuroBertForSequenceClassification"], "num_labels": 3,
+    },
+    "qwen3-labels": {
+        **CONFIGS["qwen3"], "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 2, "pad_token_id": 0,
+    },
+}  # fmt: skip
+# Those that only the eager executor runs.
+EAGER_ENCODERS = {
+    "modernbert": {
+        **_ENCODER, "model_type": "modernbert", "architectures": ["ModernBertModel"], "local_attention": 24,
+        "num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+    },
+}  # fmt: skip
+EAGER_ENCODERS["embedding-gemma"] = {
+    **_LLAMA, **_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "use_bidirectional_attention": True,
+}  # fmt: skip
+del EAGER_ENCODERS["modernbert"]["type_vocab_size"]
 for _name in SWITCHED:
     _config = {**config_of(_name), "vocab_size": 300, "max_position_embeddings": 512}
     CONFIGS[_name] = {**_config, "architectures": list(MODELS[_config["model_type"]][2])}
@@ -101,7 +145,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 
     from tests.models.oracle import state_of
 
-    config = CONFIGS[kind]
+    config = {**CONFIGS, **ENCODERS, **EAGER_ENCODERS, **CLASSIFIERS}[kind]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.sched.sequence import Sequence
-from tests.engine.cores import core_of, random_model
+from tests.engine.cores import EAGER_ENCODERS, ENCODERS, core_of, random_model
 from tests.models.families import SWITCHED
 from tests.oracle import NANS, Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
 
@@ -136,8 +136,9 @@ def test_nan_in_foreign_blocks_stays_there(case):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_embeddings_do_not_depend_on_the_batch(tmp_path, threads):
-    folder = random_model("bert", tmp_path)
+@pytest.mark.parametrize("kind", ["bert", *ENCODERS, *EAGER_ENCODERS])
+def test_embeddings_do_not_depend_on_the_batch(tmp_path, kind, threads):
+    folder = random_model(kind, tmp_path)
     requests = embed_requests(300)
     expected = plain(core_of(folder, threads=1, max_num_seqs=1), requests)
     core = core_of(folder, threads=threads, block_size=16)

@@ -11,6 +11,7 @@ import torch
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models.bert import BertConfig
 from kvasir.models.pooling import Pooling
+from kvasir.types import Task
 from tests._shared import need
 from tests.models.driver import make_cache, step
 from tests.models.hf import load, randomized, save
@@ -58,7 +59,7 @@ def test_embeddings_are_those_of_transformers(minilm, cases):
 
 
 def test_the_folder_defines_pooling_and_maximum_length(minilm):
-    assert minilm.config.pooling == Pooling("mean", normalize=True, max_length=256)
+    assert minilm.config.pooling == Pooling("mean", normalize=True, max_length=256, task=Task.EMBED)
     assert minilm.config.context_length == 256
 
 

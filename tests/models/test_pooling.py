@@ -94,7 +94,9 @@ def test_another_folder_leaves_the_models_default(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "pooling"),
     [
-        (["Transformer", "Pooling", "Dense"], {"pooling_mode_mean_tokens": True}),
+        (["Transformer", "Pooling", "WordWeights"], {"pooling_mode_mean_tokens": True}),
+        (["Transformer", "Dense", "Pooling"], {"pooling_mode_mean_tokens": True}),
+        (["Transformer", "Pooling"], {"pooling_mode_mean_tokens": True, "include_prompt": False}),
         (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}),
         (["Transformer", "Pooling"], {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}),
         (["Transformer", "Pooling"], {"pooling_mode": "weightedmean"}),

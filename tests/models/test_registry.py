@@ -46,7 +46,7 @@ def test_code_in_the_folder_is_not_run_and_the_refusal_names_it():
     assert ours is model_class("llama")
 
 
-@pytest.mark.parametrize("head", ["LlamaForSequenceClassification", "LlamaForTokenClassification"])
+@pytest.mark.parametrize("head", ["LlamaForQuestionAnswering", "LlamaForTokenClassification"])
 def test_another_head_of_a_known_model_is_refused(head):
     with pytest.raises(UnsupportedModel, match=f"{head}.*llama"):
         model_class_for({"model_type": "llama", "architectures": [head]})

@@ -209,7 +209,7 @@ def test_results_beyond_a_token():
     joined = tuple(join(row, ids) for row, ids in enumerate([[1, 2, 3], [4, 5], [6, BAD, 7]]))
     works = (
         Work(0, 0, 3, sample=True, read=(0, 2), want_hidden=("last",)),
-        Work(1, 0, 2, want_pooled=True),
+        Work(1, 0, 2, want_pooled="embed"),
         Work(2, 0, 2, read=(0, 1)),
     )
     result = step(runner, joined=joined, work=works, saves=((0, 1), (0, 2)))

@@ -59,6 +59,7 @@ def random_inputs(draw: random.Random, length: int, most: int = 2**31) -> Inputs
         found,
         bias=bytes(4) + b"\0\0\x80\xbf" if draw.random() < 0.1 else b"",
         encoded=draw.choice(CONTENTS) if draw.random() < 0.1 else b"",
+        second=draw.choice([1, length // 2]) if draw.random() < 0.1 and length > 1 else 0,
     )
 
 

@@ -193,6 +193,7 @@ def test_features_that_the_executor_lacks_are_refused_by_name(feature):
         "positions": (turned(20), ()),
         "axes": (Inputs(positions=pack_ids([0] * 120), axes=3), ()),
         "bias": (Inputs(bias=bytes(4)), ()),
+        "second": (Inputs(second=3), ()),
         "adapters": (Inputs(), (Adapter("x", 0.5),)),
     }
     runner = FakeRunner(adapters=ADAPTERS)

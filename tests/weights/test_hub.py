@@ -171,6 +171,14 @@ def test_weights_held_twice_are_fetched_once():
     assert choose_files(["consolidated.safetensors"], "", "org/m") == ["consolidated.safetensors"]
 
 
+def test_modules_of_sentence_transformers_are_fetched():
+    top = ["config.json", "model.safetensors", "modules.json", "config_sentence_transformers.json"]
+    modules = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "onnx/model.onnx", "1_Pooling/x.py"]
+    assert choose_files([*top, *modules, *others], "", "org/m") == [*top, *modules]
+    assert choose_files(["model.safetensors", *modules], "", "org/m") == ["model.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("tag", "expected"),
     [

@@ -140,6 +140,54 @@ def chat(
 
 
 @app.command()
+@engine_flags
+def embed(
+    model: Model,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts; none or -: the lines of standard input.")] = None,
+    *,
+    engine: EngineOptions,
+    dimensions: Annotated[int | None, typer.Option(help="First dimensions only, normalised.", min=1)] = None,
+    prompt_name: Annotated[str | None, typer.Option(help="Which of the model's prompts precedes the texts.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the embeddings only.")] = False,
+) -> None:
+    """Print the embeddings of texts, as a line of JSON each.
+
+    Example: kvasir embed sentence-transformers/all-MiniLM-L6-v2 "a text" "another"
+
+    Example: kvasir embed Qwen/Qwen3-Embedding-0.6B --prompt-name query --dimensions 256 < questions.txt
+    """
+    from kvasir.cli import compare as command
+
+    command.embed(engine, texts or [], dimensions, prompt_name, quiet)
+
+
+@app.command()
+@engine_flags
+def rerank(
+    model: Model,
+    query: Annotated[str, typer.Argument(help="What the documents are compared with.")],
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="Documents; none or -: the lines of standard input.")
+    ] = None,
+    *,
+    engine: EngineOptions,
+    top_n: Annotated[int | None, typer.Option(help="Print only the best.", min=1)] = None,
+    instruction: Annotated[str, typer.Option(help="What counts as a fit, for models that read it.")] = "",
+    json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the documents only.")] = False,
+) -> None:
+    """Print documents in the order in which they fit a query, with their scores.
+
+    Example: kvasir rerank BAAI/bge-reranker-v2-m3 "capital of France" "Paris is a capital." "Cats are animals."
+
+    Example: kvasir rerank Qwen/Qwen3-Reranker-0.6B "how do I reset it?" --top-n 5 < manual.txt
+    """
+    from kvasir.cli import compare as command
+
+    command.rerank(engine, query, documents or [], top_n, instruction, json, quiet)
+
+
+@app.command()
 def pull(
     model: Annotated[str, typer.Argument(help="org/repo, org/repo:Q4_K_M, hf.co/..., a path, or kvasir-mini.")],
     name: Annotated[str | None, typer.Option(help="Name in the store (default: as given).")] = None,

@@ -16,7 +16,7 @@ from kvasir.cli.operation import OperationOptions
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
-from kvasir.engine.load_text import load_text
+from kvasir.engine.load_text import load_prompts, load_text
 from kvasir.engine.progress import described
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
@@ -141,7 +141,8 @@ class FrontMaker:
 
     def front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
         """The front of an engine. text: what load_text returned."""
-        return Front(engine, *text, warm=True, trust_special_tokens=options.trust_special_tokens, **self._options)
+        trust, prompts = options.trust_special_tokens, load_prompts(options)
+        return Front(engine, *text, warm=True, trust_special_tokens=trust, prompts=prompts, **self._options)
 
     async def __call__(self, options: EngineOptions) -> Front:
         """A started front. Raises KvasirError."""

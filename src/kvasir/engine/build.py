@@ -59,7 +59,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     facts = ModelFacts(
         max_positions=model.config.context_length,
         dtype=dtype,
-        bidirectional=Task.GENERATE not in model.tasks,
+        bidirectional=model.bidirectional,
         groups=groups,
         executor=executor,
         notes=loaded.notes,
@@ -89,7 +89,11 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         executor=executor,
         numerics=numerics_version(executor, device.name, [f"{c.op} {c.chosen}" for c in kernels], device.kind),
         num_parameters=loaded.num_parameters,
-        embedding_size=model.config.width,
+        embedding_size=model.config.pooling.size(model.config.width),
+        token_embedding_size=model.config.width,
+        labels=model.config.pooling.labels,
+        activation=model.config.pooling.activation,
+        pair_types=getattr(model, "has_pairs", False),
         default_sampling=generation.sampling,
         weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // options.block_size) for g in groups),
@@ -104,7 +108,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         raise
     guides = GrammarGuides(lambda: _vocabulary(options, info))
     scheduler = Scheduler(
-        capacity,
+        runner.capacity,
         eos_ids=info.eos_ids,
         bidirectional=facts.bidirectional,
         max_chunk=config.max_chunk,

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from kvasir.statistics import EngineStats
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.encoder import Spans
 from kvasir.text.fim import Infill
+from kvasir.text.prompts import Prompts
 from kvasir.text.rendered import Rendered
 from kvasir.text.sandbox import Hold
 from kvasir.text.sequences import Breakers, bad_words
@@ -60,16 +61,19 @@ class Front:
         reasoning_format: str = "auto",
         warm: bool = False,
         trust_special_tokens: bool = False,
+        prompts: Prompts = Prompts(),
     ):
         """default_seed: for requests without a seed; None draws a fresh seed for each.
         tool_format / reasoning_format: how the model writes tool calls and reasoning, if its template does not show it.
         trust_special_tokens: the default for chats that do not set it, see `encode_chat`.
         warm: prepare for grammars as soon as the engine is ready.
+        prompts: of an embedding model, which callers put before its inputs.
         Raises ConfigError for an unknown format."""
         self.engine = engine
         self._default_seed = default_seed
         self.tokenizer = tokenizer
         self.template = template
+        self.prompts = prompts
         self.reader = Reader(tokenizer, template, tool_format, reasoning_format)
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called with all generated tokens
@@ -170,10 +174,58 @@ class Front:
             found += await self._encode(texts_together, param, bound, first, add_special_tokens=add_special_tokens)
         return found
 
+    async def encode_parts(
+        self, texts: Sequence[str], *, first: int = 0, param: str = "input"
+    ) -> list[tuple[int, ...]]:
+        """The ids of texts within a longer prompt: without special tokens around them, and without control tokens for
+        texts that look like one. first: if above 0, at least this many ids are returned of a longer text; else a text
+        beyond the context is refused. Raises what `encode` raises, except for empty texts, which have no ids."""
+        found: list[tuple[int, ...]] = []
+        bound: Bound = None if first else "context"
+        blocked = self._need_tokenizer(param).special_ids
+        for together in batches(texts):
+            foreign = [((0, len(text)),) for text in together]
+            options = {"add_special_tokens": False, "foreign": foreign, "blocked": blocked, "empty": True}
+            found += await self._encode(together, param, bound, first, **options)
+        return found
+
+    async def encode_pair(
+        self, template: str, query: str, document: str, instruction: str = "", bound: Bound = "context"
+    ) -> tuple[int, ...]:
+        """The ids of the prompt in which the model compares two texts. template: `pair_template`. Control tokens are
+        those that the template writes. Raises TemplateError, TextTooLong, QueueFull."""
+        templates = self.template
+        assert templates is not None
+
+        def render(hold: Hold) -> Rendered:
+            return templates.render_pair(template, query, document, instruction, hold)
+
+        rendered = await self._rendering.run(len(query) + len(document), render)
+        return await self.encode(
+            rendered.text,
+            add_special_tokens=False,
+            foreign=rendered.foreign(()),
+            blocked=self._control_ids(rendered.source),
+            param="documents",
+            bound=bound,
+        )
+
+    @cached_property
+    def pair_template(self) -> str | None:
+        """The template in which the model compares two texts; None if its tokenizer joins them."""
+        return self.template.pair_source if self.template is not None else None
+
+    @cached_property
+    def pair_join(self) -> PairJoin:
+        """How the tokenizer joins two texts."""
+        return PairJoin(*map(tuple, self._need_tokenizer("documents").pair))
+
     async def _encode(
         self, texts: Sequence[str], param: str, bound: Bound, first: int, **options: Any
     ) -> list[tuple[int, ...]]:
-        """texts: one text, or texts shorter than LONG_BYTES together. options: arguments of `Tokenizer.encode_many`."""
+        """texts: one text, or texts shorter than LONG_BYTES together. options: arguments of `Tokenizer.encode_many`,
+        and empty: whether a text may have no ids."""
+        may_be_empty = options.pop("empty", False)
         tokenizer, lengths = self._need_tokenizer(param), self._lengths(param)
         size = sum(map(size_of, texts))
         fits = lengths.must_fit(size, bound, first)
@@ -191,7 +243,7 @@ class Front:
         many = await self._turns.run(sum(map(len, texts)), encode)
         if fits and most and len(many[0]) > most:
             raise lengths.too_long(size, len(many[0]), f"{most} tokens", param)
-        return [self._some(ids, param) for ids in many]
+        return [tuple(ids) if may_be_empty else self._some(ids, param) for ids in many]
 
     def _some(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         """The ids of a prompt, at least one. Raises InvalidRequest if there is none."""
@@ -397,11 +449,17 @@ class Front:
 
     def resolve_embedding(self, ids: Sequence[int], *, id: str | None = None, **fields: Any) -> Request:
         """Makes a complete Request for the embedding of a text. Raises InvalidRequest."""
-        check_task(self.info, Task.EMBED)
-        check_ids(self.info, ids, "input")
-        check_input_fits(self.info, len(ids), "input")
+        return self.resolve_pooled(ids, Task.EMBED, id=id, **fields)
+
+    def resolve_pooled(
+        self, ids: Sequence[int], task: Task, *, id: str | None = None, param: str = "input", **fields: Any
+    ) -> Request:
+        """Makes a complete Request for a task other than generating. Raises InvalidRequest."""
+        check_task(self.info, task)
+        check_ids(self.info, ids, param)
+        check_input_fits(self.info, len(ids), param)
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
-        return Request(id or _new_id(), tuple(ids), params, Task.EMBED, **fields)
+        return Request(id or _new_id(), tuple(ids), params, task, **fields)
 
     def _eos_ids(self) -> tuple[int, ...] | None:
         """The ids that end a choice: from the model's configuration and from its tokenizer."""
@@ -449,7 +507,7 @@ class Front:
         return answers
 
     async def embed(self, request: Request) -> tuple[float, ...]:
-        """The embedding of a request from `resolve_embedding`: float32 values. Raises what `Engine.submit` raises,
+        """The result of a request from `resolve_pooled`: float32 values. Raises what `Engine.submit` raises,
         KvasirError if the engine fails on the input, DeadlineExceeded, EngineDead."""
         with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
@@ -462,6 +520,15 @@ class Front:
                     if delta.embedding is not None:
                         return delta.embedding
         raise EngineDead("the engine ended the request without an embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class PairJoin:
+    """The ids before, between and after two texts."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 def _new_id() -> str:

@@ -21,13 +21,15 @@ from kvasir.engine.answer import Answer, TokenInfo
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
-from kvasir.engine.load_text import load_text
+from kvasir.engine.load_text import load_prompts, load_text
 from kvasir.engine.progress import Progress, described
+from kvasir.engine.scoring import Reading, compare, first_dimensions, pairs_of, ranked, scores_of
 from kvasir.engine.thinking import may_think
 from kvasir.engine.turns import MAX_WAITING_PER_KEY
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
-from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass
+from kvasir.types import FinishReason, ModelInfo, Request, SamplingParams, ServiceClass, Task
 
+_COMPARED_AT_ONCE = 64  # requests of one comparison
 Prompt = str | Sequence[int] | Mapping[str, Any]
 T = TypeVar("T")
 
@@ -87,6 +89,30 @@ class EmbeddingOutput:
     embedding: list[float] = field(repr=False)
 
 
+@dataclass
+class ClassificationOutput:
+    """The scores of a classifier's labels for a prompt, in the order of `labels`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    labels: tuple[str, ...]
+    probs: list[float]
+
+    @property
+    def label(self) -> str:
+        """The label with the highest score."""
+        return self.labels[max(range(len(self.probs)), key=self.probs.__getitem__)]
+
+
+@dataclass
+class ScoreOutput:
+    """The score of a pair of texts: higher if they fit better."""
+
+    texts: tuple[str, str]
+    score: float
+
+
 class AsyncLLM:
     """An engine in this process for asyncio programs. `options` are those of EngineOptions."""
 
@@ -101,11 +127,12 @@ class AsyncLLM:
             self._own.launch()
         try:
             tokenizer, template = load_text(self.options)
+            prompts = load_prompts(self.options)
         except BaseException:
             self.abandon()
             raise
         trust = self.options.trust_special_tokens
-        self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust)
+        self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust, prompts=prompts)
 
     def _build(self):
         from kvasir.engine.build import build_core
@@ -174,11 +201,38 @@ class AsyncLLM:
         thinks = params.structured_outputs is None or await may_think(self.front, messages, **template)
         return await self._finish(None, await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH))
 
-    async def embed(self, prompt: Prompt) -> EmbeddingOutput:
-        """The embedding of a prompt. Raises KvasirError."""
-        text, ids = await self._ids(prompt)
+    async def embed(
+        self, prompt: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None
+    ) -> EmbeddingOutput:
+        """The embedding of a prompt. dimensions: as many of its first dimensions, normalised. prompt_name: of the
+        model's own prompts, put before a text. Raises KvasirError."""
+        if dimensions is not None and not 1 <= dimensions <= self.info.embedding_size:
+            expected = f"expected at least 1 and at most {self.info.embedding_size}"
+            raise InvalidRequest(f"dimensions is {dimensions}", expected, param="dimensions")
+        before = self.front.prompts.of(prompt_name)
+        text, ids = await self._ids(before + prompt if isinstance(prompt, str) else prompt)
         request = self.front.resolve_embedding(ids)
-        return EmbeddingOutput(request.id, text, list(ids), list(await self.front.embed(request)))
+        vector = await self.front.embed(request)
+        found = vector if dimensions is None else first_dimensions(vector, dimensions)
+        return EmbeddingOutput(request.id, text, list(ids), list(found))
+
+    async def classify(self, prompt: Prompt, *, use_activation: bool = True) -> ClassificationOutput:
+        """The scores of a classifier's labels for a prompt; its logits without `use_activation`. Raises KvasirError."""
+        text, ids = await self._ids(prompt)
+        request = self.front.resolve_pooled(ids, Task.CLASSIFY)
+        scores = scores_of(self.info, await self.front.embed(request), raw=not use_activation)
+        return ClassificationOutput(request.id, text, list(ids), self.info.labels, scores)
+
+    async def score(
+        self, pairs: Sequence[tuple[str, str]], *, instruction: str = "", use_activation: bool = True
+    ) -> list[ScoreOutput]:
+        """The scores of pairs of texts, in order: of a cross-encoder, or the cosines of an embedding model. Raises
+        KvasirError."""
+        comparison = await compare(self.front, pairs, Reading(instruction, raw=not use_activation))
+        window = asyncio.Semaphore(_COMPARED_AT_ONCE)
+        work = [_within(window, partial(self.front.embed, request)) for request in comparison.requests]
+        scores = comparison.scores(await asyncio.gather(*work))
+        return [ScoreOutput((one, other), score) for (one, other), score in zip(pairs, scores, strict=True)]
 
     async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
         """Serves the request in the batch class, since no client watches the output grow."""
@@ -273,9 +327,45 @@ class LLM:
         ask = partial(self._llm.chat, params=params, **template)
         return self._all([partial(ask, m) for m in several], params.n if params else 1)  # type: ignore[arg-type]
 
-    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[EmbeddingOutput]:
-        """The embeddings of all prompts, in order. Raises KvasirError."""
-        return self._all([partial(self._llm.embed, p) for p in _prompt_list(prompts)])
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingOutput]:
+        """The embeddings of all prompts, in order. dimensions: as many of the first dimensions, normalised.
+        prompt_name: of the model's own prompts. Raises KvasirError."""
+        one = partial(self._llm.embed, dimensions=dimensions, prompt_name=prompt_name)
+        return self._all([partial(one, p) for p in _prompt_list(prompts)])
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_activation: bool = True
+    ) -> list[ClassificationOutput]:
+        """The scores of a classifier's labels for all prompts, in order; its logits without `use_activation`. Raises
+        KvasirError."""
+        one = partial(self._llm.classify, use_activation=use_activation)
+        return self._all([partial(one, p) for p in _prompt_list(prompts)])
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        instruction: str = "",
+        use_activation: bool = True,
+    ) -> list[ScoreOutput]:
+        """The scores of pairs of texts: of one text with each of several, or of texts in pairs. instruction: for a
+        reranker whose template has a place for one. Raises KvasirError."""
+        pairs = pairs_of(text_1, text_2)
+        return self._wait(self._llm.score(pairs, instruction=instruction, use_activation=use_activation))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str = ""
+    ) -> list[tuple[int, float]]:
+        """(index, score) of the documents that fit the query best, best first. Raises KvasirError."""
+        scores = [output.score for output in self.score(query, list(documents), instruction=instruction)]
+        return ranked(scores)[:top_n]
 
     def stats(self):
         """The engine's current statistics."""

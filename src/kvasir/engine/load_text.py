@@ -7,6 +7,7 @@ from pathlib import Path
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 from kvasir.text.chat import ChatTemplate
+from kvasir.text.prompts import Prompts, read_prompts
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.weights.find import find_model
 from kvasir.weights.gguf import GGUFFile
@@ -23,6 +24,12 @@ def load_text(options: EngineOptions) -> tuple[Tokenizer | None, ChatTemplate]:
     if options.chat_template:
         templates = {"default": _read_template(options.chat_template)}
     return tokenizer, ChatTemplate(templates, tokenizer.special_tokens if tokenizer else None)
+
+
+def load_prompts(options: EngineOptions) -> Prompts:
+    """The prompts of an embedding model. Raises KvasirError if files are missing or malformed."""
+    files = find_model(options.tokenizer or options.model, options.revision)
+    return Prompts() if files.kind == "gguf" else read_prompts(files.root)
 
 
 def _from_folder(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:

@@ -56,14 +56,15 @@ class Batch:
 
     works: the work of each sequence in the step. starts: int64 [works + 1], the first token row of each work, then
     num_tokens. tables: per cache group, the block ids by row of the runner. slots: per cache group, int64 [T].
-    adapters_T: int64, 0 for none. wanted: the names of the outputs to keep, which `output` returns per work after the
-    forward: hidden states, "layers.3" after layer 3, "last" for the forward's result, and "attention.3", the attention
-    weights of layer 3.
+    adapters_T: int64, 0 for none. types_T: int64, 1 in a second text, else 0. wanted: the names of the outputs to keep,
+    which `output` returns per work after the forward: hidden states, "layers.3" after layer 3, "last" for the forward's
+    result, and "attention.3", the attention weights of layer 3.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
     adapters_T: Tensor
+    types_T: Tensor
     num_tokens: int
     works: tuple[Work, ...]
     starts: np.ndarray
@@ -79,7 +80,7 @@ class Batch:
         """The attention plan of a layer; `group` query heads share a KV head. Computed once for all layers of the same
         kind."""
         kind, index = self.kv.spec[layer], self.kv.group_of(layer)
-        key = index, kind.window, kind.width, group
+        key = index, kind.window, kind.distance, kind.width, group
         if key not in self._made:
             self._made[key] = plan_attention(
                 self.works,
@@ -87,6 +88,7 @@ class Batch:
                 self.tables[index],
                 group=group,
                 window=kind.window,
+                distance=kind.distance,
                 block_size=self.kv.block_size,
                 width=kind.width // 2,
                 device=self.tokens_T.device,
@@ -118,12 +120,12 @@ class Batch:
         cache."""
         if (name := f"attention.{layer}") not in self.wanted:
             return
-        table, window = self.tables[self.kv.group_of(layer)], self.kv.spec[layer].window
+        table, kind = self.tables[self.kv.group_of(layer)], self.kv.spec[layer]
         for at, work in enumerate(self.works):
             if name in work.want_hidden:
                 self._weights[at, name] = attention_weights(
                     q_THd[self.starts[at] : self.starts[at + 1]], self.kv.k(layer), work, table[work.row],
-                    window=window, scale=scale, softcap=softcap, sinks_H=sinks_H,
+                    window=kind.window, distance=kind.distance, scale=scale, softcap=softcap, sinks_H=sinks_H,
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:
@@ -163,14 +165,28 @@ def make_batch(
     inputs = inputs or InputBuffers(total, len(cache.groups), cache.device)
     host = inputs.host
     host[:, total:size] = 0  # padding: its slots are in the scratch block
+    types = np.zeros(size, np.int64)
     for work, begin in zip(works, starts, strict=False):
         mine, positions = host[:, begin : begin + work.count], np.arange(work.start, work.end)
         mine[0], mine[1], mine[2] = rows.ids[work.row, work.start : work.end], positions, rows.adapters[work.row]
+        if second := rows.seconds[work.row]:
+            types[begin : begin + work.count] = positions >= second
         for group, table in enumerate(rows.tables):
             mine[3 + group] = _slots(work, table[work.row], positions, cache, group)
     tokens_T, positions_T, adapters_T, *slots = inputs.put(size)
+    types_T = torch.from_numpy(types).to(cache.device)
     return Batch(
-        tokens_T, positions_T, adapters_T, total, tuple(works), starts, rows.tables, tuple(slots), cache, wanted
+        tokens_T,
+        positions_T,
+        adapters_T,
+        types_T,
+        total,
+        tuple(works),
+        starts,
+        rows.tables,
+        tuple(slots),
+        cache,
+        wanted,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import pick_rows
-from kvasir.ops.embedding import embedding, row
+from kvasir.ops.embedding import embedding, row, type_rows
 from kvasir.parallel import SOLO, Cut, Mesh, cut
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ class Embedding(Module):
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         return embedding(ids_T, self.weight)
+
+    def of_types(self, types_T: Tensor) -> Tensor:
+        """Rows by token type, float32 [T, width]."""
+        return type_rows(types_T, self.weight)
 
     def row(self, index: int) -> Tensor:
         """One row, float32 [width], for adding to every token."""

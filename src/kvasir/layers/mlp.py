@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class GatedMLP(Module):
-    """down(act(gate(x)) * up(x)) (arXiv:2002.05202). act: a name of `ACTIVATIONS`."""
+    """down(act(gate(x)) * up(x)) (arXiv:2002.05202). act: a name of `ACTIVATIONS`. down_bias: of the last matrix, None
+    for that of the others."""
 
-    def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False):
+    def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False, down_bias: bool | None = None):
         self.gate_up = GateUp(width, inner, bias)
-        self.down = Down(inner, width, bias)
+        self.down = Down(inner, width, bias if down_bias is None else down_bias)
         self.act = ACTIVATIONS[act]
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:

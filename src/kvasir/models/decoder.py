@@ -28,7 +28,7 @@ from kvasir.models.config import (
     MAX_WIDTH,
     Fields,
 )
-from kvasir.models.pooling import Pooling, pooling_of
+from kvasir.models.pooling import HeadShape, Pooler, Pooling, pooling_of
 from kvasir.models.rope import read_rope, read_rotary_share
 from kvasir.types import Task
 
@@ -136,7 +136,7 @@ class Decoder(Module):
     """Tokens to hidden rows to logits. A subclass creates the blocks. Norm: the class of its norms."""
 
     Norm: ClassVar[type[RMSNorm]] = RMSNorm
-    tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    bidirectional: ClassVar[bool] = False  # whether each token attends to the whole text
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
 
@@ -146,12 +146,35 @@ class Decoder(Module):
         self.embed = VocabularyEmbedding(config.vocab_size, config.width)
         self.layers: list[DecoderLayer] = []  # filled by the subclass
         self.norm = self._norm()
-        self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+        vocabulary = "model.embed_tokens" if config.tied else "lm_head"
+        self.pooler = Pooler(config.pooling, config.width, self.classifier(), vocabulary)
+        if (most := max(config.pooling.tokens, default=0)) >= config.vocab_size:
+            raise ModelFileError(f"a score of token {most}", f"the vocabulary has {config.vocab_size}")
+        self.head = None
+        if Task.GENERATE in self.tasks:
+            self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What it is for: to generate and to embed, unless its checkpoint has another head or none."""
+        task = self.config.pooling.task
+        if self.pooler.classifier and task:
+            return (task,)
+        if self.bidirectional:
+            return Task.EMBED, Task.TOKEN_EMBED
+        # The rows of a prompt may be computed in several steps, of which the last one pools.
+        embeds = (Task.EMBED,) if self.config.pooling.kind in ("last", "none") else ()
+        return embeds if task else (Task.GENERATE, *embeds)
+
+    def classifier(self) -> HeadShape | None:
+        """The classifier of the family; None if it has none."""
+        return HeadShape("score", kind="last", out_bias=False)
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of tensors that duplicate the config or another tensor."""
-        return (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if self.config.tied else ()))
+        other = r"lm_head\..*" if self.head is None else r"lm_head\.weight" if self.config.tied else None
+        return (r".*\.rotary_emb\.inv_freq", *((other,) if other else ()))
 
     def _norm(self) -> RMSNorm:
         return self.Norm(self.config.width, self.config.norm_eps)
@@ -178,12 +201,13 @@ class Decoder(Module):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows."""
+        assert self.head is not None, "the model has no logits"
         logits_RV = self.head(hidden_RD)
         return logits_RV if self.config.logit_scale == 1.0 else logits_RV * self.config.logit_scale
 
-    def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
-        """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
-        return self.config.pooling(hidden_nD)
+    def pool(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
+        """One sequence's hidden rows, float32 [n, D], to the result of a task, float32."""
+        return self.pooler(hidden_nD, task)
 
     def names(self) -> Mapping[str, Entry]:
         """Where each module's tensors are in a checkpoint: path -> name without ".weight" or ".bias", "*" for a layer's
@@ -204,6 +228,7 @@ class Decoder(Module):
             "layers.*.mlp.gate_up.gate": layer + "mlp.gate_proj",
             "layers.*.mlp.gate_up.up": layer + "mlp.up_proj",
             "layers.*.mlp.down": layer + "mlp.down_proj",
+            **self.pooler.names(),
         }
 
 

@@ -1,5 +1,5 @@
 """Gemma 3, text (arXiv:2503.19786): Gemma 2 with normalised heads instead of capped scores. Five of six layers have a
-sliding window and a rotary embedding of their own."""
+sliding window and a rotary embedding of their own. EmbeddingGemma (arXiv:2509.20354) attends in both directions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvasir.caches import Around, CacheKind, PagedKV
 from kvasir.errors import ModelFileError
 from kvasir.layers.rope import Rope, RopeScaling
 from kvasir.models.config import MAX_LAYERS, Fields
@@ -33,10 +34,12 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Config(Gemma2Config):
-    """local_theta, local_scaling: the rotary embedding of the sliding-window layers."""
+    """local_theta, local_scaling: the rotary embedding of the sliding-window layers. bidirectional: whether each token
+    attends to the whole text, or to as many tokens on both sides as half a window has."""
 
     local_theta: float = 1e4
     local_scaling: RopeScaling = field(default_factory=RopeScaling)
+    bidirectional: bool = False
 
     @property
     def context_length(self) -> int:
@@ -47,14 +50,17 @@ class Gemma3Config(Gemma2Config):
     def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         full, local = split_rope(config)
-        f = Fields({**_DEFAULTS, **full})
+        bidirectional = Fields(config).flag("use_bidirectional_attention", False)
+        f = Fields({**_DEFAULTS, **full, "use_bidirectional_attention": False})
         settings = read_gemma(f, Fields(config).integer("sliding_window_pattern", 1, MAX_LAYERS, 6))
         f.get("sliding_window_pattern")
         f.expect("attn_logit_softcapping", None)
         local["rope_theta"] = f.number("rope_local_base_freq", 1.0, 1e12, 1e4)
         theta, scaling = read_rope(Fields(local), settings["max_position"])
         f.finish()
-        return cls(**settings, head_norm=True, local_theta=theta, local_scaling=scaling)
+        if bidirectional and 1 in settings["windows"]:
+            raise ModelFileError(f"{f.where}: sliding_window is 1", "expected at least 2 in both directions")
+        return cls(**settings, head_norm=True, local_theta=theta, local_scaling=scaling, bidirectional=bidirectional)
 
 
 def split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,6 +89,19 @@ class Gemma3Text(Gemma2):
     def __init__(self, config: Gemma3Config):
         self.local_rope = Rope(config.rotary_dim, config.local_theta, config.local_scaling)
         super().__init__(config)
+
+    @property
+    def bidirectional(self) -> bool:  # type: ignore[override]
+        """Whether each token attends to the whole text."""
+        return self.config.bidirectional
+
+    def cache_spec(self) -> tuple[CacheKind, ...]:
+        """The kind of KV cache of each layer."""
+        c = self.config
+        if not c.bidirectional:
+            return super().cache_spec()
+        sizes = c.kv_heads, c.head_dim
+        return tuple(Around(*sizes, distance=w // 2) if w > 1 else PagedKV(*sizes) for w in c.windows)
 
     def _rope_of(self, layer: int) -> Rope:
         return self.local_rope if self.config.windows[layer] else self.rope

@@ -95,6 +95,7 @@ class GPT2(Module):
 
     Config = GPT2Config
     tasks: ClassVar[tuple[Task, ...]] = (Task.GENERATE, Task.EMBED)
+    bidirectional: ClassVar[bool] = False
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "transformer."
 
@@ -141,7 +142,7 @@ class GPT2(Module):
         """Float32 [R, vocabulary] logits of the selected hidden rows."""
         return self.head(hidden_RD)
 
-    def pool(self, hidden_nD: np.ndarray) -> np.ndarray:
+    def pool(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
         """One sequence's hidden rows, float32 [n, D], to its embedding, float32 [D]."""
         return self.config.pooling(hidden_nD)
 

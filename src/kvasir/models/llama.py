@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from kvasir.layers.attention import Attention
 from kvasir.layers.block import DecoderLayer
@@ -24,7 +24,7 @@ class LlamaConfig(DecoderConfig):
     """The sizes and settings of a Llama."""
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         sizes = read_sizes(f)

@@ -36,7 +36,16 @@ BY_ROW = (
     "gated",
 )
 COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
-ALL_TOGETHER = ("paged_attention", "gated_delta", "experts", "adapt_inner", "adapt_add", "call", *COLLECTIVES)
+ALL_TOGETHER = (
+    "paged_attention",
+    "gated_delta",
+    "experts",
+    "adapt_inner",
+    "adapt_add",
+    "call",
+    "type_rows",
+    *COLLECTIVES,
+)
 IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
 
 

@@ -66,6 +66,7 @@ class Marshal:
         self.calls = NativeCalls()
         self._max_tokens, self._max_rows = max_tokens, max_rows
         self._tokens = np.zeros(max_tokens, np.int64)
+        self.types: np.ndarray | None = None  # int64 [max_tokens], set by the caller if the model has token types
         self._keep.append(self._tokens)
         instructions = lowered.instructions
         self._expert_room = self._room_of_experts(
@@ -119,6 +120,17 @@ class Marshal:
         (out,) = instruction.buffers
         n = [weight.cols, int(ids.base is self._positions.base), first or 0, int(first is not None)]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
+
+    def _type_rows(self, instr: native.Instr, instruction: Instruction) -> None:
+        _, weight = instruction.inputs
+        (out,) = instruction.buffers
+        types = self.types = np.zeros(self._max_tokens, np.int64)
+        table, view = np.stack([weight.row(i) for i in range(weight.rows)]), partial(self._view, out)
+
+        def add(rows: int) -> None:
+            np.take(table, types[:rows], 0, out=view(rows), mode="clip")
+
+        self._set(instr, "call", [self.calls.address(add)], [])
 
     def _rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         x, weight, eps = instruction.inputs

@@ -59,6 +59,7 @@ class Program:
         )
         self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
         self.vocab = self.marshal.vocab
+        self.types = self.marshal.types
         self.names = [
             *map(_describe, self.lowered.instructions),
             *([f"sample      of {self.vocab}"] if self.vocab else []),

@@ -66,7 +66,7 @@ class RankedProgram:
         self.lead = lead = self.programs[0]
         self.cache = RankedCache([program.cache for program in programs])
         self.states, self.pieces, self.results = lead.states, lead.pieces, lead.results
-        self.lowered, self.pool, self.vocab = lead.lowered, lead.pool, lead.vocab
+        self.lowered, self.pool, self.vocab, self.types = lead.lowered, lead.pool, lead.vocab, lead.types
         self._ranks = ranks
         self._threads = ThreadPoolExecutor(len(self.programs))
         self._running: list[Future[Any]] = []
@@ -82,6 +82,8 @@ class RankedProgram:
         for other in self.programs[1:]:
             ctypes.memmove(other.states, self.states, ctypes.sizeof(self.states))
             ctypes.memmove(other.pieces, self.pieces, ctypes.sizeof(self.pieces))
+            if self.types is not None and other.types is not None:
+                other.types[:] = self.types
         self._begin(lambda program: program.run(num_pieces, end))
 
     def wait(self) -> None:

@@ -42,6 +42,7 @@ class TracedBatch:
         self.graph = graph
         self.tokens_T = graph.value(ROWS, (), "ids")
         self.positions_T = graph.value(ROWS, (), "ids")
+        self.types_T = graph.value(ROWS, (), "ids")
         self.kv = _TracedCache()
         self.layers: dict[str, Traced] = {}
         self.ends: list[int] = []  # for each layer, the number of ops recorded up to its end
@@ -116,15 +117,16 @@ class Trace:
 
 
 def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
-    """Runs `model.forward` and `model.logits` on symbolic rows. exports: "layers.<i>" for the rows after a layer,
-    "last" for the forward's result. Raises CannotTrace if the forward uses anything but the ops and the interface of
-    TracedBatch, or does not name an export."""
+    """Runs `model.forward` and, unless the model's `head` is None, `model.logits` on symbolic rows.
+
+    exports: "layers.<i>" for the rows after a layer, "last" for the forward's result. Raises CannotTrace if the forward
+    uses anything but the ops and the interface of TracedBatch, or does not name an export."""
     graph = Graph()
     batch = TracedBatch(graph)
     try:
         hidden = model.forward(batch.tokens_T, batch)
         logits = None
-        if hasattr(model, "logits"):
+        if hasattr(model, "logits") and getattr(model, "head", model) is not None:
             chosen = graph.record("choose", (hidden,), (hidden.shape,), CHOSEN)
             logits = model.logits(chosen)
     except (TypeError, AttributeError) as error:  # torch itself was given a symbolic value

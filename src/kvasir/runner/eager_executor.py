@@ -46,7 +46,7 @@ class EagerExecutor:
     may want.
     copies: transfers blocks while the device computes."""
 
-    computes = frozenset(("drafted",))
+    computes = frozenset(("drafted", "second"))
     queues = False
     columns = False
 
@@ -115,7 +115,7 @@ class EagerExecutor:
             if any(work.read):
                 found.read[at] = self._read(work, hidden_TD[mine])
             if work.want_pooled:
-                found.pooled[at] = self.model.pool(_host(hidden_TD[mine]))
+                found.pooled[at] = self.model.pool(_host(hidden_TD[mine]), work.want_pooled)
             for name in work.want_hidden:
                 found.hidden[at, name] = batch.output(at, name)
         if chosen := [*step.now, *step.later]:

@@ -348,7 +348,10 @@ class FakeHandle:
         return tuple(map(fake_logprob, ids, places, tops)), ""
 
     def pooled(self, at: int) -> bytes:
-        seen = self.executor.seen(self.step.works[at])
+        work = self.step.works[at]
+        seen = self.executor.seen(work)
+        if work.want_pooled.startswith("token"):
+            return np.array([*zip(seen, range(len(seen)), strict=True)], np.float32).tobytes()
         return np.array([sum(seen), len(seen)], np.float32).tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:

@@ -31,6 +31,8 @@ class FakeContent:
         for place, (at, usual) in enumerate(places(inputs)):
             self._added[place] += fake_mixed(at) if any(x != usual for x in at) else 0
             self.ahead = max(usual - 1, *at) - place
+        if inputs.second:
+            self._added[inputs.second :] += fake_mixed("second")
         for start in {a.start for a in adapters if a.start < length}:
             effect = [(a.adapter, a.scale) for a in adapters if a.start <= start]
             self._added[start:] += fake_mixed(effect)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
-from kvasir.layers.kv_layout import no_op
+from kvasir.layers.kv_layout import AROUND, KVLayout, no_op
 from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -29,7 +30,7 @@ from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.published import unquantized
 from kvasir.weights.published.view import DecodedView
-from kvasir.weights.source import GGUFSource, SafetensorsSource, WeightSource
+from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -189,6 +190,8 @@ def _load(
     _check_hidden(options.hidden, model)
     if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
         raise CannotTrace(reason)
+    if options.executor == "graph" and any(kind.needs == AROUND for kind in KVLayout.of(model.cache_spec()).kinds):
+        raise CannotTrace(f"no kernel for {AROUND}")
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
     if isinstance(source, DecodedView):
@@ -281,5 +284,15 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
         config = hf_config_from_gguf(metadata, source)
         return config, HFView(source, config, str(metadata["general.architecture"]))
     assert files.config is not None, "a safetensors folder needs a config.json"
-    config = {**read_hf_config(files.config), **read_pooling(files.root)}
-    return unquantized(config, SafetensorsSource(files.root))
+    found = read_pooling(files.root)
+    pooling = found.get("pooling")
+    folders = {layer.folder for layer in pooling.get("dense", ())} if isinstance(pooling, dict) else set()
+    return unquantized({**read_hf_config(files.config), **found}, _with_modules(files.root, folders))
+
+
+def _with_modules(root: Path, folders: Collection[str]) -> WeightSource:
+    """The tensors of a folder, and those of the modules that follow pooling, under the names of their folders."""
+    whole = SafetensorsSource(root)
+    if not folders:
+        return whole
+    return JoinedSource({"": whole, **{f"{folder}/": SafetensorsSource(root / folder) for folder in folders}})

@@ -41,7 +41,7 @@ from kvasir.sampling.rows import BadLogits
 class ProgramExecutor:
     """model: pools embeddings. program: computes steps."""
 
-    computes = frozenset(("drafted",))
+    computes = frozenset(("drafted", "second"))
     queues = False
     columns = True
 
@@ -84,9 +84,17 @@ class ProgramExecutor:
             end = max(end, work.end)
             if work.sample and (row := self.rows[work.row]).spec.carries:
                 fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
+        if self.program.types is not None:
+            self._fill_types(self.program.types, works, step.starts)
         if end:
             self.program.start(first + len(works), end)
         return ProgramHandle(self, step, saved)
+
+    def _fill_types(self, types: np.ndarray, works: Sequence[Work], starts: Sequence[int]) -> None:
+        """Sets the token types of a step's rows."""
+        for work, begin in zip(works, starts, strict=False):
+            second = self.rows.arrays.seconds[work.row] or work.end
+            types[begin : begin + work.count] = np.arange(work.start, work.end) >= second
 
     def _decode(self, decodes: Decodes) -> int:
         """Fills the first pieces with the decodes; returns their greatest end."""
@@ -221,7 +229,8 @@ class ProgramHandle:
 
     def pooled(self, at: int) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]
-        return self.executor.model.pool(self.executor.program.hidden(end)[first:]).tobytes()
+        hidden = self.executor.program.hidden(end)[first:]
+        return self.executor.model.pool(hidden, self.step.works[at].want_pooled).tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]

@@ -153,6 +153,7 @@ class Rows:
             table[:] = 0  # removes the blocks of the previous sequence
         adapter = join.adapters[0].adapter if join.adapters else 0
         arrays.adapters[join.row] = adapter
+        arrays.seconds[join.row] = join.inputs.second
         self._counts[join.row] = len(known)
         return Row(
             join.row,

@@ -134,7 +134,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
         if request.grammar:
-            if self.guides is None or request.task is Task.EMBED:
+            if self.guides is None or request.task is not Task.GENERATE:
                 raise InvalidRequest(
                     "this engine does not support grammars", "leave it out", param="structured_outputs"
                 )

@@ -58,7 +58,7 @@ class Sequence:
     blocks: SequenceBlocks
     content: SequenceContent  # what it is computed from besides its ids
     emission: Emission  # what its deltas have emitted
-    embeds: bool  # wants an embedding, and samples nothing
+    embeds: bool  # wants a pooled result, and samples nothing
     prompt_len: int
     guidance: Guidance = field(default_factory=Guidance)  # its grammar state
     status: Status = Status.WAITING

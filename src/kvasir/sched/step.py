@@ -133,7 +133,7 @@ class Step:
                 sample=sample,
                 masked=sample and guidance.masked(seq),
                 read=read,
-                want_pooled=seq.embeds and reached,
+                want_pooled=seq.request.task.value if seq.embeds and reached else "",
                 indivisible=self.indivisible,
             )
         )

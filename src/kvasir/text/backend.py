@@ -101,7 +101,19 @@ class Backend:
                 sliced=self._sliced is not None,
                 other_ids=other,
                 id_bytes=_id_bytes(self.library, tokens) if form == "library" else [],
+                pair=_pair(self.library),
             ).check()
+
+
+def _pair(library: tokenizers.Tokenizer) -> tuple[list[int], list[int], list[int]]:
+    """The ids that encoding adds before, between and after two texts."""
+    found = library.encode("a", "a")
+    sides = found.sequence_ids
+    parts: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for i, (token, side) in enumerate(zip(found.ids, sides, strict=True)):
+        if side is None:
+            parts[0 if not any(s is not None for s in sides[:i]) else 1 if 1 not in sides[:i] else 2].append(token)
+    return parts
 
 
 def _added(id: int, token: tokenizers.AddedToken) -> AddedToken:

@@ -27,6 +27,8 @@ RESERVED = frozenset(
 
 T = TypeVar("T")
 
+# Names of templates for comparing two texts.
+_PAIR_NAMES = ("reranker", "rerank", "score")
 _TAG = "CONTINUE_HERE "  # the trailing space shows whether the template trims messages
 _PROBE_TOOL = {
     "type": "function",
@@ -109,6 +111,25 @@ class ChatTemplate:
             "choose one of them with chat_template",
             param="chat_template",
         )
+
+    @property
+    def pair_source(self) -> str | None:
+        """The source of the template for the messages of a `query` and a `document`; None if there is none."""
+        named = (self.sources[name] for name in _PAIR_NAMES if name in self.sources)
+        default = self.sources.get("default", "")
+        has_both = all(f'"{role}"' in default or f"'{role}'" in default for role in ("query", "document"))
+        return next(named, default if has_both else None)
+
+    def render_pair(
+        self, source: str, query: str, document: str, instruction: str = "", hold: Hold | None = None
+    ) -> Rendered:
+        """The prompt in which a model compares two texts. source: `pair_source`. instruction: "" for the template's
+        own. Raises TemplateError."""
+        messages: list[Message] = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        if instruction:
+            messages.insert(0, {"role": "system", "content": instruction})
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True}
+        return self._render(source, messages, variables, hold)
 
     def close(self) -> None:
         """End the processes that render templates; a later rendering starts a new process."""

@@ -38,7 +38,8 @@ class Table:
     id_bytes: the bytes of each id, for the form "library". around: the ids that encoding adds around an empty text.
     bytes_per_token: a text of N bytes has at least N / bytes_per_token tokens; 0 if unknown. Then a text with N of the
     `known` characters has at least N / chars_per_token tokens; 0 if that is unknown too. sliced: long texts are
-    tokenized in slices, see slices.py.
+    tokenized in slices, see slices.py. pair: the ids that encoding a pair of texts adds before the first, between the
+    two, and after the second.
     """
 
     tokens: list[str | None]
@@ -54,6 +55,7 @@ class Table:
     sliced: bool = False
     other_ids: dict[str, int] = field(default_factory=dict)
     id_bytes: list[bytes] = field(default_factory=list)
+    pair: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
 
     def fewest_tokens(self, text: str, enough: int) -> int:
         """A lower bound for the number of tokens of the text, from its known characters; counting may stop once the
@@ -69,7 +71,11 @@ class Table:
     def check(self) -> Table:
         """Returns itself. Raises ModelFileError for inconsistent values."""
         count = len(self.tokens)
-        named = [*(token.id for token in self.added), *self.other_ids.values()]
+        named = [
+            *(token.id for token in self.added),
+            *self.other_ids.values(),
+            *(i for part in self.pair for i in part),
+        ]
         if count > MAX_IDS or self.form not in FORMS or min(self.bytes_per_token, self.chars_per_token) < 0:
             raise ModelFileError(f"the tokenizer has {count} ids of the form {self.form!r:.40}")
         if (

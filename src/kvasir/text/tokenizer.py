@@ -153,6 +153,11 @@ class Tokenizer:
         return self._special.fim
 
     @property
+    def pair(self) -> tuple[list[int], list[int], list[int]]:
+        """The ids before, between and after the two texts of a pair."""
+        return self.table.pair
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Texts by the names that chat templates use: `bos_token`, `eos_token`, `pad_token`, ..."""
         return self._special.names

@@ -14,6 +14,8 @@ from kvasir.weights.local import ModelFiles, find_local, group_gguf
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates/"
+# What the modules of sentence-transformers read, in folders of their own: 1_Pooling, 2_Dense, ...
+_MODULES = re.compile(r"\d+_[A-Za-z]+/(config\.json|model\.safetensors)")
 
 
 def find_on_hub(ref: str, revision: str | None, allow_download: bool) -> ModelFiles:
@@ -65,12 +67,14 @@ def _fits(name: str, tag: str) -> bool:
 
 
 def _choose_hf(names: list[str]) -> list[str]:
-    """Files of the top folder and of the templates' folder only: no pickles, no code, no duplicates of the weights."""
+    """Files of the top folder, of the templates' folder and of modules only: no pickles, no code, no duplicates of the
+    weights."""
     wanted = [name for name in names if name.endswith(_SUFFIXES) and ("/" not in name or name.startswith(_TEMPLATES))]
     if any(name.startswith("model") and name.endswith(".safetensors") for name in wanted):
         # Some repositories also hold the same weights in files for another library.
         wanted = [name for name in wanted if name.startswith("model") or not name.endswith(".safetensors")]
-    return wanted
+    modules = "modules.json" in wanted
+    return [*wanted, *(name for name in names if modules and _MODULES.fullmatch(name))]
 
 
 def _locate(folder: Path, repository: str, tag: str) -> ModelFiles:

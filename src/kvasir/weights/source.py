@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +69,43 @@ class SafetensorsSource:
         self.array = self._folder.array
         self.drop = self._folder.drop
         self.close = self._folder.close
+
+
+class JoinedSource:
+    """The tensors of several sources, each under its prefix."""
+
+    def __init__(self, sources: Mapping[str, WeightSource]):
+        self._sources = dict(sources)
+        self._of = {f"{prefix}{name}": (source, name) for prefix, source in sources.items() for name in source.names()}
+
+    def names(self) -> Iterable[str]:
+        """The names of all tensors, source by source."""
+        return self._of.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """As in `WeightSource`, under the joined name."""
+        source, own = self._of[name]
+        return replace(source.info(own), name=name)
+
+    def raw(self, name: str) -> np.ndarray:
+        """As in `WeightSource`."""
+        source, own = self._of[name]
+        return source.raw(own)
+
+    def array(self, name: str) -> np.ndarray:
+        """As in `WeightSource`."""
+        source, own = self._of[name]
+        return source.array(own)
+
+    def drop(self, name: str) -> None:
+        """As in `WeightSource`."""
+        source, own = self._of[name]
+        source.drop(own)
+
+    def close(self) -> None:
+        """Closes the files of all sources."""
+        for source in self._sources.values():
+            source.close()
 
 
 class GGUFSource:

@@ -75,14 +75,16 @@ def plan_attention(
     block_size: int,
     width: int,
     device: torch.device,
+    distance: int = 0,
 ) -> AttentionPlan:
     """starts: the first token row of each work. tables: int32 block ids for this kind of layer, indexed by a work's
     row. group: query heads per KV head. window: maximum keys that a row attends to, itself included; 0 for all.
 
-    width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it.
+    width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it. distance: how far
+    from a row of an indivisible work the keys that it attends to may lie, on both sides; 0 for any distance.
     """
     firsts = {work.row: int(start) for work, start in zip(works, starts, strict=False)}
-    planner = _Planner(firsts, tables, group, window, block_size, device)
+    planner = _Planner(firsts, tables, group, window, block_size, device, distance)
     short = sorted((w for w in works if w.count <= planner.tokens), key=planner.num_tiles)
     parts = [planner.together(batch) for batch in planner.batches(short, width)]
     parts += [planner.alone(work) for work in works if work.count > planner.tokens]
@@ -100,8 +102,9 @@ class _Planner:
         window: int,
         block_size: int,
         device: torch.device,
+        distance: int,
     ):
-        self.firsts, self.tables = firsts, tables
+        self.firsts, self.tables, self.distance = firsts, tables, distance
         assert TILE % block_size == 0 or block_size % TILE == 0, f"block size {block_size}"
         self.tokens = max(1, ROWS // group)
         self.rows = -(-self.tokens * group // ROWS) * ROWS
@@ -111,6 +114,12 @@ class _Planner:
     def low(self, work: Work) -> int:
         """The first key that any row of the work attends to."""
         return max(0, work.start - self.window + 1) if self.window else 0
+
+    def seen(self, start: int, end: int, work: Work) -> tuple[int, int]:
+        """The keys that the rows [start, end) of a work attend to."""
+        if self.distance:
+            return max(0, start - self.distance), min(end + self.distance, work.end)
+        return max(0, start - self.window + 1) if self.window else 0, work.end if work.indivisible else end
 
     def first_unit(self, work: Work) -> int:
         return self.low(work) // self.unit
@@ -145,8 +154,7 @@ class _Planner:
         passes = []
         for start in range(work.start, work.end, self.tokens):
             end = min(start + self.tokens, work.end)
-            low = max(0, start - self.window + 1) if self.window else 0
-            high = work.end if work.indivisible else end
+            low, high = self.seen(start, end, work)
             first, stop = (low - offset) // TILE, -(-(high - offset) // TILE)
             base = np.array([offset + first * TILE])
             passes.append(self._pass([(work, start, end)], first, stop - first, base))
@@ -179,6 +187,8 @@ class _Planner:
         work_ends = np.array([work.end for work, _, _ in items])[:, None]
         high = np.where(causal, positions + 1, work_ends) * real
         low = positions - self.window + 1 if self.window else np.zeros_like(positions)
+        if self.distance:
+            low, high = positions - self.distance, np.minimum(high, positions + self.distance + 1)
         keys = base[:, None, None] + np.arange(count * TILE)
         hidden = (keys < low[..., None]) | (keys >= high[..., None])  # [u, tokens, keys]
         all_real = bool(real.all())

@@ -23,6 +23,7 @@ def attention_weights(
     *,
     window: int,
     scale: float,
+    distance: int = 0,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
@@ -39,7 +40,7 @@ def attention_weights(
     k[low:] = k_cache[torch.from_numpy(table[low:blocks].astype(np.int64)).to(k.device)]
     plan = plan_attention(
         [replace(work, row=0)], [0], [np.arange(blocks)], group=q_nHd.shape[1] // kv_heads, window=window,
-        block_size=size, width=kv_heads * max(q_nHd.shape[2], _COLUMNS), device=k.device,
+        block_size=size, width=kv_heads * max(q_nHd.shape[2], _COLUMNS), device=k.device, distance=distance,
     )  # fmt: skip
     parts = []
     for first in range(0, work.end, _COLUMNS):

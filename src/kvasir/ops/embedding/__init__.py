@@ -23,6 +23,12 @@ def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Ten
     ...
 
 
+@op_with(lambda types_T, weight_ND: ((weight_ND.shape[-1],),))
+def type_rows(types_T: Tensor, weight_ND: Tensor) -> Tensor:
+    """Float32 [T, D]: rows of a small table. types: int64 [T], within the table. weight: any float dtype."""
+    ...
+
+
 def row(weight_ND: Any, index: int) -> Any:
     """Row `index` as float32 [D], of a tensor or of a packed table."""
     row_of = getattr(weight_ND, "row", None)

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 
+def type_rows(types_T: Tensor, weight_ND: Tensor) -> Tensor:
+    return weight_ND[types_T].float()
+
+
 def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Tensor:
     if first is None:
         return weight_ND[ids_T].float()

@@ -123,7 +123,9 @@ def _of_validation(error: RequestValidationError) -> Fault:
     wrong = max(error.errors(), key=lambda e: len(e["loc"]), default=None)
     if wrong is None:
         return Fault(400, "the body is malformed", "invalid_body")
-    param = ".".join(str(p) for p in wrong["loc"] if _is_field(p)) or None
+    first, *rest = wrong["loc"] or ("body",)
+    parts = rest if first in ("body", "query", "path") else (first, *rest)
+    param = ".".join(str(p) for p in parts if _is_field(p)) or None
     if wrong["type"] == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {wrong['ctx']['error']}", "invalid_json")
     if wrong["type"] == "extra_forbidden":
@@ -134,9 +136,8 @@ def _of_validation(error: RequestValidationError) -> Fault:
 
 
 def _is_field(part: str | int) -> bool:
-    """Whether a part of an error's location is a field or an index, and not the place of the parameter or the type that
-    was tried."""
-    return isinstance(part, int) or ("[" not in part and part not in ("body", "query", "path", "str"))
+    """Whether a part of an error's location is a field or an index, and not the type that was tried."""
+    return isinstance(part, int) or ("[" not in part and part != "str")
 
 
 def token_count(long: PromptTooLong) -> str:

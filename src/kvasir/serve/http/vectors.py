@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import base64
-import math
 import sys
 from array import array
 from collections.abc import Sequence
 
 import msgspec
-
-
-def first_dimensions(vector: Sequence[float], count: int) -> Sequence[float]:
-    """The first `count` dimensions, normalized to length 1, for models trained with nested dimensions (Matryoshka)."""
-    length = math.sqrt(math.fsum(x * x for x in vector[:count]))
-    if not length or (count == len(vector) and abs(length - 1) < 1e-5):
-        return vector[:count]
-    return [x / length for x in vector[:count]]
 
 
 def raw(value: object) -> msgspec.Raw:

@@ -10,6 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.front import Bound
+from kvasir.engine.scoring import first_dimensions
 from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -23,7 +24,7 @@ from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.concurrent import all_of
 from kvasir.serve.http.responses import json_response, write_json
-from kvasir.serve.http.vectors import first_dimensions, raw
+from kvasir.serve.http.vectors import raw
 from kvasir.types import Request
 
 router = APIRouter(route_class=JsonRoute)

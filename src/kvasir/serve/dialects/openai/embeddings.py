@@ -9,19 +9,15 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.errors import InvalidRequest
-from kvasir.serve.conversation.limits import charge
-from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.engine.scoring import first_dimensions
+from kvasir.serve.dialects.openai.pooled import check_dimensions, requests_of, results_of
 from kvasir.serve.dialects.openai.wire import EmbeddingRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
-from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.body import JsonRoute
-from kvasir.serve.http.concurrent import all_of
 from kvasir.serve.http.responses import write_json
-from kvasir.serve.http.vectors import base64_of, first_dimensions, raw
-from kvasir.serve.http.wire import prompt_list
-from kvasir.types import Request
+from kvasir.serve.http.vectors import base64_of, raw
+from kvasir.types import Request, Task
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -30,9 +26,7 @@ router = APIRouter(route_class=JsonRoute)
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     requests = await to_requests(wire, serving, request)
-    charge(serving, requests, request, whole=False)
-    work = all_of(serving.front.embed, requests)
-    vectors = await while_connected(request.receive, work)
+    vectors = await results_of(requests, serving, request)
     tokens = sum(len(core.prompt_ids) for core in requests)
 
     def answer() -> dict[str, Any]:
@@ -48,20 +42,9 @@ async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
 
 async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
     """One request of the core per input. Raises InvalidRequest."""
-    front, most = serving.front, serving.settings.max_embeddings
-    size = front.info.embedding_size
-    if wire.dimensions is not None and not 1 <= wire.dimensions <= size:
-        message = f"dimensions is {wire.dimensions}; this model gives {size}"
-        raise InvalidRequest(message, f"expected at least 1 and at most {size}", param="dimensions")
-    inputs = prompt_list(wire.input)
-    if len(inputs) > most:
-        raise InvalidRequest(f"{len(inputs)} inputs", f"at most {most}", param="input")
-    fields = scheduling_fields(wire, serving, request)
-    texts = [given for given in inputs if isinstance(given, str)]
-    special = wire.add_special_tokens is not False
-    encoded = iter(await front.encode_all(texts, add_special_tokens=special))
-    ids = (next(encoded) if isinstance(given, str) else given for given in inputs)
-    return [front.resolve_embedding(each, **fields) for each in ids]
+    check_dimensions(wire.dimensions, serving.front.info.embedding_size)
+    before, special = serving.front.prompts.of(wire.prompt_name), wire.add_special_tokens is not False
+    return await requests_of(wire, wire.input, serving, request, Task.EMBED, special=special, before=before)
 
 
 def _entry(index: int, vector: Sequence[float], wire: EmbeddingRequest) -> dict[str, Any]:

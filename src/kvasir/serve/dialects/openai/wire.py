@@ -125,7 +125,7 @@ class ChatRequest(Sampling, Trust):
 
 
 class EmbeddingRequest(Scheduling):
-    """POST /v1/embeddings"""
+    """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts."""
 
     IGNORED: ClassVar = ("user",)
 
@@ -134,4 +134,5 @@ class EmbeddingRequest(Scheduling):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: Name | None = None
+    prompt_name: Name | None = None
     add_special_tokens: bool | None = None

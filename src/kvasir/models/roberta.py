@@ -1,0 +1,55 @@
+"""RoBERTa (arXiv:1907.11692) and XLM-RoBERTa (arXiv:1911.02116): BERT whose positions begin after that of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvasir.errors import ModelFileError
+from kvasir.layers.module import Entry, Take
+from kvasir.models.bert import Bert
+from kvasir.models.config import MAX_VOCAB, Fields
+from kvasir.models.encoder import EncoderConfig, read_encoder
+from kvasir.models.pooling import HeadShape
+from kvasir.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class RobertaConfig(EncoderConfig):
+    """The sizes and settings of a RoBERTa encoder."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> RobertaConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
+        f = Fields(config)
+        f.expect("position_embedding_type", "absolute")
+        sizes = read_encoder(f, vocab_size=50265)
+        first = f.integer("pad_token_id", 0, MAX_VOCAB, 1) + 1
+        if first >= sizes["max_position"]:
+            raise ModelFileError(
+                f"{f.where}: max_position_embeddings is {sizes['max_position']} and the first position is {first}",
+                "expected positions after that of pad_token_id",
+            )
+        f.finish()
+        return cls(**{**sizes, "max_position": sizes["max_position"] - first, "first_position": first})
+
+
+class Roberta(Bert):
+    """A bidirectional encoder. The table of positions begins at `first_position`."""
+
+    Config = RobertaConfig
+    prefix: ClassVar[str] = "roberta."
+    ignored: ClassVar[tuple[str, ...]] = (*Bert.ignored, r"lm_head\..*")
+
+    def classifier(self) -> HeadShape:
+        """The classifier over the first row, or over each token."""
+        if self.config.pooling.task is Task.TOKEN_CLASSIFY:
+            return HeadShape("classifier")
+        return HeadShape("classifier.out_proj", "classifier.dense", "tanh")
+
+    def names(self) -> Mapping[str, Entry]:
+        """The name table of `Bert.names`, with the positions that texts have."""
+        table, c = super().names(), self.config
+        rows = (c.first_position, c.first_position + c.max_position)
+        return {**table, "positions": Take(f"{self.prefix}embeddings.position_embeddings", rows)}
