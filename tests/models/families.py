@@ -225,6 +225,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "rope_parameters": {**YARN, "truncate": False},
     },
+    "ministral3": {
+        "model_type": "ministral3",
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5, "rope_theta": 100.0},
+    },
     "glm4-moe": {**DEEPSEEK_MOE, "model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True},
     "dots1": {**DEEPSEEK_MOE, "model_type": "dots1", "sliding_window": 24, "max_window_layers": 2},
     "minimax-m2": {
@@ -258,7 +262,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
-    *("glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
+    *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
 )
 
 

@@ -212,6 +212,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention"] * 3},
         *scaled({**YARN, "truncate": False}, 100.0, truncate=True),
     ],
+    "ministral3": [
+        *scaled({**YARN, "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0, factor=8.0),
+        {"sliding_window": 25},
+    ],
     "glm4-moe": [
         {"num_experts_per_tok": 2},
         {"n_group": 2, "topk_group": 1},

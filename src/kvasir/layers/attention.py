@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Attention(Module):
     """x: float32 [T, D] -> [T, D]. Writes the step's keys and values into the cache, then attends over the cache.
 
-    layer: its number, which identifies it in the cache. head_norm_eps: if not None, q and k are normalised by a norm of
-    the class `head_norm`: each head, or all heads together if `whole_norm`; before the rotary embedding, or after it if
-    `norm_after_rope`. scale: of the scores, head_dim^-0.5 by default. sinks: whether each head has an additional score
-    without a value (arXiv:2309.17453).
+    layer: its number, which identifies it in the cache. query_rope: of the queries, `rope` by default. head_norm_eps:
+    if not None, q and k are normalised by a norm of the class `head_norm`: each head, or all heads together if
+    `whole_norm`; before the rotary embedding, or after it if `norm_after_rope`. scale: of the scores, head_dim^-0.5 by
+    default. sinks: whether each head has an additional score without a value (arXiv:2309.17453).
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Attention(Module):
         head_dim: int,
         *,
         rope: Rope | None = None,
+        query_rope: Rope | None = None,
         bias: bool = False,
         out_bias: bool = False,
         head_norm_eps: float | None = None,
@@ -49,7 +50,7 @@ class Attention(Module):
         sinks: bool = False,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
-        self.rope = rope
+        self.rope, self.query_rope = rope, query_rope or rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
         self.sinks = Vector(heads, "sinks") if sinks else None
@@ -114,10 +115,11 @@ class Attention(Module):
         return q_TD.view(-1, self.heads, self.head_dim), k_TD.view(-1, self.kv_heads, self.head_dim)
 
     def _rotated(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self.rope is None:
+        if self.rope is None or self.query_rope is None:
             return q_THd, k_TKd
         angles = batch.angles(self.rope)
-        return self.rope(q_THd, angles), self.rope(k_TKd, angles)
+        of_queries = angles if self.query_rope is self.rope else batch.angles(self.query_rope)
+        return self.query_rope(q_THd, of_queries), self.rope(k_TKd, angles)
 
 
 class GatedAttention(Attention):

@@ -105,11 +105,20 @@ def _yarn(plain: np.ndarray, dim: int, theta: float, s: RopeScaling) -> np.ndarr
 class Rope:
     """A rotary embedding, shared by the layers that use it. A row of angles depends only on its position.
 
-    dim: number of rotated dimensions of a head.
+    dim: number of rotated dimensions of a head. growth: (beta, length): vectors at position p also grow by 1 + beta
+    log(1 + floor(p / length)), as the queries of Llama 4 and Ministral 3 do (arXiv:2501.19399); all dimensions must
+    rotate.
     """
 
-    def __init__(self, dim: int, theta: float, scaling: RopeScaling | None = None):
+    def __init__(
+        self,
+        dim: int,
+        theta: float,
+        scaling: RopeScaling | None = None,
+        growth: tuple[float, int] | None = None,
+    ):
         scaling = scaling or RopeScaling()
+        self.growth = growth
         self.frequencies = frequencies(dim, theta, scaling)
         self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
         self.tensors: Any = None  # the eager executor's tables (rope_tensors)
@@ -123,7 +132,17 @@ class Rope:
         """cos and sin of the positions [start, end), float32 [end - start, dim / 2]."""
         angles = np.arange(start, end, dtype=np.float64)[:, None] * self.frequencies
         sin, cos = sin_cos(angles)
-        return (cos * self.factor).astype(np.float32), (sin * self.factor).astype(np.float32)
+        factor = self.factor * self._growth(start, end)
+        return (cos * factor).astype(np.float32), (sin * factor).astype(np.float32)
+
+    def _growth(self, start: int, end: int) -> np.ndarray:
+        """Of the positions [start, end), float64 [end - start, 1]."""
+        if self.growth is None or start == end:
+            return np.ones((end - start, 1))
+        beta, length = self.growth
+        first, steps = start // length, np.arange(start, end) // length
+        values = [1 + beta * log(1.0 + step) for step in range(first, steps[-1] + 1)]
+        return np.array(values)[steps - first, None]
 
     def __call__(self, x_THd: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         return rope(x_THd, *angles)

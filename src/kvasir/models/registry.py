@@ -78,6 +78,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
+    "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
+    "mistral3": ("mistral", "Mistral3", ("Mistral3ForConditionalGeneration",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM", "MistralModel", "MistralForSequenceClassification")),
     "mixtral": ("mixtral", "Mixtral", ("MixtralForCausalLM",)),
     "modernbert": (
