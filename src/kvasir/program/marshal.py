@@ -126,8 +126,11 @@ class Marshal:
         (out,) = instruction.buffers
         types = self.types = np.zeros(self._max_tokens, np.int64)
         table, view = np.stack([weight.row(i) for i in range(weight.rows)]), partial(self._view, out)
-        call = self.calls.address(lambda rows: np.take(table, types[:rows], 0, out=view(rows), mode="clip"))
-        self._set(instr, "call", [call], [])
+
+        def fill(rows: int) -> None:
+            np.take(table, types[:rows], 0, out=view(rows), mode="clip")
+
+        self._set(instr, "call", [self.calls.address(fill)], [])
 
     def _rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         x, weight, eps = instruction.inputs
