@@ -33,6 +33,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": {"model_type": "roberta", **_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {"model_type": "xlm-roberta", **_SIZES, "pad_token_id": 3, "hidden_act": "gelu_new"},
     "camembert": {"model_type": "camembert", **_SIZES, "pad_token_id": 1},
+    "electra": {"model_type": "electra", **_SIZES, "embedding_size": 48},
     "distilbert": {
         "model_type": "distilbert", "vocab_size": 97, "dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4,
         "max_position_embeddings": 130,
@@ -225,6 +226,8 @@ def test_a_config_that_answer_ai_publishes(transformers):
         ("roberta", {"pad_token_id": 200}, ModelFileError),
         ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedModel),
         ("roberta", {"adapter_size": 8}, UnsupportedModel),
+        ("electra", {"embedding_size": 32}, UnsupportedModel),
+        ("electra", {}, UnsupportedModel),
         ("distilbert", {"type_vocab_size": 2}, UnsupportedModel),
         ("jina_embeddings_v3", {"lora_rank": 4}, UnsupportedModel),
         ("jina_embeddings_v3", {"num_attention_heads": 16}, ModelFileError),

@@ -161,7 +161,8 @@ def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:
 def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:
     """The summary lines for users. kernels: which kernels compute. seconds: of imports, and of the rest."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
-    kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
+    kinds = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.TOKEN_CLASSIFY: "labels of tokens"}
+    kind = next((kind for task, kind in kinds.items() if task in info.tasks), ", ".join(info.labels[:4]) or "scores")
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
         f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads"

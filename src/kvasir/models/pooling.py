@@ -31,6 +31,7 @@ _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+_ABOUT = "config_sentence_transformers.json"
 _MAX_MODULES = 16
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # names of tensors begin with it
 _MAX_LABELS = 1 << 16
@@ -360,7 +361,7 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
     if kinds == ["Transformer", "LogitScore"]:
         return {"pooling": _read_tokens(folder, dict(modules)["LogitScore"])}
     if kinds == ["Transformer"]:  # a cross-encoder: the classifier is the model's own
-        return {}
+        return {"sentence_transformers": {"activation_fn": named}} if (named := _activation_fn(folder)) else {}
     dense = kinds.count("Dense")
     usual = ["Transformer", "Pooling", *["Dense"] * dense]
     if kinds not in (usual, [*usual, "Normalize"]):
@@ -424,9 +425,14 @@ def _read_tokens(folder: Path, path: str) -> TokenPair:
     tokens = [f.integer("true_token_id", 0, MAX_VOCAB - 1)]
     if f.get("false_token_id") is not None:
         tokens.append(f.integer("false_token_id", 0, MAX_VOCAB - 1))
-    about = folder / "config_sentence_transformers.json"
-    named = read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
-    return TokenPair(tuple(tokens), "sigmoid" if named is None else score_named(about.name, named))
+    named = _activation_fn(folder)
+    return TokenPair(tuple(tokens), "sigmoid" if named is None else score_named(_ABOUT, named))
+
+
+def _activation_fn(folder: Path) -> Any:
+    """What a folder's file names as the function of the logits; None if it names none."""
+    about = folder / _ABOUT
+    return read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

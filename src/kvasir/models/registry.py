@@ -48,6 +48,11 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "DistilBertForTokenClassification",
         ),
     ),
+    "electra": (
+        "electra",
+        "Electra",
+        ("ElectraModel", "ElectraForPreTraining", "ElectraForSequenceClassification", "ElectraForTokenClassification"),
+    ),
     "ernie4_5": ("ernie4_5", "Ernie45", ("Ernie4_5ForCausalLM",)),
     "eurobert": ("eurobert", "EuroBert", ("EuroBertModel", "EuroBertForMaskedLM", "EuroBertForSequenceClassification")),
     "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
