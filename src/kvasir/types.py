@@ -254,6 +254,7 @@ class ModelInfo:
     num_parameters: int = 0
     embedding_size: int = 0
     token_embedding_size: int = 0  # of Task.TOKEN_EMBED
+    token_weights: bool = False  # Task.TOKEN_CLASSIFY gives a weight per token, for lexical matching
     labels: tuple[str, ...] = ()  # of a classifier, in the order of its logits
     activation: str = ""  # the function of a classifier's logits that gives scores: identity, sigmoid, softmax or tanh
     pair_types: bool = False  # whether the second text of a pair has a token type of its own

@@ -154,7 +154,7 @@ def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():
 
 def test_an_embedding_model_shows_its_task():
     reported = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
-    assert reported["tasks"] == ["embed"] and reported["tokenizer"] == "WordPiece"
+    assert reported["tasks"] == ["embed", "token_embed"] and reported["tokenizer"] == "WordPiece"
 
 
 def test_the_table_is_readable_text():

@@ -38,15 +38,18 @@ def wordpiece() -> tokenizers.Tokenizer:
     return made
 
 
+def add_tokenizer(folder: Path, **config: object) -> None:
+    """Writes the tokenizer's files."""
+    wordpiece().save(str(folder / "tokenizer.json"))
+    names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
+    about = {"tokenizer_class": "BertTokenizerFast", "model_max_length": 256, **names, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
 def with_tokenizer(kind: str, folder: Path, template: str = "", prompts: dict | None = None) -> str:
     """A random model of a kind of `cores`, with a tokenizer, and perhaps a chat template and prompts."""
     random_model(kind, folder)
-    wordpiece().save(str(folder / "tokenizer.json"))
-    names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
-    config = {"tokenizer_class": "BertTokenizerFast", "model_max_length": 256, **names}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config | ({"chat_template": template} if template else {}))
-    )
+    add_tokenizer(folder, **({"chat_template": template} if template else {}))
     if prompts:
         (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return str(folder)

@@ -14,8 +14,9 @@ from kvasir.engine.scoring import cosine, pairs_of, ranked, scores_of
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError
 from kvasir.text.prompts import Prompts, read_prompts
 from kvasir.types import ModelInfo
-from tests.engine.folders import RERANKER, with_tokenizer, wordpiece
+from tests.engine.folders import RERANKER, add_tokenizer, with_tokenizer, wordpiece
 from tests.models.test_sentence_transformers import folder_of
+from tests.models.test_token_heads import folder_of as token_heads
 
 torch = pytest.importorskip("torch")
 
@@ -180,6 +181,27 @@ def test_prompts_of_a_folder(tmp_path):
         path.write_text(json.dumps(bad))
         with pytest.raises(ModelFileError):
             read_prompts(tmp_path)
+
+
+# --- tokens -----------------------------------------------------------------------------------------
+
+
+def test_embeddings_and_weights_of_tokens(tmp_path):
+    add_tokenizer(token_heads(tmp_path))
+    with llm(str(tmp_path)) as model:
+        text = "the cat cat [SEP] sat"
+        [vectors], [weights] = model.token_embed(text), model.lexical(text)
+        ids = weights.prompt_token_ids
+        assert len(vectors.embeddings) == len(ids) - 1 and {len(row) for row in vectors.embeddings} == {24}
+        assert np.allclose(np.linalg.norm(vectors.embeddings, axis=1), 1.0, atol=1e-6)
+        assert weights.weights and set(weights.weights) <= set(ids) - {0, 1, 2, 3, 4}
+        assert all(weight > 0 for weight in weights.weights.values())
+    (tmp_path / "plain").mkdir()
+    with (
+        llm(with_tokenizer("bert", tmp_path / "plain")) as model,
+        pytest.raises(InvalidRequest, match="weights of tokens"),
+    ):
+        model.lexical("the cat")
 
 
 # --- arithmetic -------------------------------------------------------------------------------------

@@ -12,25 +12,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import kvasir.models.bert
-import kvasir.models.gemma2
-import kvasir.models.gemma3
-import kvasir.models.gpt2
-import kvasir.models.mistral
-import kvasir.models.mixtral
-import kvasir.models.phi3
-import kvasir.models.qwen2
-import kvasir.models.qwen3
-import kvasir.models.qwen3_moe
-import kvasir.models.qwen3_next
 from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.models.config import read_generation_config, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
-from kvasir.models.pooling import pooling_of, read_pooling
+from kvasir.models.pooling import Pooling, pooling_of, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.store.facts import read_details, read_model_info
+from kvasir.text.prompts import read_prompts
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.local import find_local, gguf_chat_templates
@@ -49,7 +39,9 @@ CONFIG_WORDS = tuple(
     text_config rope_parameters partial_rotary_factor eos_token_id bos_token_id hidden_act hidden_activation
     auto_map llama qwen2 qwen3 qwen3_moe qwen3_next gemma2 gemma3 gemma3_text gpt2 mistral mixtral phi3 bert
     yarn llama3 longrope linear dynamic default num_experts num_experts_per_tok moe_intermediate_size
-    pooling_mode chat_template bos_token""".split()
+    pooling_mode chat_template bos_token roberta xlm-roberta distilbert modernbert eurobert nomic_bert new gte
+    BertForSequenceClassification Qwen3ForSequenceClassification id2label label2id num_labels problem_type
+    sentence_transformers activation_fn pad_token_id local_attention classifier_pooling""".split()
 )
 GGUF_WORDS = tuple(
     """general.architecture general.alignment general.file_type general.name llama.block_count
@@ -212,7 +204,8 @@ TOKENIZER = {
 FILES = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.json", "chat_template.jinja", "model.safetensors.index.json", "modules.json"),
-    *("1_Pooling/config.json", "sentence_bert_config.json"),
+    *("1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("2_Dense/config.json", "1_LogitScore/config.json"),
 )
 
 
@@ -221,7 +214,8 @@ def read_folder(data: bytes) -> None:
     reported = _object(data)
     folder = scratch() / "folder"
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "1_Pooling").mkdir(parents=True)
+    for name in ("1_Pooling", "2_Dense", "1_LogitScore"):
+        (folder / name).mkdir(parents=True)
     weights = write.safetensors_bytes({"w": write.tensor_entry("F32", [2], 0, 8)}, struct.pack("<2f", 1, 2))
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
@@ -233,13 +227,14 @@ def read_folder(data: bytes) -> None:
         lambda: use(from_folder(folder)),
         lambda: _use_folder_config(folder),
         lambda: read_generation_config(folder),
+        lambda: read_prompts(folder).of(None),
         lambda: _use_files(folder),
     )
 
 
 def _use_folder_config(folder: Path) -> None:
     config = {**read_hf_config(folder), **read_pooling(folder)}
-    each(lambda: pooling_of(config, kvasir.models.bert.Pooling()), lambda: read_generation_config(folder, config))
+    each(lambda: pooling_of(config, Pooling()), lambda: read_generation_config(folder, config))
     _use_config(config)
 
 

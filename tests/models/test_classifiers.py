@@ -22,7 +22,7 @@ _MODERN, _EURO = ENCODERS["modernbert"], ENCODERS["eurobert"]
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     **{
         name: ENCODERS[name]
-        for name in ("roberta", "xlm-roberta", "camembert", "distilbert", "jina-v3", "nomic", "gte")
+        for name in ("roberta", "xlm-roberta", "camembert", "electra", "distilbert", "jina-v3", "nomic", "gte")
     },
     "bert": _BERT,
     "modernbert": _MODERN,
@@ -83,7 +83,7 @@ def test_logits_agree(transformers, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "distilbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"])
 def test_logits_of_each_token_agree(transformers, name):
     hf = oracle(transformers, name, "TokenClassification")
     model = loaded(hf)

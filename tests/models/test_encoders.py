@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.layers.rope import RopeScaling
 from kvasir.models.modernbert import ModernBertConfig
 from kvasir.models.registry import model_class, model_class_for
@@ -18,6 +20,7 @@ from tests.models.driver import make_cache, step
 from tests.models.families import config_of
 from tests.models.hf import randomized
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, state_of
+from tests.models.test_fields import JSON_VALUES
 
 _SIZES = {
     "vocab_size": 97,
@@ -33,6 +36,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "roberta": {"model_type": "roberta", **_SIZES, "pad_token_id": 1, "type_vocab_size": 1},
     "xlm-roberta": {"model_type": "xlm-roberta", **_SIZES, "pad_token_id": 3, "hidden_act": "gelu_new"},
     "camembert": {"model_type": "camembert", **_SIZES, "pad_token_id": 1},
+    "electra": {"model_type": "electra", **_SIZES, "embedding_size": 48},
     "distilbert": {
         "model_type": "distilbert", "vocab_size": 97, "dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4,
         "max_position_embeddings": 130,
@@ -225,6 +229,8 @@ def test_a_config_that_answer_ai_publishes(transformers):
         ("roberta", {"pad_token_id": 200}, ModelFileError),
         ("roberta", {"position_embedding_type": "relative_key"}, UnsupportedModel),
         ("roberta", {"adapter_size": 8}, UnsupportedModel),
+        ("electra", {"embedding_size": 32}, UnsupportedModel),
+        ("electra", {}, UnsupportedModel),
         ("distilbert", {"type_vocab_size": 2}, UnsupportedModel),
         ("jina_embeddings_v3", {"lora_rank": 4}, UnsupportedModel),
         ("jina_embeddings_v3", {"num_attention_heads": 16}, ModelFileError),
@@ -247,3 +253,25 @@ def test_a_config_that_answer_ai_publishes(transformers):
 def test_configs_that_cannot_be_are_refused(kind, fields, error):
     with pytest.raises(error):
         model_class(kind).Config.from_hf({**_SIZES, **fields})
+
+
+_NAMES = (
+    *_SIZES, "rope_parameters", "rope_scaling", "rope_theta", "head_dim", "type_vocab_size", "hidden_act", "id2label",
+    "num_labels", "problem_type", "sentence_transformers", "classifier_pooling", "classifier_activation", "layer_types",
+    "local_attention", "global_attn_every_n_layers", "norm_bias", "embedding_size", "n_positions", "rotary_emb_base",
+    "pooling", "pooling_tokens", "architectures", "use_bidirectional_attention", "sliding_window",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(["bert", "roberta", "electra", "distilbert", "jina_embeddings_v3", "nomic_bert", "gte", "new",
+                     "modernbert", "eurobert", "gemma3_text"]),
+    st.dictionaries(st.sampled_from(_NAMES), JSON_VALUES),
+    st.sampled_from(["XModel", "XForSequenceClassification", "XForTokenClassification"]),
+)  # fmt: skip
+def test_any_config_is_read_or_refused(kind, fields, architecture):
+    try:
+        model_class(kind).Config.from_hf({**_SIZES, "architectures": [architecture], **fields})
+    except KvasirError as error:
+        assert len(str(error)) < 600

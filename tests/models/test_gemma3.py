@@ -64,7 +64,6 @@ def test_old_and_new_spelling_of_its_two_ropes_are_one():
     ("change", "error"),
     [
         ({"attn_logit_softcapping": 50.0}, UnsupportedModel),
-        ({"use_bidirectional_attention": True}, UnsupportedModel),
         ({"layer_types": ["chunked_attention"] * 4}, UnsupportedModel),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, ModelFileError),
         ({"rope_parameters": [1]}, ModelFileError),

@@ -91,6 +91,15 @@ def test_another_folder_leaves_the_models_default(tmp_path):
     assert pooling_of({}, Pooling("cls", False, 7)) == Pooling("cls", False, 7)
 
 
+def test_a_cross_encoder_names_the_function_of_its_logits(tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Transformer", "path": ""}]))
+    assert read_pooling(tmp_path) == {}
+    about = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(about))
+    config = {"architectures": ["BertForSequenceClassification"], "num_labels": 1, **read_pooling(tmp_path)}
+    assert pooling_of(config, Pooling("cls")).activation == "identity"
+
+
 @pytest.mark.parametrize(
     ("kinds", "pooling"),
     [

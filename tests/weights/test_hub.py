@@ -177,6 +177,8 @@ def test_modules_of_sentence_transformers_are_fetched():
     others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "onnx/model.onnx", "1_Pooling/x.py"]
     assert choose_files([*top, *modules, *others], "", "org/m") == [*top, *modules]
     assert choose_files(["model.safetensors", *modules], "", "org/m") == ["model.safetensors"]
+    heads = ["model.safetensors", "colbert_linear.safetensors", "sparse_linear.safetensors"]
+    assert choose_files([*heads, "colbert_linear.pt", "other.safetensors"], "", "org/m") == heads
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         numerics=numerics_version(executor, device.name, [f"{c.op} {c.chosen}" for c in kernels], device.kind),
         num_parameters=loaded.num_parameters,
         embedding_size=model.config.pooling.size(model.config.width),
-        token_embedding_size=model.config.width,
+        token_embedding_size=model.config.pooling.token_size(model.config.width),
+        token_weights=model.config.pooling.token_heads.weigh,
         labels=model.config.pooling.labels,
         activation=model.config.pooling.activation,
         pair_types=getattr(model, "has_pairs", False),
@@ -160,7 +161,8 @@ def _vocabulary(options: EngineOptions, info: ModelInfo) -> Vocabulary:
 def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:
     """The summary lines for users. kernels: which kernels compute. seconds: of imports, and of the rest."""
     tokens = " + ".join(str((n - 1) * config.block_size) for n in config.num_blocks)
-    kind = "embeddings" if Task.EMBED in info.tasks and Task.GENERATE not in info.tasks else "text"
+    kinds = {Task.GENERATE: "text", Task.EMBED: "embeddings", Task.TOKEN_CLASSIFY: "labels of tokens"}
+    kind = next((kind for task, kind in kinds.items() if task in info.tasks), ", ".join(info.labels[:4]) or "scores")
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
         f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads"

@@ -23,7 +23,16 @@ from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_prompts, load_text
 from kvasir.engine.progress import Progress, described
-from kvasir.engine.scoring import Reading, compare, first_dimensions, pairs_of, ranked, scores_of
+from kvasir.engine.scoring import (
+    Reading,
+    compare,
+    first_dimensions,
+    lexical_weights,
+    pairs_of,
+    ranked,
+    scores_of,
+    token_embeddings,
+)
 from kvasir.engine.thinking import may_think
 from kvasir.engine.turns import MAX_WAITING_PER_KEY
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
@@ -111,6 +120,26 @@ class ScoreOutput:
 
     texts: tuple[str, str]
     score: float
+
+
+@dataclass
+class TokenEmbeddingOutput:
+    """An embedding of each token of a prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embeddings: list[list[float]] = field(repr=False)
+
+
+@dataclass
+class LexicalOutput:
+    """The weights of a prompt's tokens for lexical matching, by id."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    weights: dict[int, float]
 
 
 class AsyncLLM:
@@ -215,6 +244,22 @@ class AsyncLLM:
         vector = await self.front.embed(request)
         found = vector if dimensions is None else first_dimensions(vector, dimensions)
         return EmbeddingOutput(request.id, text, list(ids), list(found))
+
+    async def token_embed(self, prompt: Prompt) -> TokenEmbeddingOutput:
+        """An embedding of each token of a prompt, for late interaction. Raises KvasirError."""
+        text, ids = await self._ids(prompt)
+        request = self.front.resolve_pooled(ids, Task.TOKEN_EMBED)
+        rows = token_embeddings(self.front, ids, await self.front.embed(request))
+        return TokenEmbeddingOutput(request.id, text, list(ids), [list(row) for row in rows])
+
+    async def lexical(self, prompt: Prompt) -> LexicalOutput:
+        """The weights of a prompt's tokens, of a model that has them. Raises KvasirError."""
+        if not self.info.token_weights:
+            raise InvalidRequest("this model has no weights of tokens", "use BGE-M3 with its sparse_linear layer")
+        text, ids = await self._ids(prompt)
+        request = self.front.resolve_pooled(ids, Task.TOKEN_CLASSIFY)
+        weights = lexical_weights(self.front, ids, await self.front.embed(request))
+        return LexicalOutput(request.id, text, list(ids), weights)
 
     async def classify(self, prompt: Prompt, *, use_activation: bool = True) -> ClassificationOutput:
         """The scores of a classifier's labels for a prompt; its logits without `use_activation`. Raises KvasirError."""
@@ -338,6 +383,14 @@ class LLM:
         prompt_name: of the model's own prompts. Raises KvasirError."""
         one = partial(self._llm.embed, dimensions=dimensions, prompt_name=prompt_name)
         return self._all([partial(one, p) for p in _prompt_list(prompts)])
+
+    def token_embed(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenEmbeddingOutput]:
+        """An embedding of each token of all prompts, in order, for late interaction. Raises KvasirError."""
+        return self._all([partial(self._llm.token_embed, p) for p in _prompt_list(prompts)])
+
+    def lexical(self, prompts: Prompt | Sequence[Prompt]) -> list[LexicalOutput]:
+        """The weights of the tokens of all prompts, in order, of a model that has them. Raises KvasirError."""
+        return self._all([partial(self._llm.lexical, p) for p in _prompt_list(prompts)])
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, use_activation: bool = True

@@ -194,6 +194,47 @@ def cosine(a: Vector, b: Vector) -> float:
     return product / lengths if lengths else 0.0
 
 
+# --- tokens -------------------------------------------------------------------------------------------
+
+
+def rows_of(values: Vector, size: int) -> list[Vector]:
+    """The values in rows."""
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def token_embeddings(front: Front, ids: Sequence[int], values: Vector) -> list[Vector]:
+    """The embeddings of a text's tokens; a model with weights of tokens has none of the token before the text."""
+    rows = rows_of(values, front.info.token_embedding_size)
+    begins = front.info.token_weights and _begins(front, ids)
+    return rows[1:] if begins else rows
+
+
+def token_weights(front: Front, ids: Sequence[int], values: Vector) -> list[tuple[int, float]]:
+    """(id, weight) of a text's tokens, without those before and after the text."""
+    first, end = int(_begins(front, ids)), len(ids) - int(_ends(front, ids))
+    return list(zip(ids[first:end], values[first:end], strict=True))
+
+
+def lexical_weights(front: Front, ids: Sequence[int], values: Vector) -> dict[int, float]:
+    """The greatest weight of each id of a text, without control tokens and ids of no weight."""
+    special = front.tokenizer.special_ids if front.tokenizer is not None else ()
+    found: dict[int, float] = {}
+    for token, weight in token_weights(front, ids, values):
+        if weight > 0 and token not in special:
+            found[token] = max(weight, found.get(token, 0.0))
+    return found
+
+
+def _begins(front: Front, ids: Sequence[int]) -> bool:
+    """Whether a control token precedes the text."""
+    return front.tokenizer is not None and bool(ids) and ids[0] in front.tokenizer.special_ids
+
+
+def _ends(front: Front, ids: Sequence[int]) -> bool:
+    """Whether a control token follows the text."""
+    return front.tokenizer is not None and len(ids) > 1 and ids[-1] in front.tokenizer.special_ids
+
+
 # --- classifiers --------------------------------------------------------------------------------------
 
 

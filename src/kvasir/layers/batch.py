@@ -115,6 +115,10 @@ class Batch:
         if (name := f"layers.{layer}") in self.wanted:
             self.hidden[name] = x_TD
 
+    def keep(self, name: str, x_TD: Tensor) -> None:
+        """Keeps rows that a task is pooled from."""
+        self.hidden[name] = x_TD
+
     def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float, sinks_H: Tensor | None) -> None:
         """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
         cache."""

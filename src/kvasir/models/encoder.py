@@ -17,6 +17,7 @@ from kvasir.caches import CacheKind
 from kvasir.errors import ModelFileError
 from kvasir.layers.attention import Attention
 from kvasir.layers.embedding import Embedding, VocabularyEmbedding
+from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import ACTIVATIONS, MLP, GatedMLP
 from kvasir.layers.module import Entry, Module, Take
 from kvasir.layers.norm import LayerNorm
@@ -130,12 +131,19 @@ class Encoder(Module):
         self.norm = LayerNorm(c.width, c.norm_eps)
         self.layers = [self._block(i, c) for i in range(c.num_layers)]
         self.pooler = Pooler(c.pooling, c.width, self.classifier())
+        size = c.pooling.token_heads.embed
+        self.tokens = Plain(c.width, size, bias=True) if size else None
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """What its head is for."""
         task = self.config.pooling.task
-        return (task,) if self.pooler.classifier and task else (Task.EMBED, Task.TOKEN_EMBED)
+        return (task,) if self.pooler.classifier and task else (Task.EMBED, *self.config.pooling.token_heads.tasks)
+
+    @property
+    def outputs(self) -> Mapping[str, str]:
+        """The tasks that are pooled from other rows than the forward's result: task -> name of the rows."""
+        return {Task.TOKEN_EMBED: "tokens"} if self.tokens is not None else {}
 
     def classifier(self) -> HeadShape | None:
         """The classifier of the family; None if it has none."""
@@ -163,6 +171,8 @@ class Encoder(Module):
         for i, layer in enumerate(self.layers):
             x_TD = layer(x_TD, batch)
             batch.after_layer(i, x_TD)
+        if self.tokens is not None:
+            batch.keep("tokens", self.tokens(x_TD, batch))
         return x_TD
 
     @property

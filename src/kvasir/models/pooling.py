@@ -31,6 +31,7 @@ _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+_ABOUT = "config_sentence_transformers.json"
 _MAX_MODULES = 16
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")  # names of tensors begin with it
 _MAX_LABELS = 1 << 16
@@ -58,6 +59,24 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenHeads:
+    """Layers over each hidden row, as in BGE-M3 (arXiv:2402.03216). embed: size of an embedding of a token, 0 if it is
+    the hidden row. weigh: whether tokens have a weight for lexical matching. unread: the checkpoint has such layers in
+    a format that is not read."""
+
+    embed: int = 0
+    weigh: bool = False
+    unread: bool = False
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What they are for."""
+        if self.unread:
+            return ()
+        return (Task.TOKEN_EMBED, Task.TOKEN_CLASSIFY) if self.weigh else (Task.TOKEN_EMBED,)
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     """kind: "mean" of all rows, "cls" for the first row, "last" for the last; "none" if the model is not meant for
     embeddings.
@@ -66,6 +85,7 @@ class Pooling:
     own limit applies. dense: layers before that. task: the only one that the checkpoint has a head for, None if it is
     not stated. labels, activation: of a classifier: their names, and the function of its logits that gives scores.
     tokens: the ids of one or two tokens: the classifier's logit is that of the first minus that of the second.
+    token_heads: layers over each row.
     """
 
     kind: str = "last"
@@ -76,6 +96,7 @@ class Pooling:
     labels: tuple[str, ...] = ()
     activation: str = ""
     tokens: tuple[int, ...] = ()
+    token_heads: TokenHeads = TokenHeads()
 
     @np.errstate(all="ignore")  # faulty rows give infinities and NaN
     def rows(self, hidden_nD: np.ndarray) -> np.ndarray:
@@ -93,9 +114,20 @@ class Pooling:
         pooled_D = self.rows(hidden_nD)
         return normalized(pooled_D) if self.normalize else pooled_D
 
+    def token_size(self, width: int) -> int:
+        """The number of dimensions of an embedding of a token. width: of the hidden rows."""
+        return self.token_heads.embed or width
+
     def size(self, width: int) -> int:
         """The number of dimensions of an embedding. width: of the hidden rows."""
         return self.dense[-1].outputs if self.dense else width
+
+
+@np.errstate(all="ignore")
+def normalized_rows(x_nD: np.ndarray) -> np.ndarray:
+    """Scales each row to length 1, with the bits of `normalized`."""
+    length_n = np.sqrt(tree_sum(np.ascontiguousarray((x_nD * x_nD).T)))
+    return x_nD / np.maximum(length_n, np.float32(1e-12))[:, None]
 
 
 @np.errstate(all="ignore")
@@ -169,6 +201,7 @@ class Pooler(Module):
                 raise ModelFileError(f"{dense.folder} takes {dense.inputs} numbers and gets {inputs}",
                                      "does it belong to this model?")  # fmt: skip
         self.dense = [VectorLinear(d.inputs, d.outputs, d.bias) for d in pooling.dense]
+        self.weigh = VectorLinear(width, 1) if pooling.token_heads.weigh else None
         self.classifier: Classifier | TokenScore | None = None
         if pooling.tokens:
             if not vocabulary:
@@ -180,14 +213,18 @@ class Pooler(Module):
             self.classifier = Classifier(head, width, len(pooling.labels))
 
     def __call__(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
-        """float32: the embedding [D], the logits [labels], or a row of either per token."""
+        """float32: the embedding [D], the logits [labels], or a row of either per token; a weight per token. hidden:
+        for embeddings of tokens, the rows of their own layer if there is one."""
         if self.classifier is not None:
             if task == Task.TOKEN_CLASSIFY:
                 return self.classifier(hidden_nD)
             pooled = replace(self.pooling, kind=self.classifier.shape.kind)
             return self.classifier(pooled.rows(hidden_nD)[None])[0]
         if task == Task.TOKEN_EMBED:
-            return np.stack([normalized(row) for row in hidden_nD]) if self.pooling.normalize else hidden_nD
+            return normalized_rows(hidden_nD) if self.pooling.normalize else hidden_nD
+        if task == Task.TOKEN_CLASSIFY:
+            assert self.weigh is not None, "the model has no weights of tokens"
+            return FUNCTIONS["relu"](self.weigh(hidden_nD))
         if not self.dense:
             return self.pooling(hidden_nD)
         row = self.pooling.rows(hidden_nD)[None]
@@ -205,6 +242,10 @@ class Pooler(Module):
                 f"pooler.classifier.rows.{i}": Take(self._vocabulary, (token, token + 1))
                 for i, token in enumerate(self.pooling.tokens)
             }
+        if self.weigh is not None:
+            dense["pooler.weigh"] = "sparse_linear"
+        if self.pooling.token_heads.embed:
+            dense["tokens"] = "colbert_linear"  # a layer of the model's own: it is computed for every row
         return dense | (self.classifier.names("pooler.classifier") if self.classifier is not None else {})
 
 
@@ -229,6 +270,8 @@ def pooling_of(config: Mapping[str, Any], default: Pooling) -> Pooling:
     task and the labels that its architecture has a head for. Raises ModelFileError for a bad entry, UnsupportedModel
     for an unknown kind."""
     value, classified = config.get("pooling"), _classified(config)
+    if isinstance(heads := config.get("pooling_tokens"), TokenHeads):
+        classified["token_heads"] = heads
     if isinstance(value, TokenPair):
         return replace(default, **value.fields())
     if value is None:
@@ -318,7 +361,7 @@ def read_pooling(folder: str | Path) -> dict[str, Any]:
     if kinds == ["Transformer", "LogitScore"]:
         return {"pooling": _read_tokens(folder, dict(modules)["LogitScore"])}
     if kinds == ["Transformer"]:  # a cross-encoder: the classifier is the model's own
-        return {}
+        return {"sentence_transformers": {"activation_fn": named}} if (named := _activation_fn(folder)) else {}
     dense = kinds.count("Dense")
     usual = ["Transformer", "Pooling", *["Dense"] * dense]
     if kinds not in (usual, [*usual, "Normalize"]):
@@ -382,9 +425,14 @@ def _read_tokens(folder: Path, path: str) -> TokenPair:
     tokens = [f.integer("true_token_id", 0, MAX_VOCAB - 1)]
     if f.get("false_token_id") is not None:
         tokens.append(f.integer("false_token_id", 0, MAX_VOCAB - 1))
-    about = folder / "config_sentence_transformers.json"
-    named = read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
-    return TokenPair(tuple(tokens), "sigmoid" if named is None else score_named(about.name, named))
+    named = _activation_fn(folder)
+    return TokenPair(tuple(tokens), "sigmoid" if named is None else score_named(_ABOUT, named))
+
+
+def _activation_fn(folder: Path) -> Any:
+    """What a folder's file names as the function of the logits; None if it names none."""
+    about = folder / _ABOUT
+    return read_json_object(about, MAX_CONFIG_BYTES).get("activation_fn") if about.is_file() else None
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

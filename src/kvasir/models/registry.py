@@ -48,6 +48,11 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "DistilBertForTokenClassification",
         ),
     ),
+    "electra": (
+        "electra",
+        "Electra",
+        ("ElectraModel", "ElectraForPreTraining", "ElectraForSequenceClassification", "ElectraForTokenClassification"),
+    ),
     "ernie4_5": ("ernie4_5", "Ernie45", ("Ernie4_5ForCausalLM",)),
     "dots1": ("glm4_moe", "Dots1", ("Dots1ForCausalLM",)),
     "ernie4_5_moe": ("ernie4_5", "Ernie45Moe", ("Ernie4_5_MoeForCausalLM",)),

@@ -127,10 +127,10 @@ class Marshal:
         types = self.types = np.zeros(self._max_tokens, np.int64)
         table, view = np.stack([weight.row(i) for i in range(weight.rows)]), partial(self._view, out)
 
-        def add(rows: int) -> None:
+        def fill(rows: int) -> None:
             np.take(table, types[:rows], 0, out=view(rows), mode="clip")
 
-        self._set(instr, "call", [self.calls.address(add)], [])
+        self._set(instr, "call", [self.calls.address(fill)], [])
 
     def _rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         x, weight, eps = instruction.inputs

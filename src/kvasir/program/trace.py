@@ -52,6 +52,10 @@ class TracedBatch:
         self.layers[f"layers.{layer}"] = x_TD
         self.ends.append(len(self.graph.nodes))
 
+    def keep(self, name: str, x_TD: Traced) -> None:
+        """Names rows that a task is pooled from."""
+        self.layers[name] = x_TD
+
     def note_weights(self, layer: int, q_THd: Traced, scale: float, softcap: float, sinks_H: Any) -> None:
         """Does nothing: programs do not export attention weights (see `trace`)."""
 

@@ -115,7 +115,9 @@ class EagerExecutor:
             if any(work.read):
                 found.read[at] = self._read(work, hidden_TD[mine])
             if work.want_pooled:
-                found.pooled[at] = self.model.pool(_host(hidden_TD[mine]), work.want_pooled)
+                found.pooled[at] = self.model.pool(
+                    _host(self._source(batch, hidden_TD, work.want_pooled)[mine]), work.want_pooled
+                )
             for name in work.want_hidden:
                 found.hidden[at, name] = batch.output(at, name)
         if chosen := [*step.now, *step.later]:
@@ -126,6 +128,11 @@ class EagerExecutor:
             if work.drafted:
                 end = step.starts[at + 1]
                 found.drafted[at] = self.model.logits(hidden_TD[end - 1 - work.drafted : end])[: work.drafted + 1]
+
+    def _source(self, batch: Batch, hidden_TD: Tensor, task: str) -> Tensor:
+        """The rows that a task is pooled from."""
+        name = getattr(self.model, "outputs", {}).get(task)
+        return hidden_TD if name is None else batch.hidden[name]
 
     def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
         """Log-probabilities of known ids, or an error."""

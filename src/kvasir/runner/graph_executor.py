@@ -146,9 +146,9 @@ class GraphExecutor:
         for at, work in enumerate(step.works):
             first, end = step.starts[at], step.starts[at + 1]
             if work.want_pooled:
-                found.pooled[at] = self.model.pool(
-                    _host(self.forward.value(self.forward.hidden, end)[first:]), work.want_pooled
-                )
+                name = getattr(self.model, "outputs", {}).get(work.want_pooled)
+                source = self.forward.hidden if name is None else self.forward.exports[name]
+                found.pooled[at] = self.model.pool(_host(self.forward.value(source, end)[first:]), work.want_pooled)
             for name in work.want_hidden:
                 found.hidden[at, name] = _host(self.forward.value(self.forward.exports[name], end)[first:])
             if any(work.read):

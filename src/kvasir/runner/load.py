@@ -16,7 +16,7 @@ from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
-from kvasir.models.pooling import read_pooling
+from kvasir.models.pooling import TokenHeads, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.ops import native
 from kvasir.ops.graph import CannotTrace
@@ -32,6 +32,7 @@ from kvasir.weights.published import unquantized
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
+_TOKEN_HEADS = ("colbert_linear", "sparse_linear")  # files or tensors of BGE-M3
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -140,9 +141,14 @@ def _load_program(
 ) -> LoadedModel:
     packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
     loaded = _load(files, dtype, "cpu", progress, packer, options)
-    traced = trace(loaded.model, options.hidden)
+    traced = trace(loaded.model, _exports(loaded.model, options))
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
     return replace(loaded, trace=traced, executor="program")
+
+
+def _exports(model: Any, options: LoadOptions) -> tuple[str, ...]:
+    """The rows that are read after a step besides the forward's result."""
+    return (*options.hidden, *getattr(model, "outputs", {}).values())
 
 
 def _load_graph(
@@ -159,7 +165,7 @@ def _load_graph(
     if compares and (reason := devices.rounds_float32(devices.target())):
         raise CannotTrace(f"products of float32 inputs with quantized weights: {reason}")
     stack_experts(loaded.model)
-    traced = trace(loaded.model, options.hidden)
+    traced = trace(loaded.model, _exports(loaded.model, options))
     changes_of(traced, fold(traced))  # both raise for an op without a kernel
     notes = (*loaded.notes, *_cache_notes(device))
     return replace(loaded, trace=traced, executor="graph", notes=notes)
@@ -204,6 +210,8 @@ def _load(
     filled = fill(model, source, _place(hold, weights_dtype, device), progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
+    if config.get("pooling_tokens", TokenHeads()).unread:
+        notes = (*notes, "the layers over tokens (*_linear.pt) are pickled and not read: convert them to safetensors")
     return LoadedModel(
         model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
         options.hidden, filled.bytes + sum(formats.values()), filled.mapped,
@@ -287,12 +295,25 @@ def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
     found = read_pooling(files.root)
     pooling = found.get("pooling")
     folders = {layer.folder for layer in pooling.get("dense", ())} if isinstance(pooling, dict) else set()
-    return unquantized({**read_hf_config(files.config), **found}, _with_modules(files.root, folders))
+    source = _with_parts(files.root, folders)
+    config = {**read_hf_config(files.config), **found, "pooling_tokens": _token_heads(files.root, source)}
+    return unquantized(config, source)
 
 
-def _with_modules(root: Path, folders: Collection[str]) -> WeightSource:
-    """The tensors of a folder, and those of the modules that follow pooling, under the names of their folders."""
+def _with_parts(root: Path, folders: Collection[str]) -> WeightSource:
+    """The tensors of a folder, those of the modules that follow pooling, under the names of their folders, and those of
+    heads in files of their own."""
+    parts = {f"{folder}/": root / folder for folder in folders}
+    parts |= {f"{head}.": path for head in _TOKEN_HEADS if (path := root / f"{head}.safetensors").is_file()}
     whole = SafetensorsSource(root)
-    if not folders:
-        return whole
-    return JoinedSource({"": whole, **{f"{folder}/": SafetensorsSource(root / folder) for folder in folders}})
+    return JoinedSource({"": whole, **{p: SafetensorsSource(at) for p, at in parts.items()}}) if parts else whole
+
+
+def _token_heads(root: Path, source: WeightSource) -> TokenHeads:
+    """The layers over each row that a checkpoint has."""
+    there = set(source.names())
+    embed, weigh = (f"{head}.weight" in there for head in _TOKEN_HEADS)
+    size = source.info("colbert_linear.weight").shape[0] if embed else 0
+    return TokenHeads(
+        size, weigh, not (embed or weigh) and any((root / f"{head}.pt").is_file() for head in _TOKEN_HEADS)
+    )

@@ -229,8 +229,10 @@ class ProgramHandle:
 
     def pooled(self, at: int) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]
-        hidden = self.executor.program.hidden(end)[first:]
-        return self.executor.model.pool(hidden, self.step.works[at].want_pooled).tobytes()
+        executor, task = self.executor, self.step.works[at].want_pooled
+        name = getattr(executor.model, "outputs", {}).get(task)
+        rows = executor.program.hidden(end) if name is None else executor.program.export(name, end)
+        return executor.model.pool(rows[first:], task).tobytes()
 
     def hidden(self, at: int, name: str) -> bytes:
         first, end = self.step.starts[at], self.step.starts[at + 1]

@@ -14,6 +14,7 @@ from kvasir.weights.local import ModelFiles, find_local, group_gguf
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates/"
+_WEIGHTS = ("model", "colbert_linear.", "sparse_linear.")  # and the layers over tokens of BGE-M3
 # What the modules of sentence-transformers read, in folders of their own: 1_Pooling, 2_Dense, ...
 _MODULES = re.compile(r"\d+_[A-Za-z]+/(config\.json|model\.safetensors)")
 
@@ -72,7 +73,7 @@ def _choose_hf(names: list[str]) -> list[str]:
     wanted = [name for name in names if name.endswith(_SUFFIXES) and ("/" not in name or name.startswith(_TEMPLATES))]
     if any(name.startswith("model") and name.endswith(".safetensors") for name in wanted):
         # Some repositories also hold the same weights in files for another library.
-        wanted = [name for name in wanted if name.startswith("model") or not name.endswith(".safetensors")]
+        wanted = [name for name in wanted if name.startswith(_WEIGHTS) or not name.endswith(".safetensors")]
     modules = "modules.json" in wanted
     return [*wanted, *(name for name in names if modules and _MODULES.fullmatch(name))]
 

@@ -13,7 +13,7 @@ from kvasir.engine.front import Front
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.prompts import Prompts
 from kvasir.types import Task
-from tests.serve.fakes import POISON, EchoEngine, byte_tokenizer, template
+from tests.serve.fakes import BOS, EOS, POISON, EchoEngine, byte_tokenizer, template
 from tests.serve.running import client, make_front
 
 JUDGE: dict[str, Any] = {"tasks": (Task.CLASSIFY,), "info": {"labels": ("LABEL_0",), "activation": "identity"}}
@@ -214,6 +214,14 @@ async def test_a_pooling_request_of_vllm():
         assert response.status_code == 400 and response.json()["error"]["param"] == "model"
         response = await http.post("/pooling", json={"input": "ab", "task": "token_embed", "dimensions": 1})
         assert response.status_code == 400 and response.json()["error"]["param"] == "dimensions"
+
+
+async def test_weights_of_tokens_leave_out_those_around_the_text():
+    info = {"token_weights": True, "token_embedding_size": 2}
+    async with client(tasks=(Task.TOKEN_EMBED, Task.TOKEN_CLASSIFY), info=info) as http:
+        given = [[BOS, 97, 98, EOS]]
+        answer = await post(http, "/pooling", input=given, task="token_embed")
+        assert answer["data"][0]["data"] == [[97.0, 1.0], [98.0, 2.0], [EOS, 3.0]]
 
 
 async def test_labels_of_each_token():

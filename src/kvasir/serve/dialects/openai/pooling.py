@@ -10,7 +10,8 @@ from pydantic import Field
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.engine.scoring import first_dimensions, scores_of
+from kvasir.engine.front import Front
+from kvasir.engine.scoring import first_dimensions, rows_of, scores_of, token_embeddings, token_weights
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.dialects.openai.pooled import check_dimensions, listed, requests_of, results_of
@@ -89,14 +90,16 @@ async def pooling(wire: PoolingRequest, request: HTTPRequest) -> Response:
     before, special = front.prompts.of(wire.prompt_name) if embeds else "", wire.add_special_tokens is not False
     requests = await requests_of(wire, wire.input, serving, request, task, special=special, before=before)
     _check_values(info, task, requests)
-    many, shaped = await results_of(requests, serving, request), _shaper(info, task, wire)
+    many, shaped = await results_of(requests, serving, request), _shaper(front, task, wire)
 
-    def entry(index: int, values: Sequence[float]) -> dict[str, Any]:
-        data = base64_of(values) if wire.encoding_format == "base64" else shaped(values)
+    def entry(index: int, core: Request, values: Sequence[float]) -> dict[str, Any]:
+        data = shaped(core.prompt_ids, values)
+        if wire.encoding_format == "base64":
+            data = base64_of([x for row in data for x in row] if data and not isinstance(data[0], float) else data)
         return {"index": index, "object": "pooling", "data": data}
 
     def answer() -> dict[str, Any]:
-        data = [raw(entry(i, values)) for i, values in enumerate(many)]
+        data = [raw(entry(i, core, values)) for i, (core, values) in enumerate(zip(requests, many, strict=True))]
         return listed("pool", data, sum(len(r.prompt_ids) for r in requests), serving, request)
 
     return await write_json(len(requests) > 16 or task not in (Task.EMBED, Task.CLASSIFY), answer)
@@ -110,20 +113,15 @@ def _check_values(info: ModelInfo, task: Task, requests: Sequence[Request]) -> N
         raise InvalidRequest(f"{values} numbers in a response", f"at most {MAX_VALUES}; send fewer texts", "input")
 
 
-def _shaper(info: ModelInfo, task: Task, wire: PoolingRequest) -> Callable[[Sequence[float]], Any]:
-    """What makes the data of a result of its numbers: a list, or one of lists for the results of tokens."""
+def _shaper(front: Front, task: Task, wire: PoolingRequest) -> Callable[[Sequence[int], Sequence[float]], Any]:
+    """What makes the data of a result of its ids and numbers: a list, or one of lists for the results of tokens."""
+    info, is_raw = front.info, wire.use_activation is False
     if task is Task.EMBED:
-        return lambda values: values if wire.dimensions is None else first_dimensions(values, wire.dimensions)
-    is_raw = wire.use_activation is False
+        return lambda ids, values: values if wire.dimensions is None else first_dimensions(values, wire.dimensions)
     if task is Task.CLASSIFY:
-        return lambda values: scores_of(info, values, raw=is_raw)
+        return lambda ids, values: scores_of(info, values, raw=is_raw)
     if task is Task.TOKEN_EMBED:
-        return lambda values: rows_of(values, info.token_embedding_size)
-    if not info.labels:  # weights of tokens
-        return lambda values: rows_of(values, 1)
-    return lambda values: [scores_of(info, row, raw=is_raw) for row in rows_of(values, len(info.labels))]
-
-
-def rows_of(values: Sequence[float], size: int) -> list[Sequence[float]]:
-    """The values in rows."""
-    return [values[i : i + size] for i in range(0, len(values), size)]
+        return lambda ids, values: token_embeddings(front, ids, values)
+    if info.token_weights:
+        return lambda ids, values: [[weight] for _, weight in token_weights(front, ids, values)]
+    return lambda ids, values: [scores_of(info, row, raw=is_raw) for row in rows_of(values, len(info.labels))]
