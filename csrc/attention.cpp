@@ -120,7 +120,7 @@ void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& sta
         const int64_t token = item.piece->first + item.query + row / item.heads;
         F::load_query(state, row, args.q + token * args.q_stride + (item.head + row % item.heads) * dim, dim);
         state.first[row] = first_seen(args, item.position(row));
-        state.last[row] = last_seen(*item.piece, item.position(row));
+        state.last[row] = last_seen(args, *item.piece, item.position(row));
         for (int64_t i = 0; i < width; i += LANES) store(state.total + row * MAX_HEAD_DIM + i, broadcast(0.0f));
     }
 }
@@ -204,7 +204,7 @@ struct Queries {
         first = query;
         count = lesser(cut.queries, piece.count - query);
         low = first_seen(args, piece.start + query);
-        high = last_seen(piece, piece.start + query + count - 1);
+        high = last_seen(args, piece, piece.start + query + count - 1);
         const int64_t steps = (high + STEP_TOKENS - 1) / STEP_TOKENS - low / STEP_TOKENS;
         cost = (steps + 1) * (6 + count * cut.heads);
     }

@@ -75,10 +75,13 @@ struct Item {
 
 // The keys that one row attends to: [first, last).
 KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
+    if (args.distance > 0) return larger(0, position - args.distance);
     return args.window > 0 ? larger(0, position - args.window + 1) : 0;
 }
-KVASIR_INLINE int64_t last_seen(const Piece& piece, int64_t position) {
-    return piece.causal() ? position + 1 : piece.start + piece.count;
+KVASIR_INLINE int64_t last_seen(const AttentionArgs& args, const Piece& piece, int64_t position) {
+    if (piece.causal()) return position + 1;
+    const int64_t end = piece.start + piece.count;
+    return args.distance > 0 ? lesser(end, position + args.distance + 1) : end;
 }
 
 // The tiles of a step that some row of the item attends to: [first, last) of its four. The other entries repeat the

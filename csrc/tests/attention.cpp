@@ -23,6 +23,7 @@ struct Case {
     int32_t window = 0;
     bool causal = true, sinks = false, alibi = false;
     float softcap = 0.0f;
+    int32_t distance = 0;
 };
 
 struct Data {
@@ -56,7 +57,11 @@ void expect(const Case& c, const Data& data, std::vector<double>& out) {
     std::vector<double> weight(static_cast<size_t>(c.length));
     const int64_t group = c.heads / c.kv_heads;
     for (int64_t p = 0; p < c.length; ++p) {
-        const int64_t first = c.window && p >= c.window ? p - c.window + 1 : 0, last = c.causal ? p + 1 : c.length;
+        int64_t first = c.window && p >= c.window ? p - c.window + 1 : 0, last = c.causal ? p + 1 : c.length;
+        if (c.distance) {
+            first = std::max<int64_t>(0, p - c.distance);
+            last = std::min(c.length, p + c.distance + 1);
+        }
         for (int64_t h = 0; h < c.heads; ++h) {
             double sum = c.sinks ? std::exp(static_cast<double>(data.sinks[h])) : 0.0;
             for (int64_t j = first; j < last; ++j) {
@@ -118,6 +123,7 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         args.q_stride = args.out_stride = q_row;
         args.heads = c.heads;
         args.window = c.window;
+        args.distance = c.distance;
         args.scale = scale_of(c);
         args.softcap = c.softcap;
         args.sinks = c.sinks ? data.sinks.data() : nullptr;
@@ -174,6 +180,7 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
     args.q_stride = args.out_stride = q_row;
     args.heads = c.heads;
     args.window = c.window;
+    args.distance = c.distance;
     args.scale = scale_of(c);
     args.sinks = c.sinks ? data.sinks.data() : nullptr;
     args.pieces = pieces.data();
@@ -264,6 +271,10 @@ void test_attention() {
         both.causal = false;
         both.alibi = true;
         check(both);
+        Case near{format, 6, 3, 16, 16, 210};
+        near.causal = false;
+        near.distance = 24;
+        check(near);
         check_poison({format, 4, 2, 16, 16, 60}, false);
         check_poison({format, 4, 2, 16, 16, 60, 25}, true);
         check_poison({format, 4, 4, 16, 64, 60}, true);
@@ -283,6 +294,8 @@ void test_attention() {
     Case both{kvasir::CACHE_BF16, 2, 2, 16, 16, 0};
     both.causal = false;
     check_cuts(both, {3500, 60}, {3, 60});
+    both.distance = 1500;
+    check_cuts(both, {4100}, {4100});
     // Full items for which the second thread would have to store more chunks than fit its scratch.
     check_cuts({kvasir::CACHE_F32, 16, 1, 2, 64, 0}, {130 * 1024, 132 * 1024}, {1, 1}, {2}, false);
     kvasir::CacheLayout odd{kvasir::CACHE_BF16, 1, 7, 16};

@@ -102,6 +102,15 @@ ENCODERS = {
     "jina-v3": {**_ENCODER, "model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]},
     "nomic": {**_ENCODER, "model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
     "gte": {**_ENCODER, "model_type": "gte", "architectures": ["GteModel"]},
+    "modernbert": {
+        **{name: value for name, value in _ENCODER.items() if name != "type_vocab_size"},
+        "model_type": "modernbert", "architectures": ["ModernBertModel"], "local_attention": 24,
+        "num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
+    },
+    "embedding-gemma": {
+        **_LLAMA, **_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "use_bidirectional_attention": True,
+    },
     "eurobert": {
         **_LLAMA, "model_type": "eurobert", "architectures": ["EuroBertModel"], "bos_token_id": 1, "eos_token_id": 2,
         "pad_token_id": 0, "mask_token_id": 3, "max_position_embeddings": 256,
@@ -120,18 +129,6 @@ CLASSIFIERS = {
         **CONFIGS["qwen3"], "architectures": ["Qwen3ForSequenceClassification"], "num_labels": 2, "pad_token_id": 0,
     },
 }  # fmt: skip
-# Those that only the eager executor runs.
-EAGER_ENCODERS = {
-    "modernbert": {
-        **_ENCODER, "model_type": "modernbert", "architectures": ["ModernBertModel"], "local_attention": 24,
-        "num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-    },
-}  # fmt: skip
-EAGER_ENCODERS["embedding-gemma"] = {
-    **_LLAMA, **_GEMMA, "model_type": "gemma3_text", "architectures": ["Gemma3TextModel"], "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2, "use_bidirectional_attention": True,
-}  # fmt: skip
-del EAGER_ENCODERS["modernbert"]["type_vocab_size"]
 for _name in SWITCHED:
     _config = {**config_of(_name), "vocab_size": 300, "max_position_embeddings": 512}
     CONFIGS[_name] = {**_config, "architectures": list(MODELS[_config["model_type"]][2])}
@@ -145,7 +142,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 
     from tests.models.oracle import state_of
 
-    config = {**CONFIGS, **ENCODERS, **EAGER_ENCODERS, **CLASSIFIERS}[kind]
+    config = {**CONFIGS, **ENCODERS, **CLASSIFIERS}[kind]
     (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)

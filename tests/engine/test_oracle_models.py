@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.sched.sequence import Sequence
-from tests.engine.cores import EAGER_ENCODERS, ENCODERS, core_of, random_model
+from tests.engine.cores import ENCODERS, core_of, random_model
 from tests.models.families import SWITCHED
 from tests.oracle import NANS, Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
 
@@ -136,7 +136,7 @@ def test_nan_in_foreign_blocks_stays_there(case):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["bert", *ENCODERS, *EAGER_ENCODERS])
+@pytest.mark.parametrize("kind", ["bert", *ENCODERS])
 def test_embeddings_do_not_depend_on_the_batch(tmp_path, kind, threads):
     folder = random_model(kind, tmp_path)
     requests = embed_requests(300)

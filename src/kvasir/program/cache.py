@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from kvasir.caches import CacheKind
-from kvasir.layers.kv_layout import Bank, KVLayout, Spec
+from kvasir.layers.kv_layout import AROUND, Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.layers.pages import paged
 from kvasir.ops.attention.native import FORMATS, CacheLayoutStruct, cache_block_bytes
@@ -23,7 +23,7 @@ _ITEM = {
 }
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
-_COMPUTES = ("attention", "recurrent layers")  # values of caches.Kind.needs that have kernels
+_COMPUTES = ("attention", "recurrent layers", AROUND)  # values of caches.Kind.needs that have kernels
 _MOST_DIM = 256
 
 

@@ -227,6 +227,8 @@ class Marshal:
             self.cache.spec[layer].window,
             scale,
             softcap,
+            self.cache.spec[layer].distance,
+            0,
             None if sinks is None else self._vector(sinks),
         )
         self._keep.append(args)

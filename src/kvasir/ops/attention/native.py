@@ -69,6 +69,8 @@ class AttentionArgs(Structure):
         ("window", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
+        ("distance", c_int32),
+        ("reserved", c_int32),
         ("sinks", c_void_p),
         ("alibi_slopes", c_void_p),
         ("pieces", c_void_p),
@@ -150,6 +152,7 @@ def attention(
     scale: float,
     *,
     window: int = 0,
+    distance: int = 0,
     softcap: float = 0.0,
     sinks_H: Any = None,
     alibi_slopes_H: Any = None,
@@ -159,14 +162,14 @@ def attention(
     """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d], in `out` (default: a NumPy array of zeros), whose
     other rows stay unchanged.
 
-    Arguments are NumPy arrays or CPU tensors. starts: the first token row of each work. tables: int32 block ids,
-    indexed by a work's row. threads: the size of a thread team that exists for this call. Raises ValueError for
-    inconsistent arguments.
+    Arguments are NumPy arrays or CPU tensors. distance: of the keys before and after a row of an indivisible work, 0
+    for all. starts: the first token row of each work. tables: int32 block ids, indexed by a work's row. threads: the
+    size of a thread team that exists for this call. Raises ValueError for inconsistent arguments.
     """
     rows, heads, _ = q_THd.shape
     out = np.zeros(tuple(q_THd.shape), np.float32) if out is None else out
     shape = (rows, heads, layout.head_dim)
-    if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX:
+    if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX or not 0 <= distance <= _MAX:
         raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
     struct = layout._struct()
     k, v = _halves(layout, cache)
@@ -192,6 +195,8 @@ def attention(
         window,
         scale,
         softcap,
+        distance,
+        0,
         None if sinks_H is None else native.address(sinks_H, "sinks", (heads,)),
         None if alibi_slopes_H is None else native.address(alibi_slopes_H, "alibi_slopes", (heads,)),
         ctypes.addressof(pieces),
