@@ -18,7 +18,7 @@ using kvasir_test::same;
 constexpr int32_t BLOCK = 16, TOKENS = 53, BLOCKS = 1 + (TOKENS + BLOCK - 1) / BLOCK;
 
 struct Case {
-    int32_t qk_heads, v_heads, dim, v_dim, taps;
+    int32_t qk_heads, v_heads, dim, v_dim, taps, tiled = 0;
 
     int64_t channels() const { return 2 * int64_t{qk_heads} * dim + int64_t{v_heads} * v_dim; }
 };
@@ -70,7 +70,7 @@ std::vector<double> expect(const Case& c, const Data& d) {
     for (int64_t h = 0; h < c.v_heads; ++h) {
         std::vector<double> state(static_cast<size_t>(c.dim * c.v_dim));
         for (int64_t t = 0; t < TOKENS; ++t) {
-            const int64_t from = h / share * c.dim;
+            const int64_t from = (c.tiled ? h % c.qk_heads : h / share) * c.dim;
             std::vector<double> q = convolved(c, d, d.q, c.dim, from, from, wide, t);
             std::vector<double> k = convolved(c, d, d.k, c.dim, wide + from, from, wide, t);
             const std::vector<double> v = convolved(c, d, d.v, c.v_dim, 2 * wide + h * c.v_dim, h * c.v_dim,
@@ -118,8 +118,9 @@ class Sequence {
         const int32_t* tables[1] = {table_};
         kvasir::Piece piece = {1, 0, start, count, 0, tables, reached};
         kvasir::DeltaArgs args = {
-            c_.qk_heads, c_.v_heads, c_.dim, c_.v_dim, c_.taps, kvasir::FUNCTION_SILU, BLOCK, 0, blocks.data, stride_,
-            states.data, d_.q.data() + start * wide, d_.k.data() + start * wide, d_.v.data() + start * v_wide,
+            c_.qk_heads, c_.v_heads, c_.tiled, 0, c_.dim, c_.v_dim, c_.taps, kvasir::FUNCTION_SILU, BLOCK, 0,
+            blocks.data, stride_, states.data,
+            d_.q.data() + start * wide, d_.k.data() + start * wide, d_.v.data() + start * v_wide,
             d_.b.data() + start * c_.v_heads, d_.a.data() + start * c_.v_heads, c_.v_heads, d_.kernel.data(),
             d_.rate.data(), d_.bias.data(), out.data + start * v_wide, &piece, 1,
         };
@@ -167,8 +168,8 @@ void test_case(const Case& c) {
 }  // namespace
 
 void test_delta() {
-    for (const Case& c : {Case{1, 1, 16, 16, 4}, Case{2, 6, 5, 7, 4}, Case{2, 4, 32, 80, 2}, Case{1, 2, 3, 130, 1},
-                          Case{1, 1, 256, 256, 8}}) {
+    for (const Case& c : {Case{1, 1, 16, 16, 4}, Case{2, 6, 5, 7, 4}, Case{2, 6, 5, 7, 4, 1}, Case{2, 4, 32, 80, 2},
+                          Case{1, 2, 3, 130, 1}, Case{1, 1, 256, 256, 8}}) {
         test_case(c);
     }
 }
