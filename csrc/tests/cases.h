@@ -116,8 +116,9 @@ inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool norm
     b.linear(n, {{b.matrices(FLOAT, EXPERTS, WIDTH), bias, scores, nullptr}});
     int32_t* ids = b.memory.work<int32_t>(Builder::MAX_TOKENS * TOP_K);
     float* weights = b.rows(TOP_K);
-    b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>((2 * EXPERTS + 32) * b.threads)},
-          {EXPERTS, TOP_K, normalise});
+    Routing* routing = b.memory.keep<Routing>(1);
+    *routing = {EXPERTS, TOP_K, 1, 1, 1, SCORES_SOFTMAX, normalise, 1.0f, 0.0f, nullptr};
+    b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>(route_room(EXPERTS) * b.threads), routing}, {});
     const int64_t slots = ROOM * TOP_K;
     Experts* e = b.memory.keep<Experts>(1);
     *e = {};

@@ -195,7 +195,8 @@ class Plain {
         });
     }
     void route(const Instr& in) {
-        const int64_t experts = in.n[0], top_k = in.n[1];
+        const Routing& routing = *static_cast<const Routing*>(in.p[4]);
+        const int64_t experts = routing.experts, top_k = routing.top_k;
         by_row(in.p[0], top_k, [&](int64_t r, double* out) {
             const double* logits = row(in.p[2], r);
             std::vector<int64_t> ids(static_cast<size_t>(experts));
@@ -208,8 +209,8 @@ class Plain {
             double sum = 0;
             const double* ids = row(in.p[0], r);
             for (int64_t j = 0; j < top_k; ++j) out[j] = std::exp(row(in.p[2], r)[static_cast<int64_t>(ids[j])]);
-            for (int64_t x = 0; x < experts && !in.n[2]; ++x) sum += std::exp(row(in.p[2], r)[x]);
-            for (int64_t j = 0; j < top_k && in.n[2]; ++j) sum += out[j];
+            for (int64_t x = 0; x < experts && !routing.normalise; ++x) sum += std::exp(row(in.p[2], r)[x]);
+            for (int64_t j = 0; j < top_k && routing.normalise; ++j) sum += out[j];
             for (int64_t j = 0; j < top_k; ++j) out[j] /= sum;
         });
     }
