@@ -2,7 +2,7 @@
 // lanes are columns of the state, so the instruction set changes no bit.
 #include "delta.h"
 
-#include "kernels.h"
+#include "team.h"
 #include "simd_math.h"
 
 namespace kvasir {

@@ -2,7 +2,7 @@
 // lookup_int), with the signatures of kernels.h.
 #pragma once
 
-#include "kernels.h"
+#include "matrix.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
