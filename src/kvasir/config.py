@@ -83,13 +83,15 @@ class EngineOptions:
         "auto", "auto (program if it can run, else eager), program, eager, or graph (on a GPU; not yet run on one)."
     )
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
+    rope_scaling: str | None = option(None, "Rope settings in place of the model's, as JSON: kind, factor, lengths.")
+    hf_overrides: str | None = option(None, "Fields in place of those in the model's config.json, as a JSON object.")
     host_share: float = 1.0  # fraction of the host memory that an engine takes by default, if several share a machine
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The facts of a loaded model for `resolve`. groups: its cache groups. footprint(tokens): the memory that steps of
-    this many tokens need."""
+    this many tokens need. short_until: the longest context for LongRoPE's short factors, 0 without LongRoPE."""
 
     max_positions: int
     dtype: str
@@ -98,6 +100,7 @@ class ModelFacts:
     executor: str = "eager"
     notes: tuple[str, ...] = ()
     footprint: Callable[[int], Footprint] = lambda tokens: Footprint()
+    short_until: int = 0
 
     @property
     def bytes_per_block(self) -> tuple[int, ...]:
@@ -153,6 +156,7 @@ class EngineConfig:
     footprint: Footprint
     memory_left: int  # bytes of the device's memory that stay free
     targets: dict[ServiceClass, Target]
+    long_rope: bool = False  # whether LongRoPE's long factors apply
     notes: tuple[str, ...] = ()
 
 
@@ -277,6 +281,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         footprint=footprint,
         memory_left=left - (load_bytes + save_bytes) * (device.kind == "cpu" and _has_tier(options)),
         targets=slo_targets(options),
+        long_rope=_long_rope(model, length, notes),
         notes=tuple(notes),
     )
 
@@ -314,6 +319,15 @@ def _overlap(options: EngineOptions, device: DeviceFacts) -> bool:
     if options.overlap is not None:
         return options.overlap
     return device.kind == "cuda" or device.processors > (options.threads or device.threads)
+
+
+def _long_rope(model: ModelFacts, length: int, notes: list[str]) -> bool:
+    """The served context alone decides, never a prompt's length: prompts of any length then share prefixes."""
+    is_long = length > model.short_until > 0
+    if model.short_until:
+        other = f"--max-model-len {'up to' if is_long else 'beyond'} {model.short_until} selects the others"
+        notes.append(f"LongRoPE uses its {'long' if is_long else 'short'} factors for this context; {other}")
+    return is_long
 
 
 def _kv_dtype(wish: str, dtype: str) -> str:

@@ -137,7 +137,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3-longrope": {
         "model_type": "phi3",
         "max_position_embeddings": 512,
-        "original_max_position_embeddings": 128,
+        "original_max_position_embeddings": 64,
         "rope_parameters": LONGROPE,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24},

@@ -45,6 +45,17 @@ def test_logits_agree(transformers, name):
     assert distance(logits, expected) < TOLERANCE
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_longrope_uses_the_short_factors_where_no_longer_context_is_served(transformers):
+    """transformers chooses by the length of the prompt."""
+    model, ids = oracle(transformers, "phi3-longrope"), random_ids(64, 96)
+    served = ours(model.config.to_dict(), state_of(model))
+    longer = logits_of(served, ids)
+    served.rope.serve(64)
+    assert distance(logits_of(served, ids), reference_logits(model, ids)) < TOLERANCE
+    assert distance(longer, reference_logits(model, ids)) > SENSITIVITY
+
+
 def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[str, Any]]:
     """The rope settings with one change each."""
     whole = {**scaling, "rope_theta": theta}
@@ -113,7 +124,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"original_max_position_embeddings": 500, "rope_parameters": {**LONGROPE, "factor": 1.0}},
         {"rope_parameters": {**LONGROPE, "attention_factor": 1.0}},
         {"rope_parameters": {**LONGROPE, "factor": 32.0}},
-        {"rope_parameters": {**LONGROPE, "short_factor": [1.0] * 8}},
+        {"rope_parameters": {**LONGROPE, "long_factor": [1.0] * 8}},
+        {"rope_parameters": {**LONGROPE, "short_mscale": 1.0, "long_mscale": 1.5}},
         {"max_position_embeddings": 4096},
     ],
     "mixtral": [

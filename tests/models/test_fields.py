@@ -225,13 +225,15 @@ def test_yarn_weighs_both_mscales():
     assert scaling.attention_factor == pytest.approx((0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1))
 
 
-def test_longrope_keeps_the_short_factors_and_ends_where_the_long_ones_would_begin():
+def test_longrope_keeps_the_long_factors_if_the_context_exceeds_the_original():
     fields = {"rope_scaling": {"type": "su", **LONGROPE}, "original_max_position_embeddings": 1024}
     _, scaling = rope(fields, max_position=131072)
-    assert (scaling.kind, scaling.factors, scaling.context_length(131072)) == ("longrope", (1.0, 1.5), 1024)
+    assert (scaling.kind, scaling.factors, scaling.long_factors) == ("longrope", (1.0, 1.5), (2.0, 64.0))
+    assert scaling.context_length(131072) == 131072 and scaling.short_until == 1024
+    assert scaling.served(1024).factors == (1.0, 1.5) and scaling.served(1025).factors == (2.0, 64.0)
     assert scaling.attention_factor == math.sqrt(1 + math.log(128) / math.log(1024))
-    assert rope(fields, max_position=512)[1].attention_factor == 1.0
-    assert scaling.context_length(512) == 512
+    short = rope(fields, max_position=1024)[1]
+    assert (short.attention_factor, short.long_factors, short.short_until) == (1.0, (), 0)
 
 
 def test_context_lengths():

@@ -314,7 +314,7 @@ def test_longrope_comes_from_its_tensors():
     keys = {"rope__scaling__original_context_length": 16, "rope__scaling__attn_factor": 1.5}
     _, scaling = read_rope(Fields(read("phi3", tensors, **keys)), CONTEXT, partial=True)
     assert (scaling.kind, scaling.factors, scaling.attention_factor) == ("longrope", (1.0, 2.0, 3.0, 4.0), 1.5)
-    assert scaling.context_length(CONTEXT) == 16
+    assert scaling.context_length(CONTEXT) == CONTEXT and scaling.short_until == 16
     del tensors["rope_factors_long.weight"]
     with pytest.raises(ModelFileError, match="rope_factors_long"):
         read("phi3", tensors, **keys)

@@ -85,6 +85,34 @@ def test_end_ids_are_read(folder):
     assert read_generation_config(path, read_hf_config(path)).eos_ids == EOS[folder]
 
 
+# --- published configs that are not in the shared folder ---------------------------------------------
+
+PHI_3_5_MINI = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "model_type": "phi3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"long_factor": [1.08] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": False, "use_cache": True,
+    "vocab_size": 32064,
+}  # fmt: skip
+PHI_4_MINI = {
+    **PHI_3_5_MINI, "bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999, "full_attn_mod": 1,
+    "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False, "num_attention_heads": 24,
+    "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "tie_word_embeddings": True, "vocab_size": 200064,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [PHI_3_5_MINI, PHI_4_MINI], ids=["Phi-3.5-mini", "Phi-4-mini"])
+def test_configs_with_longrope_have_their_whole_context(config):
+    """The factors are shortened to one number each."""
+    found = our_config(config)
+    assert (found.context_length, found.rotary_dim) == (131072, 96)
+    assert found.rope_scaling.served(131072).factors == (1.08,) * 48
+    assert found.rope_scaling.served(4096).factors == (1.0,) * 48
+
+
 # --- one field of another kind of model -------------------------------------------------------------
 
 

@@ -114,9 +114,9 @@ def test_phi3s_fused_matrices_are_split_into_views():
     assert qkv.weights["q"].data_ptr() == fused.data_ptr()
 
 
-def test_longrope_ends_the_context_before_angles_would_depend_on_the_length():
-    assert read("phi3-longrope").context_length == 128
-    assert read("phi3-longrope", max_position_embeddings=64).context_length == 64
+def test_longrope_reaches_the_context_of_the_long_factors():
+    assert read("phi3-longrope").context_length == 512
+    assert read("phi3-longrope", max_position_embeddings=32).context_length == 32
     assert read("phi3").context_length == 256
 
 

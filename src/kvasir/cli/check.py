@@ -35,10 +35,12 @@ def check_length(options: EngineOptions, max_tokens: int | None) -> None:
     """Checks max_tokens for a prompt of one token against the model's configuration. Raises KvasirError."""
     if max_tokens is None:
         return
+    from kvasir.models.overrides import read_overrides
     from kvasir.models.registry import model_class_for
     from kvasir.runner.load import open_checkpoint
 
-    config, source = open_checkpoint(find_model(options.model, options.revision))
+    overrides = read_overrides(options.rope_scaling, options.hf_overrides)
+    config, source = open_checkpoint(find_model(options.model, options.revision), overrides)
     source.close()
     longest = model_class_for(config).Config.from_hf(config).context_length  # type: ignore[attr-defined]
     context = min(longest, options.max_model_len or longest)

@@ -32,7 +32,9 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     from kvasir import device as devices
     from kvasir import ops
     from kvasir.engine.tier import make_tier
+    from kvasir.layers.rope import ropes
     from kvasir.models.config import read_generation_config
+    from kvasir.models.overrides import read_overrides
     from kvasir.ops import native
     from kvasir.runner.footprint import footprint_of
     from kvasir.runner.load import LoadOptions, load_model
@@ -48,7 +50,10 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
     compiled = partial(progress, kernels=True) if progress else None
     files = find_model(options.model, options.revision)
-    load_options = LoadOptions(options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
+    overrides = read_overrides(options.rope_scaling, options.hf_overrides)
+    load_options = LoadOptions(
+        options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads, overrides=overrides
+    )
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
     model, dtype = loaded.model, loaded.dtype
@@ -63,6 +68,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         groups=groups,
         executor=executor,
         notes=loaded.notes,
+        short_until=max((rope.scaling.short_until for rope in ropes(model)), default=0),
         footprint=lambda tokens: footprint_of(
             loaded, kind=device.kind, tokens=tokens, rows=options.max_num_seqs, threads=threads,
             block_size=options.block_size, kv_dtype=kv_dtype, progress=compiled,
@@ -72,6 +78,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     machine = Facts(device.kind, devices.available(device.kind), device.threads, device.processors, host_available)
     with devices.memory_for("the buffers of a step"):
         config = resolve(options, facts, machine)
+    for rope in ropes(model):
+        rope.serve(config.max_model_len)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         groups, config.num_blocks, model.config.vocab_size, max_drafted=MAX_DRAFTED,

@@ -8,6 +8,7 @@ for output in llm.generate(["Hello"], SamplingParams(temperature=0, max_tokens=2
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -148,6 +149,8 @@ class AsyncLLM:
     def __init__(self, model: str, *, engine: Engine | None = None, launch: bool = False, **options: Any):
         """engine: another implementation of the protocol (a ProcessEngine), created with the same options. launch: the
         weights begin to load at once, while the text half does; call `abandon` if `start` is not reached."""
+        for name, value in options.items():
+            options[name] = json.dumps(value) if isinstance(value, Mapping) else value
         self.options = EngineOptions(model=model, **options)
         self._progress: Progress | None = None
         self._is_abandoned = False

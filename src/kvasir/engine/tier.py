@@ -15,6 +15,7 @@ from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from kvasir.models.overrides import read_overrides
 from kvasir.types import ModelInfo
 from kvasir.weights.local import ModelFiles
 
@@ -69,9 +70,12 @@ def _path(name: str) -> Path:
 def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:
     """A hash of the weights and of everything else, except the numerics version, that keys and values depend on.
 
-    It includes the block size and the type of keys and values, so that engines that differ in them can share a folder.
+    It includes the block size and the type of keys and values, so that engines that differ in them can share a folder,
+    and what changes their angles: overrides of the config and LongRoPE's choice of factors.
     """
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
+    changes = read_overrides(options.rope_scaling, options.hf_overrides).identity
+    ways += tuple(way for way in (changes, "LongRoPE" * config.long_rope) if way)
     configuration = files.config.read_bytes() if files.config else b""
     lines = [hashlib.sha256(configuration).hexdigest(), *ways, *(_file_digest(path) for path in files.weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

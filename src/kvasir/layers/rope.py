@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+MAX_POSITIONS = 1 << 26
 PIECE = 256  # positions per computation of angles: about two milliseconds
 
 
@@ -37,9 +38,10 @@ class RopeScaling:
                 unchanged where it is below original_max_position / high_freq_factor, interpolated in between
       yarn      divided by `factor` or unchanged, with a ramp between the dimensions given by beta_fast and
                 beta_slow (rounded outwards if `truncate`); cos and sin multiplied by `attention_factor`
-      longrope  frequency i divided by factors[i], the short factors; cos and sin multiplied by `attention_factor`.
-                A sequence beyond original_max_position would need the long factors for all its positions, earlier
-                ones included, so we end the context there
+      longrope  frequency i divided by factors[i], the short factors, or by long_factors[i] if the served context
+                exceeds original_max_position, however long a sequence is: keys and values of one position are then the
+                same in all sequences. cos and sin multiplied by `attention_factor`, or by `long_attention_factor` if
+                it is not 0. Without long_factors the context cannot exceed original_max_position
       factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
     """
 
@@ -53,6 +55,22 @@ class RopeScaling:
     attention_factor: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    long_attention_factor: float = 0.0
+
+    def served(self, length: int) -> RopeScaling:
+        """The scaling where contexts of this many tokens are served: for LongRoPE, with the factors to use."""
+        if not self.long_factors or length <= self.original_max_position:
+            return replace(self, long_factors=(), long_attention_factor=0.0)
+        attention = self.long_attention_factor or self.attention_factor
+        return replace(
+            self, factors=self.long_factors, attention_factor=attention, long_factors=(), long_attention_factor=0.0
+        )
+
+    @property
+    def short_until(self) -> int:
+        """The longest served context for the short factors; 0 if there is only one set of factors."""
+        return self.original_max_position if self.long_factors else 0
 
     def context_length(self, max_position: int) -> int:
         """Context length of the model in tokens, given `max_position_embeddings` (for llama3 it already includes the
@@ -61,8 +79,6 @@ class RopeScaling:
             return int(max_position * self.factor)
         if self.kind == "yarn":
             return max(max_position, int(self.original_max_position * self.factor))
-        if self.kind == "longrope":
-            return min(max_position, self.original_max_position)
         return max_position
 
 
@@ -117,11 +133,17 @@ class Rope:
         scaling: RopeScaling | None = None,
         growth: tuple[float, int] | None = None,
     ):
-        scaling = scaling or RopeScaling()
-        self.growth = growth
-        self.frequencies = frequencies(dim, theta, scaling)
-        self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
+        self.dim, self.theta, self.scaling, self.growth = dim, theta, scaling or RopeScaling(), growth
         self.tensors: Any = None  # the eager executor's tables (rope_tensors)
+        self.serve(MAX_POSITIONS)
+
+    def serve(self, length: int) -> None:
+        """Chooses LongRoPE's factors for contexts of `length` tokens, before any angles are computed. By default, those
+        of the longest context."""
+        scaling = self.scaling.served(length)
+        self.frequencies = frequencies(self.dim, self.theta, scaling)
+        self.factor = scaling.attention_factor if scaling.kind in ("yarn", "longrope") else 1.0
+        self.tensors = None
 
     @property
     def half(self) -> int:

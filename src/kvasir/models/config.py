@@ -116,7 +116,7 @@ class Fields:
             if self.values.get(name) is not None:
                 self._refuse_quantization(name)
         for name, value in self.values.items():
-            if name not in self.read and not _neutral(value) and _has_meaning(name):
+            if name not in self.read and not _neutral(value) and affects_arithmetic(name):
                 raise UnsupportedModel(
                     f"{self.where}: the field {name} = {_short(value)} is unknown for this model",
                     "it may change what is computed, so it is not ignored; see docs/howto/add-a-model.md",
@@ -151,7 +151,8 @@ def _neutral(value: Any) -> bool:
     return value is None or value is False or value in (0, "", [], {})
 
 
-def _has_meaning(name: str) -> bool:
+def affects_arithmetic(name: str) -> bool:
+    """Whether a field of this name is refused unless it is read."""
     if name in HARMLESS or name.startswith("_") or "dropout" in name or "pdrop" in name:
         return False
     return any(word.startswith(_MEANING) for word in re.split(r"[._]", name.lower()))

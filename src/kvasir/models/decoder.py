@@ -111,8 +111,9 @@ def read_sizes(
     rotary_dim = int(head_dim * read_rotary_share(f))
     if rotary_dim % 2 or not rotary_dim:
         raise ModelFileError(f"{f.where}: {rotary_dim} of {head_dim} dimensions rotate", "expected an even number")
-    if scaling.factors and len(scaling.factors) != rotary_dim // 2:
-        raise ModelFileError(f"{f.where}: {len(scaling.factors)} rope factors for {rotary_dim} rotary dimensions")
+    for factors in (scaling.factors, scaling.long_factors):
+        if factors and len(factors) != rotary_dim // 2:
+            raise ModelFileError(f"{f.where}: {len(factors)} rope factors for {rotary_dim} rotary dimensions")
     return {
         "vocab_size": f.integer("vocab_size", 1, MAX_VOCAB),
         "width": width,

@@ -27,6 +27,8 @@ class Phi3Config(DecoderConfig):
         sizes = read_sizes(f, partial=True)
         window = f.integer("sliding_window", 1, MAX_POSITIONS, 0)
         f.expect("attention_bias", False)
+        f.expect("full_attn_mod", 1)
+        f.expect("interpolate_factor", 1)
         f.finish()
         return cls(**sizes, windows=(window,) * sizes["num_layers"])
 

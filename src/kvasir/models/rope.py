@@ -23,7 +23,7 @@ from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields, is_number
 _KNOWN_KEYS = """
     type rope_type rope_theta factor original_max_position_embeddings finetuned attention_factor beta_fast
     beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor partial_rotary_factor factors
-    short_factor long_factor
+    short_factor long_factor short_mscale long_mscale
     """
 
 
@@ -113,16 +113,18 @@ def _read_yarn(f: Fields, original: int, max_position: int) -> RopeScaling:
 
 
 def _read_longrope(f: Fields, original: int, max_position: int) -> RopeScaling:
-    """LongRoPE's settings. The long factors are checked and not used: see `RopeScaling`."""
-    _read_factors(f, "long_factor")
+    """LongRoPE's settings, with the long factors if the model has positions beyond the original ones."""
+    long = _read_factors(f, "long_factor")
     factor = f.number("factor", 1e-6, 1e6, max_position / original)
     attention = math.sqrt(1 + log(factor) / log(original)) if factor > 1.0 < original else 1.0
     return RopeScaling(
         "longrope",
         factor,
         original,
-        attention_factor=f.number("attention_factor", 1e-6, 1e6, attention),
+        attention_factor=f.number("short_mscale", 1e-6, 1e6, f.number("attention_factor", 1e-6, 1e6, attention)),
         factors=_read_factors(f, "short_factor"),
+        long_factors=long if max_position > original else (),
+        long_attention_factor=f.number("long_mscale", 1e-6, 1e6, 0.0) if max_position > original else 0.0,
     )
 
 

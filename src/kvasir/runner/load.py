@@ -16,6 +16,7 @@ from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
+from kvasir.models.overrides import NONE, Overrides
 from kvasir.models.pooling import TokenHeads, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.ops import native
@@ -64,7 +65,7 @@ class LoadedModel:
 class LoadOptions:
     """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
-    load for."""
+    load for. overrides: of the config."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -73,6 +74,7 @@ class LoadOptions:
     threads: int = 1
     hidden: tuple[str, ...] = ()
     mesh: Mesh = SOLO
+    overrides: Overrides = NONE
 
 
 def load_model(
@@ -190,7 +192,7 @@ def _load(
     options: LoadOptions,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
-    config, source = open_checkpoint(files)
+    config, source = open_checkpoint(files, options.overrides)
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
     _check_hidden(options.hidden, model)
@@ -283,20 +285,24 @@ def _check_hidden(names: tuple[str, ...], model: Any) -> None:
         )
 
 
-def open_checkpoint(files: ModelFiles) -> tuple[dict[str, Any], WeightSource]:
+def open_checkpoint(files: ModelFiles, overrides: Overrides = NONE) -> tuple[dict[str, Any], WeightSource]:
     """The config and the tensors of a checkpoint, under Hugging Face's names also for GGUF, and as if they were not
     quantized for a published format of quantized safetensors."""
     if files.kind == "gguf":
         source = GGUFSource(files.weights[0])
         metadata = source.model.metadata
-        config = hf_config_from_gguf(metadata, source)
+        config = overrides.apply(hf_config_from_gguf(metadata, source))
         return config, HFView(source, config, str(metadata["general.architecture"]))
     assert files.config is not None, "a safetensors folder needs a config.json"
     found = read_pooling(files.root)
     pooling = found.get("pooling")
     folders = {layer.folder for layer in pooling.get("dense", ())} if isinstance(pooling, dict) else set()
     source = _with_parts(files.root, folders)
-    config = {**read_hf_config(files.config), **found, "pooling_tokens": _token_heads(files.root, source)}
+    config = {
+        **overrides.apply(read_hf_config(files.config)),
+        **found,
+        "pooling_tokens": _token_heads(files.root, source),
+    }
     return unquantized(config, source)
 
 
