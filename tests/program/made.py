@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.rows import RowArrays
@@ -18,6 +19,12 @@ from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
 
 SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
+# One kind for each mechanism; tests that take other kinds from `EACH` are slow.
+FEW = {
+    *("llama", "mistral", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-next", "qwen3-5-tiled", "gpt2", "bert"),
+    *("olmo2", "cohere2", "granite", "gpt-oss", "glm4-moe", "minimax-m2"),
+}
+EACH = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 
 
 def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> LoadedModel:

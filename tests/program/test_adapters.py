@@ -21,12 +21,12 @@ from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
 from tests.layers.parts import Part, batch_of  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
-from tests.program.made import SMALL, Company, bits, loaded, program_of  # noqa: E402
+from tests.program.made import EACH, Company, bits, loaded, program_of  # noqa: E402
 
 IDS = [(13 * i * i + 7 * i + 3) % 300 for i in range(50)]
 OTHER = [(5 * i * i + 3 * i + 8) % 300 for i in range(50)]
 AGREE = 1e-5  # max |a - b| / max |b|
-KINDS = [kind for kind in SMALL if kind != "bert"]
+KINDS = [kind for kind in EACH if kind != "bert"]
 
 
 def made(model, seed: int, rank: int, only: str = "") -> dict:

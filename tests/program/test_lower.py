@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 
 from kvasir.layers.linear import Linear
 from kvasir.layers.moe import MoE
-from tests.program.made import SMALL, loaded
+from tests.program.made import EACH, loaded
 
 ROWS = 48
 
 
-@pytest.fixture(scope="module", params=[*SMALL, "gemma2 hooked"])
+@pytest.fixture(scope="module", params=[*EACH, "gemma2 hooked"])
 def case(request, tmp_path_factory):
     kind, _, hooked = request.param.partition(" ")
     trace = loaded(kind, tmp_path_factory.mktemp(kind)).trace
@@ -106,7 +106,7 @@ def test_memory_is_shared(case):
     assert program.arena < apart / 2
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", EACH)
 def test_the_weights_that_one_row_reads(kind, tmp_path):
     """Every matrix but tables of which rows are looked up; of a mixture's experts, as many as a row goes to."""
     model = loaded(kind, tmp_path)

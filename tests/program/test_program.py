@@ -15,14 +15,14 @@ from kvasir.runner.load import load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.models import driver  # noqa: E402
 from tests.models.driver import logits_of, step  # noqa: E402
-from tests.program.made import SMALL, Driver, loaded, program_of, random_model  # noqa: E402
+from tests.program.made import EACH, SMALL, Driver, loaded, program_of, random_model  # noqa: E402
 
 LENGTH = 90  # beyond the windows of the tiny models
 IDS = [(7 * i * i + 3 * i + 1) % 300 for i in range(LENGTH)]
 AGREE = 1e-5  # max |a - b| / max |b|: two orders of summation in float32
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=EACH)
 def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return request.param, folder, loaded(request.param, folder)
@@ -32,8 +32,10 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
-def test_agrees_with_eager_in_float32(case):
-    kind, folder, model = case
+@pytest.mark.parametrize("kind", SMALL)
+def test_agrees_with_eager_in_float32(kind, tmp_path):
+    folder = tmp_path
+    model = loaded(kind, folder)
     eager = load_model(find_model(str(folder)), "float32").model
     driven = Driver(program_of(model, fill=np.nan), IDS)
     if kind == "bert":

@@ -20,7 +20,7 @@ from kvasir.program.ranks import RankedProgram  # noqa: E402
 from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
-from tests.program.made import SMALL, Company, Driver, bits, program_of  # noqa: E402
+from tests.program.made import EACH, SMALL, Company, Driver, bits, program_of  # noqa: E402
 from tests.program.ranked import parts_of, ranked, ranked_of  # noqa: E402
 from tests.program.test_adapters import made  # noqa: E402
 
@@ -91,7 +91,7 @@ def check(folder: Path, kind: str, sizes: tuple[int, ...] = SIZES, dtype: str = 
         program.close()
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", EACH)
 def test_every_family_in_2_4_and_8_ranks(folders, kind):
     check(folders(kind), kind)
 
