@@ -51,6 +51,8 @@ class InProcess:
         return InProcess(self.worker, self.facts, **options)
 
     def measure(self, row: Row, prompts: Sequence[Sequence[int]], new: int) -> dict[str, float]:
+        if row.figure == "embed":
+            return self.worker.ask("embed", prompts=prompts, **self.options)
         return self.worker.ask("answer", prompts=prompts, new=new, **self.options)
 
 
@@ -86,7 +88,11 @@ class Crew:
             if name != OURS:
                 del room["kv_memory"]
             facts = worker.ask("load", model=str(model), threads=self.setup.threads, **room)
-            worker.ask("answer", prompts=[list(range(8))], new=1)
+            first = [list(range(8))]
+            if row.figure == "embed":
+                worker.ask("embed", prompts=first)
+            else:
+                worker.ask("answer", prompts=first, new=1)
         except BaseException:
             worker.close()
             raise
@@ -159,7 +165,11 @@ def _tried(row: Row, way: InProcess, trial: Sequence[Sequence[int]]) -> float:
 
 
 def _ways(row: Row, engine: InProcess) -> list[InProcess]:
-    """The engine with each combination of options to try: for llama.cpp, its two attention settings."""
+    """The engine with each combination of options to try: for llama.cpp, its two attention settings, and the number of
+    texts in a batch."""
+    if engine.name == LLAMA and row.figure == "embed":
+        together = sorted({1, min(8, row.users), row.users})
+        return [engine.asking(flash_attn=f, together=n) for f, n in itertools.product((True, False), together)]
     if engine.name in (LLAMA, LLAMA_BENCH):
         unified = (False, True) if row.users > 1 else (False,)
         return [engine.asking(flash_attn=f, kv_unified=u) for f, u in itertools.product((True, False), unified)]

@@ -58,7 +58,7 @@ def _llama_source(folder: Path, python: Path) -> Path:
     sources = folder / "src"
     found = sources / f"llama_cpp_python-{LLAMA}"
     if not found.exists():
-        wanted = ("--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={LLAMA}")
+        wanted = ("--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={LLAMA}")
         _run(python, "-m", "pip", "download", "-q", "-d", sources, *wanted)
         unpack(found.with_name(found.name + ".tar.gz"), sources)
     return found

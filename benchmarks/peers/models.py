@@ -4,6 +4,9 @@
     python -m benchmarks.peers.models --only qwen3-0.6b
 
 A model is a folder of bfloat16 safetensors, which is converted to a bf16 GGUF file; llama.cpp quantizes that file.
+Models of other families (family_shapes.py) are GGUF files of one type, made without llama.cpp:
+
+    python -m benchmarks.peers.models --only gemma-4-e2b
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.peers import random_gguf
 from benchmarks.peers.environments import llama_bin, llama_python, missing_llama
+from benchmarks.peers.family_shapes import SHAPES, Shape
 from benchmarks.peers.places import PEERS, ROOT, SHARED, PeerError
 
 NAMES = ("qwen3-0.6b", "llama-1b")
@@ -45,6 +50,14 @@ def make(folder: Path, name: str) -> None:
         _file(model_gguf(folder, name, kind), lambda part, kind=kind: _quantize(folder, bf16, part, kind))
 
 
+def make_family(folder: Path, shape: Shape) -> None:
+    """Makes the file if it does not exist yet."""
+    path = model_gguf(folder, shape.name, shape.kind)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    args = shape.architecture, shape.add, shape.tensors(), shape.kind, shape.layers
+    _file(path, lambda part: random_gguf.write(part, *args))
+
+
 def _quantize(folder: Path, bf16: Path, to: Path, kind: str) -> None:
     if missing := missing_llama(folder):
         raise PeerError(missing)
@@ -72,11 +85,16 @@ def _run(*command: object, env: dict[str, str] | None = None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dir", type=Path, default=PEERS, help="folder of the peers")
-    parser.add_argument("--only", action="append", choices=NAMES, help="default: all models; repeatable")
+    parser.add_argument(
+        "--only", action="append", choices=(*NAMES, *SHAPES), help="default: those of benchmarks.peers.run"
+    )
     args = parser.parse_args()
     try:
         for name in args.only or NAMES:
-            make(args.dir.resolve(), name)
+            if name in SHAPES:
+                make_family(args.dir.resolve(), SHAPES[name])
+            else:
+                make(args.dir.resolve(), name)
     except PeerError as error:
         print(error, file=sys.stderr)
         return 1

@@ -23,6 +23,8 @@ def value_of(row: Row, figures: Mapping[str, float], new: int) -> float:
             return figures["decode_tokens"] / figures["decode_s"]
         case "prefill":
             return row.users * row.prompt / figures["first_s"]
+        case "embed":
+            return row.users / figures["total_s"]
         case "total":
             return row.users * new / figures["total_s"]
         case "http":

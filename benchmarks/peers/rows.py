@@ -14,8 +14,9 @@ OWN = ("sampling", "overhead")  # figures without a peer; less is better
 @dataclass(frozen=True, slots=True)
 class Row:
     """figure: `decode` and `prefill` are tokens per second of that phase, `total` new tokens per second of the whole
-    run, `http` those of streams over HTTP; `sampling` is the slowdown relative to greedy, `overhead` the share of a
-    step outside of kernels. kept: all rounds have the same prompts, so engines may keep them in their caches."""
+    run, `http` those of streams over HTTP, `embed` texts per second; `sampling` is the slowdown relative to greedy,
+    `overhead` the share of a step outside of kernels. kept: all rounds have the same prompts, so engines may keep them
+    in their caches."""
 
     name: str
     model: str

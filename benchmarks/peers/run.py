@@ -42,7 +42,7 @@ def main() -> int:
         for row in rows:
             print(f"{row.name:34} bar {row.bar:g}, aim {row.aim:g}, against {', '.join(row.peers) or 'itself'}")
         return 0
-    result = _facts(setup, args.rounds)
+    result = facts(setup, args.rounds)
     path = args.out / time.strftime("peers-%Y%m%d-%H%M%S.json")
     failed = _measure(rows, setup, args.rounds, result, path)
     if not result["rows"]:
@@ -85,7 +85,8 @@ def _measure(rows: Sequence[Row], setup: Setup, rounds: int, result: dict[str, A
     return len(result["skipped"])
 
 
-def _facts(setup: Setup, rounds: int) -> dict[str, Any]:
+def facts(setup: Setup, rounds: int) -> dict[str, Any]:
+    """What a file of results says before its rows."""
     gave = rates(setup.threads)
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

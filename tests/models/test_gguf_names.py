@@ -233,7 +233,7 @@ def metadata(architecture: str, **changes) -> dict:
     }
     if architecture == "qwen3moe":
         values |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}
-    epsilon = "layer_norm_epsilon" if architecture in ("gpt2", "bert") else "layer_norm_rms_epsilon"
+    epsilon = "layer_norm_epsilon" if architecture in ("gpt2", "bert", "nomic-bert") else "layer_norm_rms_epsilon"
     values[f"attention.{epsilon}"] = float(np.float32(1e-5))
     for key, value in changes.items():
         values[key.replace("__", ".")] = value
@@ -245,7 +245,7 @@ def metadata(architecture: str, **changes) -> dict:
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:
     arrays = {"token_embd.weight": np.zeros((ROWS, HIDDEN), np.float32), **(tensors or {})}
-    if architecture == "bert":
+    if architecture in ("bert", "nomic-bert"):
         arrays["token_types.weight"] = np.zeros((2, HIDDEN), np.float32)
     extra = {f"tokenizer.ggml.{key}": value for key, value in (tokenizer or {}).items()}
     return hf_config_from_gguf({**metadata(architecture, **changes), **extra}, Tensors(arrays))
@@ -256,7 +256,9 @@ def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None 
 )  # tests of those: test_gguf_llamas.py
 def test_each_architecture_gives_a_config_of_a_class_we_have(architecture):
     config = read(architecture)
-    module = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"}.get(architecture, architecture)
+    module = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "nomic-bert": "rope_encoder"}.get(
+        architecture, architecture
+    )
     assert model_class_for(config).__module__ == f"kvasir.models.{module}"
     assert config["vocab_size"] == ROWS
 
@@ -433,6 +435,7 @@ def test_pooling_kinds(number, kind):
         ("qwen2", {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}),
         ("bert", {"pooling_type": 4}),
         ("bert", {"attention__causal": True}),
+        ("nomic-bert", {"attention__causal": True}),
     ],
 )
 def test_a_feature_without_code_is_refused(architecture, changes):

@@ -34,6 +34,22 @@ class Kvasir:
                 figures[name] = after[name] - before[name]
         return figures
 
+    def embed(self, prompts: list[list[int]]) -> dict[str, float]:
+        begun = time.perf_counter()
+        found = self._llm.embed(prompts)
+        seconds = time.perf_counter() - begun
+        if len(found) != len(prompts):
+            raise ValueError(f"{len(found)} embeddings of {len(prompts)} texts")
+        return {"total_s": seconds}
+
+    def best(self, prompt: list[int], count: int) -> dict[str, Any]:
+        """The most likely next tokens with their log-probabilities, or the embedding if `count` is 0."""
+        if not count:
+            return {"embedding": self._llm.embed([prompt])[0].embedding}
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
+        entries = self._llm.generate([prompt], params)[0].outputs[0].logprobs
+        return {"logprobs": {str(token): entry.logprob for token, entry in entries[0].items()}}
+
     def _generate(self, prompts: list[list[int]], params: SamplingParams) -> dict[str, float]:
         begun = time.perf_counter()
         outputs = self._llm.generate(prompts, params)

@@ -53,6 +53,42 @@ class Llama:
             steps.append(time.perf_counter() - begun)
         return in_step(first, steps, users)
 
+    def embed(self, prompts: list[list[int]], together: int = 1, flash_attn: bool | None = None) -> dict[str, float]:
+        """together: the number of texts in a batch, which is also the size of llama.cpp's own batches."""
+        self._open_encoder(together, len(prompts[0]), flash_attn)
+        begun = time.perf_counter()
+        for start in range(0, len(prompts), together):
+            self._encode(prompts[start : start + together])
+        return {"total_s": time.perf_counter() - begun}
+
+    def best(self, prompt: list[int], count: int) -> dict[str, Any]:
+        """The most likely next tokens with their log-probabilities, or the embedding if `count` is 0."""
+        if not count:
+            self._open_encoder(1, len(prompt), None)
+            return {"embedding": self._encode([prompt])[0].tolist()}
+        self._open(1, len(prompt) + 1, None, False)
+        self._held = []
+        self._read([prompt])
+        logits = np.ctypeslib.as_array(api.llama_get_logits(self._context), (self._vocab,)).astype(np.float64)
+        logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        return {"logprobs": {str(i): float(logprobs[i]) for i in np.argsort(-logprobs)[:count]}}
+
+    def _encode(self, texts: list[list[int]]) -> list[np.ndarray]:
+        """The embeddings, normalised as llama.cpp's own program does after the computation."""
+        batch, place = self._texts, 0
+        for number, ids in enumerate(texts):
+            for position, token in enumerate(ids):
+                batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, position, 1
+                batch.seq_id[place][0], batch.logits[place] = number, 1
+                place += 1
+        batch.n_tokens = place
+        if status := api.llama_encode(self._context, batch):
+            raise RuntimeError(f"llama_encode returned {status}")
+        width = api.llama_model_n_embd(self._model)
+        found = (api.llama_get_embeddings_seq(self._context, i) for i in range(len(texts)))
+        rows = [np.ctypeslib.as_array(row, (width,)) for row in found]
+        return [row / np.linalg.norm(row) for row in rows]
+
     # -- batches: `logits` marks the tokens whose logits are needed ------------------------------------------------
 
     def _views(self) -> None:
@@ -128,6 +164,25 @@ class Llama:
         self._shape = shape
         self._warm_up()
         return False
+
+    def _open_encoder(self, texts: int, length: int, flash_attn: bool | None) -> None:
+        shape = "texts", texts, length, flash_attn
+        if shape == self._shape:
+            return
+        if self._context:
+            api.llama_free(self._context)
+        params = api.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = texts * length
+        params.n_seq_max, params.embeddings = texts, True
+        params.n_threads = params.n_threads_batch = self._threads
+        params.flash_attn_type = _AUTO if flash_attn is None else int(flash_attn)
+        self._shape, self._held = (), []
+        self._context = api.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise ValueError(f"llama.cpp cannot create a context of {params.n_ctx} tokens")
+        self._texts = api.llama_batch_init(texts * length, 0, 1)
+        self._shape = shape
+        self._encode([[0] * length] * texts)
 
     def _warm_up(self) -> None:
         """The same warm-up as in llama.cpp's programs."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_llamas
+from kvasir.models import gguf_encoders, gguf_llamas
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -28,10 +28,8 @@ from kvasir.models.gguf_fields import (
     read_factors,
     read_layer_types,
     read_longrope,
-    read_pooling,
     read_routed_experts,
     read_vocab_size,
-    rows_of,
 )
 from kvasir.models.gguf_names import FAMILIES, TensorSource
 from kvasir.models.registry import unsupported
@@ -165,22 +163,6 @@ def _gpt2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _bert(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    f.expect("attention.causal", False)
-    return {
-        "model_type": "bert",
-        "vocab_size": read_vocab_size(f, shapes),
-        "hidden_size": f.integer("embedding_length", 1, MAX_WIDTH),
-        "intermediate_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
-        "num_hidden_layers": f.integer("block_count", 1, MAX_LAYERS),
-        "num_attention_heads": f.integer("attention.head_count", 1, MAX_HEADS),
-        "max_position_embeddings": f.integer("context_length", 1, MAX_POSITIONS),
-        "type_vocab_size": rows_of(shapes, "token_types.weight"),
-        "layer_norm_eps": f.number("attention.layer_norm_epsilon", 0.0, 1.0),
-        "hidden_act": "gelu",
-    } | read_pooling(f)
-
-
 _READERS = {
     "llama": _llama,
     "qwen2": _qwen,
@@ -190,6 +172,6 @@ _READERS = {
     "gemma3": _gemma,
     "phi3": _phi3,
     "gpt2": _gpt2,
-    "bert": _bert,
+    **gguf_encoders.READERS,
     **gguf_llamas.READERS,
 }

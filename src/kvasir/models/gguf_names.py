@@ -176,6 +176,18 @@ _BERT_NAMES = {
     "ffn_down": "output.dense",
     "layer_output_norm": "output.LayerNorm",
 }
+_NOMIC_NAMES = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "emb_ln",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +222,7 @@ FAMILIES = {
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
     "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(_BERT_NAMES, "encoder.layer"),
+    "nomic-bert": NameTable(_NOMIC_NAMES, "encoder.layers"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
