@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-gguf = pytest.importorskip("gguf", reason="gguf writes these files")
 
 from benchmarks.peers import random_vocab
 from benchmarks.peers.families import apart_by, continued, judged, rows_of
@@ -22,6 +21,7 @@ from kvasir.text import gguf_tokenizer
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.source import GGUFSource
 
+gguf = pytest.importorskip("gguf", reason="gguf writes these files")
 RATES = Rates(1e10, 2e11, 1e11, "probe.c")
 
 
@@ -123,7 +123,7 @@ def test_limits_count_chosen_experts_and_states(tmp_path):
     state = hf.linear_num_value_heads * hf.linear_key_head_dim * hf.linear_value_head_dim
     assert states == 4 * state * (len(hf.layer_types) - attention)
     row = Row("m decode", "m", "Q8_0", "decode", 1, 8, 6, (LLAMA,), 1.3, 1.6)
-    alone, eight = limit(row, path, RATES), limit(Row(*("m", "m", "Q8_0", "decode", 8, 8, 6, (), 1.3, 1.6)), path, RATES)
+    alone, eight = limit(row, path, RATES), limit(replace(row, users=8), path, RATES)
     assert alone and eight and alone < eight < 8 * alone
 
 
