@@ -23,6 +23,12 @@ bool is_sound(const CacheLayout& layout) {
            layout.block_size % TILE_TOKENS == 0;
 }
 
+// As above. Without columns for the positions, or with queries but without keys, nothing is computed.
+bool is_sound(const Relative* relative) {
+    if (relative == nullptr) return true;
+    return relative->reach >= 0 && relative->reach <= (int64_t{1} << 26) && (!relative->queries || relative->k_rows);
+}
+
 void attend(const Team& team, void* args) { kernels().attention(*static_cast<const AttentionArgs*>(args), team); }
 
 }  // namespace
@@ -43,9 +49,11 @@ KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args) {
 }
 
 // Runs attention on `threads` threads, created for this call. Returns 0, or -1 and computes nothing if the kernels do
-// not support the layout, if the heads are not a multiple of the KV heads, or if the threads cannot be created.
+// not support the layout or the relative positions, if the heads are not a multiple of the KV heads, or if the threads
+// cannot be created.
 KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads) {
     if (!kvasir::is_sound(args->layout) || args->heads <= 0 || args->heads % args->layout.kv_heads != 0) return -1;
+    if (!kvasir::is_sound(args->relative)) return -1;
     kvasir::Pool* pool = kvasir::pool_create(threads, false);
     if (pool == nullptr) return -1;
     kvasir::pool_run(pool, kvasir::attend, args);

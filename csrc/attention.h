@@ -37,6 +37,20 @@ struct StoreArgs {
     int64_t rows;
 };
 
+// Scores by relative position: tables with a column for each key position - query position, from -(reach + 16) to
+// reach + 15; a position beyond the reach has the values of the reach. They may add to the scaled scores a number for
+// each head and, to q k, q keys and k queries of the relative position (arXiv:2006.03654).
+struct Relative {
+    const float* bias;     // [heads][columns], or null
+    const float* keys;     // [heads][d][columns], or null
+    const float* queries;  // the same
+    const float* k_rows;   // with `queries`: [rows, kv heads, d], the keys of the step, which are all that a row sees
+    int64_t k_stride;      // in floats
+    int64_t reach;
+
+    int64_t columns() const { return 2 * (reach + TILE_TOKENS); }
+};
+
 struct AttentionArgs {
     CacheLayout layout;
     const uint8_t* k;
@@ -54,7 +68,8 @@ struct AttentionArgs {
     const Piece* pieces;
     int64_t num_pieces;
     int64_t group;      // index into the pieces' tables
-    uint8_t* scratch;  // `attention_scratch` bytes for each thread, one after the other; free at the next barrier
+    uint8_t* scratch;   // `attention_scratch` bytes for each thread, one after the other; free at the next barrier
+    const Relative* relative;  // or null
 };
 
 int64_t attention_scratch(const CacheLayout& layout, int32_t heads);

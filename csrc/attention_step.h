@@ -181,6 +181,63 @@ void score(AttentionState& state, const Step& step, const Step& next, int64_t ro
     });
 }
 
+// The column of `relative` for the first of 16 keys from `key` on.
+KVASIR_INLINE int64_t column_of(const Relative& relative, int64_t key, int64_t position) {
+    const int64_t beyond = relative.reach + TILE_TOKENS;
+    return lesser(relative.reach, larger(-beyond, key - position)) + beyond;
+}
+
+// The step's keys, float32 [d][64 tokens], from the rows that the step computed; zeros where there are none.
+void turn_keys(const AttentionArgs& args, const Item& item, const Step& step, float* to) {
+    const int64_t dim = args.layout.head_dim;
+    const Piece& piece = *item.piece;
+    for (int64_t i = 0; i < STEP_TOKENS; ++i) {
+        const int64_t token = step.begin + i - piece.start;
+        const bool exists = token >= 0 && token < piece.count;
+        const float* from = args.relative->k_rows + (exists ? piece.first + token : 0) * args.relative->k_stride;
+        for (int64_t d = 0; d < dim; ++d) to[d * STEP_TOKENS + i] = exists ? from[item.kv_head * dim + d] : 0.0f;
+    }
+}
+
+// Adds to the dot products of all rows those with the tables' keys, and those of the step's keys with the tables'
+// queries, each in ascending order of dimension: q k + (q keys + k queries).
+void add_positions(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step) {
+    const Relative& relative = *args.relative;
+    const int64_t dim = args.layout.head_dim, columns = relative.columns(), rows = item.rows();
+    float keys[MAX_HEAD_DIM * STEP_TOKENS];
+    if (relative.queries) turn_keys(args, item, step, keys);
+    for (int64_t row = 0; row < rows; ++row) {
+        const int64_t head = item.head + row % item.heads, token = item.piece->first + item.query + row / item.heads;
+        const float* query = args.q + token * args.q_stride + head * dim;
+        int64_t column[TILES];
+        f32x16 sum[TILES], other[TILES];
+        KVASIR_UNROLL
+        for (int64_t i = 0; i < TILES; ++i) {
+            column[i] = head * dim * columns + column_of(relative, step.begin + i * LANES, item.position(row));
+            sum[i] = other[i] = broadcast(0.0f);
+        }
+        for (int64_t d = 0; relative.keys && d < dim; ++d) {
+            const f32x16 q = broadcast(query[d]);
+            KVASIR_UNROLL
+            for (int64_t i = 0; i < TILES; ++i) {
+                sum[i] = fma(q, load(relative.keys + d * columns + column[i]), sum[i]);
+            }
+        }
+        for (int64_t d = 0; relative.queries && d < dim; ++d) {
+            KVASIR_UNROLL
+            for (int64_t i = 0; i < TILES; ++i) {
+                const f32x16 k = load(keys + d * STEP_TOKENS + i * LANES);
+                other[i] = fma(k, load(relative.queries + d * columns + column[i]), other[i]);
+            }
+        }
+        float* scores = state.score + row * STEP_TOKENS;
+        KVASIR_UNROLL
+        for (int64_t i = 0; i < TILES; ++i) {
+            store(scores + i * LANES, add(load(scores + i * LANES), add(sum[i], other[i])));
+        }
+    }
+}
+
 // Turns dot products into scores, -inf for keys that the row does not attend to, and returns their maximum.
 float finish_scores(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step, int64_t row) {
     static const int32_t lanes[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -197,6 +254,10 @@ float finish_scores(const AttentionArgs& args, const Item& item, AttentionState&
         if (args.alibi_slopes) {
             const int32_t away = static_cast<int32_t>(step.begin + i - item.position(row));
             x = fma(to_float(add(load(lanes), broadcast_i32(away))), broadcast(args.alibi_slopes[head]), x);
+        }
+        if (args.relative && args.relative->bias) {
+            const int64_t column = column_of(*args.relative, step.begin + i, item.position(row));
+            x = add(x, load(args.relative->bias + head * args.relative->columns() + column));
         }
         if (!whole) {
             x = select(first_lanes(larger(0, lesser(LANES, last - i))), x, lowest());
@@ -215,6 +276,7 @@ void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, c
     const int64_t rows = item.rows(), width = padded_dim(args.layout), scales = tile_numbers(args.layout);
     float tops[ATTENTION_ROWS];
     store(tops, lowest());
+    if (args.relative && (args.relative->keys || args.relative->queries)) add_positions(args, item, state, step);
     for (int64_t row = 0; row < rows; ++row) tops[row] = finish_scores(args, item, state, step, row);
     const f32x16 before = load(state.top), top = max(load(tops), before);  // a NaN leaves `before`
     const f32x16 base = select(less(lowest(), top), top, broadcast(0.0f));

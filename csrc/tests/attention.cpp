@@ -3,6 +3,8 @@
 // unused slots hold NaN.
 #include "../attention_layout.h"
 
+#include <algorithm>
+
 #include "../kvasir_cpu.h"
 #include "check.h"
 
@@ -24,10 +26,16 @@ struct Case {
     bool causal = true, sinks = false, alibi = false;
     float softcap = 0.0f;
     int32_t distance = 0;
+    int64_t reach = -1;  // of tables by relative position; -1 for none
 };
 
 struct Data {
-    std::vector<float> q, k, v, sinks, slopes;
+    std::vector<float> q, k, v, sinks, slopes, bias, keys, queries;
+
+    // A column of the tables, of `heads` times `width` rows.
+    static int64_t column(const Case& c, int64_t key, int64_t query) {
+        return std::clamp(key - query, -c.reach, c.reach) + c.reach + kvasir::TILE_TOKENS;
+    }
 };
 
 Data draw(const Case& c) {
@@ -43,6 +51,19 @@ Data draw(const Case& c) {
     fill(data.v, c.length * c.kv_heads * c.dim, 1.0f);
     fill(data.sinks, c.heads, 2.0f);
     fill(data.slopes, c.heads, 0.05f);
+    if (c.reach >= 0) {
+        const int64_t columns = kvasir::Relative{nullptr, nullptr, nullptr, nullptr, 0, c.reach}.columns();
+        const auto table = [&](std::vector<float>& to, int64_t rows) {
+            fill(to, rows * columns, 0.3f);
+            for (int64_t i = 0; i < rows * columns; ++i) {  // beyond the reach, the values of the reach
+                const int64_t at = i % columns, first = kvasir::TILE_TOKENS, last = first + 2 * c.reach;
+                to[static_cast<size_t>(i)] = to[static_cast<size_t>(i - at + std::clamp(at, first, last))];
+            }
+        };
+        table(data.bias, c.heads);
+        table(data.keys, c.heads * c.dim);
+        table(data.queries, c.heads * c.dim);
+    }
     return data;
 }
 
@@ -69,8 +90,16 @@ void expect(const Case& c, const Data& data, std::vector<double>& out) {
                 for (int64_t i = 0; i < c.dim; ++i) {
                     x += static_cast<double>(data.q[(p * c.heads + h) * c.dim + i]) *
                          data.k[(j * c.kv_heads + h / group) * c.dim + i];
+                    if (c.reach >= 0) {
+                        const int64_t columns = 2 * (c.reach + kvasir::TILE_TOKENS), at = Data::column(c, j, p);
+                        const int64_t cell = (h * c.dim + i) * columns + at;
+                        x += static_cast<double>(data.q[(p * c.heads + h) * c.dim + i]) * data.keys[cell];
+                        x += static_cast<double>(data.k[(j * c.kv_heads + h / group) * c.dim + i]) *
+                             data.queries[cell];
+                    }
                 }
                 x *= scale_of(c);
+                if (c.reach >= 0) x += data.bias[h * 2 * (c.reach + kvasir::TILE_TOKENS) + Data::column(c, j, p)];
                 if (c.softcap > 0.0f) x = c.softcap * std::tanh(x / c.softcap);
                 if (c.alibi) x += static_cast<double>(data.slopes[h]) * static_cast<double>(j - p);
                 sum += weight[j] = std::exp(x);
@@ -131,6 +160,14 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         args.pieces = &piece;
         args.num_pieces = 1;
         args.scratch = scratch.data;
+        Guarded<float> bias(static_cast<int64_t>(data.bias.size())), keys(static_cast<int64_t>(data.keys.size()));
+        Guarded<float> queries(static_cast<int64_t>(data.queries.size())), rows(count * kv_row);
+        std::copy(data.bias.begin(), data.bias.end(), bias.data);
+        std::copy(data.keys.begin(), data.keys.end(), keys.data);
+        std::copy(data.queries.begin(), data.queries.end(), queries.data);
+        std::copy_n(&data.k[start * kv_row], count * kv_row, rows.data);
+        const kvasir::Relative relative{bias.data, keys.data, queries.data, rows.data, kv_row, c.reach};
+        args.relative = c.reach >= 0 ? &relative : nullptr;
         require(kvasir_attention(&args, threads) == 0, "attention accepts the layout");
         std::memcpy(&out[start * q_row], mixed.data, static_cast<size_t>(count * q_row) * sizeof(float));
         start += count;
@@ -275,6 +312,12 @@ void test_attention() {
         near.causal = false;
         near.distance = 24;
         check(near);
+        Case placed{format, 4, 2, 10, 16, 150};
+        placed.causal = false;
+        placed.reach = 40;
+        check(placed);
+        placed.reach = 0;
+        check(placed);
         check_poison({format, 4, 2, 16, 16, 60}, false);
         check_poison({format, 4, 2, 16, 16, 60, 25}, true);
         check_poison({format, 4, 4, 16, 64, 60}, true);

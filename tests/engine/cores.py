@@ -99,6 +99,12 @@ ENCODERS = {
         "model_type": "distilbert", "architectures": ["DistilBertModel"], "dim": 48, "hidden_dim": 96, "n_layers": 2,
         "n_heads": 4, "vocab_size": 300, "max_position_embeddings": 256,
     },
+    "mpnet": {**_ENCODER, "model_type": "mpnet", "architectures": ["MPNetModel"], "pad_token_id": 1},
+    "deberta-v3": {
+        **_ENCODER, "model_type": "deberta-v2", "architectures": ["DebertaV2Model"], "type_vocab_size": 0,
+        "relative_attention": True, "share_att_key": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm",
+        "pos_att_type": "p2c|c2p", "position_biased_input": False, "max_relative_positions": 60,
+    },
     "jina-v3": {**_ENCODER, "model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]},
     "nomic": {**_ENCODER, "model_type": "nomic_bert", "architectures": ["NomicBertModel"]},
     "gte": {**_ENCODER, "model_type": "gte", "architectures": ["GteModel"]},

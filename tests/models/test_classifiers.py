@@ -19,11 +19,12 @@ from tests.models.test_encoders import ENCODERS
 
 _BERT = {**ENCODERS["roberta"], "model_type": "bert", "pad_token_id": 0}
 _MODERN, _EURO = ENCODERS["modernbert"], ENCODERS["eurobert"]
+_WITH_HEADS = (
+    *("roberta", "xlm-roberta", "camembert", "electra", "distilbert", "jina-v3", "nomic", "gte", "mpnet"),
+    *("deberta-v3", "deberta-v2"),
+)
 CLASSIFIERS: dict[str, dict[str, Any]] = {
-    **{
-        name: ENCODERS[name]
-        for name in ("roberta", "xlm-roberta", "camembert", "electra", "distilbert", "jina-v3", "nomic", "gte")
-    },
+    **{name: ENCODERS[name] for name in _WITH_HEADS},
     "bert": _BERT,
     "modernbert": _MODERN,
     "modernbert-mean": {**_MODERN, "classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
@@ -34,6 +35,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     **{name: config_of(name) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")},
 }
 LABELS = 3
+TOKENS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "deberta-v3")
 
 
 @cache
@@ -83,7 +85,7 @@ def test_logits_agree(transformers, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert"])
+@pytest.mark.parametrize("name", TOKENS)
 def test_logits_of_each_token_agree(transformers, name):
     hf = oracle(transformers, name, "TokenClassification")
     model = loaded(hf)

@@ -41,6 +41,18 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "model_type": "distilbert", "vocab_size": 97, "dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 4,
         "max_position_embeddings": 130,
     },
+    "mpnet": {
+        "model_type": "mpnet", **_SIZES, "max_position_embeddings": 202, "pad_token_id": 1,
+    },
+    "deberta-v3": {
+        "model_type": "deberta-v2", **_SIZES, "relative_attention": True, "position_buckets": 16,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False,
+        "max_position_embeddings": 120,
+    },
+    "deberta-v2": {
+        "model_type": "deberta-v2", **_SIZES, "relative_attention": True, "max_relative_positions": 20,
+        "share_att_key": True, "pos_att_type": ["c2p"], "type_vocab_size": 2,
+    },
     "jina-v3": {"model_type": "jina_embeddings_v3", **_SIZES, "rope_parameters": {"rope_theta": 50.0}},
     "nomic": {"model_type": "nomic_bert", **_SIZES, "rope_parameters": {"rope_theta": 50.0}},
     "gte": {"model_type": "gte", **_SIZES, "rope_parameters": {"rope_theta": 50.0}},
@@ -72,6 +84,11 @@ LENGTH = 100
 _THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 60.0}}
 _LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}}
 CHANGES: dict[str, list[dict[str, Any]]] = {
+    "mpnet": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}],
+    "deberta-v3": [
+        {"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}, {"max_relative_positions": 60},
+        {"pos_att_type": "c2p"}, {"pos_att_type": "p2c"},
+    ],
     "roberta": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}, {"pad_token_id": 2}],
     "distilbert": [{"activation": "relu"}, {"n_heads": 2}],
     "jina-v3": [{"layer_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_attention_heads": 2}, _THETA, _LINEAR],
@@ -130,6 +147,9 @@ def test_hidden_rows_agree(transformers, name):
 def test_every_field_moves_the_rows(transformers, name, change):
     hf = oracle(transformers, name)
     config, state, ids = hf.config.to_dict(), state_of(hf), ids_of(LENGTH)
+    if name == "mpnet" and "num_attention_heads" in change:
+        bias = state["encoder.relative_attention_bias.weight"]
+        state = state | {"encoder.relative_attention_bias.weight": bias[:, :2].contiguous()}
     if "pad_token_id" in change:
         config["max_position_embeddings"] += 1
         state = state | {
@@ -148,7 +168,8 @@ def test_every_weight_moves_the_rows(transformers, name):
     config, state, ids = hf.config.to_dict(), state_of(hf), ids_of(LENGTH)
     before = hidden_of(ours(config, state), [ids])[0]
     for key, tensor in state.items():
-        if "pooler" in key or (key.endswith(("key.bias", "k_lin.bias"))):
+        shared = ("key.bias", "k_lin.bias", "attn.k.bias", *(["key_proj.bias"] if name == "deberta-v2" else []))
+        if "pooler" in key or key.endswith(shared):
             continue  # the softmax cancels what all keys share
         changed = state | {key: tensor.flip(0 if len(tensor) > 1 else 1)}
         assert distance(hidden_of(ours(config, changed), [ids])[0], before) > 10 * TOLERANCE, key

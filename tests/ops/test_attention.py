@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.ops.attention import paged_attention, store_kv
 from kvasir.ops.attention.plan import plan_attention
+from kvasir.ops.attention.relative import Relative
 from kvasir.plan import Work
 from tests.examples import examples
 
@@ -63,6 +64,7 @@ def attend(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    relative: Relative | None = None,
 ) -> list[torch.Tensor]:
     """The cases in one cache of shuffled blocks and NaN, step by step: step i takes cuts[c][i] tokens of case c."""
     kv_heads, dim = cases[0].k.shape[1:]
@@ -98,7 +100,7 @@ def attend(
             width=kv_heads * dim,
             device=torch.device("cpu"),
         )
-        mixed = paged_attention(q, k_cache, v_cache, plan, case.scale, case.softcap, case.sinks)
+        mixed = paged_attention(q, k_cache, v_cache, plan, case.scale, case.softcap, case.sinks, relative, k)
         for work, first in zip(works, starts, strict=True):
             out[work.row].append(mixed[first : first + work.count])
             done[work.row] = work.end

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.ops import native
+from kvasir.ops.attention.relative import Relative, expand
 from kvasir.plan import Work
 from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
@@ -142,6 +143,45 @@ def test_alibi_against_float64():
     scores = torch.einsum("qhd,khd->hqk", case.q.double(), k) * case.scale + slopes.double()[:, None, None] * distance
     expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1), v).float()
     assert_close(attend([case], [[n]], "float32", alibi_slopes_H=slopes)[0], expected, "float32")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("parts", [("bias",), ("keys",), ("queries",), ("bias", "keys", "queries")])
+def test_relative_positions_against_float64_with_equal_bits_on_every_isa(parts, format):
+    n, heads, dim, reach = 130, 3, 10, 40
+    case = make(n, heads, heads, dim, causal=False)
+    random = np.random.default_rng(5)
+    shapes = {"bias": (heads,), "keys": (heads, dim), "queries": (heads, dim)}
+    values = {part: random.standard_normal((*shapes[part], 2 * reach + 1)).astype(np.float32) for part in parts}
+    tables = {part: expand(table, reach, lambda away: away + reach) for part, table in values.items()}
+    q, k, v = (t.double().numpy() for t in (case.q, case.k, case.v))
+    at = np.clip(np.arange(n) - np.arange(n)[:, None], -reach, reach) + reach
+    scores = np.einsum("qhd,khd->hqk", q, k)
+    if "keys" in parts:
+        scores += np.einsum("qhd,hdqk->hqk", q, values["keys"][:, :, at])
+    if "queries" in parts:
+        scores += np.einsum("khd,hdqk->hqk", k, values["queries"][:, :, at])
+    scores *= case.scale
+    if "bias" in parts:
+        scores += values["bias"][:, at]
+    weights = torch.from_numpy(scores).softmax(-1)
+    expected = torch.einsum("hqk,khd->qhd", weights, torch.from_numpy(v)).float()
+    options = {"relative": Relative(reach, **tables), "k_TKd": case.k}
+    results = []
+    for name in isas():
+        native.force_isa(name)
+        results.append(attend([case], [[n]], format, threads=1 + len(results), **options)[0])
+    assert_close(results[0], expected, format)
+    assert all(torch.equal(bits(result), bits(results[0])) for result in results)
+    plain = attend_torch([case], [[n]], relative=options["relative"])[0]
+    assert_close(plain, expected, "float32")
+
+
+def test_tables_of_queries_need_the_keys_of_the_step():
+    case = make(20, 2, 2, 8, causal=False)
+    tables = Relative(3, queries=np.zeros((2, 8, 38), np.float32))
+    with pytest.raises(ValueError, match="relative"):
+        attend([case], [[20]], "float32", relative=tables)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -271,7 +271,9 @@ def _store(node: Node) -> Call:
 
 
 def _attention(node: Node) -> Call:
-    q, keys, _, layer, scale, softcap, sinks = node.inputs
+    q, keys, _, layer, scale, softcap, sinks, relative, _ = node.inputs
+    if relative is not None:
+        raise CannotTrace("attention by relative position has no Triton kernel")
     takes = {"layer": layer, "keys": keys.layer, "scale": scale, "softcap": softcap, "sinks": sinks}
     return Call("attention", (q,), _outs(node), takes)
 

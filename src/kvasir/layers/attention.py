@@ -9,6 +9,7 @@ from kvasir.caches import CacheKind, attention
 from kvasir.layers.linear import QKV, Out, Plain
 from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.relative import Positions
 from kvasir.layers.rope import Rope
 from kvasir.ops.activation import sigmoid
 from kvasir.ops.attention import paged_attention
@@ -26,7 +27,8 @@ class Attention(Module):
     layer: its number, which identifies it in the cache. query_rope: of the queries, `rope` by default. head_norm_eps:
     if not None, q and k are normalised by a norm of the class `head_norm`: each head, or all heads together if
     `whole_norm`; before the rotary embedding, or after it if `norm_after_rope`. scale: of the scores, head_dim^-0.5 by
-    default. sinks: whether each head has an additional score without a value (arXiv:2309.17453).
+    default. sinks: whether each head has an additional score without a value (arXiv:2309.17453). relative: the parts of
+    the scores by relative position.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Attention(Module):
         scale: float | None = None,
         softcap: float = 0.0,
         sinks: bool = False,
+        relative: Positions | None = None,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         self.rope, self.query_rope = rope, query_rope or rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap = softcap
         self.sinks = Vector(heads, "sinks") if sinks else None
+        self.relative = relative
         self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
         self.whole_norm, self.norm_after_rope = whole_norm, norm_after_rope
         self.q_norm = self.k_norm = None
@@ -73,8 +77,9 @@ class Attention(Module):
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads, together with the matching segments of the output projection. With fewer KV heads than
-        parts, adjacent ranks hold the same KV head. A norm over all heads needs all of them on every rank."""
-        if self.whole_norm:
+        parts, adjacent ranks hold the same KV head. A norm over all heads and tables of positions need all of them on
+        every rank."""
+        if self.whole_norm or self.relative:
             return
         heads, kv_heads, cuts = self.heads, self.kv_heads, segments(self.out)
         parts = mesh.most_parts(lambda p: cuts % p == 0 and heads % p == 0 and (kv_heads % p == 0 or p % kv_heads == 0))
@@ -95,7 +100,8 @@ class Attention(Module):
             q_THd, k_TKd = step(q_THd, k_TKd, batch)
         batch.store(self.layer, k_TKd, v_TKd)
         sinks_H = self.sinks.values if self.sinks else None
-        batch.note_weights(self.layer, q_THd, self.scale, self.softcap, sinks_H)
+        relative = self.relative.tables() if self.relative else None
+        batch.note_weights(self.layer, q_THd, k_TKd, self.scale, self.softcap, sinks_H, relative)
         return paged_attention(
             q_THd,
             batch.kv.k(self.layer),
@@ -104,6 +110,8 @@ class Attention(Module):
             self.scale,
             self.softcap,
             sinks_H,
+            relative,
+            k_TKd if relative is not None and relative.queries is not None else None,
         )
 
     def _normalised(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from kvasir.layers.rope import Rope
 from kvasir.layers.rope_tensors import angles_of
 from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention.plan import AttentionPlan, plan_attention
+from kvasir.ops.attention.relative import Relative
 from kvasir.ops.attention.weights import attention_weights
 from kvasir.ops.gated_delta.plan import StatePlan, plan_states
 from kvasir.ops.linear import TILE
@@ -119,17 +120,28 @@ class Batch:
         """Keeps rows that a task is pooled from."""
         self.hidden[name] = x_TD
 
-    def note_weights(self, layer: int, q_THd: Tensor, scale: float, softcap: float, sinks_H: Tensor | None) -> None:
-        """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
+    def note_weights(
+        self,
+        layer: int,
+        q_THd: Tensor,
+        k_TKd: Tensor,
+        scale: float,
+        softcap: float,
+        sinks_H: Tensor | None,
+        relative: Relative | None = None,
+    ) -> None:
+        """Computes a layer's attention weights from its queries q, if they are wanted. Its keys k must be in the
         cache."""
         if (name := f"attention.{layer}") not in self.wanted:
             return
         table, kind = self.tables[self.kv.group_of(layer)], self.kv.spec[layer]
         for at, work in enumerate(self.works):
             if name in work.want_hidden:
+                rows = slice(self.starts[at], self.starts[at + 1])
                 self._weights[at, name] = attention_weights(
-                    q_THd[self.starts[at] : self.starts[at + 1]], self.kv.k(layer), work, table[work.row],
+                    q_THd[rows], self.kv.k(layer), work, table[work.row],
                     window=kind.window, distance=kind.distance, scale=scale, softcap=softcap, sinks_H=sinks_H,
+                    relative=relative, k_nKd=k_TKd[rows],
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:

@@ -39,7 +39,8 @@ class EncoderConfig:
     """The sizes and settings of an encoder.
 
     max_position: maximum tokens of a text. first_position: the row of the position table that the first token gets.
-    token_types: 0 if the model has none. rope_theta: 0 for learned positions. gated: whether the MLP has a gate.
+    token_types: 0 if the model has none. rope_theta: 0 without a rotary embedding. learned_positions: whether there is
+    a table of positions in its place. gated: whether the MLP has a gate.
     attn_bias, mlp_bias, down_bias: of the projections of attention, of the MLP's first and of its last. pooling: how a
     text's hidden rows become its embedding.
     """
@@ -57,6 +58,7 @@ class EncoderConfig:
     pooling: Pooling
     first_position: int = 0
     rope_theta: float = 0.0
+    learned_positions: bool = True
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     gated: bool = False
     attn_bias: bool = True
@@ -126,7 +128,7 @@ class Encoder(Module):
             self.token_types = Embedding(c.token_types, c.width)
         if c.rope_theta:
             self.rope = Rope(c.head_dim, c.rope_theta, c.rope_scaling)
-        else:
+        elif c.learned_positions:
             self.positions = Embedding(c.max_position, c.width)
         self.norm = LayerNorm(c.width, c.norm_eps)
         self.layers = [self._block(i, c) for i in range(c.num_layers)]
@@ -149,8 +151,12 @@ class Encoder(Module):
         """The classifier of the family; None if it has none."""
         return None
 
+    def _relative(self, layer: int) -> dict[str, Any]:
+        """The options of a layer's attention by relative position."""
+        return {}
+
     def _block(self, layer: int, c: EncoderConfig) -> EncoderLayer:
-        options = {"rope": self.rope, "bias": c.attn_bias, "out_bias": c.attn_bias}
+        options = {"rope": self.rope, "bias": c.attn_bias, "out_bias": c.attn_bias, **self._relative(layer)}
         gated = GatedMLP(c.width, c.inner, c.act, c.mlp_bias, c.down_bias) if c.gated else None
         return EncoderLayer(
             Attention(layer, c.width, c.heads, c.heads, c.head_dim, **options),

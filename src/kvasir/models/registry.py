@@ -38,6 +38,16 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
+    "deberta-v2": (
+        "deberta_v2",
+        "DebertaV2",
+        (
+            "DebertaV2Model",
+            "DebertaV2ForMaskedLM",
+            "DebertaV2ForSequenceClassification",
+            "DebertaV2ForTokenClassification",
+        ),
+    ),
     "distilbert": (
         "distilbert",
         "DistilBert",
@@ -91,6 +101,11 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "modernbert",
         "ModernBert",
         ("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+    ),
+    "mpnet": (
+        "mpnet",
+        "MPNet",
+        ("MPNetModel", "MPNetForMaskedLM", "MPNetForSequenceClassification", "MPNetForTokenClassification"),
     ),
     "nemotron": ("nemotron", "Nemotron", ("NemotronForCausalLM",)),
     "new": ("rope_encoder", "New", ("NewModel", "NewForMaskedLM", "NewForSequenceClassification")),

@@ -178,9 +178,20 @@ class GteConfig(EncoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> GteConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
+        _read_fixed(f)
         sizes = _read(f, 160000.0, vocab_size=250048, max_position=8192, token_types=1, fewest_types=0)
         f.finish()
         return cls(**sizes, gated=True, mlp_bias=False)
+
+
+def _read_fixed(f: Fields) -> None:
+    """The fields of the authors' configs that have one supported value, or that choose between equal computations."""
+    f.expect("position_embedding_type", "rope")
+    f.expect("layer_norm_type", "layer_norm")
+    f.expect("pack_qkv", True)
+    f.expect("logn_attention_scale", False)
+    f.get("logn_attention_clip1")  # of logn_attention_scale
+    f.get("use_memory_efficient_attention")
 
 
 class Gte(Encoder):
@@ -223,12 +234,7 @@ class NewConfig(GteConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> NewConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({name: value for name, value in config.items() if name != "rope_scaling"})
-        f.expect("position_embedding_type", "rope")
-        f.expect("layer_norm_type", "layer_norm")
-        f.expect("pack_qkv", True)
-        f.expect("logn_attention_scale", False)
-        f.get("logn_attention_clip1")  # of logn_attention_scale
-        f.get("use_memory_efficient_attention")
+        _read_fixed(f)
         sizes = _read(f, 10000.0, max_position=2048, token_types=1, fewest_types=0)
         f.finish()
         sizes |= _scaled(config.get("rope_scaling"), sizes["rope_theta"], sizes["head_dim"])

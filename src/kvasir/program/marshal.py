@@ -11,7 +11,7 @@ import numpy as np
 
 from kvasir.layers.pages import paged
 from kvasir.layers.rope import Angles, Rope
-from kvasir.ops.attention.native import AttentionArgs, StoreArgs, attention_scratch
+from kvasir.ops.attention.native import AttentionArgs, RelativeStruct, StoreArgs, attention_scratch
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
@@ -210,8 +210,8 @@ class Marshal:
         self._set(instr, "store_kv", [ctypes.addressof(args)], [group])
 
     def _paged_attention(self, instr: native.Instr, instruction: Instruction) -> None:
-        q, k_part, _, _, scale, softcap, sinks = instruction.inputs
-        out, rows = instruction.buffers
+        q, k_part, _, _, scale, softcap, sinks, relative, k = instruction.inputs
+        out, rows, *k_rows = instruction.buffers
         layer, heads = k_part.layer, q.shape[0]
         group = self.cache.group_of(layer)
         layout = self.cache.layout_at(layer)
@@ -231,6 +231,10 @@ class Marshal:
             0,
             None if sinks is None else self._vector(sinks),
         )
+        if relative is not None:
+            tables = RelativeStruct.of(relative, self._at(k_rows[0]) if k_rows else None, k.width if k_rows else 0)
+            args.relative = ctypes.addressof(tables)
+            self._keep += [relative, tables]
         self._keep.append(args)
         self._scratch = max(self._scratch, attention_scratch(layout, heads))
         self._set(instr, "paged_attention", [ctypes.addressof(args)], [group])

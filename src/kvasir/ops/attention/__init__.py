@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.ops.attention.plan import AttentionPlan
+    from kvasir.ops.attention.relative import Relative
 
 
 @op
@@ -39,10 +40,14 @@ def paged_attention(
     scale: float,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
+    relative: Relative | None = None,
+    k_TKd: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v of each planned row, float32 [T, H, e]; zeros for rows that are in no item.
 
     q: float32. Caches: [blocks, block size, K, d] and [.., e], of any float dtype, read as float32. softcap: if not 0,
-    scores become softcap * tanh(score / softcap). sinks: an additional score per head, without a value.
+    scores become softcap * tanh(score / softcap). sinks: an additional score per head, without a value. relative: the
+    parts of the scores by relative position. k: the step's keys, for `relative` with queries: texts are then computed
+    whole.
     """
     ...

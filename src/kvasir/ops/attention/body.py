@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass
+from kvasir.ops.attention.relative import EDGE, Relative
 
 # letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
 # items, s sequences
@@ -25,6 +26,8 @@ def paged_attention(
     scale: float,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
+    relative: Relative | None = None,
+    k_TKd: Tensor | None = None,
 ) -> Tensor:
     out_THe = q_THd.new_zeros(*q_THd.shape[:2], v_cache.shape[-1])
     kv_heads = k_cache.shape[2]
@@ -35,7 +38,8 @@ def paged_attention(
         for item in part.passes:
             tiles = slice(item.first, item.first + item.count)
             q_uKRd = _item_rows(q_THd[item.rows], plan, kv_heads)
-            scores_unKRt = _scores(q_uKRd, k_snKtd[:, tiles], item, scale, softcap)
+            added = None if relative is None else _by_position(q_uKRd, k_TKd, item, plan, relative, scale)
+            scores_unKRt = _scores(q_uKRd, k_snKtd[:, tiles], item, scale, softcap, added)
             mixed_uKRe = _mix(scores_unKRt, v_snKte[:, tiles], item, sinks_KR)
             rows_xHe = _token_rows(mixed_uKRe, plan)
             out_THe[item.targets] = rows_xHe if item.keep is None else rows_xHe[item.keep]
@@ -73,12 +77,55 @@ def _token_rows(mixed_uKRd: Tensor, plan: AttentionPlan) -> Tensor:
     return rows.reshape(items * plan.tokens, kv_heads * plan.group, dim)
 
 
-def _scores(q_uKRd: Tensor, k_unKtd: Tensor, item: Pass, scale: float, softcap: float) -> Tensor:
+def _scores(
+    q_uKRd: Tensor, k_unKtd: Tensor, item: Pass, scale: float, softcap: float, added_unKRt: Tensor | None
+) -> Tensor:
     q_unKRd = q_uKRd.unsqueeze(1).expand(-1, item.count, -1, -1, -1)
     scores = _matmul(q_unKRd, k_unKtd.transpose(-1, -2)) * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
+    if added_unKRt is not None:
+        scores = scores + added_unKRt
     return scores.masked_fill_(item.blocked, -torch.inf)
+
+
+def _by_position(
+    q_uKRd: Tensor, k_TKd: Tensor | None, item: Pass, plan: AttentionPlan, relative: Relative, scale: float
+) -> Tensor:
+    """The parts of the scores by relative position, [u, n, K, R, t]: (q keys + k queries) * scale + bias."""
+    items, kv_heads, rows, dim = q_uKRd.shape
+    device = q_uKRd.device
+    at_R = torch.clamp(torch.arange(rows, device=device) // plan.group, max=plan.tokens - 1)
+    queries_uR = item.positions[:, at_R]
+    keys_unt = item.start[:, None] + torch.arange(item.count * TILE, device=device)
+    keys_unt = keys_unt.view(items, item.count, TILE)
+    away = keys_unt[:, :, None, None] - queries_uR[:, None, None, :, None]  # [u, n, 1, R, t]
+    column = away.clamp(-relative.reach, relative.reach) + relative.reach + EDGE
+    heads_KR = torch.arange(kv_heads, device=device)[:, None] * plan.group
+    heads_KR1 = (heads_KR + torch.arange(rows, device=device) % plan.group)[..., None]
+    total = torch.zeros(items, item.count, kv_heads, rows, TILE, device=device)
+    if relative.keys is not None:
+        table = torch.from_numpy(relative.keys).to(device)
+        total = total + _chain(table, heads_KR1, column, [q_uKRd[:, None, :, :, i, None] for i in range(dim)])
+    if relative.queries is not None:
+        assert k_TKd is not None, "a table of queries needs the step's keys"
+        table = torch.from_numpy(relative.queries).to(device)
+        first_u = item.rows.view(items, -1)[:, 0] - item.positions[:, 0]
+        row_unt = (first_u[:, None, None] + keys_unt).clamp(0, len(k_TKd) - 1)
+        k_unKtd = k_TKd[row_unt].transpose(2, 3)
+        total = total + _chain(table, heads_KR1, column, [k_unKtd[:, :, :, None, :, i] for i in range(dim)])
+    total = total * scale
+    if relative.bias is None:
+        return total
+    return total + torch.from_numpy(relative.bias).to(device)[heads_KR1, column]
+
+
+def _chain(table_HdC: Tensor, heads_KR1: Tensor, column: Tensor, factors: list[Tensor]) -> Tensor:
+    """The sum over i of the factor i times row i of the table, in ascending order."""
+    total = factors[0] * table_HdC[:, 0][heads_KR1, column]
+    for i in range(1, len(factors)):
+        total = total + factors[i] * table_HdC[:, i][heads_KR1, column]
+    return total
 
 
 def _mix(scores_unKRt: Tensor, v_unKte: Tensor, item: Pass, sinks_KR: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.ops import native
+from kvasir.ops.attention.relative import Relative
 from kvasir.plan import Work
 
 PIECE_SAMPLE, PIECE_BIDIRECTIONAL, PIECE_LOGITS = 1, 2, 4
@@ -56,6 +57,23 @@ class StoreArgs(Structure):
     )
 
 
+class RelativeStruct(Structure):
+    _fields_ = (
+        ("bias", c_void_p),
+        ("keys", c_void_p),
+        ("queries", c_void_p),
+        ("k_rows", c_void_p),
+        ("k_stride", c_int64),
+        ("reach", c_int64),
+    )
+
+    @classmethod
+    def of(cls, tables: Relative, k_rows: int | None, k_stride: int) -> RelativeStruct:
+        """tables must outlive it. k_rows: the address of the step's keys, row stride in floats."""
+        found = (None if t is None else t.ctypes.data for t in (tables.bias, tables.keys, tables.queries))
+        return cls(*found, k_rows, k_stride, tables.reach)
+
+
 class AttentionArgs(Structure):
     _fields_ = (
         ("layout", CacheLayoutStruct),
@@ -77,6 +95,7 @@ class AttentionArgs(Structure):
         ("num_pieces", c_int64),
         ("group", c_int64),
         ("scratch", c_void_p),
+        ("relative", c_void_p),
     )
 
 
@@ -156,6 +175,8 @@ def attention(
     softcap: float = 0.0,
     sinks_H: Any = None,
     alibi_slopes_H: Any = None,
+    relative: Relative | None = None,
+    k_TKd: Any = None,
     threads: int = 1,
     out: Any = None,
 ) -> Any:
@@ -163,8 +184,9 @@ def attention(
     other rows stay unchanged.
 
     Arguments are NumPy arrays or CPU tensors. distance: of the keys before and after a row of an indivisible work, 0
-    for all. starts: the first token row of each work. tables: int32 block ids, indexed by a work's row. threads: the
-    size of a thread team that exists for this call. Raises ValueError for inconsistent arguments.
+    for all. relative, k: as in `paged_attention`. starts: the first token row of each work. tables: int32 block ids,
+    indexed by a work's row. threads: the size of a thread team that exists for this call. Raises ValueError for
+    inconsistent arguments.
     """
     rows, heads, _ = q_THd.shape
     out = np.zeros(tuple(q_THd.shape), np.float32) if out is None else out
@@ -183,6 +205,9 @@ def attention(
         piece.flags = PIECE_BIDIRECTIONAL * work.indivisible
         piece.start, piece.count, piece.first = work.start, work.count, first
         piece.tables = ctypes.addressof(addresses) + i * ctypes.sizeof(c_void_p)
+    kv_shape = (rows, layout.kv_heads, layout.head_dim)
+    k_rows = None if k_TKd is None else native.address(k_TKd, "k", kv_shape)
+    tables_of = None if relative is None else RelativeStruct.of(relative, k_rows, layout.kv_heads * layout.head_dim)
     args = AttentionArgs(
         struct,
         k,
@@ -203,9 +228,10 @@ def attention(
         len(pieces),
         0,
         -(-scratch.ctypes.data // 64) * 64,
+        None if tables_of is None else ctypes.addressof(tables_of),
     )
     if _call("kvasir_attention", c_int32, c_void_p, c_int32)(byref(args), threads) != 0:
-        raise ValueError(f"invalid number of threads: {threads}")
+        raise ValueError(f"invalid number of threads ({threads}) or relative positions")
     return out
 
 

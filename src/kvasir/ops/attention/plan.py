@@ -29,7 +29,7 @@ class Pass:
 
     rows: int64 [u * tokens], the token rows of the queries; items are padded by repeating their last row. keep: which
     of these rows are results, None for all. targets: the token rows of the results. blocked: bool [u, n, 1, ROWS,
-    TILE], True for masked keys.
+    TILE], True for masked keys. positions: int64 [u, tokens], of the queries. start: int64 [u], of an item's first key.
     """
 
     first: int
@@ -38,6 +38,8 @@ class Pass:
     keep: Tensor | None
     targets: Tensor
     blocked: Tensor
+    positions: Tensor
+    start: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,8 @@ class _Planner:
             None if all_real else self._tensor(np.flatnonzero(real)),
             self._tensor(rows[real]),
             self._blocked(hidden),
+            self._tensor(positions),
+            self._tensor(base),
         )
 
     def _blocked(self, hidden: np.ndarray) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvasir.ops.attention import paged_attention
 from kvasir.ops.attention.plan import plan_attention
+from kvasir.ops.attention.relative import Relative
 from kvasir.plan import Work
 
 _COLUMNS = 64  # positions per pass
@@ -26,6 +27,8 @@ def attention_weights(
     distance: int = 0,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
+    relative: Relative | None = None,
+    k_nKd: Tensor | None = None,
 ) -> Tensor:
     """The attention weights of each row of a work: float32 [n, H, end], 0 for masked keys. With a sink, the weights sum
     to less than 1, because its share is not included.
@@ -47,6 +50,8 @@ def attention_weights(
         ones = torch.arange(first, min(first + _COLUMNS, work.end), device=k.device)
         values = torch.zeros(blocks * size, kv_heads, _COLUMNS, device=k.device)
         values[ones, :, ones - first] = 1.0
-        mixed = paged_attention(q_nHd, k, values.view(blocks, size, kv_heads, _COLUMNS), plan, scale, softcap, sinks_H)
+        mixed = paged_attention(
+            q_nHd, k, values.view(blocks, size, kv_heads, _COLUMNS), plan, scale, softcap, sinks_H, relative, k_nKd
+        )
         parts.append(mixed[..., : len(ones)])
     return torch.cat(parts, -1)
