@@ -30,6 +30,8 @@ void store_kv(const StoreArgs&, int64_t, int64_t);
 void attention(const AttentionArgs&, const Team&);
 // delta.cpp
 void gated_delta(const DeltaArgs&, const Team&);
+// short_conv.cpp
+void short_conv(const ShortConvArgs&, const Team&);
 // sampler.cpp
 void sample(const SampleArgs&, const Team&);
 
@@ -50,6 +52,7 @@ extern const Kernels kernels = {
     store_kv,
     attention,
     gated_delta,
+    short_conv,
     sample,
 };
 

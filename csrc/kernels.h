@@ -11,6 +11,7 @@
 #include "matrix.h"
 #include "rows.h"
 #include "sampler.h"
+#include "short_conv.h"
 #include "team.h"
 
 namespace kvasir {
@@ -50,6 +51,9 @@ struct Kernels {
 
     // delta.cpp
     void (*gated_delta)(const DeltaArgs& args, const Team& team);
+
+    // short_conv.cpp
+    void (*short_conv)(const ShortConvArgs& args, const Team& team);
 
     // sampler.cpp
     void (*sample)(const SampleArgs& args, const Team& team);  // may use barriers; all threads of the team call it

@@ -180,6 +180,13 @@ void run_delta(const Instr& in, const Run& run, const Team& team) {
     kernels().gated_delta(args, team);
 }
 
+void run_short_conv(const Instr& in, const Run& run, const Team& team) {
+    ShortConvArgs args = *at<ShortConvArgs>(in.p[0]);
+    args.pieces = run.program->pieces;
+    args.num_pieces = run.num_pieces;
+    kernels().short_conv(args, team);
+}
+
 void run_store(const Instr& in, const Run& run, Range r) {
     StoreArgs args = *at<StoreArgs>(in.p[0]);
     args.slots = run.program->slots[in.n[0]];
@@ -308,6 +315,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_LINEAR: return run_linear(in, *run.program, rows, team);
         case OP_ATTENTION: return run_attention(in, run, team);
         case OP_GATED_DELTA: return run_delta(in, run, team);
+        case OP_SHORT_CONV: return run_short_conv(in, run, team);
         case OP_EXPERTS:
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);

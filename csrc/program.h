@@ -44,6 +44,7 @@ enum Op : int32_t {
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
     OP_GATED_DELTA = 22,  // p: DeltaArgs
     OP_SCALE_ROWS = 23,   // p: out, x, factors [rows]       n: width
+    OP_SHORT_CONV = 24,   // p: ShortConvArgs
 };
 
 enum Flag : int32_t { BARRIER = 1 };

@@ -63,3 +63,4 @@ void test_attention();
 void test_sampler();
 void test_program();
 void test_delta();
+void test_short_conv();

@@ -10,6 +10,7 @@ int main() {
         test_sampler();
         test_program();
         test_delta();
+        test_short_conv();
         std::printf("kernels on %s: passed\n", kvasir_isa_name());
     }
     return 0;

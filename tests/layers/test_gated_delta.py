@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from kvasir.caches import State
-from kvasir.layers.gated_delta import Convolution, GatedDelta
+from kvasir.layers.convolution import Convolution
+from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.tensors import TensorPlace
 from kvasir.ops.gated_delta import Heads

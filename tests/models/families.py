@@ -101,6 +101,15 @@ DEEPSEEK_MOE = {
     "routed_scaling_factor": 1.5,
     "norm_topk_prob": True,
 }
+LFM2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "rms_norm_eps": ABSENT,
+    "norm_eps": 1e-3,
+    "conv_bias": True,
+    "conv_L_cache": 4,
+    "hidden_act": ABSENT,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-biased-tied": {
@@ -255,6 +264,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "logits_scaling": 4.0,
     },
+    "lfm2": {**LFM2, "model_type": "lfm2", "block_multiple_of": 32, "tie_word_embeddings": True},
+    "lfm2-moe": {
+        **LFM2,
+        "model_type": "lfm2_moe",
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.5,
+    },
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
@@ -262,6 +281,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
+    *("lfm2", "lfm2-moe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
 )
 

@@ -24,6 +24,7 @@ from kvasir.weights.source import DummySource
 # 6e-8.
 TOLERANCE = 1e-4
 SENSITIVITY = 100 * TOLERANCE
+_CHOICE = ("e_score_correction_bias", "expert_bias")  # buffers that take part in the choice of experts
 
 
 class DictSource:
@@ -56,10 +57,10 @@ def randomized(model: Any, seed: int = 0) -> Any:
     """The transformers model in eval mode with weights that make every part of it count."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        biases = ((n, t) for n, t in model.named_buffers() if n.endswith("e_score_correction_bias"))
+        biases = ((n, t) for n, t in model.named_buffers() if n.endswith(_CHOICE))
         for name, tensor in (*model.named_parameters(), *biases):
             noise = torch.randn(tensor.shape, generator=generator)
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(_CHOICE):
                 tensor.copy_(noise * 0.1)
             elif tensor.dim() > 1:
                 gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5

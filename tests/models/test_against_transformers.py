@@ -224,6 +224,15 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention"] * 3},
         *scaled({**YARN, "truncate": False}, 100.0, truncate=True),
     ],
+    "lfm2": [
+        {"norm_eps": 1e-1},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
+    ],
+    "lfm2-moe": [
+        {"num_experts_per_tok": 2},
+        {"norm_topk_prob": False},
+        {"routed_scaling_factor": 1.0},
+    ],
     "ministral3": [
         *scaled({**YARN, "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0, factor=8.0),
         {"sliding_window": 25},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvasir.layers.attention import Attention
+from kvasir.layers.convolution import ShortConvolution
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.layers.batch import Batch
+
+Mixer = Attention | GatedDelta | ShortConvolution  # mixes information across tokens
 
 
 class DecoderLayer(Module):
@@ -28,7 +31,7 @@ class DecoderLayer(Module):
     def __init__(
         self,
         attn_norm: RMSNorm | None,
-        attn: Attention | GatedDelta,
+        attn: Mixer,
         mlp_norm: RMSNorm | None,
         mlp: MLP | GatedMLP | MoE,
         *,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import State
+from kvasir.layers.convolution import Convolution
 from kvasir.layers.linear import Linear, Out
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
@@ -20,26 +21,6 @@ if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
 
 # letters: T token rows, D model width, H heads of q and k, V heads of v
-
-
-class Convolution(Module):
-    """The weights of a depthwise convolution along the tokens: float32 [channels, taps]. runs: this rank's channel
-    ranges, (first, last)."""
-
-    keeps_float32 = True
-    kernel: Tensor
-
-    def __init__(self, channels: int, taps: int):
-        self.channels, self.taps = channels, taps
-        self.runs: tuple[tuple[int, int], ...] = ((0, channels),)
-
-    def expects(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": (self.channels, 1, self.taps)}
-
-    def put(self, name: str, array: Any, place: Place) -> Any:
-        kernel = place.exact(array[:, 0])
-        self.kernel = place.exact(kernel[[i for run in self.runs for i in range(*run)]])
-        return self.kernel
 
 
 class GatedDelta(Module):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kvasir.layers.attention import Attention
-from kvasir.layers.block import DecoderLayer
-from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.block import DecoderLayer, Mixer
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.moe import MoE
 from kvasir.layers.rope import Rope
@@ -50,7 +49,7 @@ class Llama(Decoder):
         attn, mlp = self._mixer(layer, c), self._mlp(layer, c)
         return DecoderLayer(attn=attn, mlp=mlp, **norms, parallel=self.parallel, scale=c.residual_scale)
 
-    def _mixer(self, layer: int, c: Any) -> Attention | GatedDelta:
+    def _mixer(self, layer: int, c: Any) -> Mixer:
         """The part of a layer that mixes information across tokens. Families with recurrent layers override it."""
         return Attention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **self._attention_options(layer, c))
 

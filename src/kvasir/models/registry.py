@@ -91,6 +91,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "JinaV3",
         ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM", "JinaEmbeddingsV3ForSequenceClassification"),
     ),
+    "lfm2": ("lfm2", "Lfm2", ("Lfm2ForCausalLM",)),
+    "lfm2_moe": ("lfm2", "Lfm2Moe", ("Lfm2MoeForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),

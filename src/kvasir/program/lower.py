@@ -39,6 +39,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
 ALL_TOGETHER = (
     "paged_attention",
     "gated_delta",
+    "short_conv",
     "experts",
     "adapt_inner",
     "adapt_add",

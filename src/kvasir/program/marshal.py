@@ -260,6 +260,21 @@ class Marshal:
         self.state_bytes += states.nbytes
         self._set(instr, "gated_delta", [ctypes.addressof(args)], [])
 
+    def _short_conv(self, instr: native.Instr, instruction: Instruction) -> None:
+        *_, kernel_DK, bias_D, cached, _ = instruction.inputs
+        out, *rows = (self._at(buffer) for buffer in instruction.buffers)
+        array, kernel_KD = self.cache.arrays(cached.layer)[0][0], np.ascontiguousarray(kernel_DK.T)
+        taps, width = kernel_KD.shape
+        if taps > native.MAX_TAPS:
+            raise CannotTrace(f"no kernel for a short convolution of {taps} taps")
+        assert array.shape[1] == (taps - 1 + self.cache.block_size) * width
+        args = native.ShortConvArgs(
+            width, taps, self.cache.block_size, self.cache.group_of(cached.layer), array.ctypes.data, array.shape[1],
+            *rows, kernel_KD.ctypes.data, None if bias_D is None else self._vector(bias_D), out,
+        )  # fmt: skip
+        self._keep += [args, kernel_KD, array]
+        self._set(instr, "short_conv", [ctypes.addressof(args)], [])
+
     def _gated(self, instr: native.Instr, instruction: Instruction) -> None:
         gate, _, function = instruction.inputs
         self._set(instr, "gated", [self._at(b) for b in instruction.buffers], [gate.width, native.FUNCTION[function]])

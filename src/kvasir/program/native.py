@@ -19,7 +19,7 @@ MAX_DELTA_DIM, MAX_TAPS = 256, 8
 OPS = (
     "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
     "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
-    "adapt_inner", "adapt_add", "gated_delta", "scale_rows",
+    "adapt_inner", "adapt_add", "gated_delta", "scale_rows", "short_conv",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7}
@@ -155,6 +155,18 @@ class DeltaArgs(ctypes.Structure):
         *((name, c_void_p) for name in ("q", "k", "v", "b", "a")),
         ("gate_stride", c_int64),
         *((name, c_void_p) for name in ("kernel", "log_rate", "bias", "out", "pieces")),
+        ("num_pieces", c_int64),
+    )
+
+
+class ShortConvArgs(ctypes.Structure):
+    """The operands of a gated short convolution (csrc/short_conv.h)."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("width", "taps", "block_size", "group")),
+        ("blocks", c_void_p),
+        ("block_stride", c_int64),
+        *((name, c_void_p) for name in ("b", "c", "x", "kernel", "bias", "out", "pieces")),
         ("num_pieces", c_int64),
     )
 

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvasir import device as devices
-from kvasir.layers.attention import Attention
 from kvasir.layers.batch import TILE, Batch, make_batch
-from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.block import Mixer
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.linear import Head
@@ -50,7 +49,7 @@ def run(model: Any, cache: KVCache) -> str:
 
 def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
     modules = [module for _, module in model.walk()]
-    mixers = {type(m): m for m in reversed(modules) if isinstance(m, Attention | GatedDelta)}.values()
+    mixers = {type(m): m for m in reversed(modules) if isinstance(m, Mixer)}.values()
     mlp = next(m for m in modules if isinstance(m, MLP | GatedMLP))
     noise = np.random.default_rng(0).standard_normal((_LENGTH, model.config.width), np.float32)
     rows_nD = torch.from_numpy(noise).to(cache.device)
@@ -86,9 +85,7 @@ def _batch(cache: KVCache, parts: list[tuple[int, int]]) -> Batch:
     return make_batch([Work(row, *part) for row, part in enumerate(parts)], rows, cache)
 
 
-def _mix(
-    mixer: Attention | GatedDelta, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0
-) -> Tensor:
+def _mix(mixer: Mixer, cache: KVCache, rows_nD: Tensor, pieces: tuple[int, ...], neighbour: int = 0) -> Tensor:
     """The mixer's outputs, computed in pieces, each after `neighbour` rows of another sequence."""
     done, start = [], 0
     for count in pieces:
