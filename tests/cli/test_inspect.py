@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvasir.caches import PagedKV
 from kvasir.cli.app import app
-from kvasir.cli.model_facts import read_needs, read_stored, token_work
+from kvasir.cli.model_facts import cache_bytes, read_needs, read_stored, token_work
 from kvasir.errors import ConfigError, ModelFileError
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.ops import native
@@ -155,6 +155,48 @@ def test_a_quantized_file_names_its_types_and_its_long_arrays_are_cut():
 def test_an_embedding_model_shows_its_task():
     reported = inspect_json(need("models", "gguf", "all-MiniLM-L6-v2-Q4_K_M.gguf"))
     assert reported["tasks"] == ["embed", "token_embed"] and reported["tokenizer"] == "WordPiece"
+
+
+# --- configs without weights ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3.5"])  # all: tests/models/test_hf_configs.py
+def test_a_published_config_reports_its_memory(name):
+    folder = need("hf_configs", name)
+    reported = inspect_json(folder / "config.json")
+    by_place = {(m["format"], m["devices"]): m for m in reported["memory"]}
+    whole = by_place["bfloat16", 1]
+    assert 2.2 > whole["weights"] / reported["parameters"] >= 2
+    assert 4.4 > by_place["float32", 1]["weights"] / reported["parameters"] >= 4
+    kv = [context["kv"] for context in whole["contexts"]]
+    assert kv == sorted(kv) and whole["contexts"][-1]["tokens"] == reported["max_context"]
+    for devices in (2, 4, 8):
+        assert whole["weights"] / devices <= by_place["bfloat16", devices]["weights"] <= whole["weights"]
+    if native.available():
+        assert by_place["q4", 1]["weights"] < by_place["q8", 1]["weights"] < whole["weights"]
+
+
+def test_the_memory_of_a_config_is_that_of_the_model(tmp_path):
+    folder = find_model("kvasir-mini").root
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    alone, whole = inspect_json(tmp_path), inspect_json("kvasir-mini")
+    assert (alone["parameters"], alone["class"]) == (whole["parameters"], whole["class"])
+    needs, expected = alone["memory"][4], whole["memory"]["by_dtype"]["bfloat16"]
+    assert (needs["format"], needs["devices"], needs["weights"]) == ("bfloat16", 1, expected["weights"])
+    assert needs["kv_per_token"] == expected["kv_per_token"]
+    assert needs["contexts"][-1]["kv"] == expected["kv_of_one_context"]
+    shorter = inspect_json(tmp_path, "--max-model-len", 64)["memory"][4]["contexts"]
+    assert [(c["tokens"], c["kv"]) for c in shorter] == [(64, 64 * needs["kv_per_token"])]
+    with pytest.raises(ConfigError, match="positions"):
+        inspect_json(tmp_path, "--max-model-len", 10**9)
+    assert "with 64 tokens" in inspect(tmp_path, "--max-model-len", 64)
+
+
+def test_bounded_caches_are_counted_in_whole_blocks():
+    groups = [SimpleNamespace(kind=SimpleNamespace(bound=bound), bytes_per_block=64 * size)
+              for bound, size in ((0, 1), (2, 100), (130, 10))]  # fmt: skip
+    assert cache_bytes(groups, 64, 1000) == 1000 + 2 * 64 * 100 + 4 * 64 * 10
+    assert cache_bytes(groups[1:2], 64, 60) == 64 * 100
 
 
 def test_the_table_is_readable_text():

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from kvasir.cli.config_facts import DEVICES, FORMATS, read_config_facts
 from kvasir.errors import UnsupportedModel
 from kvasir.models.config import read_generation_config, read_hf_config
 from kvasir.models.registry import model_class_for
@@ -111,6 +112,25 @@ def test_configs_with_longrope_have_their_whole_context(config):
     assert (found.context_length, found.rotary_dim) == (131072, 96)
     assert found.rope_scaling.served(131072).factors == (1.08,) * 48
     assert found.rope_scaling.served(4096).factors == (1.0,) * 48
+
+
+def published_here() -> dict[str, dict]:
+    """The configs in this file."""
+    return {name: value for name, value in globals().items() if isinstance(value, dict) and "architectures" in value}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RUN, *published_here()])
+def test_the_memory_of_each_published_config_is_known(name, tmp_path):
+    """`kvasir inspect CONFIG`, by format of the weights, context and number of devices."""
+    config = published_here().get(name) or json.loads(need("hf_configs", name, "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = read_config_facts(tmp_path / "config.json")
+    assert not facts.reason, "the program executor runs it"
+    alone = [one for one in facts.needs if one.devices == 1]
+    assert [one.format for one in alone] == list(FORMATS)
+    assert all(2 * one.weights > facts.parameters and min(one.contexts.values()) > 0 for one in alone)
+    assert all(facts.max_context in one.contexts and one.devices in DEVICES for one in facts.needs)
 
 
 # --- one field of another kind of model -------------------------------------------------------------

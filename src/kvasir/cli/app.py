@@ -407,11 +407,16 @@ def inspect(
     Example: kvasir inspect model.gguf
 
     Example: kvasir inspect kvasir-mini --quantize q4
+
+    Example: kvasir inspect config.json  (no weights: memory by format, context and number of devices)
     """
+    from kvasir.cli import config_facts, program_view, quantize_view
     from kvasir.cli import inspect as command
-    from kvasir.cli import program_view, quantize_view
     from kvasir.cli.resolve import resolve
 
+    if (config := config_facts.config_path(model)) and not (program or quantize or tensors):
+        command.prepare()
+        return config_facts.run(config, max_model_len, json)
     model = resolve(EngineOptions(model))[0].model
     if program:
         command.prepare()

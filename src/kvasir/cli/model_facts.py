@@ -197,13 +197,23 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
 
     spec, block = model.cache_spec(), EngineOptions("").block_size
     groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, dtype)
-    sizes = [(group.bytes_per_block // block, group.kind.bound) for group in groups]
     return MemoryFacts(
         dtype,
         weights=weight_bytes(model, source, dtype, Packer(dtype) if packed else None),
-        kv_token=sum(size for size, _ in sizes),
-        kv_context=sum(size * min(context, window or context) for size, window in sizes),
+        kv_token=sum(group.bytes_per_block // block for group in groups),
+        kv_context=cache_bytes(groups, block, context),
     )
+
+
+def cache_bytes(groups: Iterable[Any], block: int, tokens: int) -> int:
+    """Bytes that the cache groups need for one sequence of so many tokens: what is bounded (windows, states) lies in
+    whole blocks."""
+    total = 0
+    for group in groups:
+        bound = group.kind.bound
+        kept = min(-(-tokens // block), -(-bound // block) + 1) * block if bound else tokens
+        total += group.bytes_per_block // block * kept
+    return total
 
 
 @dataclass(frozen=True, slots=True)
