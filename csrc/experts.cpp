@@ -86,7 +86,8 @@ void weigh_inputs(const Experts& e, const float* x, const float* weights, int64_
 void prepare_down(const Experts& e, int64_t slot) {
     const int64_t row_bytes = activated_bytes(e.down[0]);
     float* gate = e.gate_out + slot * e.inner;
-    kernels().gated(e.function, gate, gate, e.up_out + slot * e.inner, e.inner);
+    if (e.up) kernels().gated(e.function, gate, gate, e.up_out + slot * e.inner, e.inner);
+    else kernels().activate(e.function, gate, gate, e.inner);
     kernels().prepare(e.down[0], e.activated + slot * row_bytes, gate, e.inner, 1);
 }
 
@@ -115,7 +116,7 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     }
     team.barrier();
     const Product in[] = {{e.gate, e.gate_bias, e.gate_out}, {e.up, e.up_bias, e.up_out}};
-    multiply(e, in, 2, team);
+    multiply(e, in, e.up ? 2 : 1, team);
     team.barrier();
     for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
     team.barrier();

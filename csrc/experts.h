@@ -13,7 +13,7 @@ struct Experts {
     int32_t function;
     int32_t weigh_inputs;  // whether a row's weight is applied to its expert's input, not to the output
     const Matrix* gate;  // [held]; of one format, as are up and down
-    const Matrix* up;
+    const Matrix* up;    // null for experts without a gate, whose first matrix is `gate`: down(f(gate(x)))
     const Matrix* down;
     const float* const* gate_bias;  // [held]; null, as up_bias and down_bias, for experts without biases
     const float* const* up_bias;

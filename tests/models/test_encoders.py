@@ -257,6 +257,7 @@ def test_a_config_that_answer_ai_publishes(transformers):
         ("jina_embeddings_v3", {"num_attention_heads": 16}, ModelFileError),
         ("nomic_bert", {"prenorm": True}, UnsupportedModel),
         ("nomic_bert", {"moe_every_n_layers": 2}, UnsupportedModel),
+        ("nomic_bert", {"moe_every_n_layers": 2, "activation_function": "gelu"}, ModelFileError),
         ("nomic_bert", {"head_dim": 7}, ModelFileError),
         ("nomic_bert", {"num_experts": 8}, UnsupportedModel),
         ("modernbert", {"local_attention": 0}, ModelFileError),

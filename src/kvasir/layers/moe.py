@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.linear import Plain
-from kvasir.layers.mlp import GatedMLP
+from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, clamped_swiglu, relu2, scale_rows, sigmoid
@@ -106,6 +106,27 @@ class MoE(Module):
         first, last = self.share.held
         for expert in (*self.experts[:first], *self.experts[last:]):
             expert.leave_out()
+
+
+class PlainMoE(MoE):
+    """A mixture whose experts are MLPs without gates. total_bias: whether there is a bias of their weighted sum. Ranks
+    do not split it."""
+
+    def __init__(self, width: int, inner: int, num_experts: int, routing: Routing, act: str, total_bias: bool = False):
+        self.router = Router(width, num_experts, False)
+        self.experts = [MLP(width, inner, act, bias=False) for _ in range(num_experts)]
+        self.bias = Vector(width, "bias") if total_bias else None
+        self.routing, self.act = routing, ACTIVATIONS[act]
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.routing)
+        up = [expert.up.weights["weight"] for expert in self.experts]
+        down = [expert.down.weights["weight"] for expert in self.experts]
+        out_TD = experts(x_TD, ids_Tk, weights_Tk, up, (), down, self.act)
+        return out_TD if self.bias is None else out_TD + self.bias.values
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Stays whole."""
 
 
 class SharedMoE(MoE):

@@ -20,6 +20,7 @@ from kvasir.layers.embedding import Embedding, VocabularyEmbedding
 from kvasir.layers.linear import Plain
 from kvasir.layers.mlp import ACTIVATIONS, MLP, GatedMLP
 from kvasir.layers.module import Entry, Module, Take
+from kvasir.layers.moe import MoE
 from kvasir.layers.norm import LayerNorm
 from kvasir.layers.rope import Rope, RopeScaling
 from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Fields
@@ -102,7 +103,7 @@ def read_encoder(f: Fields, **defaults: Any) -> dict[str, Any]:
 class EncoderLayer(Module):
     """x: float32 [T, D] -> [T, D]. A block whose norms follow the sums."""
 
-    def __init__(self, attn: Attention, attn_norm: LayerNorm, mlp: MLP | GatedMLP, mlp_norm: LayerNorm):
+    def __init__(self, attn: Attention, attn_norm: LayerNorm, mlp: MLP | GatedMLP | MoE, mlp_norm: LayerNorm):
         self.attn, self.attn_norm, self.mlp, self.mlp_norm = attn, attn_norm, mlp, mlp_norm
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:

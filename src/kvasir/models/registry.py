@@ -86,6 +86,11 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gte": ("rope_encoder", "Gte", ("GteModel", "GteForMaskedLM", "GteForSequenceClassification")),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "hunyuan_v1_moe": ("hunyuan", "HunyuanMoe", ("HunYuanMoEV1ForCausalLM",)),
+    "jina_bert": (
+        "jina_bert",
+        "JinaBert",
+        ("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
+    ),
     "jina_embeddings_v3": (
         "rope_encoder",
         "JinaV3",
@@ -149,6 +154,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
 }
+# Architectures whose configs state the model type of another.
+_TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
 
@@ -178,6 +185,7 @@ def model_class_for(config: Mapping[str, Any]) -> type:
         return model_class(architectures[0])
     if not isinstance(model_type, str):
         raise ModelFileError(f"config.json: model_type is {quoted(model_type)}", "expected a name")
+    model_type = _TYPES.get(architectures[0] if architectures else "", model_type)
     if model_type not in MODELS:
         raise unsupported(model_type, architectures, "auto_map" in config)
     ours = MODELS[model_type][2]

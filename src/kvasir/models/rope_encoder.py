@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.layers.elementary import power
 from kvasir.layers.module import Entry
+from kvasir.layers.moe import PlainMoE, Routing
 from kvasir.layers.rope import RopeScaling
-from kvasir.models.config import MAX_HEAD_DIM, MAX_POSITIONS, Fields
-from kvasir.models.encoder import Encoder, EncoderConfig, fused, read_encoder
+from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, Fields
+from kvasir.models.encoder import Encoder, EncoderConfig, EncoderLayer, fused, read_encoder
 from kvasir.models.pooling import HeadShape
 from kvasir.models.rope import read_rope
 
@@ -92,13 +93,9 @@ _NOMIC_FIELDS = {
 }
 # Fields of these configs with the only value that we support.
 _NOMIC_FIXED = {
-    "activation_function": "swiglu",
     "causal": False,
     "prenorm": False,
     "parallel_block": False,
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
     "rotary_emb_fraction": 1.0,
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
@@ -106,17 +103,28 @@ _NOMIC_FIXED = {
     "use_rms_norm": False,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
-    "moe_every_n_layers": 0,
+    "moe_normalize_expert_weights": False,
+    "num_shared_experts": 0,
+    "expert_choice_router": False,
+    "ffn_div": 1,
 }
+# Whether an MLP has a gate, and its function.
+_NOMIC_ACTIVATIONS = {"swiglu": (True, "silu"), "geglu": (True, "gelu"), "gelu": (False, "gelu")}
 _NOMIC_HARMLESS = """
     parallel_block_tied_norm dense_seq_output fused_dropout_add_ln fused_bias_fc pad_vocab_size_multiple use_flash_attn
-    reorder_and_upcast_attn
+    reorder_and_upcast_attn moe_impl moe_resid_pdrop router_aux_loss_coef add_pooling_layer max_trained_positions
     """
 
 
 @dataclass(frozen=True, slots=True)
 class NomicBertConfig(EncoderConfig):
-    """The sizes and settings of a Nomic encoder."""
+    """mixture_every: the distance of layers with a mixture of `experts` experts, from layer 1 on, 0 for none; a row
+    chooses `chosen` of them. experts_bias: whether their sum has a bias."""
+
+    mixture_every: int = 0
+    experts: int = 0
+    chosen: int = 0
+    experts_bias: bool = True
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> NomicBertConfig:
@@ -132,26 +140,67 @@ class NomicBertConfig(EncoderConfig):
         if head_dim % 2:
             raise ModelFileError(f"{f.where}: head_dim is {head_dim}", "a rotary embedding needs an even number")
         longest = f.integer("n_positions", 1, MAX_POSITIONS, found["max_position"])
+        gated, act = True, found["act"]
+        if (named := f.get("activation_function")) is not None:
+            if named not in _NOMIC_ACTIVATIONS:
+                supported = ", ".join(_NOMIC_ACTIVATIONS)
+                raise UnsupportedModel(f"{f.where}: activation_function is {quoted(named)}", f"supported: {supported}")
+            gated, act = _NOMIC_ACTIVATIONS[named]
+        bias = f.flag("mlp_fc1_bias", False)
+        f.expect("mlp_fc2_bias", bias)
+        found |= {"head_dim": head_dim, "max_position": max(longest, found["max_position"]), "act": act}
+        found |= _read_mixture(f, gated)
+        attn_bias = f.flag("qkv_proj_bias", False)
         f.finish()
-        biases = dict.fromkeys(("attn_bias", "mlp_bias", "down_bias"), False)
-        longest = max(longest, found["max_position"])
-        return cls(**{**found, "head_dim": head_dim, "max_position": longest}, gated=True, **biases)
+        return cls(**found, gated=gated, attn_bias=attn_bias, mlp_bias=bias, down_bias=bias)
+
+
+def _read_mixture(f: Fields, gated: bool) -> dict[str, Any]:
+    """The settings of Nomic's mixtures of experts."""
+    every = f.integer("moe_every_n_layers", 0, MAX_LAYERS, 0)
+    if not every:
+        return {}
+    if gated:
+        raise UnsupportedModel(f"{f.where}: experts with gates", "supported: activation_function gelu")
+    experts = f.integer("num_experts", 1, MAX_EXPERTS)
+    return {
+        "mixture_every": every,
+        "experts": experts,
+        "chosen": f.integer("moe_top_k", 1, experts),
+        "experts_bias": f.flag("moe_bias", True),  # not a published field: GGUF files have no bias
+    }
 
 
 class NomicBert(Encoder):
-    """BERT with a rotary embedding and gated MLPs, without biases."""
+    """BERT with a rotary embedding and gated MLPs, or with mixtures of MLPs in every second layer
+    (arXiv:2502.07972)."""
 
     Config = NomicBertConfig
+    config: NomicBertConfig
     prefix: ClassVar[str] = "nomic_bert."
     ignored: ClassVar[tuple[str, ...]] = (r"(nomic_bert\.)?pooler\.dense\.(weight|bias)", r"cls\..*")
+
+    @property
+    def flat_experts(self) -> int:
+        """The number of experts whose matrices a checkpoint stores in one."""
+        return self.config.experts
 
     def classifier(self) -> HeadShape:
         """The classifier over the pooler's row."""
         return HeadShape("classifier", f"{self.prefix}pooler.dense", "tanh")
 
+    def _block(self, layer: int, c: EncoderConfig) -> EncoderLayer:
+        block, own = super()._block(layer, c), self.config
+        if own.mixture_every and layer % own.mixture_every == 1:
+            routing = Routing(own.chosen, normalise=False)
+            block.mlp = PlainMoE(c.width, c.inner, own.experts, routing, c.act, own.experts_bias)
+        return block
+
     def names(self) -> Mapping[str, Entry]:
-        """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""
+        """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`. Those of the experts
+        are from `FlatExpertsView`."""
         layer, c = "encoder.layers.*.", self.config
+        of_experts = {"router": "router.layer", "experts.*.up": "experts.*.w1", "experts.*.down": "experts.*.w2"}
         return {
             "embed": "embeddings.word_embeddings",
             "token_types": "embeddings.token_type_embeddings",
@@ -159,6 +208,9 @@ class NomicBert(Encoder):
             **fused(_QKV, f"{layer}attn.Wqkv", c.heads * c.head_dim),
             "layers.*.attn.out": f"{layer}attn.out_proj",
             "layers.*.attn_norm": f"{layer}norm1",
+            "layers.*.mlp.up": f"{layer}mlp.fc1",
+            **{f"layers.*.mlp.{part}": f"{layer}mlp.{name}" for part, name in of_experts.items()},
+            "layers.*.mlp.bias": f"{layer}mlp.experts",
             "layers.*.mlp.gate_up.gate": f"{layer}mlp.fc12",
             "layers.*.mlp.gate_up.up": f"{layer}mlp.fc11",
             "layers.*.mlp.down": f"{layer}mlp.fc2",

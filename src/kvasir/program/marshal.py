@@ -296,7 +296,8 @@ class Marshal:
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), native.FUNCTION[act.name])
-        args.gate, args.up, args.down = self._matrices(gate), self._matrices(up), self._matrices(down)
+        args.gate, args.down = self._matrices(gate), self._matrices(down)
+        args.up = self._matrices(up) if up else None
         args.weigh_inputs = weigh_inputs
         if biases:
             args.gate_bias, args.up_bias, args.down_bias = map(self._vectors, biases)
@@ -322,7 +323,8 @@ class Marshal:
         """A function that passes the input rows of each expert's linears to the hook, for one pass. held: `begins` of
         the experts of this rank."""
         x, ids, _, gate, up, down = instruction.inputs[:6]
-        names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(gate, up, down, strict=True)]
+        stacks = [stack for stack in (gate, up, down) if stack]
+        names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(*stacks, strict=True)]
         slots, inner, inputs = EXPERT_ROWS * ids.width, gate[0].rows, self._hooks.inputs
         gate_out = self._expert_room[1].view(np.float32)[: slots * inner].reshape(slots, inner)
         rows = self._view(instruction.buffers[1], self._max_tokens)

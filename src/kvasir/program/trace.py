@@ -116,7 +116,7 @@ class Trace:
                 total += node.inputs[1].nbytes
             elif node.op == "experts":
                 ids, stacks = node.inputs[1], node.inputs[3:6]
-                total += sum(ids.width * stack[0].nbytes for stack in stacks)
+                total += sum(ids.width * stack[0].nbytes for stack in stacks if stack)
         return total
 
 

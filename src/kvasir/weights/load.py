@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
+from kvasir.weights.flat_experts import FlatExpertsView
 from kvasir.weights.source import WeightSource
 from kvasir.weights.stacks import ExpertsView
 
@@ -97,6 +98,8 @@ def fill(
     Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
     source = ExpertsView(source, getattr(model, "transposed_experts", False))
+    if flat := getattr(model, "flat_experts", 0):
+        source = FlatExpertsView(source, flat)
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
     _check_all_used(model, source, sizes.keys())

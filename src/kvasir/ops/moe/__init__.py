@@ -50,8 +50,9 @@ def experts(
 
     x, weights: float32. ids: int64 [T, k], distinct and ascending in a row. gate, up: per expert [1, I, D]; down: per
     expert [S, D, I / S], all as in `linear`. act: an op of `ACTIVATIONS`, or `clamped_swiglu` in place of
-    act(gate) * up. The sum starts at zero and adds the rounded products in ascending expert id. share: how ranks split
-    the experts or their sums; results are exchanged before they are weighted. biases: float32 vectors of gate, up and
-    down, per expert. weigh_inputs: whether the weight is applied to the expert's input, not to its output.
+    act(gate) * up. up is empty for experts without a gate: down(act(gate(x))). The sum starts at zero and adds the
+    rounded products in ascending expert id. share: how ranks split the experts or their sums; results are exchanged
+    before they are weighted. biases: float32 vectors of gate, up and down, per expert. weigh_inputs: whether the weight
+    is applied to the expert's input, not to its output.
     """
     ...

@@ -68,6 +68,8 @@ def experts(
         x_nD = x_TD[rows_n]
         if weigh_inputs:
             x_nD = weights_Tk[rows_n, places_n].unsqueeze(1) * x_nD
+        if not up:
+            return product(act(product(x_nD, 0, place)), 2, place)
         gate_nI, up_nI = product(x_nD, 0, place), product(x_nD, 1, place)
         return product(clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI, 2, place)
 
