@@ -108,6 +108,7 @@ LFM2 = {
     "norm_eps": 1e-3,
     "conv_bias": True,
     "conv_L_cache": 4,
+    "tie_word_embeddings": True,
     "hidden_act": ABSENT,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -264,7 +265,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "logits_scaling": 4.0,
     },
-    "lfm2": {**LFM2, "model_type": "lfm2", "block_multiple_of": 32, "tie_word_embeddings": True},
+    "lfm2": {**LFM2, "model_type": "lfm2", "block_multiple_of": 32},
     "lfm2-moe": {
         **LFM2,
         "model_type": "lfm2_moe",

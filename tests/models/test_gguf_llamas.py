@@ -48,6 +48,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": config_of("ernie4-5-moe"),
     "hunyuan_v1_moe": config_of("hunyuan-moe"),
     "minimax_m2": config_of("minimax-m2"),
+    "lfm2": {**config_of("lfm2"), "conv_bias": False},
+    "lfm2_moe": {**config_of("lfm2-moe"), "conv_bias": False, "routed_scaling_factor": 1.0},
     "qwen3_next": {**config_of("qwen3-next"), **RECURRENT, "mlp_only_layers": []},
     "qwen3_5": {**config_of("qwen3-5"), **RECURRENT},
     "qwen3_5_even": {**config_of("qwen3-5"), **RECURRENT, "linear_num_key_heads": 4, "linear_key_head_dim": 6},
@@ -57,7 +59,7 @@ ARCHITECTURES = {
     **{"olmo3": "olmo2", "gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss"},
     **{"qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"},
     **{"hunyuan_v1_moe": "hunyuan-moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35"},
-    **{"qwen3_5_moe_text": "qwen35moe"},
+    **{"qwen3_5_moe_text": "qwen35moe", "lfm2_moe": "lfm2moe"},
 }
 # Their converters order the rows of q and k in pairs.
 PAIRED = ("smollm3", "arcee", "granite", "granitemoe")
@@ -74,8 +76,11 @@ def add_decoder_keys(writer: Any, c: Any) -> None:
     writer.add_embedding_length(c.hidden_size)
     writer.add_block_count(c.num_hidden_layers)
     writer.add_head_count(c.num_attention_heads)
-    writer.add_head_count_kv(getattr(c, "num_key_value_heads", c.num_attention_heads))
-    if hasattr(c, "intermediate_size"):
+    kv_heads = getattr(c, "num_key_value_heads", c.num_attention_heads)
+    if c.model_type in ("lfm2", "lfm2_moe"):  # 0 in a convolution
+        kv_heads = [0 if kind == "conv" else kv_heads for kind in c.layer_types]
+    writer.add_head_count_kv(kv_heads)
+    if hasattr(c, "intermediate_size") and c.model_type != "lfm2":
         writer.add_feed_forward_length(c.intermediate_size)
     if c.model_type != "gpt_neox":
         writer.add_key_length(head_dim)
@@ -83,7 +88,7 @@ def add_decoder_keys(writer: Any, c: Any) -> None:
     if c.model_type in eps:
         writer.add_layer_norm_eps(getattr(c, eps[c.model_type]))
     else:
-        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(getattr(c, "norm_eps", None) or c.rms_norm_eps)
     rope = c.rope_parameters.get("full_attention", c.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
@@ -177,6 +182,17 @@ def add_minimax(writer: Any, c: Any) -> None:
     writer.add_expert_feed_forward_length(c.intermediate_size)
 
 
+def add_lfm2(writer: Any, c: Any) -> None:
+    writer.add_shortconv_l_cache(c.conv_L_cache)
+    if c.model_type == "lfm2":
+        inner, multiple = int(2 * c.intermediate_size / 3), c.block_multiple_of
+        writer.add_feed_forward_length(-(-inner // multiple) * multiple)
+        return
+    add_experts(writer, c)
+    writer.add_leading_dense_block_count(c.num_dense_layers)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
 def add_delta(writer: Any, c: Any) -> None:
     writer.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
     writer.add_ssm_state_size(c.linear_key_head_dim)
@@ -207,6 +223,8 @@ KEYS: dict[str, Callable[[Any, Any], None]] = {
     "dots1": add_sigmoid_experts,
     "ernie4_5_moe": add_ernie_moe,
     "minimax_m2": add_minimax,
+    "lfm2": add_lfm2,
+    "lfm2_moe": add_lfm2,
     "qwen3_next": add_delta,
     "qwen3_5_text": add_delta,
     "qwen3_5_moe_text": add_delta,
@@ -229,6 +247,12 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
         return {name: data.reshape(heads, 3, -1, *data.shape[1:]).swapaxes(0, 1).reshape(data.shape)}
     if name.endswith("e_score_correction_bias"):
         return {f"{name.removesuffix('_bias')}.bias": data.reshape(-1)}
+    if name.endswith("expert_bias"):
+        return {f"{name}.bias": data}
+    if "feed_forward.experts." in name:
+        return {name.removeprefix("model."): data}
+    if "conv.conv" in name:
+        return {name: data.squeeze(1)}
     if name.endswith("shared_expert_gate.weight"):
         return {name: data.reshape(-1)}
     if name.endswith("sinks"):

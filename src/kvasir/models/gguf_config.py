@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_encoders, gguf_llamas
+from kvasir.models import gguf_encoders, gguf_lfm2, gguf_llamas
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -173,5 +173,6 @@ _READERS = {
     "phi3": _phi3,
     "gpt2": _gpt2,
     **gguf_encoders.READERS,
+    **gguf_lfm2.READERS,
     **gguf_llamas.READERS,
 }

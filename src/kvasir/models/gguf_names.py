@@ -150,6 +150,26 @@ _DELTA_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_LFM2_NAMES = {
+    **{name: hf for name, hf in _LLAMA_NAMES.items() if name not in ("attn_norm", "output_norm")},
+    "token_embd_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b": "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.*.w1",
+    "ffn_up_exps": "feed_forward.experts.*.w3",
+    "ffn_down_exps": "feed_forward.experts.*.w2",
+}
 _GPT2_NAMES = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -241,6 +261,8 @@ FAMILIES = {
     "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
     "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
     "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
+    "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
+    "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
@@ -261,7 +283,8 @@ FAMILIES = {
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
 _VECTORS = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt")
-_CONVOLUTION, _RATES = "ssm_conv1d", "ssm_a"  # stored without the dimension of size 1; stored as -exp(A_log)
+_CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")  # stored without the dimension of size 1
+_RATES = "ssm_a"  # stored as -exp(A_log)
 
 
 class TensorSource(Protocol):
@@ -354,7 +377,7 @@ class HFView:
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         if self._is_one_row(name):
             shape = (1, *shape[-1:])
-        if _parts(stored)[1] == _CONVOLUTION and len(shape) == 2:
+        if _parts(stored)[1] in _CONVOLUTIONS and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
         return replace(info, name=name, shape=shape)
 
@@ -372,7 +395,7 @@ class HFView:
             return array.astype(np.float32) - np.float32(1)
         if self._is_one_row(name):
             return array.reshape(1, -1)
-        if module == _CONVOLUTION:
+        if module in _CONVOLUTIONS and kind == "weight":
             return array.reshape(len(array), 1, -1)
         if module == _RATES:
             with np.errstate(divide="ignore", invalid="ignore"):  # NaN in a bad file stays in its own answers
@@ -442,7 +465,7 @@ def _family(architecture: str) -> NameTable:
 
 def _parts(name: str) -> tuple[str | None, str, str]:
     """ "blk.3.attn_q.weight" -> ("3", "attn_q", "weight"), "output.weight" -> (None, "output", "weight")."""
-    match = re.fullmatch(rf"(?:{_LAYER})?(\w+)(?:\.(\w+))?", name)
+    match = re.fullmatch(rf"(?:{_LAYER})?((?:shortconv\.)?\w+)(?:\.(\w+))?", name)
     if match is None:
         return None, name, ""
     return match[1], match[2], match[3] or ""

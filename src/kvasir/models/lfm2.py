@@ -43,7 +43,7 @@ class Lfm2Config(MixtralConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Lfm2Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
-        f = lfm2_fields(config)
+        f = lfm2_fields(config, intermediate_size=12288)
         layers = f.integer("num_hidden_layers", 1, MAX_LAYERS)
         inner = adjusted_inner(f)
         sizes = read_sizes(f, kv_heads=8, eps="norm_eps") | {"inner": inner}
@@ -62,9 +62,9 @@ class Lfm2Config(MixtralConfig):
         return cls(**sizes, **settings, **dense, windows=(0,) * layers, head_norm=True)
 
 
-def lfm2_fields(config: Mapping[str, Any]) -> Fields:
-    """The fields, with the old names replaced as in transformers."""
-    values = {**_DEFAULTS, **config}
+def lfm2_fields(config: Mapping[str, Any], **defaults: Any) -> Fields:
+    """The fields, with the old names replaced as in transformers. defaults: of the family, for absent fields."""
+    values = {**_DEFAULTS, **defaults, **config}
     for old, new in {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}.items():
         if (given := values.pop(old, None)) is not None:
             values[new] = given
@@ -77,7 +77,7 @@ def lfm2_fields(config: Mapping[str, Any]) -> Fields:
 def adjusted_inner(f: Fields) -> int:
     """The inner width of the MLPs: with `block_auto_adjust_ff_dim`, two thirds of the config's, times a factor, rounded
     up to a multiple."""
-    inner = f.integer("intermediate_size", 1, MAX_WIDTH, 12288)
+    inner = f.integer("intermediate_size", 1, MAX_WIDTH)
     factor = f.number("block_ffn_dim_multiplier", 0.0, 64.0, 1.0)
     multiple = f.integer("block_multiple_of", 1, MAX_WIDTH, 256)
     if not f.flag("block_auto_adjust_ff_dim", True):
@@ -123,7 +123,7 @@ class Lfm2MoeConfig(Lfm2Config):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Lfm2Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
-        f = lfm2_fields({"intermediate_size": 7168, **config})
+        f = lfm2_fields(config, intermediate_size=7168)
         sizes = read_sizes(f, kv_heads=8, eps="norm_eps")
         layers = sizes["num_layers"]
         dense = f.integer("num_dense_layers", 0, MAX_LAYERS, 2)
