@@ -27,22 +27,6 @@ struct Tokens {
     float beta[RUN], decay[RUN];
 };
 
-// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)), by its series.
-KVASIR_INLINE f32x16 softplus(f32x16 x) {
-    const f32x16 y = exp(sub(broadcast(0.0f), abs(x)));
-    const f32x16 s = div(y, add(broadcast(2.0f), y)), square = mul(s, s);
-    f32x16 p = broadcast(1.0f / 15.0f);
-    p = fma(p, square, broadcast(1.0f / 13.0f));
-    p = fma(p, square, broadcast(1.0f / 11.0f));
-    p = fma(p, square, broadcast(1.0f / 9.0f));
-    p = fma(p, square, broadcast(1.0f / 7.0f));
-    p = fma(p, square, broadcast(1.0f / 5.0f));
-    p = fma(p, square, broadcast(1.0f / 3.0f));
-    p = fma(p, square, broadcast(1.0f));
-    const f32x16 sum = fma(mul(s, broadcast(2.0f)), p, max(x, broadcast(0.0f)));
-    return select(unordered(x, x), x, sum);
-}
-
 // One head of v in one piece.
 class Walk {
 public:

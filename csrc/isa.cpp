@@ -32,6 +32,9 @@ void attention(const AttentionArgs&, const Team&);
 void gated_delta(const DeltaArgs&, const Team&);
 // short_conv.cpp
 void short_conv(const ShortConvArgs&, const Team&);
+// ssm.cpp
+void causal_convolution(const ConvolutionArgs&, const Team&);
+void selective_scan(const ScanArgs&, const Team&);
 // sampler.cpp
 void sample(const SampleArgs&, const Team&);
 
@@ -53,6 +56,8 @@ extern const Kernels kernels = {
     attention,
     gated_delta,
     short_conv,
+    causal_convolution,
+    selective_scan,
     sample,
 };
 

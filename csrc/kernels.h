@@ -12,6 +12,7 @@
 #include "rows.h"
 #include "sampler.h"
 #include "short_conv.h"
+#include "ssm.h"
 #include "team.h"
 
 namespace kvasir {
@@ -54,6 +55,9 @@ struct Kernels {
 
     // short_conv.cpp
     void (*short_conv)(const ShortConvArgs& args, const Team& team);
+    // ssm.cpp
+    void (*causal_convolution)(const ConvolutionArgs& args, const Team& team);
+    void (*selective_scan)(const ScanArgs& args, const Team& team);
 
     // sampler.cpp
     void (*sample)(const SampleArgs& args, const Team& team);  // may use barriers; all threads of the team call it

@@ -187,6 +187,19 @@ void run_short_conv(const Instr& in, const Run& run, const Team& team) {
     kernels().short_conv(args, team);
 }
 
+void run_scan(const Instr& in, const Run& run, const Team& team) {
+    if (in.op == OP_CONVOLUTION) {
+        ConvolutionArgs args = *at<ConvolutionArgs>(in.p[0]);
+        args.pieces = run.program->pieces;
+        args.num_pieces = run.num_pieces;
+        return kernels().causal_convolution(args, team);
+    }
+    ScanArgs args = *at<ScanArgs>(in.p[0]);
+    args.conv.pieces = run.program->pieces;
+    args.conv.num_pieces = run.num_pieces;
+    kernels().selective_scan(args, team);
+}
+
 void run_store(const Instr& in, const Run& run, Range r) {
     StoreArgs args = *at<StoreArgs>(in.p[0]);
     args.slots = run.program->slots[in.n[0]];
@@ -262,7 +275,8 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
         case OP_RMS_NORM:
             for (int64_t h = 0; h < in.n[0]; ++h) {
                 k.rms_norm(at<float>(in.p[0]) + r.begin * in.n[3] + h * in.n[1], in.n[3],
-                           at<float>(in.p[1]) + r.begin * in.n[2] + h * in.n[1], in.n[2], at<float>(in.p[2]), count,
+                           at<float>(in.p[1]) + r.begin * in.n[2] + h * in.n[1], in.n[2],
+                           at<float>(in.p[2]) + h * in.n[4], count,
                            in.n[1], in.f[0]);
             }
             return;
@@ -316,6 +330,8 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_ATTENTION: return run_attention(in, run, team);
         case OP_GATED_DELTA: return run_delta(in, run, team);
         case OP_SHORT_CONV: return run_short_conv(in, run, team);
+        case OP_CONVOLUTION:
+        case OP_SCAN: return run_scan(in, run, team);
         case OP_EXPERTS:
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);

@@ -21,7 +21,7 @@ constexpr int64_t MAX_GROUPS = 8;
 enum Op : int32_t {
     OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, is part
                         // is part: the matrix has only the rows from id `first` on; other ids give zeros
-    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride   f: eps
+    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride   f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
     OP_LINEAR = 4,      // p: LinearPart[], x                n: count
@@ -45,6 +45,8 @@ enum Op : int32_t {
     OP_GATED_DELTA = 22,  // p: DeltaArgs
     OP_SCALE_ROWS = 23,   // p: out, x, factors [rows]       n: width
     OP_SHORT_CONV = 24,   // p: ShortConvArgs
+    OP_CONVOLUTION = 25,  // p: ConvolutionArgs
+    OP_SCAN = 26,         // p: ScanArgs
 };
 
 enum Flag : int32_t { BARRIER = 1 };

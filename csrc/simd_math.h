@@ -1,4 +1,4 @@
-// Functions on the vectors of simd.h: exp, tanh and erf of our own, with the same bits on every instruction set.
+// Functions on the vectors of simd.h: exp, tanh, erf and softplus of our own, with the same bits on every instruction set.
 #pragma once
 
 #include "simd.h"
@@ -72,6 +72,22 @@ KVASIR_INLINE f32x16 erf(f32x16 a) {
     q = fma(q, t, broadcast(3.537187586e-4f));
     const f32x16 far = sub(broadcast(1.0f), exp(sub(broadcast(0.0f), q)));
     return select(unordered(a, a), a, with_sign(select(less(x, broadcast(1.0f)), near, far), a));
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)), by its series.
+KVASIR_INLINE f32x16 softplus(f32x16 x) {
+    const f32x16 y = exp(sub(broadcast(0.0f), abs(x)));
+    const f32x16 s = div(y, add(broadcast(2.0f), y)), square = mul(s, s);
+    f32x16 p = broadcast(1.0f / 15.0f);
+    p = fma(p, square, broadcast(1.0f / 13.0f));
+    p = fma(p, square, broadcast(1.0f / 11.0f));
+    p = fma(p, square, broadcast(1.0f / 9.0f));
+    p = fma(p, square, broadcast(1.0f / 7.0f));
+    p = fma(p, square, broadcast(1.0f / 5.0f));
+    p = fma(p, square, broadcast(1.0f / 3.0f));
+    p = fma(p, square, broadcast(1.0f));
+    const f32x16 sum = fma(mul(s, broadcast(2.0f)), p, max(x, broadcast(0.0f)));
+    return select(unordered(x, x), x, sum);
 }
 
 }  // namespace KVASIR_ISA

@@ -64,3 +64,4 @@ void test_sampler();
 void test_program();
 void test_delta();
 void test_short_conv();
+void test_scan();

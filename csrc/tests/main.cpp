@@ -11,6 +11,7 @@ int main() {
         test_program();
         test_delta();
         test_short_conv();
+        test_scan();
         std::printf("kernels on %s: passed\n", kvasir_isa_name());
     }
     return 0;

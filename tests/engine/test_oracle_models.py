@@ -27,7 +27,8 @@ def _two_threads():
 MODELS = [
     *("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe", "qwen3-next"),
 ]
-FEW = ["mini", "llama", "qwen3", "gpt2", "gemma2", "gemma3", "mixtral", "qwen3-next", "lfm2"]  # one for each mechanism
+# One for each mechanism.
+FEW = ["mini", "llama", "qwen3", "gpt2", "gemma2", "gemma3", "mixtral", "qwen3-next", "lfm2", "granite-hybrid"]
 FAST = [(model, "bfloat16", "program") for model in FEW]
 FAST += [("gemma3", "float32", "program"), ("llama", "bfloat16", "eager")]
 SLOW = [(model, "bfloat16", "program") for model in MODELS if model not in FEW]

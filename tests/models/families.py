@@ -5,6 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from tests.models.state_spaces import STATE_SPACES
+
 ABSENT = object()  # of a field in SIZES that a family does not have
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -275,6 +277,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.5,
     },
+    **STATE_SPACES,
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
@@ -284,6 +287,7 @@ SWITCHED = (
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
     *("lfm2", "lfm2-moe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
+    *STATE_SPACES,
 )
 
 

@@ -249,6 +249,16 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "minimax-m2": [{"num_experts_per_tok": 2}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
     "ernie4-5-moe": [{"moe_k": 2}],
     "hunyuan-moe": [{"moe_topk": 2}],
+    "granite-hybrid": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_act": "gelu"},
+        {"layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "nope"},
+        {"time_step_limit": [0.0, 2.0]},
+        {"time_step_limit": [0.1, 0.5]},
+        {"mamba_n_groups": 1, "mamba_d_state": 24},
+        {"residual_multiplier": 1.0},
+        {"num_experts_per_tok": 2},
+    ],
     "granite-moe": [{"num_experts_per_tok": 2}, {"residual_multiplier": 1.0}, {"logits_scaling": 1.0}],
     "qwen3-5-moe": [{"num_experts_per_tok": 2}, {"hidden_act": "gelu"}],
 }

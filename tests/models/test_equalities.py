@@ -21,6 +21,7 @@ from tests.models.oracle import dummy, random_ids
 NAMES = (
     *("llama-biased-tied", "llama-3", "mistral", "qwen2-windows", "qwen3"),
     *("gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe-mixed", "qwen3-next"),
+    pytest.param("granite-hybrid", marks=pytest.mark.slow),
 )
 LENGTH = 100
 pytestmark = pytest.mark.usefixtures("exact_machine")

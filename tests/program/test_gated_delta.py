@@ -3,9 +3,12 @@ its block, with the same bits."""
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 
+from kvasir.caches import State
 from kvasir.ops import native
 from kvasir.program.program import Program
 from tests.program.made import Driver, loaded, program_of
@@ -15,9 +18,9 @@ IDS = [(7 * i * i + 3 * i) % 90 for i in range(80)]
 PREFIX = 43  # within the third block of 16
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return loaded("qwen3-next", tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=["qwen3-next", "granite-hybrid"])
+def model(request, tmp_path_factory):
+    return loaded(request.param, tmp_path_factory.mktemp("model"))
 
 
 def driver_of(model, **options) -> Driver:
@@ -26,9 +29,12 @@ def driver_of(model, **options) -> Driver:
 
 def states_of(program: Program) -> list[np.ndarray]:
     """The states at the starts of all blocks, as views of the cache: [layers, copies, blocks, numbers]."""
-    heads = next(node.inputs[5] for node in program.trace.graph.nodes if node.op == "gated_delta")
     (group,) = (i for i, group in enumerate(program.cache.groups) if group.kind.keeps_starts)
-    return [array[..., : heads.v * heads.dim * heads.v_dim] for _, (array,) in program.cache.of_group(group)]
+    found = []
+    for bank, (array,) in program.cache.of_group(group):
+        assert isinstance(bank.kind, State)
+        found.append(array[..., : prod(bank.kind.state)])
+    return found
 
 
 @pytest.fixture(scope="module")

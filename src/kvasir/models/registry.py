@@ -82,6 +82,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gpt_oss": ("gpt_oss", "GptOss", ("GptOssForCausalLM",)),
     "granite": ("granite", "Granite", ("GraniteForCausalLM",)),
     "granitemoe": ("granite", "GraniteMoe", ("GraniteMoeForCausalLM",)),
+    "granitemoehybrid": ("granite_hybrid", "GraniteHybrid", ("GraniteMoeHybridForCausalLM",)),
     "granitemoeshared": ("granite", "GraniteMoe", ("GraniteMoeSharedForCausalLM",)),
     "gte": ("rope_encoder", "Gte", ("GteModel", "GteForMaskedLM", "GteForSequenceClassification")),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),

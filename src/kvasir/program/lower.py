@@ -27,6 +27,7 @@ BY_ROW = (
     *ELEMENTWISE,
     "embedding",
     "rms_norm",
+    "grouped_rms_norm",
     "layer_norm",
     "rope",
     "store_kv",
@@ -40,6 +41,8 @@ ALL_TOGETHER = (
     "paged_attention",
     "gated_delta",
     "short_conv",
+    "causal_convolution",
+    "selective_scan",
     "experts",
     "adapt_inner",
     "adapt_add",
@@ -47,7 +50,17 @@ ALL_TOGETHER = (
     "type_rows",
     *COLLECTIVES,
 )
-IN_PLACE = (*ELEMENTWISE, "rms_norm", "layer_norm", "rope", "gated", "adapt_add", "all_reduce", "pick_rows")
+IN_PLACE = (
+    *ELEMENTWISE,
+    "rms_norm",
+    "grouped_rms_norm",
+    "layer_norm",
+    "rope",
+    "gated",
+    "adapt_add",
+    "all_reduce",
+    "pick_rows",
+)
 
 
 @dataclass(frozen=True, slots=True)

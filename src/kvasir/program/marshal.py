@@ -14,7 +14,8 @@ from kvasir.layers.rope import Angles, Rope
 from kvasir.ops.attention.native import AttentionArgs, RelativeStruct, StoreArgs, attention_scratch
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
-from kvasir.program import native
+from kvasir.ops.ssm import ScanSizes, Taps
+from kvasir.program import native, scans
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
@@ -138,6 +139,10 @@ class Marshal:
         width = x.shape[-1]
         n = [x.width // width, width, x.width, x.width]
         self._set(instr, "rms_norm", [self._at(out), self._at(rows), self._vector(weight)], n, [eps])
+
+    def _grouped_rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
+        self._rms_norm(instr, instruction)
+        instr.n[4] = instruction.inputs[0].shape[-1]  # each group has weights of its own
 
     def _layer_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         x, weight, bias, eps = instruction.inputs
@@ -274,6 +279,35 @@ class Marshal:
         )  # fmt: skip
         self._keep += [args, kernel_KD, array]
         self._set(instr, "short_conv", [ctypes.addressof(args)], [])
+
+    def _causal_convolution(self, instr: native.Instr, instruction: Instruction) -> None:
+        _, taps, state, _, _, sizes = instruction.inputs
+        out, rows = (self._at(buffer) for buffer in instruction.buffers)
+        args = self._convolution(taps, state.layer, sizes, rows, out)
+        self._keep.append(args)
+        self._set(instr, "causal_convolution", [ctypes.addressof(args)], [])
+
+    def _convolution(self, taps: Taps, layer: int, sizes: ScanSizes, x: int, out: int) -> scans.ConvolutionArgs:
+        kernel_KC = np.ascontiguousarray(np.asarray(taps.kernel).T)
+        self._keep.append(kernel_KC)
+        rows = scans.input_rows(self.cache, layer, sizes, len(kernel_KC))
+        bias = None if taps.bias is None else self._vector(taps.bias)
+        function = native.FUNCTION[taps.act.name]
+        return scans.ConvolutionArgs(rows, sizes.channels, function, 0, x, kernel_KC.ctypes.data, bias, out)
+
+    def _selective_scan(self, instr: native.Instr, instruction: Instruction) -> None:
+        *_, weights, taps, state, _, _, sizes = instruction.inputs
+        out, mixed, dt, *shared = (self._at(buffer) for buffer in instruction.buffers)
+        args = scans.scan_args(self._convolution(taps, state.layer, sizes, 0, mixed), sizes)
+        if shared:
+            args.b, args.c = shared
+        rates = np.ascontiguousarray(np.asarray(weights.rates).T)
+        states = paged((self._max_rows, sizes.inner * sizes.dim), np.dtype(np.float32))
+        args.dt, args.out, args.states, args.rates = dt, out, states.ctypes.data, rates.ctypes.data
+        args.bias, args.skip = self._vector(weights.bias), self._vector(weights.skip)
+        self._keep += [args, states, rates]
+        self.state_bytes += states.nbytes
+        self._set(instr, "selective_scan", [ctypes.addressof(args)], [])
 
     def _gated(self, instr: native.Instr, instruction: Instruction) -> None:
         gate, _, function = instruction.inputs

@@ -1,0 +1,306 @@
+// Selective state spaces; see ssm.h. A thread computes whole channels or heads of whole pieces, so no sum is ever split,
+// and lanes are channels, so the instruction set changes no bit.
+#include "ssm.h"
+
+#include "kernels.h"
+#include "simd_math.h"
+
+namespace kvasir {
+namespace KVASIR_ISA {
+
+void activate(int32_t, float*, const float*, int64_t);
+
+namespace {
+
+constexpr int64_t RUN = 16;    // tokens that are prepared at a time
+constexpr int64_t SHARE = 64;  // channels of a convolution that a thread computes at a time
+#if defined(KVASIR_AVX512)
+constexpr int MOST_VECTORS = 4;
+#elif defined(KVASIR_AVX2)
+constexpr int MOST_VECTORS = 2;
+#else
+constexpr int MOST_VECTORS = 1;
+#endif
+
+KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
+    return count < LANES ? load_first(from, count) : load(from);
+}
+KVASIR_INLINE void put_some(float* to, f32x16 x, int64_t count) {
+    count < LANES ? store_first(to, x, count) : store(to, x);
+}
+
+// The stored inputs of a piece.
+class Kept {
+public:
+    Kept(const InputRows& rows, const Piece& piece)
+        : r(rows), piece(piece), table(piece.tables[rows.group]),
+          home(piece.start > 0 ? (piece.start - 1) / rows.block_size : 0) {}
+
+    float* block(int64_t index) const { return r.blocks + table[index] * r.block_stride; }
+    float* row(int64_t index, int64_t token) const {
+        return block(index) + r.state_size + (token - index * r.block_size + r.taps - 1) * r.inputs;
+    }
+    // The row of a token of this step.
+    float* own(int64_t token) const { return row(token / r.block_size, token); }
+    // The row of a token before the piece; null before the sequence.
+    const float* before(int64_t token) const { return token < 0 ? nullptr : row(home, token); }
+
+    const InputRows& r;
+    const Piece& piece;
+    const int32_t* const table;
+    const int64_t home;  // the block of the token before the piece
+};
+
+// The channels [first, first + count) of one token: taps in ascending order, null for zeros.
+void convolve(const ConvolutionArgs& a, const float* const* taps, int64_t first, int64_t count, float* out) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t rest = count - i;
+        f32x16 sum = a.bias ? some(a.bias + first + i, rest) : broadcast(0.0f);
+        for (int64_t t = 0; t < a.rows.taps; ++t) {
+            if (!taps[t]) continue;
+            sum = fma(some(taps[t] + first + i, rest), some(a.kernel + t * a.channels + first + i, rest), sum);
+        }
+        put_some(out + i, sum, rest);
+    }
+    activate(a.function, out, out, count);
+}
+
+// The channels [first, first + count) of a piece.
+void convolve_piece(const ConvolutionArgs& a, const Piece& piece, int64_t first, int64_t count) {
+    const Kept kept(a.rows, piece);
+    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+    const auto input = [&](int64_t token) {
+        if (token < piece.start) return kept.before(token);
+        return static_cast<const float*>(a.x + (piece.first + token - piece.start) * a.channels);
+    };
+    const auto keep = [&](float* row, int64_t token) {
+        if (const float* from = input(token)) std::memcpy(row + first, from + first, bytes);
+        else std::memset(row + first, 0, bytes);
+    };
+    for (int64_t token = piece.start; token < piece.start + piece.count; ++token) {
+        const int64_t index = token / a.rows.block_size;
+        if (token % a.rows.block_size == 0) {
+            for (int64_t t = token - a.rows.taps + 1; t < token; ++t) keep(kept.row(index, t), t);
+        }
+        keep(kept.own(token), token);
+        const float* taps[MAX_SCAN_TAPS];
+        for (int64_t t = 0; t < a.rows.taps; ++t) taps[t] = input(token - a.rows.taps + 1 + t);
+        convolve(a, taps, first, count, a.out + (piece.first + token - piece.start) * a.channels + first);
+    }
+}
+
+// A run of tokens of one head, ready for the recurrence.
+struct Tokens {
+    const float *b[RUN], *c[RUN];  // of this step's tokens, in their rows
+    float old_b[RUN][MAX_SCAN_DIM];
+    float x[RUN][MAX_SCAN_DIM], step[RUN][MAX_SCAN_DIM];  // Mamba 2 has the same step in all channels
+    float decay[RUN];                                     // of Mamba 2
+};
+
+// One head in one piece.
+class Walk {
+public:
+    Walk(const ScanArgs& args, const Piece& piece, int64_t head)
+        : a(args), kept(args.conv.rows, piece), piece(piece), head(head),
+          shared(head / (args.heads / args.groups) * args.dim),
+          state(args.states + (piece.row * args.heads + head) * args.state_size()) {}
+
+    void run(Tokens& tokens) {
+        const int64_t end = piece.start + piece.count, size = a.conv.rows.block_size;
+        int64_t at = begin();
+        while (at < end) {
+            if (at >= piece.start && at % size == 0) open(at / size);
+            const bool is_old = at < piece.start;
+            const int64_t in_block = size - at % size, left = is_old ? piece.start - at : end - at;
+            const int64_t most = in_block < left ? in_block : left, count = most < RUN ? most : RUN;
+            if (is_old) {
+                recall(tokens, at, count);
+            } else {
+                receive(tokens, at, count);
+            }
+            prepare(tokens, count);
+            const int64_t row = piece.first + at - piece.start;
+            recur(tokens, count, is_old ? nullptr : a.out + row * a.inner() + head * a.width);
+            at += count;
+        }
+    }
+
+private:
+    const ScanArgs& a;
+    const Kept kept;
+    const Piece& piece;
+    const int64_t head, shared;  // shared: the first number of its group in B and C
+    float* const state;
+
+    size_t bytes() const { return static_cast<size_t>(a.state_size()) * sizeof *state; }
+
+    // Sets `state` to where the walk begins, and returns the position.
+    int64_t begin() const {
+        if (piece.reached == piece.start && piece.start > 0) return piece.start;
+        const int64_t from = piece.start > 0 ? kept.home * a.conv.rows.block_size : 0;
+        if (from == 0) std::memset(state, 0, bytes());
+        else std::memcpy(state, kept.block(kept.home) + head * a.state_size(), bytes());
+        return from;
+    }
+
+    void open(int64_t index) const { std::memcpy(kept.block(index) + head * a.state_size(), state, bytes()); }
+
+    // The head's numbers of dt: one or, in Mamba, one for each channel.
+    int64_t first_step() const { return a.per_channel ? head * a.width : head; }
+    int64_t num_steps() const { return a.per_channel ? a.width : 1; }
+
+    // Tokens of earlier steps: from the rows that the block keeps.
+    void recall(Tokens& to, int64_t at, int64_t count) const {
+        for (int64_t i = 0; i < count; ++i) {
+            const float* taps[MAX_SCAN_TAPS];
+            const int64_t reach = a.conv.rows.taps - 1;
+            for (int64_t t = 0; t <= reach; ++t) taps[t] = kept.before(at + i - reach + t);
+            convolve(a.conv, taps, head * a.width, a.width, to.x[i]);
+            const float* dt = taps[reach] + a.conv.channels;
+            if (a.per_channel) {
+                to.b[i] = dt + a.inner() + shared;
+            } else {
+                convolve(a.conv, taps, a.inner() + shared, a.dim, to.old_b[i]);
+                to.b[i] = to.old_b[i];
+            }
+            to.c[i] = to.b[i];  // not read: there is no output
+            std::memcpy(to.step[i], dt + first_step(), static_cast<size_t>(num_steps()) * sizeof *dt);
+        }
+    }
+
+    // Tokens of this step, which are also stored.
+    void receive(Tokens& to, int64_t at, int64_t count) const {
+        const size_t size = static_cast<size_t>(num_steps()) * sizeof(float);
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t row = piece.first + at + i - piece.start;
+            const float *dt = a.dt + row * a.steps() + first_step(), *b = a.b + row * a.b_stride;
+            float* keep = kept.own(at + i) + a.conv.channels;
+            std::memcpy(keep + first_step(), dt, size);
+            if (a.per_channel && head == 0) {
+                std::memcpy(keep + a.inner(), b, static_cast<size_t>(a.groups * a.dim) * sizeof *b);
+            }
+            std::memcpy(to.x[i], a.conv.out + row * a.conv.channels + head * a.width,
+                        static_cast<size_t>(a.width) * sizeof(float));
+            std::memcpy(to.step[i], dt, size);
+            to.b[i] = b + shared;
+            to.c[i] = a.c + row * a.c_stride + shared;
+        }
+    }
+
+    KVASIR_INLINE f32x16 limited(f32x16 dt) const {
+        const f32x16 step = softplus(dt);
+        const f32x16 within = min(max(step, broadcast(a.low)), broadcast(a.high));
+        return select(unordered(step, step), step, within);
+    }
+
+    // From dt to the steps, and from these to the decays. Lanes after the head's channels are not read.
+    void prepare(Tokens& to, int64_t count) const {
+        if (a.per_channel) {
+            for (int64_t i = 0; i < count; ++i) {
+                for (int64_t p = 0; p < a.width; p += LANES) {
+                    const int64_t rest = a.width - p;
+                    const f32x16 dt = add(some(to.step[i] + p, rest), some(a.bias + head * a.width + p, rest));
+                    store(to.step[i] + p, limited(dt));
+                }
+            }
+            return;
+        }
+        float dt[RUN] = {};
+        for (int64_t i = 0; i < count; ++i) dt[i] = to.step[i][0];
+        const f32x16 steps = limited(add(load(dt), broadcast(a.bias[head])));
+        store(to.decay, exp(mul(sub(broadcast(0.0f), broadcast(a.rates[head])), steps)));
+        store(dt, steps);
+        for (int64_t i = 0; i < count; ++i) {
+            for (int64_t p = 0; p < a.width; p += LANES) store(to.step[i] + p, broadcast(dt[i]));
+        }
+    }
+    static_assert(RUN == LANES, "the steps of a run are one vector");
+
+    // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
+    void recur(const Tokens& tokens, int64_t count, float* out) {
+        if (a.per_channel) {
+            all_columns<1, true>(tokens, count, out);
+        } else {
+            all_columns<MOST_VECTORS, false>(tokens, count, out);
+        }
+    }
+
+    template <int MOST, bool CHANNELS>
+    void all_columns(const Tokens& tokens, int64_t count, float* out) {
+        int64_t at = 0;
+        for (; at + MOST * LANES <= a.width; at += MOST * LANES) columns<MOST, false, CHANNELS>(tokens, count, at, out);
+        for (; at + LANES <= a.width; at += LANES) columns<1, false, CHANNELS>(tokens, count, at, out);
+        if (at < a.width) columns<1, true, CHANNELS>(tokens, count, at, out);
+    }
+
+    // V vectors of channels from `column` on, or the last ones, fewer than a vector. Sums over the rows of the state
+    // have two chains, of even and of odd rows.
+    template <int V, bool REST, bool CHANNELS>
+    void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
+        const int64_t width = a.width, rest = width - column, inner = a.inner(), from = head * width + column;
+        const auto get = [&](const float* x) { return REST ? load_first(x, rest) : load(x); };
+        const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : store(to, x); };
+        float* const first = state + column;
+        const float* const rates = CHANNELS ? a.rates + from : nullptr;
+        for (int64_t t = 0; t < count; ++t) {
+            const float *b = tokens.b[t], *c = tokens.c[t];
+            const f32x16 decay = broadcast(CHANNELS ? 0.0f : tokens.decay[t]), zero = broadcast(0.0f);
+            f32x16 even[V], odd[V], x[V], write[V], minus[V];
+            for (int v = 0; v < V; ++v) {
+                const f32x16 step = get(tokens.step[t] + column + v * LANES);
+                even[v] = odd[v] = zero;
+                x[v] = get(tokens.x[t] + column + v * LANES);
+                write[v] = mul(step, x[v]);
+                minus[v] = sub(zero, step);
+            }
+            const auto update = [&](int64_t i, f32x16* sums) {
+                const f32x16 factor = broadcast(b[i]), read = broadcast(c[i]);
+                for (int v = 0; v < V; ++v) {
+                    float* at = first + i * width + v * LANES;
+                    const f32x16 kept_share = CHANNELS ? exp(mul(get(rates + i * inner + v * LANES), minus[v])) : decay;
+                    const f32x16 next = fma(write[v], factor, mul(get(at), kept_share));
+                    put(at, next);
+                    sums[v] = fma(next, read, sums[v]);
+                }
+            };
+            int64_t i = 0;
+            for (; i + 2 <= a.dim; i += 2) {
+                update(i, even);
+                update(i + 1, odd);
+            }
+            if (i < a.dim) update(i, even);
+            if (!out) continue;
+            for (int v = 0; v < V; ++v) {
+                const f32x16 skip = CHANNELS ? get(a.skip + from + v * LANES) : broadcast(a.skip[head]);
+                put(out + t * inner + column + v * LANES, fma(skip, x[v], add(even[v], odd[v])));
+            }
+        }
+    }
+};
+
+}  // namespace
+
+void causal_convolution(const ConvolutionArgs& args, const Team& team) {
+    const int64_t shares = (args.channels + SHARE - 1) / SHARE;
+    for (int64_t i = 0; i < args.num_pieces; ++i) {
+        for (int64_t share = 0; share < shares; ++share) {
+            if ((i * shares + share) % team.threads != team.thread) continue;
+            const int64_t first = share * SHARE, rest = args.channels - first;
+            convolve_piece(args, args.pieces[i], first, rest < SHARE ? rest : SHARE);
+        }
+    }
+}
+
+void selective_scan(const ScanArgs& args, const Team& team) {
+    Tokens tokens;
+    // The longest walks decide how long the threads take, so each thread gets heads of every piece.
+    for (int64_t i = 0; i < args.conv.num_pieces; ++i) {
+        const int64_t shift = i * args.heads;
+        for (int64_t head = 0; head < args.heads; ++head) {
+            if ((shift + head) % team.threads == team.thread) Walk(args, args.conv.pieces[i], head).run(tokens);
+        }
+    }
+}
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir
