@@ -6,7 +6,9 @@
 
 namespace kvasir {
 
-int64_t cache_block_bytes(const CacheLayout& layout) { return layout.kv_heads * head_bytes(layout); }
+int64_t cache_block_bytes(const CacheLayout& layout, bool values) {
+    return layout.kv_heads * head_bytes(layout, values);
+}
 
 int64_t attention_scratch(const CacheLayout& layout, int32_t) {
     return static_cast<int64_t>(sizeof(AttentionState)) + kept_room(layout) * static_cast<int64_t>(sizeof(float));
@@ -18,6 +20,8 @@ namespace {
 bool is_sound(const CacheLayout& layout) {
     constexpr int32_t limit = 1 << 20;
     if (layout.kv_heads > limit || layout.block_size > limit) return false;
+    if (layout.value_dim < 0 || layout.value_dim > MAX_HEAD_DIM) return false;
+    if (layout.latent && (layout.kv_heads != 1 || layout.value_dim > layout.head_dim)) return false;
     return layout.format >= CACHE_F32 && layout.format <= CACHE_INT8 && layout.kv_heads > 0 && layout.head_dim >= 2 &&
            layout.head_dim <= MAX_HEAD_DIM && layout.head_dim % 2 == 0 && layout.block_size > 0 &&
            layout.block_size % TILE_TOKENS == 0;
@@ -34,9 +38,10 @@ void attend(const Team& team, void* args) { kernels().attention(*static_cast<con
 }  // namespace
 }  // namespace kvasir
 
-// Bytes of one KV block of one layer's keys; its values take as many. -1 if the kernels do not support the layout.
-KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout) {
-    return kvasir::is_sound(*layout) ? kvasir::cache_block_bytes(*layout) : -1;
+// Bytes of one KV block of one layer's keys or, with `values`, of its values. -1 if the kernels do not support the
+// layout.
+KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout, int32_t values) {
+    return kvasir::is_sound(*layout) ? kvasir::cache_block_bytes(*layout, values != 0) : -1;
 }
 
 // Writes all rows into their slots. Slots must lie within the cache and be distinct. Returns 0, or -1 and writes

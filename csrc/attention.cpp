@@ -85,7 +85,7 @@ void keep_chunk(AttentionState& state, int64_t rows, int64_t width, int64_t plac
 
 // out = total / sum of the weights, where a sink adds one weight. Zeros if all weights are 0.
 void finish_rows(const AttentionArgs& args, const Item& item, AttentionState& state) {
-    const int64_t rows = item.rows(), dim = args.layout.head_dim;
+    const int64_t rows = item.rows(), dim = value_dim(args.layout);
     float factor[LANES], weight[LANES];
     store(weight, load(state.total_sum));
     store(factor, broadcast(1.0f));
@@ -113,7 +113,7 @@ void finish_rows(const AttentionArgs& args, const Item& item, AttentionState& st
 
 template <typename F>
 void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& state) {
-    const int64_t rows = item.rows(), dim = args.layout.head_dim, width = padded_dim(args.layout);
+    const int64_t rows = item.rows(), dim = args.layout.head_dim, width = mixed_dim(args.layout);
     store(state.total_top, lowest());
     store(state.total_sum, broadcast(0.0f));
     for (int64_t row = 0; row < rows; ++row) {
@@ -129,7 +129,7 @@ void begin_rows(const AttentionArgs& args, const Item& item, AttentionState& sta
 // totals, else they are stored. `following` is this thread's next item; its first keys are prefetched at the end.
 template <typename F>
 void attend(const AttentionArgs& args, const Item& item, const Item& following, AttentionState& state) {
-    const int64_t rows = item.rows(), width = padded_dim(args.layout);
+    const int64_t rows = item.rows(), width = mixed_dim(args.layout);
     begin_rows<F>(args, item, state);
     const int64_t first_step = item.begin / STEP_TOKENS * STEP_TOKENS;
     Step step, next;
@@ -165,7 +165,7 @@ AttentionState& state_of(const AttentionArgs& args, int32_t thread) {
 // Completes an item that attend() began: merges the chunks that the following threads stored.
 void merge_kept(const AttentionArgs& args, const Item& item, int32_t thread) {
     AttentionState& state = state_of(args, thread);
-    const int64_t rows = item.rows(), width = padded_dim(args.layout);
+    const int64_t rows = item.rows(), width = mixed_dim(args.layout);
     int64_t begin = item.end;
     while (begin < item.high) {
         AttentionState& other = state_of(args, ++thread);
@@ -270,7 +270,7 @@ struct Walk {
 
     bool is_cut(const Queries& queries) const {
         const int64_t chunks = (queries.high - 1) / CHUNK_TOKENS - queries.low / CHUNK_TOKENS;  // after the first chunk
-        const int64_t size = kept_floats(queries.count * cut.heads, padded_dim(args.layout));
+        const int64_t size = kept_floats(queries.count * cut.heads, mixed_dim(args.layout));
         return cuts && queries.high - queries.low >= WHOLE_TOKENS && queries.cost * WHOLE_PART >= fair &&
                chunks * size <= kept_room(args.layout);
     }

@@ -19,19 +19,21 @@ constexpr int64_t TILE_TOKENS = 16;
 struct CacheLayout {
     int32_t format;
     int32_t kv_heads;
-    int32_t head_dim;    // 2 to 256, even
+    int32_t head_dim;    // of keys: 2 to 576, even
     int32_t block_size;  // a multiple of 16
+    int32_t value_dim;   // 1 to 576; 0 for head_dim
+    int32_t latent;      // whether a value is the beginning of its key, with the key's scale if it has one
 };
 
-// Bytes of one block of one layer's keys; its values take as many.
-int64_t cache_block_bytes(const CacheLayout& layout);
+// Bytes of one block of one layer's keys or values.
+int64_t cache_block_bytes(const CacheLayout& layout, bool values);
 
 struct StoreArgs {
     CacheLayout layout;
     uint8_t* k;  // the layer's block 0
     uint8_t* v;
     const float* k_rows;  // [rows, kv heads, d], row stride in floats
-    const float* v_rows;
+    const float* v_rows;  // [rows, kv heads, value dim]; if latent, the rows of the keys
     int64_t k_stride, v_stride;
     const int64_t* slots;  // per row: block * block size + place
     int64_t rows;
@@ -56,7 +58,7 @@ struct AttentionArgs {
     const uint8_t* k;
     const uint8_t* v;
     const float* q;  // [rows, heads, d]
-    float* out;      // [rows, heads, d]
+    float* out;      // [rows, heads, value dim]
     int64_t q_stride, out_stride;
     int32_t heads;   // a multiple of kv heads
     int32_t window;  // keys that a row attends to, its own included; 0 for all

@@ -58,8 +58,8 @@ struct Float32 : FloatQuery, WholeWeights {
         for (int64_t i = 0; i < layout.head_dim; ++i) to[i * TILE_TOKENS] = row[i];
     }
     static void store_value(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {
-        float* to = reinterpret_cast<float*>(tile) + token * padded_dim(layout);
-        std::memcpy(to, row, static_cast<size_t>(layout.head_dim) * sizeof(float));
+        float* to = reinterpret_cast<float*>(tile) + token * mixed_dim(layout);
+        std::memcpy(to, row, static_cast<size_t>(value_dim(layout)) * sizeof(float));
     }
 };
 
@@ -87,8 +87,8 @@ struct Float16 : FloatQuery, WholeWeights {
         for (int64_t i = 0; i < layout.head_dim; ++i) to[i * TILE_TOKENS] = half[i];
     }
     static void store_value(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {
-        uint16_t* to = reinterpret_cast<uint16_t*>(tile) + token * padded_dim(layout);
-        round_row(to, row, layout.head_dim, [](uint16_t* out, f32x16 a) { store_f16(out, a); });
+        uint16_t* to = reinterpret_cast<uint16_t*>(tile) + token * mixed_dim(layout);
+        round_row(to, row, value_dim(layout), [](uint16_t* out, f32x16 a) { store_f16(out, a); });
     }
 };
 
@@ -134,9 +134,9 @@ struct Bfloat16 {
     }
     static void store_value(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {
         uint16_t rounded[MAX_HEAD_DIM], *to = reinterpret_cast<uint16_t*>(tile) + token % 2;
-        to += token / 2 * padded_dim(layout) * 2;
-        round_row(rounded, row, layout.head_dim, [](uint16_t* out, f32x16 a) { store_bf16(out, a); });
-        for (int64_t i = 0; i < layout.head_dim; ++i) to[2 * i] = rounded[i];
+        to += token / 2 * mixed_dim(layout) * 2;
+        round_row(rounded, row, value_dim(layout), [](uint16_t* out, f32x16 a) { store_bf16(out, a); });
+        for (int64_t i = 0; i < value_dim(layout); ++i) to[2 * i] = rounded[i];
     }
 };
 
@@ -198,14 +198,21 @@ struct Int8 : FloatWeights {
 
     static void store_key(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {
         int8_t q[MAX_HEAD_DIM];
-        reinterpret_cast<float*>(tile + tile_numbers(layout))[token] = quantize(q, row, layout.head_dim);
+        reinterpret_cast<float*>(tile + tile_numbers(layout, false))[token] = quantize(q, row, layout.head_dim);
         for (int64_t i = 0; i < layout.head_dim; ++i) {
             tile[(i / 4 * TILE_TOKENS + token) * 4 + i % 4] = static_cast<uint8_t>(q[i] + BIAS);
         }
     }
     static void store_value(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {
-        int8_t* to = reinterpret_cast<int8_t*>(tile) + token * padded_dim(layout);
-        reinterpret_cast<float*>(tile + tile_numbers(layout))[token] = quantize(to, row, layout.head_dim);
+        int8_t* to = reinterpret_cast<int8_t*>(tile) + token * mixed_dim(layout);
+        float& scale = reinterpret_cast<float*>(tile + tile_numbers(layout, true))[token];
+        if (!layout.latent) {
+            scale = quantize(to, row, value_dim(layout));
+            return;
+        }
+        int8_t q[MAX_HEAD_DIM];
+        scale = quantize(q, row, layout.head_dim);
+        std::memcpy(to, q, static_cast<size_t>(value_dim(layout)));
     }
 };
 

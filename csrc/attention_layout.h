@@ -6,38 +6,45 @@
 //     BF16     [d / 2][16 tokens][2]          [16 / 2 tokens][D][2]
 //     INT8     [d / 4][16 tokens][4], + 128   [16 tokens][D]               a float32 scale per token
 //
-// D is d rounded up to 16, so that a vector of values stays within its token; keys take as many bytes as values.
-// Padding is never initialised and never reaches a result.
+// D is the values' d rounded up to 16, so that a vector of values stays within its token; keys take as many bytes as
+// values of their d would. Padding is never initialised and never reaches a result.
 #pragma once
 
 #include "attention.h"
 
 namespace kvasir {
 
-constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_HEAD_DIM = 576;
 constexpr int64_t STEP_TOKENS = 64;     // the softmax is rescaled between aligned runs of this many keys,
 constexpr int64_t CHUNK_TOKENS = 1024;  // and starts anew in aligned runs of this many, merged in ascending order
 constexpr int64_t ATTENTION_ROWS = 16;  // query tokens times heads that walk the cache together
 
 #define KVASIR_LAYOUT static inline __attribute__((always_inline))
 
-KVASIR_LAYOUT int64_t padded_dim(const CacheLayout& layout) { return (layout.head_dim + 15) / 16 * 16; }
-
-// Bytes of a tile's numbers, and of the tile.
-KVASIR_LAYOUT int64_t tile_numbers(const CacheLayout& layout) {
-    const int64_t size = layout.format == CACHE_F32 ? 4 : layout.format == CACHE_INT8 ? 1 : 2;
-    return TILE_TOKENS * padded_dim(layout) * size;
+KVASIR_LAYOUT int64_t value_dim(const CacheLayout& layout) {
+    return layout.value_dim ? layout.value_dim : layout.head_dim;
 }
-KVASIR_LAYOUT int64_t tile_bytes(const CacheLayout& layout) {
+KVASIR_LAYOUT int64_t padded_dim(const CacheLayout& layout, bool values) {
+    return ((values ? value_dim(layout) : layout.head_dim) + 15) / 16 * 16;
+}
+// The width of values and of sums of them.
+KVASIR_LAYOUT int64_t mixed_dim(const CacheLayout& layout) { return padded_dim(layout, true); }
+
+// Bytes of the numbers of a tile of keys or values, and of the tile.
+KVASIR_LAYOUT int64_t tile_numbers(const CacheLayout& layout, bool values) {
+    const int64_t size = layout.format == CACHE_F32 ? 4 : layout.format == CACHE_INT8 ? 1 : 2;
+    return TILE_TOKENS * padded_dim(layout, values) * size;
+}
+KVASIR_LAYOUT int64_t tile_bytes(const CacheLayout& layout, bool values) {
     const int64_t scales = layout.format == CACHE_INT8 ? TILE_TOKENS * 4 : 0;
-    return tile_numbers(layout) + scales;
+    return tile_numbers(layout, values) + scales;
 }
 // One KV head's part of a block.
-KVASIR_LAYOUT int64_t head_bytes(const CacheLayout& layout) {
-    return layout.block_size / TILE_TOKENS * tile_bytes(layout);
+KVASIR_LAYOUT int64_t head_bytes(const CacheLayout& layout, bool values) {
+    return layout.block_size / TILE_TOKENS * tile_bytes(layout, values);
 }
 
-// Rows have a fixed stride, whatever the width: 256 words of queries, 64 scores, 64 words of weights.
+// Rows have a fixed stride, whatever the width: MAX_HEAD_DIM words of queries, 64 scores, 64 words of weights.
 constexpr int64_t QUERY_BYTES = MAX_HEAD_DIM * 4;
 constexpr int64_t WEIGHT_BYTES = STEP_TOKENS * 4;
 
@@ -64,7 +71,7 @@ constexpr int64_t KEPT_CHUNKS = 128;
 
 KVASIR_LAYOUT int64_t kept_floats(int64_t rows, int64_t width) { return 2 * ATTENTION_ROWS + rows * width; }
 KVASIR_LAYOUT int64_t kept_room(const CacheLayout& layout) {
-    return KEPT_CHUNKS * kept_floats(ATTENTION_ROWS, padded_dim(layout));
+    return KEPT_CHUNKS * kept_floats(ATTENTION_ROWS, mixed_dim(layout));
 }
 
 }  // namespace kvasir

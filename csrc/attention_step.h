@@ -104,9 +104,9 @@ struct Step {
             const int32_t tile = static_cast<int32_t>(at / TILE_TOKENS + place);
             const int64_t block = table[tile / per_block];
             const int64_t head = block * layout.kv_heads + item.kv_head;
-            const int64_t offset = head * head_bytes(layout) + tile % per_block * tile_bytes(layout);
-            keys[i] = args.k + offset;
-            values[i] = args.v + offset;
+            const int64_t in_block = tile % per_block;
+            keys[i] = args.k + head * head_bytes(layout, false) + in_block * tile_bytes(layout, false);
+            values[i] = args.v + head * head_bytes(layout, true) + in_block * tile_bytes(layout, true);
         }
     }
 };
@@ -162,7 +162,7 @@ void score_tiles(AttentionState& state, const Step& step, const Step& next, int6
             for (int v = 0; v < V; ++v) sum[r][v] = F::dot(sum[r][v], key[v], word);
         }
     }
-    const int64_t scales = tile_numbers(layout);
+    const int64_t scales = tile_numbers(layout, false);
     KVASIR_UNROLL
     for (int r = 0; r < R; ++r) {
         float* out = state.score + (row + r) * STEP_TOKENS + tile * TILE_TOKENS;
@@ -273,7 +273,7 @@ float finish_scores(const AttentionArgs& args, const Item& item, AttentionState&
 // nothing, or only to scores of -inf, top counts as 0 and the weights are 0.
 template <typename F>
 void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, const Step& step) {
-    const int64_t rows = item.rows(), width = padded_dim(args.layout), scales = tile_numbers(args.layout);
+    const int64_t rows = item.rows(), width = mixed_dim(args.layout), scales = tile_numbers(args.layout, true);
     float tops[ATTENTION_ROWS];
     store(tops, lowest());
     if (args.relative && (args.relative->keys || args.relative->queries)) add_positions(args, item, state, step);
@@ -385,7 +385,7 @@ void mix_row(AttentionState& state, const Step& step, const Step& next, int64_t 
 // The values into all rows: together where all rows attend to them, and row by row at the edges.
 template <typename F>
 void mix(const AttentionArgs& args, AttentionState& state, const Step& step, const Step& next, int64_t rows) {
-    const int64_t width = padded_dim(args.layout);
+    const int64_t width = mixed_dim(args.layout);
     in_runs(rows, [&](auto number, int64_t row) {
         constexpr int R = decltype(number)::value;
         int64_t from[R], to[R], common_from = 0, common_to = STEP_TOKENS;

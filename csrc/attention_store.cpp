@@ -12,9 +12,11 @@ void store_rows(const StoreArgs& args, int64_t first_row, int64_t last_row) {
         const int64_t block = args.slots[row] / layout.block_size, place = args.slots[row] % layout.block_size;
         const int64_t tile = place / TILE_TOKENS, token = place % TILE_TOKENS;
         for (int64_t head = 0; head < layout.kv_heads; ++head) {
-            const int64_t offset = (block * layout.kv_heads + head) * head_bytes(layout) + tile * tile_bytes(layout);
-            F::store_key(layout, args.k + offset, token, args.k_rows + row * args.k_stride + head * layout.head_dim);
-            F::store_value(layout, args.v + offset, token, args.v_rows + row * args.v_stride + head * layout.head_dim);
+            const int64_t part = block * layout.kv_heads + head;
+            uint8_t* keys = args.k + part * head_bytes(layout, false) + tile * tile_bytes(layout, false);
+            uint8_t* values = args.v + part * head_bytes(layout, true) + tile * tile_bytes(layout, true);
+            F::store_key(layout, keys, token, args.k_rows + row * args.k_stride + head * layout.head_dim);
+            F::store_value(layout, values, token, args.v_rows + row * args.v_stride + head * value_dim(layout));
         }
     }
 }

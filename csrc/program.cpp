@@ -163,6 +163,24 @@ void run_rope(const Instr& in, const int64_t* positions, Range r) {
     }
 }
 
+void prepare_heads(const Instr& in, Range r) {
+    const Matrix& m = *at<Matrix>(in.p[0]);
+    const int64_t stride = in.n[0] * m.cols;
+    for (int64_t head = 0; head < in.n[0]; ++head) {
+        kernels().prepare(m, at<uint8_t>(in.p[1]) + head * in.n[1] + r.begin * activated_bytes(m),
+                          at<float>(in.p[2]) + r.begin * stride + head * m.cols, stride, r.end - r.begin);
+    }
+}
+
+void join(const Instr& in, Range r) {
+    const int64_t a_width = in.n[1], b_width = in.n[2];
+    for (int64_t i = r.begin * in.n[0]; i < r.end * in.n[0]; ++i) {
+        float* out = at<float>(in.p[0]) + i * (a_width + b_width);
+        std::memcpy(out, at<float>(in.p[1]) + i * a_width, static_cast<size_t>(a_width) * sizeof *out);
+        std::memcpy(out + a_width, at<float>(in.p[2]) + i * b_width, static_cast<size_t>(b_width) * sizeof *out);
+    }
+}
+
 void run_attention(const Instr& in, const Run& run, const Team& team) {
     const Program& p = *run.program;
     AttentionArgs args = *at<AttentionArgs>(in.p[0]);
@@ -288,6 +306,8 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
             return k.prepare(m, at<uint8_t>(in.p[1]) + r.begin * activated_bytes(m),
                              at<float>(in.p[2]) + r.begin * in.n[0], in.n[0], count);
         }
+        case OP_PREPARE_HEADS: return prepare_heads(in, r);
+        case OP_JOIN: return join(in, r);
         case OP_ROPE: return run_rope(in, p.positions, r);
         case OP_STORE: return run_store(in, run, r);
         case OP_ROUTE: {

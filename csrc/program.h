@@ -47,6 +47,9 @@ enum Op : int32_t {
     OP_SHORT_CONV = 24,   // p: ShortConvArgs
     OP_CONVOLUTION = 25,  // p: ConvolutionArgs
     OP_SCAN = 26,         // p: ScanArgs
+    OP_PREPARE_HEADS = 27,  // p: matrix, out, x             n: heads, bytes from one head's rows in out to the next's
+                            // of each row, heads of matrix->cols: LinearParts multiply each by a matrix of its own
+    OP_JOIN = 28,         // p: out, a, b                    n: heads, width of one in a, in b: a's heads before b's
 };
 
 enum Flag : int32_t { BARRIER = 1 };

@@ -3,7 +3,7 @@
 #include "../attention_layout.h"
 #include "input.h"
 
-KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout);
+KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout, int32_t values);
 KVASIR_API int32_t kvasir_store_kv(const kvasir::StoreArgs* args);
 KVASIR_API int32_t kvasir_attention(kvasir::AttentionArgs* args, int32_t threads);
 
@@ -19,8 +19,12 @@ constexpr int64_t MAX_BLOCKS = 24;
 void check_sizes(Input& in) {
     constexpr int32_t HARD[] = {0, -1, 1, 2, 16, 256, 257, 1 << 20, (1 << 20) + 16, 0x7ffffff0, 0x7fffffff};
     CacheLayout odd = {static_cast<int32_t>(in.between(-1, 4)), in.one_of(HARD), in.one_of(HARD), in.one_of(HARD)};
-    require(kvasir_cache_block_bytes(&odd) >= -1, "a block's bytes or -1");
-    if (kvasir_cache_block_bytes(&odd) > 0) return;
+    odd.value_dim = in.one_of(HARD);
+    odd.latent = in.flag();
+    for (int32_t values = 0; values < 2; ++values) {
+        require(kvasir_cache_block_bytes(&odd, values) >= -1, "a block's bytes or -1");
+        if (kvasir_cache_block_bytes(&odd, values) > 0) return;
+    }
     kvasir::StoreArgs store{};
     store.layout = odd;
     AttentionArgs args{};
@@ -35,7 +39,7 @@ struct Sequence {
 };
 
 std::vector<float> attend(AttentionArgs args, const std::vector<Piece>& pieces, int64_t rows, int32_t threads) {
-    const int64_t width = args.heads * args.layout.head_dim;
+    const int64_t width = args.heads * kvasir::value_dim(args.layout);
     Guarded<float> out((rows - 1) * args.out_stride + width);
     std::fill_n(out.data, (rows - 1) * args.out_stride + width, 5.0f);
     const int64_t scratch_bytes = kvasir::attention_scratch(args.layout, args.heads);
@@ -61,9 +65,12 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     CacheLayout layout{};
     layout.format = in.between(0, 3);
     layout.kv_heads = in.between(1, 3);
-    layout.head_dim = 2 * in.one_of({1, 4, 5, 8, 16, 20, 32, 64, 128});
+    layout.head_dim = 2 * in.one_of({1, 4, 5, 8, 16, 20, 32, 64, 128, 288});
+    layout.value_dim = in.one_of({0, 0, 1, 3, 16, 40, 512});
+    layout.latent = in.flag() && layout.kv_heads == 1 && layout.value_dim <= layout.head_dim;
     layout.block_size = 16 * in.between(1, 3);
-    const int64_t bytes = kvasir_cache_block_bytes(&layout), blocks = in.between(1, MAX_BLOCKS);
+    const int64_t k_bytes = kvasir_cache_block_bytes(&layout, 0), v_bytes = kvasir_cache_block_bytes(&layout, 1);
+    const int64_t blocks = in.between(1, MAX_BLOCKS);
     AttentionArgs args{};
     args.layout = layout;
     args.heads = layout.kv_heads * static_cast<int32_t>(in.between(1, 18));
@@ -90,11 +97,12 @@ void fuzz_attention(const uint8_t* data, size_t size) {
         rows += s.count;
     }
     if (rows == 0) return check_sizes(in);
-    const int64_t width = args.heads * layout.head_dim, kv_width = layout.kv_heads * layout.head_dim;
-    args.q_stride = width + in.between(0, 3);
+    const int64_t q_width = args.heads * layout.head_dim, width = args.heads * kvasir::value_dim(layout);
+    const int64_t k_width = layout.kv_heads * layout.head_dim, v_width = layout.kv_heads * kvasir::value_dim(layout);
+    args.q_stride = q_width + in.between(0, 3);
     args.out_stride = width + in.between(0, 3);
-    Guarded<float> q((rows - 1) * args.q_stride + width), sinks(args.heads), slopes(args.heads);
-    in.floats(q.data, (rows - 1) * args.q_stride + width);
+    Guarded<float> q((rows - 1) * args.q_stride + q_width), sinks(args.heads), slopes(args.heads);
+    in.floats(q.data, (rows - 1) * args.q_stride + q_width);
     in.floats(sinks.data, args.heads);
     in.floats(slopes.data, args.heads);
     args.q = q.data;
@@ -103,9 +111,9 @@ void fuzz_attention(const uint8_t* data, size_t size) {
 
     // The cache: written by store_kv, or partly arbitrary bits.
     const int64_t slots = blocks * layout.block_size;
-    std::vector<float> k_rows(static_cast<size_t>(slots * kv_width)), v_rows(k_rows.size());
-    in.floats(k_rows.data(), slots * kv_width);
-    in.floats(v_rows.data(), slots * kv_width);
+    std::vector<float> k_rows(static_cast<size_t>(slots * k_width)), v_rows(static_cast<size_t>(slots * v_width));
+    in.floats(k_rows.data(), slots * k_width);
+    in.floats(v_rows.data(), slots * v_width);
     std::vector<int64_t> places(static_cast<size_t>(slots));
     for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int64_t>(i);
     const bool any_bits = in.byte() % 4 == 3;
@@ -113,11 +121,12 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     const int32_t threads = static_cast<int32_t>(in.between(1, 4));
     on_all(
         [&] {
-            Guarded<uint8_t> k(blocks * bytes), v(blocks * bytes);
-            std::memset(k.data, filling, static_cast<size_t>(blocks * bytes));
-            std::memset(v.data, filling ^ 0x55, static_cast<size_t>(blocks * bytes));
-            const kvasir::StoreArgs store{layout,   k.data,   v.data,        k_rows.data(),
-                                          v_rows.data(), kv_width, kv_width, places.data(),
+            Guarded<uint8_t> k(blocks * k_bytes), v(blocks * v_bytes);
+            std::memset(k.data, filling, static_cast<size_t>(blocks * k_bytes));
+            std::memset(v.data, filling ^ 0x55, static_cast<size_t>(blocks * v_bytes));
+            const bool latent = layout.latent != 0;
+            const kvasir::StoreArgs store{layout, k.data, v.data, k_rows.data(), latent ? k_rows.data() : v_rows.data(),
+                                          k_width, latent ? k_width : v_width, places.data(),
                                           any_bits ? slots / 2 : slots};
             require(kvasir_store_kv(&store) == 0, "store_kv accepts the layout");
             args.k = k.data;

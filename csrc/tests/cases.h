@@ -46,6 +46,30 @@ inline void layers(Builder& b, const Numbers& numbers, bool adapted) {
 inline void decoder(Builder& b, const Numbers& numbers) { layers(b, numbers, false); }
 inline void adapted_decoder(Builder& b, const Numbers& numbers) { layers(b, numbers, true); }
 
+// Latent attention: all heads read one row per token, by matrices of their own.
+inline void latent(Builder& b, const Numbers& numbers) {
+    constexpr int64_t HEADS = 20, NOPE = 32, RANK = 48, ROPE = 6, VALUE = 16;
+    float *x = b.embed(numbers, WIDTH, VOCAB, false), *n = b.rms_norm(x, WIDTH);
+    float *nope = b.rows(HEADS * NOPE), *turned = b.rows(HEADS * ROPE), *c = b.rows(RANK), *shared = b.rows(ROPE);
+    b.linear(n, {{b.matrices(numbers, HEADS * NOPE, WIDTH), nullptr, nope, nullptr},
+                 {b.matrices(numbers, HEADS * ROPE, WIDTH), nullptr, turned, nullptr},
+                 {b.matrices(numbers, RANK, WIDTH), nullptr, c, nullptr},
+                 {b.matrices(numbers, ROPE, WIDTH), nullptr, shared, nullptr}});
+    b.rope(turned, HEADS, ROPE, ROPE / 2, MAX_IDS);
+    b.rope(shared, 1, ROPE, ROPE / 2, MAX_IDS);
+    float *q = b.rows(HEADS * (RANK + ROPE)), *key = b.rows(RANK + ROPE), *absorbed = b.rows(HEADS * RANK);
+    b.head_linear(b.matrices(numbers, RANK, NOPE, 1, HEADS), HEADS, nope, absorbed);
+    b.add(OP_JOIN, {q, absorbed, turned}, {HEADS, RANK, ROPE});
+    b.add(OP_JOIN, {key, b.rms_norm(c, RANK), shared}, {1, RANK, ROPE});
+    float *mixed = b.rows(HEADS * RANK), *values = b.rows(HEADS * VALUE);
+    b.attention(numbers, mixed, q, key, key, HEADS, 1, RANK + ROPE, 0, RANK);
+    const Numbers floats = {FORMAT_F32, ACT_F32, numbers.cache};
+    b.head_linear(b.matrices(numbers.format == FORMAT_Q8_0 ? floats : numbers, VALUE, RANK, 1, HEADS), HEADS, mixed,
+                  values);
+    b.linear(values, {{b.matrices(numbers, WIDTH, HEADS * VALUE), nullptr, x, x}});
+    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
+}
+
 inline void negate(void* context, int64_t rows) {
     Call& call = *static_cast<Call*>(context);
     ++call.calls;
@@ -160,6 +184,9 @@ const Case CASES[] = {
     {"decoder, Q8_0", BYTES, decoder, 0.05},
     {"other ops, float32", FLOAT, other_ops, 2e-5},
     {"other ops, bfloat16", PAIRS, other_ops, 0.05},
+    {"latent attention, float32", FLOAT, latent, 2e-5},
+    {"latent attention, Q8_0", BYTES, latent, 0.05},
+    {"latent attention, int8 cache", {FORMAT_F32, ACT_F32, CACHE_INT8}, latent, 0.05},
     {"mixture", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true); }, 2e-5},
     {"mixture, one expert unused", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
     {"mixture, two experts used", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},

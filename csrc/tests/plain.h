@@ -80,7 +80,9 @@ class Plain {
             case OP_RMS_NORM: return norm(in, in.n[0], in.n[1], true);
             case OP_LAYER_NORM: return norm(in, 1, in.n[0], false);
             case OP_PREPARE: rows_[in.p[1]] = rows_.at(in.p[2]); return;
+            case OP_PREPARE_HEADS: return prepare_heads(in);
             case OP_LINEAR: return linear(in);
+            case OP_JOIN: return join(in);
             case OP_ROPE: return rope(in);
             case OP_STORE: return store(*static_cast<const StoreArgs*>(in.p[0]));
             case OP_ATTENTION: return attention(*static_cast<const AttentionArgs*>(in.p[0]));
@@ -127,8 +129,35 @@ class Plain {
             }
         });
     }
+    void prepare_heads(const Instr& in) {
+        const int64_t heads = in.n[0], width = static_cast<const Matrix*>(in.p[0])->cols;
+        for (int64_t h = 0; h < heads; ++h) {
+            by_row(static_cast<const uint8_t*>(in.p[1]) + h * in.n[1], width, [&](int64_t r, double* out) {
+                std::copy_n(row(in.p[2], r) + h * width, width, out);
+            });
+        }
+    }
+    void join(const Instr& in) {
+        const int64_t heads = in.n[0], a = in.n[1], b = in.n[2];
+        by_row(in.p[0], heads * (a + b), [&](int64_t r, double* out) {
+            for (int64_t h = 0; h < heads; ++h, out += a + b) {
+                std::copy_n(row(in.p[1], r) + h * a, a, out);
+                std::copy_n(row(in.p[2], r) + h * b, b, out + a);
+            }
+        });
+    }
+    // Products that write columns of one buffer: the matrices of heads.
+    void columns(const LinearPart* parts, int64_t count) {
+        by_row(parts[0].out, parts[0].out_stride, [&](int64_t r, double* out) {
+            for (int64_t i = 0; i < count; ++i) {
+                const Rows made = product(parts[i].matrix, row(parts[i].activated, r));
+                std::copy(made.begin(), made.end(), out + (parts[i].out - parts[0].out));
+            }
+        });
+    }
     void linear(const Instr& in) {
         const LinearPart* parts = static_cast<const LinearPart*>(in.p[0]);
+        if (parts[0].out_stride > parts[0].matrix->rows) return columns(parts, in.n[0]);
         for (int64_t i = 0; i < in.n[0]; ++i) {
             const LinearPart& part = parts[i];
             const Rows residual = part.residual ? rows_.at(part.residual) : Rows();
@@ -177,8 +206,10 @@ class Plain {
     }
     void attention(const AttentionArgs& args) {
         const int64_t dim = args.layout.head_dim, group = args.heads / args.layout.kv_heads;
-        by_row(args.out, args.heads * dim, [&](int64_t r, double* out) {
-            for (int64_t h = 0; h < args.heads; ++h, out += dim) {
+        const int64_t value_dim = args.layout.value_dim ? args.layout.value_dim : dim;
+        const int64_t values = args.layout.latent ? dim : value_dim;  // from one KV head's values to the next's
+        by_row(args.out, args.heads * value_dim, [&](int64_t r, double* out) {
+            for (int64_t h = 0; h < args.heads; ++h, out += value_dim) {
                 const int64_t first = args.window && r >= args.window ? r - args.window + 1 : 0;
                 double sum = args.sinks ? std::exp(static_cast<double>(args.sinks[h])) : 0.0;
                 for (int64_t j = first; j < (causal_ ? r + 1 : count_); ++j) {
@@ -188,9 +219,10 @@ class Plain {
                     for (int64_t i = 0; i < dim; ++i) score += q[i] * k[i];
                     const double weight = std::exp(score * args.scale);
                     sum += weight;
-                    for (int64_t i = 0; i < dim; ++i) out[i] += weight * row(args.v, j)[h / group * dim + i];
+                    const double* v = row(args.v, j) + h / group * values;
+                    for (int64_t i = 0; i < value_dim; ++i) out[i] += weight * v[i];
                 }
-                for (int64_t i = 0; i < dim; ++i) out[i] /= sum;
+                for (int64_t i = 0; i < value_dim; ++i) out[i] /= sum;
             }
         });
     }

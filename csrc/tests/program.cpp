@@ -192,7 +192,7 @@ void require_same(const Session& a, const Session& b, const char* what) {
 void require_unowned(const Session& session) {
     for (const Builder::Cache& cache : session.b.caches) {
         for (int64_t i = 0; i < cache.block_bytes; ++i) {
-            require(cache.k[i] == POISON && cache.v[i] == POISON, "an unallocated block is not written");
+            require(cache.blocks[i] == POISON, "an unallocated block is not written");
         }
     }
 }

@@ -16,7 +16,7 @@ KVASIR_API int32_t kvasir_pack(const kvasir::Matrix* m, int32_t source, const ui
                                int64_t first_row, int64_t num_rows);
 KVASIR_API void kvasir_lookup(const kvasir::Matrix* m, float* out, int64_t out_stride, const int64_t* ids,
                               int64_t count);
-KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout);
+KVASIR_API int64_t kvasir_cache_block_bytes(const kvasir::CacheLayout* layout, int32_t values);
 KVASIR_API int64_t kvasir_attention_scratch(const kvasir::CacheLayout* layout, int32_t heads);
 KVASIR_API int64_t kvasir_sample_scratch(int64_t vocab);
 
@@ -158,6 +158,18 @@ class Builder {
         widest_linear = std::max(widest_linear, count);
         add(OP_LINEAR, {parts, x}, {count});
     }
+    // out [heads, rows of a matrix] = each head of x times its own matrix.
+    void head_linear(const Matrix* matrices, int64_t heads, const float* x, float* out) {
+        const Matrix& m = matrices[0];
+        const int64_t bytes = MAX_TOKENS * kvasir_activated_bytes(m.format, m.activation, m.cols, m.segments);
+        uint8_t* activated = memory.work<uint8_t>(heads * bytes);
+        add(OP_PREPARE_HEADS, {&m, activated, x}, {heads, bytes});
+        LinearPart* parts = memory.keep<LinearPart>(heads);
+        for (int64_t h = 0; h < heads; ++h) {
+            parts[h] = {matrices + h, activated + h * bytes, out + h * m.rows, heads * m.rows, nullptr, nullptr, 0, -1};
+        }
+        add(OP_LINEAR, {parts, x}, {heads});
+    }
     int64_t slot_of(const Matrix& m) {
         slots.push_back(&m);
         return static_cast<int64_t>(slots.size()) - 1;
@@ -170,12 +182,14 @@ class Builder {
     }
     // The attention of a layer, with its own cache.
     void attention(const Numbers& numbers, float* out, float* q, float* k, float* v, int32_t heads, int32_t kv_heads,
-                   int32_t dim, int64_t group) {
-        const CacheLayout layout = {numbers.cache, kv_heads, dim, static_cast<int32_t>(BLOCK)};
-        const int64_t bytes = kvasir_cache_block_bytes(&layout) * BLOCKS;
-        uint8_t* keys = memory.keep<uint8_t>(bytes);
-        uint8_t* values = memory.keep<uint8_t>(bytes);
-        caches.push_back({keys, values, bytes / BLOCKS});
+                   int32_t dim, int64_t group, int32_t latent_value = 0) {
+        const bool latent = latent_value > 0;
+        const CacheLayout layout = {numbers.cache, kv_heads, dim, static_cast<int32_t>(BLOCK), latent_value, latent};
+        const int64_t k_bytes = kvasir_cache_block_bytes(&layout, 0), v_bytes = kvasir_cache_block_bytes(&layout, 1);
+        uint8_t* keys = memory.keep<uint8_t>(k_bytes * BLOCKS);
+        uint8_t* values = memory.keep<uint8_t>(v_bytes * BLOCKS);
+        caches.push_back({keys, k_bytes});
+        caches.push_back({values, v_bytes});
         StoreArgs* store = memory.keep<StoreArgs>(1);
         *store = {layout, keys, values, k, v, kv_heads * dim, kv_heads * dim, nullptr, 0};
         add(OP_STORE, {store}, {group});
@@ -186,7 +200,8 @@ class Builder {
         args->v = values;
         args->q = q;
         args->out = out;
-        args->q_stride = args->out_stride = heads * dim;
+        args->q_stride = heads * dim;
+        args->out_stride = heads * (latent ? latent_value : dim);
         args->heads = heads;
         args->window = static_cast<int32_t>(windows[group]);
         args->scale = 1.0f / std::sqrt(static_cast<float>(dim));
@@ -254,7 +269,7 @@ class Builder {
     }
 
     struct Cache {
-        uint8_t *k, *v;
+        uint8_t* blocks;
         int64_t block_bytes;
     };
 

@@ -62,6 +62,16 @@ QWEN3_MOE = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": ABSENT,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rope_parameters": {**YARN, "rope_theta": 100.0, "mscale": 0.7, "mscale_all_dim": 0.5},
+}
 _RECURRENT = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
@@ -243,6 +253,37 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "glm4-moe": {**DEEPSEEK_MOE, "model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": True},
     "dots1": {**DEEPSEEK_MOE, "model_type": "dots1", "sliding_window": 24, "max_window_layers": 2},
+    "deepseek-v2": {
+        **DEEPSEEK_MOE,
+        **LATENT,
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy",
+        "norm_topk_prob": False,
+        "attention_bias": True,
+    },
+    "deepseek-v2-lite": {
+        **DEEPSEEK_MOE,
+        **LATENT,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "norm_topk_prob": False,
+    },
+    "deepseek-v3": {**DEEPSEEK_MOE, **LATENT, "model_type": "deepseek_v3"},
+    "glm4-moe-lite": {
+        **DEEPSEEK_MOE,
+        **LATENT,
+        "model_type": "glm4_moe_lite",
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
+    "mistral4": {
+        **DEEPSEEK_MOE,
+        **LATENT,
+        "model_type": "mistral4",
+        "n_group": 1,
+        "topk_group": 1,
+        "rope_parameters": {**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.5},
+    },
+    "minicpm3": {**LATENT, "model_type": "minicpm3", "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 32},
     "minimax-m2": {
         "model_type": "minimax_m2",
         "num_local_experts": 6,
@@ -288,6 +329,7 @@ SWITCHED = (
     *("lfm2", "lfm2-moe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,
+    *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
 )
 
 

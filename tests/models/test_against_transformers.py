@@ -18,8 +18,14 @@ def oracle(transformers: Any, name: str) -> Any:
     config = config_of(name)
     kind = config.pop("model_type")
     config = transformers.AutoConfig.for_model(kind, **config)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = causal_model(transformers, config)
     return randomized(model)
+
+
+def causal_model(transformers: Any, config: Any) -> Any:
+    if config.model_type == "mistral4":  # of no Auto class: it is the text part of another model
+        return transformers.Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
 @cache

@@ -271,9 +271,11 @@ def _store(node: Node) -> Call:
 
 
 def _attention(node: Node) -> Call:
-    q, keys, _, layer, scale, softcap, sinks, relative, _ = node.inputs
+    q, keys, _, layer, scale, softcap, sinks, relative, _, value_dim = node.inputs
     if relative is not None:
         raise CannotTrace("attention by relative position has no Triton kernel")
+    if value_dim not in (0, q.shape[1]):
+        raise CannotTrace(f"no Triton kernel for keys of {q.shape[1]} and values of {value_dim}")
     takes = {"layer": layer, "keys": keys.layer, "scale": scale, "softcap": softcap, "sinks": sinks}
     return Call("attention", (q,), _outs(node), takes)
 

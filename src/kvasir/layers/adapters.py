@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.layers.linear import Head, Linear
+from kvasir.layers.linear import Head, HeadLinear, Linear
 from kvasir.layers.module import Module, Shard
 from kvasir.layers.moe import MoE
 from kvasir.ops.linear.low_rank import LowRankPair, low_rank
@@ -45,11 +45,11 @@ class Slot:
 
 
 def linears(model: Module) -> dict[str, tuple[Linear, str]]:
-    """Every linear layer except the head, as (module, part name), by its name in the model's name table
-    ("layers.0.attn.qkv.q", "layers.0.mlp.down", "layers.0.mlp.experts.3.down")."""
+    """Every linear layer except the head and those of heads, as (module, part name), by its name in the model's name
+    table ("layers.0.attn.qkv.q", "layers.0.mlp.down", "layers.0.mlp.experts.3.down")."""
     found: dict[str, tuple[Linear, str]] = {}
     for path, module in model.walk():
-        if isinstance(module, Linear) and not isinstance(module, Head):
+        if isinstance(module, Linear) and not isinstance(module, Head | HeadLinear):
             for part in module.outputs:
                 found[f"{path}.{part}" if len(module.outputs) > 1 else path] = module, part
     return found

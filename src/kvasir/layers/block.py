@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvasir.layers.attention import Attention
 from kvasir.layers.convolution import ShortConvolution
 from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.latent_attention import LatentAttention
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.moe import MoE
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvasir.layers.batch import Batch
 
-Mixer = Attention | GatedDelta | ShortConvolution  # mixes information across tokens
+Mixer = Attention | LatentAttention | GatedDelta | ShortConvolution  # mixes information across tokens
 
 
 class DecoderLayer(Module):

@@ -8,6 +8,7 @@ not.
     Down      down          segments      all_reduce
     Head      head          rows          all_gather
     Plain     weight        nothing       -
+    HeadLinear weight       nothing       -
 
 A role with several parts keeps them separate, with one matmul each: the weights stay views of the mapped file, and each
 result is contiguous. A row's adapter adds b (a x) to the whole product: for a sum that ranks share, the products and
@@ -23,6 +24,7 @@ from kvasir.layers.embedding import Embedding, vocabulary_cut
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import all_gather, all_reduce
+from kvasir.ops.heads import head_linear
 from kvasir.ops.linear import linear
 from kvasir.ops.linear.low_rank import LowRankPair, add_low_rank
 from kvasir.ops.linear.packed import num_segments
@@ -159,6 +161,17 @@ class Out(Reducing):
 
 class Down(Reducing):
     """The last projection of an MLP."""
+
+
+class HeadLinear(Plain):
+    """A matrix for each head of the rows: x float32 [T, heads, inputs] -> [T, heads, outputs]. The checkpoint has them
+    below each other, [heads * outputs, inputs]. No adapter changes them."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int):
+        super().__init__(inputs, heads * outputs)
+
+    def __call__(self, x_THK: Tensor, batch: Batch | None = None) -> Tensor:
+        return head_linear(x_THK, self.weights["weight"])
 
 
 class Head(Plain):

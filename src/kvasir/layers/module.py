@@ -24,13 +24,15 @@ Segments = Callable[[Any], int]
 class Take:
     """A part of a tensor in a checkpoint: `rows` of the tensor `name`, after transposing it if the checkpoint holds
     [in, out]. name: without ".weight" or ".bias", as in every name table. every: if not 0, `rows` of each run of so
-    many rows, in order. order: of the rows taken, the order of those in each run of its length."""
+    many rows, in order. order: of the rows taken, the order of those in each run of its length. turned: if not 0, each
+    run of so many of the rows taken is transposed, after which [n * turned, K] is [n * K, turned]."""
 
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
     every: int = 0
     order: tuple[int, ...] = ()
+    turned: int = 0
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The resulting shape for a tensor of shape `stored`. Raises ValueError if the tensor is too small."""
@@ -42,15 +44,22 @@ class Take:
             shape = (runs * (self.rows[1] - self.rows[0]), *shape[1:])
         if self.order and (not shape or shape[0] % len(self.order)):
             raise ValueError(f"runs of {len(self.order)} rows of {shape}")
+        if self.turned:
+            if len(shape) != 2 or shape[0] % self.turned:
+                raise ValueError(f"runs of {self.turned} rows of {shape}")
+            shape = (shape[0] // self.turned * shape[1], self.turned)
         return shape
 
     def of(self, tensor: Tensor) -> Tensor:
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
-        return self.of_rows(tensor)
+        rows = self.of_rows(tensor)
+        if not self.turned:
+            return rows
+        return rows.reshape(-1, self.turned, rows.shape[1]).swapaxes(1, 2).reshape(-1, self.turned)
 
     def of_rows(self, rows: Any) -> Any:
-        """The part of an array with one row per output, in any format."""
+        """The part of an array with one row per output, in any format, before its runs are transposed."""
         if self.rows is not None:
             rows = _of_runs(rows, slice(*self.rows), self.every) if self.every else rows[slice(*self.rows)]
         return _of_runs(rows, list(self.order), len(self.order)) if self.order else rows

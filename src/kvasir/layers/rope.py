@@ -170,6 +170,13 @@ class Rope:
         return rope(x_THd, *angles)
 
 
+def still(dim: int, growth: tuple[float, int]) -> Rope:
+    """A rotary embedding of `dim` dimensions that only makes vectors grow, see `Rope`."""
+    rope = Rope(dim, 2.0, growth=growth)
+    rope.frequencies = np.zeros_like(rope.frequencies)
+    return rope
+
+
 def ropes(model: Any) -> Iterator[Rope]:
     """The distinct rotary embeddings of the model."""
     found = {id(value): value for _, part in model.walk() for value in vars(part).values() if isinstance(value, Rope)}

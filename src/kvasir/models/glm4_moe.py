@@ -17,29 +17,40 @@ from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names
 _DEFAULTS = {"rms_norm_eps": 1e-5}
 
 
-def read_deepseek_experts(f: Fields, layers: int) -> dict[str, Any]:
-    """The experts' settings in the fields of DeepSeek-V3, as keyword arguments of `MixtralConfig`. Raises
-    ModelFileError."""
+def read_deepseek_experts(
+    f: Fields,
+    layers: int,
+    *,
+    scores: str = "sigmoid",
+    methods: tuple[str, ...] = ("noaux_tc",),
+    best_of_group: int = 2,
+    normalise: bool = True,
+) -> dict[str, Any]:
+    """The experts' settings in the fields of DeepSeek-V2 and V3, as keyword arguments of `MixtralConfig`. scores,
+    best_of_group: of the `Routing`. methods: supported values of topk_method, the default first; "greedy" has no
+    groups. normalise: the default of norm_topk_prob. Raises ModelFileError."""
     f.get("output_router_logits")
     f.get("router_aux_loss_coef")
     f.choice("hidden_act", EXPERT_ACTIVATIONS, "silu")
-    f.expect("scoring_func", "sigmoid")
-    f.expect("topk_method", "noaux_tc")
+    f.expect("scoring_func", scores)
+    is_grouped = f.choice("topk_method", methods, methods[0]) != "greedy"
     experts = f.integer("n_routed_experts", 1, MAX_EXPERTS)
     top_k = f.integer("num_experts_per_tok", 1, MAX_EXPERTS)
     groups, top_groups = f.integer("n_group", 1, MAX_EXPERTS, 1), f.integer("topk_group", 1, MAX_EXPERTS, 1)
+    if not is_grouped:
+        groups = top_groups = 1
     if experts % groups or top_groups > groups or top_k > top_groups * (experts // groups):
         raise ModelFileError(
             f"{f.where}: {top_k} of {experts} experts cannot be chosen from {top_groups} of {groups} groups"
         )
     routing = Routing(
         top_k,
-        "sigmoid",
-        normalise=f.flag("norm_topk_prob", True),
+        scores,
+        normalise=f.flag("norm_topk_prob", normalise),
         scale=f.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
         groups=groups,
         top_groups=top_groups,
-        best_of_group=min(2, experts // groups),
+        best_of_group=min(best_of_group, experts // groups),
     )
     inner, shared = f.integer("moe_intermediate_size", 1, MAX_WIDTH), f.integer("n_shared_experts", 0, MAX_EXPERTS, 0)
     dense = f.integer("first_k_dense_replace", 0, MAX_LAYERS, 0)

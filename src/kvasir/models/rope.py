@@ -63,6 +63,18 @@ def read_rotary_share(f: Fields) -> float:
     return inner.number("partial_rotary_factor", 0.0, 1.0, f.number("partial_rotary_factor", 0.0, 1.0, 1.0))
 
 
+def read_score_growth(f: Fields) -> float:
+    """The factor of attention scores that DeepSeek-V2 adds to YaRN: (0.1 mscale_all_dim ln(factor) + 1)^2, 1 without
+    these fields. Call it after `read_rope`."""
+    inner = Fields(f.get("rope_parameters") or f.get("rope_scaling") or {}, f.where)
+    kind = inner.get("rope_type") or inner.get("type") or "default"
+    weight = inner.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    if kind == "default" or not weight:
+        return 1.0
+    factor = inner.number("factor", 1.0, 1e6)
+    return (0.1 * weight * log(factor) + 1.0) ** 2 if factor > 1.0 else 1.0
+
+
 def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
     kind = f.get("rope_type") or f.get("type") or "default"
     kind = "longrope" if kind == "su" else kind  # LongRoPE's original name

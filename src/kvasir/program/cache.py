@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
-from kvasir.caches import CacheKind
-from kvasir.layers.kv_layout import AROUND, Bank, KVLayout, Spec
+from kvasir.caches import CacheKind, Latent
+from kvasir.layers.kv_layout import AROUND, LATENT, Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.layers.pages import paged
-from kvasir.ops.attention.native import FORMATS, CacheLayoutStruct, cache_block_bytes
+from kvasir.ops.attention.native import FORMATS, MAX_HEAD_DIM, CacheLayoutStruct, cache_block_bytes
 from kvasir.plan import Bytes, CacheGroup
 from kvasir.program.native import MAX_GROUPS
 
@@ -23,8 +23,7 @@ _ITEM = {
 }
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
-_COMPUTES = ("attention", "recurrent layers", AROUND)  # values of caches.Kind.needs that have kernels
-_MOST_DIM = 256
+_COMPUTES = ("attention", "recurrent layers", AROUND, LATENT)  # values of caches.Kind.needs that have kernels
 
 
 def _padded(dim: int) -> int:
@@ -41,23 +40,25 @@ def no_kernel(spec: Spec | KVLayout) -> str:
             return f"no kernel for {kind.needs}"
         if kind.keeps_starts:
             continue
-        if kind.key_dim != kind.value_dim:
-            return f"no attention kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
-        if kind.key_dim % 2 or kind.key_dim > _MOST_DIM:
-            return f"no attention kernel for heads of {kind.key_dim}"
+        if kind.key_dim % 2 or max(kind.key_dim, kind.value_dim) > MAX_HEAD_DIM:
+            return f"no attention kernel for heads of {kind.key_dim} and values of {kind.value_dim}"
     return ""
 
 
 def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayoutStruct:
     """The kernels' description of a block of one layer."""
-    return CacheLayoutStruct(FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size)
+    is_latent = isinstance(kind, Latent)
+    return CacheLayoutStruct(
+        FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size, kind.value_dim, is_latent
+    )  # fmt: skip
 
 
 def _layer_bytes(kind: CacheKind, block_size: int, kv_dtype: str) -> int:
     """Bytes of a block in one layer."""
     if kind.keeps_starts:
         return kind.block_bytes(block_size, 4)
-    return 2 * cache_block_bytes(layout_of(kind, block_size, kv_dtype))
+    layout = layout_of(kind, block_size, kv_dtype)
+    return cache_block_bytes(layout, False) + cache_block_bytes(layout, True)
 
 
 def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple[CacheGroup, ...]:
@@ -67,8 +68,9 @@ def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple
 
 
 class NativeCache(PagedMemory):
-    """The KV cache of a program. Each bank is one array: of keys and values [layers, 2, blocks, numbers of a block], of
-    recurrent states and their inputs float32 [layers, 1, blocks, numbers] (csrc/delta.h).
+    """The KV cache of a program. A bank of keys and values is one array [layers, 2, blocks, numbers of a block], or two
+    arrays [layers, 1, blocks, numbers] if their dimensions differ; of recurrent states and their inputs it is float32
+    [layers, 1, blocks, numbers] (csrc/delta.h). A latent row is stored twice: as a key, and its beginning as a value.
 
     kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16. Raises ValueError for a cache
     kind without a kernel.
@@ -86,8 +88,11 @@ class NativeCache(PagedMemory):
             size = bank.kind.block_bytes(self.block_size, 4)
             return [paged((len(bank.layers), 1, num_blocks, size // 4), np.dtype(np.float32))]
         item = _ITEM[self.kv_dtype]
-        size = cache_block_bytes(layout_of(bank.kind, self.block_size, self.kv_dtype))
-        return [paged((len(bank.layers), 2, num_blocks, size // item.itemsize), item)]
+        layout = layout_of(bank.kind, self.block_size, self.kv_dtype)
+        keys, values = (cache_block_bytes(layout, half) // item.itemsize for half in (False, True))
+        if not _is_split(bank.kind):
+            return [paged((len(bank.layers), 2, num_blocks, keys), item)]
+        return [paged((len(bank.layers), 1, num_blocks, numbers), item) for numbers in (keys, values)]
 
     def layout_at(self, layer: int) -> CacheLayoutStruct:
         """The kernels' description of a layer's blocks."""
@@ -95,14 +100,14 @@ class NativeCache(PagedMemory):
 
     def address(self, layer: int, values: bool) -> int:
         """The address of block 0 of the layer's keys or, with `values`, of its values."""
-        (array,) = self.arrays(layer)
-        return array[int(values)].ctypes.data
+        arrays = self.arrays(layer)
+        return (arrays[-1][-1] if values else arrays[0][0]).ctypes.data
 
     def orders(self, group: int) -> list[tuple[Bank, str]]:
         """Each bank of a group with the axes of its part of an exported block, outermost first."""
         scale = "+scale" if self.kv_dtype == "int8" else ""
         return [
-            (bank, bank.fields[0].order + (", columns last" if bank.kind.keeps_starts else scale))
+            (bank, "+".join(f.order + (", columns last" if bank.kind.keeps_starts else scale) for f in bank.fields))
             for bank, _ in self.of_group(group)
         ]
 
@@ -111,71 +116,80 @@ class NativeCache(PagedMemory):
         return "+".join(order for _, order in self.orders(group))
 
     def export(self, group: int, block: int) -> memoryview:
-        """A copy of a block's bytes in all layers of the group: for each bank [layers, 2, heads, tokens, dim]. In int8
-        caches the numbers of each token are followed by its float32 scale."""
-        return joined([self._export(bank, array, block) for bank, (array,) in self.of_group(group)])
+        """A copy of a block's bytes in all layers of the group: for each bank [layers, 2, heads, tokens, dim]; the keys
+        before the values if their dimensions differ; only the keys of latent rows. In int8 caches the numbers of each
+        token are followed by its float32 scale."""
+        return joined([part for bank, arrays in self.of_group(group) for part in self._export(bank, arrays, block)])
 
-    def _export(self, bank: Bank, array: np.ndarray, block: int) -> memoryview:
+    def _export(self, bank: Bank, arrays: list[np.ndarray], block: int) -> list[memoryview]:
         if bank.kind.keeps_starts:
-            return np.ascontiguousarray(array[:, :, block]).reshape(-1).view(np.uint8).data.toreadonly()
-        kind, parts = bank.kind, []
-        for keys, values in self._numbers(kind, array, block):
-            part = np.empty((*self._shape(bank), values[0, 0].size // self.block_size), array.dtype)
-            part[:, 0].view(keys.dtype).reshape(keys.shape)[...] = keys  # a view: only axes of a token's are divided
-            part[:, 1].reshape(values.shape)[...] = values
-            parts.append(part)
-        found = parts[0][..., : kind.key_dim]
-        if self.kv_dtype == "int8":
-            parts[0][:, 0] ^= _KEY_OFFSET
-            found = np.concatenate([found, parts[1]], -1)
-        return np.ascontiguousarray(found).reshape(-1).view(np.uint8).data.toreadonly()
+            return [_bytes_of(arrays[0][:, :, block])]
+        return [self._read(bank.kind, halves, block) for halves in _exported(bank.kind, arrays)]
+
+    def _read(self, kind: CacheKind, halves: list[tuple[np.ndarray, bool]], block: int) -> memoryview:
+        shape = len(halves[0][0]), len(halves), kind.heads, self.block_size
+        dim, item = _dim(kind, halves[0][1]), _ITEM[self.kv_dtype]
+        numbers: np.ndarray = np.empty((*shape, _padded(dim)), item)
+        scales = np.empty((*shape, 4), item) if self.kv_dtype == "int8" else None
+        for i, (array, values) in enumerate(halves):
+            stored, *scale = self._views(kind, array, block, values)
+            numbers[:, i].view(stored.dtype).reshape(stored.shape)[...] = stored  # a view: only tokens are divided
+            if scales is not None:
+                scales[:, i].reshape(scale[0].shape)[...] = scale[0]
+                if not values:
+                    np.bitwise_xor(numbers[:, i], _KEY_OFFSET, out=numbers[:, i])
+        found = numbers[..., :dim]
+        return _bytes_of(found if scales is None else np.concatenate([found, scales], -1))
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes bytes from `export` into a block."""
         rest = memoryview(data)
-        for bank, (array,) in self.of_group(group):
+        for bank, arrays in self.of_group(group):
             if bank.kind.keeps_starts:
-                size = array[:, :, block].nbytes
-                array[:, :, block] = np.frombuffer(rest[:size], np.float32).reshape(array[:, :, block].shape)
-                rest = rest[size:]
+                target = arrays[0][:, :, block]
+                target[...] = np.frombuffer(rest[: target.nbytes], np.float32).reshape(target.shape)
+                rest = rest[target.nbytes :]
                 continue
-            width = bank.kind.key_dim + 4 * (self.kv_dtype == "int8")
-            size = prod(self._shape(bank)) * width * array.itemsize
-            self._import(bank, array, block, rest[:size])
-            rest = rest[size:]
+            for halves in _exported(bank.kind, arrays):
+                width = _dim(bank.kind, halves[0][1]) + 4 * (self.kv_dtype == "int8")
+                shape = len(bank.layers), len(halves), bank.kind.heads, self.block_size, width
+                size = prod(shape) * arrays[0].itemsize
+                found = np.frombuffer(rest[:size], arrays[0].dtype).reshape(shape)
+                rest = rest[size:]
+                for i, (array, values) in enumerate(halves):
+                    self._write(bank.kind, array, block, values, found[:, i])
+                if isinstance(bank.kind, Latent):
+                    self._write(bank.kind, arrays[1][:, 0], block, True, found[:, 0])
 
-    def _import(self, bank: Bank, array: np.ndarray, block: int, data: Bytes) -> None:
-        dim = bank.kind.key_dim
-        found = np.frombuffer(data, array.dtype).reshape(*self._shape(bank), -1)
-        if self.kv_dtype == "int8":
-            found = found.copy()
-            found[:, 0, ..., :dim] ^= _KEY_OFFSET
-        parts = (_widened(found[..., :dim], _padded(dim)), found[..., dim:])
-        for (keys, values), part in zip(self._numbers(bank.kind, array, block), parts, strict=False):
-            keys[...] = part[:, 0].view(keys.dtype).reshape(keys.shape)
-            _copy_halves(values, part[:, 1].reshape(values.shape))
+    def _write(self, kind: CacheKind, array: np.ndarray, block: int, values: bool, found: np.ndarray) -> None:
+        """found: the numbers of keys or values [layers, heads, tokens, dim or more], followed by scales if int8."""
+        dim = _dim(kind, values)
+        stored, *scale = self._views(kind, array, block, values)
+        numbers = _widened(found[..., :dim], _padded(dim))
+        if scale:
+            scale[0][...] = np.ascontiguousarray(found[..., -4:]).reshape(scale[0].shape)
+            if not values:
+                numbers = numbers ^ np.uint8(_KEY_OFFSET)
+        if values:
+            _copy_halves(stored, numbers.reshape(stored.shape))
+        else:
+            stored[...] = np.ascontiguousarray(numbers).view(stored.dtype).reshape(stored.shape)
 
-    def _shape(self, bank: Bank) -> tuple[int, ...]:
-        return len(bank.layers), 2, bank.kind.heads, self.block_size
-
-    def _numbers(self, kind: CacheKind, array: np.ndarray, block: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Views of a block's keys and values and, for int8, of their scales: [layers, heads, tiles, 16 tokens or 8
+    def _views(self, kind: CacheKind, array: np.ndarray, block: int, values: bool) -> list[np.ndarray]:
+        """Views of a block's keys or values and, for int8, of their scales: [layers, heads, tiles, 16 tokens or 8
         pairs, numbers of a token], as in the tiles (csrc/attention_layout.h). Adjacent dimensions of a key are viewed
-        as one 32-bit number: copying them like this is several times faster."""
-        dim, tiles = _padded(kind.key_dim), self.block_size // TILE
-        view = array[:, :, block].reshape(len(array), 2, kind.heads, tiles, -1)
-        keys, values = view[:, 0], view[:, 1]
+        as one 32-bit number: copying them like this is several times faster. array: [layers, blocks, numbers]."""
+        dim, tiles = _padded(_dim(kind, values)), self.block_size // TILE
+        view = array[:, block].reshape(len(array), kind.heads, tiles, -1)
         size = TILE * dim
-        k, v = keys[..., :size], values[..., :size]
-        if self.kv_dtype in ("bfloat16", "int8"):
-            k = k.view(np.int32)
-        k = k.reshape(*k.shape[:-1], -1, TILE).swapaxes(3, 4)
-        if self.kv_dtype == "bfloat16":
-            v = v.reshape(*v.shape[:-1], TILE // 2, dim, 2).swapaxes(4, 5)
-        found = [(k, v)]
-        if self.kv_dtype == "int8":
-            found.append((keys[..., size:], values[..., size:]))
-        return found
+        stored = view[..., :size]
+        if not values:
+            if self.kv_dtype in ("bfloat16", "int8"):
+                stored = stored.view(np.int32)
+            stored = stored.reshape(*stored.shape[:-1], -1, TILE).swapaxes(3, 4)
+        elif self.kv_dtype == "bfloat16":
+            stored = stored.reshape(*stored.shape[:-1], TILE // 2, dim, 2).swapaxes(4, 5)
+        return [stored, view[..., size:]] if self.kv_dtype == "int8" else [stored]
 
     def fill_(self, value: float) -> None:
         """Fills all blocks with a number that the dtype can hold; int8 caches are filled with bytes of 255, which makes
@@ -183,6 +197,28 @@ class NativeCache(PagedMemory):
         bits = {"int8": 255, "bfloat16": np.float32(value).view(np.uint32) >> 16}
         for tensor in self.tensors:
             tensor[...] = value if tensor.dtype == np.float32 else bits.get(self.kv_dtype, value)
+
+
+def _is_split(kind: CacheKind) -> bool:
+    """Whether keys and values are stored in two arrays."""
+    return kind.key_dim != kind.value_dim or isinstance(kind, Latent)
+
+
+def _dim(kind: CacheKind, values: bool) -> int:
+    return kind.value_dim if values else kind.key_dim
+
+
+def _exported(kind: CacheKind, arrays: list[np.ndarray]) -> list[list[tuple[np.ndarray, bool]]]:
+    """The parts of an exported block: each has the arrays [layers, blocks, numbers] of keys, of values (True), or of
+    both."""
+    halves = [(arrays[0][:, 0], False), (arrays[-1][:, -1], True)]
+    if not _is_split(kind):
+        return [halves]
+    return [[half] for half in halves[: 1 if isinstance(kind, Latent) else 2]]
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def _copy_halves(target: np.ndarray, source: np.ndarray) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvasir.layers.adapters import Slot
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Node, Traced
+from kvasir.ops.linear.native import PANEL
 from kvasir.program.calls import NO_HOOKS, Hooks, for_each
 from kvasir.program.trace import Trace
 
@@ -32,6 +33,8 @@ BY_ROW = (
     "rope",
     "store_kv",
     "prepare",
+    "prepare_heads",
+    "join_heads",
     "choose",
     "route",
     "gated",
@@ -44,6 +47,7 @@ ALL_TOGETHER = (
     "causal_convolution",
     "selective_scan",
     "experts",
+    "head_linear",
     "adapt_inner",
     "adapt_add",
     "call",
@@ -349,7 +353,8 @@ class _Placer:
         for at, node in enumerate(self.nodes):
             if node.op == "choose":
                 chosen_from = len(self.instructions)
-            (self._linear if node.op == "linear" else self._plain)(at, node)
+            special = {"linear": self._linear, "head_linear": self._head_linear}
+            special.get(node.op, self._plain)(at, node)
         logits = self.trace.logits
         return Lowered(
             tuple(self.instructions),
@@ -400,6 +405,24 @@ class _Placer:
         for buffer in prepared.values():
             self.arena.give_back(buffer.offset)
         self._forget(at, tuple(_values(node.inputs)), tuple(place for _, _, place, _ in done))
+
+    def _head_linear(self, at: int, node: Node) -> None:
+        x, weight = node.inputs
+        if weight.rows // x.shape[0] % PANEL:
+            raise CannotTrace(f"no kernel for matrices of {weight.rows // x.shape[0]} rows for each head")
+        row_bytes = x.shape[0] * self.prepared(weight)[1]
+        barrier = self._needs_barrier("prepare_heads", x.domain)
+        prepared = Buffer(self.arena.take(row_bytes * self.rows[x.domain]), row_bytes, x.domain)
+        rows = self.place[id(x.base)]
+        inputs = weight, x
+        self.instructions.append(Instruction("prepare_heads", inputs, (), (prepared, rows), (), barrier, x.domain))
+        self._needs_barrier("head_linear", x.domain)
+        out = self._new(node.out)
+        self.instructions.append(
+            Instruction("head_linear", node.inputs, (node.out,), (out, prepared), (), True, x.domain)
+        )  # fmt: skip
+        self.arena.give_back(prepared.offset)
+        self._forget(at, (x,), (out,))
 
     def _call_for_inputs(self, products: tuple[Product, ...], rows: Buffer) -> None:
         found, x = (self.trace.names.get(id(product.weight)) for product in products), products[0].x

@@ -215,7 +215,7 @@ class Marshal:
         self._set(instr, "store_kv", [ctypes.addressof(args)], [group])
 
     def _paged_attention(self, instr: native.Instr, instruction: Instruction) -> None:
-        q, k_part, _, _, scale, softcap, sinks, relative, k = instruction.inputs
+        q, k_part, _, _, scale, softcap, sinks, relative, k, _ = instruction.inputs
         out, rows, *k_rows = instruction.buffers
         layer, heads = k_part.layer, q.shape[0]
         group = self.cache.group_of(layer)
@@ -227,7 +227,7 @@ class Marshal:
             self._at(rows),
             self._at(out),
             q.width,
-            q.width,
+            instruction.outs[0].width,
             heads,
             self.cache.spec[layer].window,
             scale,
@@ -308,6 +308,29 @@ class Marshal:
         self._keep += [args, states, rates]
         self.state_bytes += states.nbytes
         self._set(instr, "selective_scan", [ctypes.addressof(args)], [])
+
+    def _prepare_heads(self, instr: native.Instr, instruction: Instruction) -> None:
+        weight, x = instruction.inputs
+        out, rows = instruction.buffers
+        heads = x.shape[0]
+        n = [heads, weight.activated_bytes * self._max_tokens]
+        self._set(instr, "prepare_heads", [weight.address, self._at(out), self._at(rows)], n)
+
+    def _head_linear(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, weight = instruction.inputs
+        out, activated = instruction.buffers
+        heads, stride = x.shape[0], weight.activated_bytes * self._max_tokens
+        matrices = weight.runs(heads)
+        parts, width = (native.LinearPart * heads)(), matrices[0].rows
+        for head, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
+            part.matrix, part.activated = ctypes.addressof(matrix), self._at(activated) + head * stride
+            part.out, part.out_stride, part.slot = self._at(out) + 4 * head * width, heads * width, -1
+        self._keep += [parts, matrices, weight]
+        self._set(instr, "linear", [ctypes.addressof(parts), None], [heads])
+
+    def _join_heads(self, instr: native.Instr, instruction: Instruction) -> None:
+        a, b = instruction.inputs
+        self._set(instr, "join", [self._at(buffer) for buffer in instruction.buffers], [*a.shape, b.shape[1]])
 
     def _gated(self, instr: native.Instr, instruction: Instruction) -> None:
         gate, _, function = instruction.inputs

@@ -112,7 +112,7 @@ class Trace:
         """Bytes of the matrices that a step of one row reads; of a mixture's experts, only those of the row."""
         total = 0
         for node in self.graph.nodes:
-            if node.op == "linear":
+            if node.op in ("linear", "head_linear"):
                 total += node.inputs[1].nbytes
             elif node.op == "experts":
                 ids, stacks = node.inputs[1], node.inputs[3:6]

@@ -11,7 +11,8 @@ from typing import Any
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
-from kvasir.layers.kv_layout import AROUND, KVLayout, no_op
+from kvasir.layers.kv_layout import AROUND, LATENT, KVLayout, Spec, no_op
+from kvasir.layers.latent_attention import LatentAttention
 from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -26,7 +27,7 @@ from kvasir.program.cache import no_kernel
 from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
-from kvasir.runner.packing import Packer, Report
+from kvasir.runner.packing import Packer, Report, stored_kind
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.published import unquantized
@@ -138,6 +139,16 @@ def no_attention(model: Any) -> str:
     return no_kernel(model.cache_spec())
 
 
+def _no_triton_kernel(spec: Spec) -> str:
+    """Why no Triton kernel computes with these caches; "" if one does, or if that is known only from the ops."""
+    for kind in KVLayout.of(spec).kinds:
+        if kind.needs in (AROUND, LATENT):
+            return f"no kernel for {kind.needs}"
+        if kind.key_dim != kind.value_dim:
+            return f"no kernel for keys of {kind.key_dim} and values of {kind.value_dim}"
+    return ""
+
+
 def _load_program(
     files: ModelFiles, dtype: str, progress: Progress | None, options: LoadOptions, report: Report | None
 ) -> LoadedModel:
@@ -198,8 +209,8 @@ def _load(
     _check_hidden(options.hidden, model)
     if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
         raise CannotTrace(reason)
-    if options.executor == "graph" and any(kind.needs == AROUND for kind in KVLayout.of(model.cache_spec()).kinds):
-        raise CannotTrace(f"no kernel for {AROUND}")
+    if options.executor == "graph" and (reason := _no_triton_kernel(model.cache_spec())):
+        raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")
     if isinstance(source, DecodedView):
@@ -251,7 +262,7 @@ def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
         nonlocal total
         try:
-            size = packer.nbytes(leaf, name, source.info(stored).dtype) if packer else None
+            size = packer.nbytes(leaf, name, stored_kind(source.info(stored).dtype, take)) if packer else None
         except ValueError as error:
             raise UnsupportedModel(
                 f"tensor {quoted(stored)} is stored as {source.info(stored).dtype}, which cannot be packed",
@@ -276,7 +287,7 @@ def _check_room(needed: int, device: str) -> None:
 
 def _check_hidden(names: tuple[str, ...], model: Any) -> None:
     layers = len(model.layers)
-    weights = {f"attention.{part.layer}" for _, part in model.walk() if isinstance(part, Attention)}
+    weights = {f"attention.{part.layer}" for _, part in model.walk() if isinstance(part, Attention | LatentAttention)}
     there = {"last", *(f"layers.{i}" for i in range(layers)), *weights}
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(

@@ -67,6 +67,7 @@ class Packer:
         if not all(shard.shape):
             return True  # all of it is on other ranks
         kind, rows = _raw_rows(source, stored, take)
+        self._note_decoded(source.info(stored).dtype, take)
         cols = leaf.expects()[name][1]
         packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard)
         if self.quantize:
@@ -77,6 +78,11 @@ class Packer:
         if packed.note and packed.note not in self.notes:
             self.notes.append(packed.note)
         return True
+
+    def _note_decoded(self, kind: str, take: Any) -> None:
+        note = f"matrices of {kind} that are used transposed are decoded"
+        if stored_kind(kind, take) != kind and kind != "F64" and note not in self.notes:
+            self.notes.append(note)
 
     @property
     def place(self) -> HostPlace:
@@ -165,9 +171,15 @@ def _is_exact(leaf: Any) -> bool:
     return getattr(leaf, "keeps_float32", False)
 
 
+def stored_kind(kind: str, take: Any) -> str:
+    """The type of the rows of a tensor stored as `kind`: if they are transposed, quantized types are decoded."""
+    return "F32" if take is not None and take.turned and kind not in (*FLOATS, "F64") else kind
+
+
 def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.ndarray]:
     """The format and the rows' bytes, uint8 [rows, bytes per row]; a view of the file if no bytes have to move."""
-    kind = source.info(stored).dtype
+    info = source.info(stored)
+    kind = stored_kind(info.dtype, take)
     if kind in (*FLOATS, "F64"):
         array = source.array(stored)
         array = array.astype(np.float32) if kind == "F64" else array

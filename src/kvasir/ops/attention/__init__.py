@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvasir.ops.registry import op
+from kvasir.ops.registry import op, op_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,22 @@ def store_kv(cache: Tensor, x_TKd: Tensor, slots_T: Tensor) -> None:
     ...
 
 
-@op
+def _mixed(
+    q_THd: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
+    relative: Relative | None = None,
+    k_TKd: Tensor | None = None,
+    value_dim: int = 0,
+) -> tuple[tuple[int, ...], ...]:
+    return ((q_THd.shape[-2], value_dim or q_THd.shape[-1]),)
+
+
+@op_with(_mixed)
 def paged_attention(
     q_THd: Tensor,
     k_cache: Tensor,
@@ -42,12 +57,13 @@ def paged_attention(
     sinks_H: Tensor | None = None,
     relative: Relative | None = None,
     k_TKd: Tensor | None = None,
+    value_dim: int = 0,
 ) -> Tensor:
     """softmax(q k^T * scale) v of each planned row, float32 [T, H, e]; zeros for rows that are in no item.
 
     q: float32. Caches: [blocks, block size, K, d] and [.., e], of any float dtype, read as float32. softcap: if not 0,
     scores become softcap * tanh(score / softcap). sinks: an additional score per head, without a value. relative: the
     parts of the scores by relative position. k: the step's keys, for `relative` with queries: texts are then computed
-    whole.
+    whole. value_dim: e, 0 if it is d.
     """
     ...

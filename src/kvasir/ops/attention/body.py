@@ -28,6 +28,7 @@ def paged_attention(
     sinks_H: Tensor | None = None,
     relative: Relative | None = None,
     k_TKd: Tensor | None = None,
+    value_dim: int = 0,
 ) -> Tensor:
     out_THe = q_THd.new_zeros(*q_THd.shape[:2], v_cache.shape[-1])
     kv_heads = k_cache.shape[2]

@@ -21,11 +21,19 @@ from kvasir.plan import Work
 
 PIECE_SAMPLE, PIECE_BIDIRECTIONAL, PIECE_LOGITS = 1, 2, 4
 FORMATS = ("float32", "bfloat16", "float16", "int8")  # in the order of CacheFormat
+MAX_HEAD_DIM = 576
 _MAX = (1 << 31) - 1
 
 
 class CacheLayoutStruct(Structure):
-    _fields_ = (("format", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32))
+    _fields_ = (
+        ("format", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("block_size", c_int32),
+        ("value_dim", c_int32),
+        ("latent", c_int32),
+    )
 
 
 class Piece(Structure):
@@ -104,9 +112,9 @@ def _call(name: str, result: Any, *arguments: Any) -> Any:
     return native.declare(name, result, *arguments)
 
 
-def cache_block_bytes(layout: CacheLayoutStruct) -> int:
-    """Bytes of one block of one layer's keys; its values take as many. Negative if no kernel supports the layout."""
-    return _call("kvasir_cache_block_bytes", c_int64, c_void_p)(byref(layout))
+def cache_block_bytes(layout: CacheLayoutStruct, values: bool) -> int:
+    """Bytes of one block of one layer's keys or values. Negative if no kernel supports the layout."""
+    return _call("kvasir_cache_block_bytes", c_int64, c_void_p, c_int32)(byref(layout), values)
 
 
 def attention_scratch(layout: CacheLayoutStruct, heads: int) -> int:
@@ -116,48 +124,58 @@ def attention_scratch(layout: CacheLayoutStruct, heads: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a layer's cache is stored. format: one of FORMATS. head_dim: even, at most 256. block_size: a multiple of
-    16."""
+    """How a layer's cache is stored. format: one of FORMATS. head_dim: of keys, even, at most MAX_HEAD_DIM. block_size:
+    a multiple of 16. value_dim: at most MAX_HEAD_DIM, 0 for that of keys. latent: whether a value is the beginning of
+    its key."""
 
     format: str
     kv_heads: int
     head_dim: int
     block_size: int
+    value_dim: int = 0
+    latent: bool = False
 
-    def block_bytes(self) -> int:
-        """Bytes of one block of one layer's keys; its values take as many. Raises ValueError if no kernel supports the
-        layout."""
-        size = cache_block_bytes(self._struct())
+    def block_bytes(self, values: bool = False) -> int:
+        """Bytes of one block of one layer's keys or values. Raises ValueError if no kernel supports the layout."""
+        size = cache_block_bytes(self._struct(), values)
         if size < 0:
             raise ValueError(f"the native kernels have no cache like {self}")
         return size
 
-    def new_cache(self, blocks: int) -> np.ndarray:
-        """Keys and values of one layer, uint8 [2, blocks, block bytes], with every number NaN (or with a NaN scale)."""
-        return np.full((2, blocks, self.block_bytes()), 0xFF, np.uint8)
+    def new_cache(self, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of one layer, uint8 [blocks, block bytes], with every number NaN (or with a NaN scale)."""
+        k, v = (np.full((blocks, self.block_bytes(values)), 0xFF, np.uint8) for values in (False, True))
+        return k, v
+
+    @property
+    def mixed_dim(self) -> int:
+        """The dimensions of a head's output."""
+        return self.value_dim or self.head_dim
 
     def _struct(self) -> CacheLayoutStruct:
         sizes = (self.kv_heads, self.head_dim, self.block_size)
-        if self.format not in FORMATS or not all(0 < size <= _MAX for size in sizes):
+        if self.format not in FORMATS or not all(0 < size <= _MAX for size in sizes) or not 0 <= self.value_dim <= _MAX:
             raise ValueError(f"the native kernels have no cache like {self}")
-        return CacheLayoutStruct(FORMATS.index(self.format), *sizes)
+        return CacheLayoutStruct(FORMATS.index(self.format), *sizes, self.value_dim, self.latent)
 
 
-def store_kv(layout: Layout, cache: Any, k_TKd: Any, v_TKd: Any, slots_T: Any) -> None:
-    """Writes rows of keys and values, float32 [T, K, d], to their slots, rounded to the cache's format.
+def store_kv(layout: Layout, cache: Any, k_TKd: Any, v_TKe: Any, slots_T: Any) -> None:
+    """Writes rows of keys, float32 [T, K, d], and values, [T, K, e], to their slots, rounded to the cache's format.
 
-    Arguments are NumPy arrays or CPU tensors. slots: int64, block * block size + offset in the block. Raises ValueError
-    for bad arrays or slots out of range.
+    Arguments are NumPy arrays or CPU tensors. v: the keys themselves if the layout is latent. slots: int64, block *
+    block size + offset in the block. Raises ValueError for bad arrays or slots out of range.
     """
     rows = slots_T.shape[0]
-    shape = (rows, layout.kv_heads, layout.head_dim)
+    dims = layout.head_dim, layout.head_dim if layout.latent else layout.mixed_dim
     k, v = _halves(layout, cache)
-    k_rows, v_rows = native.address(k_TKd, "k", shape), native.address(v_TKd, "v", shape)
+    k_rows, v_rows = (
+        native.address(array, name, (rows, layout.kv_heads, dim))
+        for array, name, dim in zip((k_TKd, v_TKe), "kv", dims, strict=True)
+    )
     slots = native.address(slots_T, "slots", (rows,), "int64")
-    if rows and not 0 <= int(slots_T.min()) <= int(slots_T.max()) < cache.shape[1] * layout.block_size:
-        raise ValueError(f"slots must be below {cache.shape[1] * layout.block_size}")
-    stride = layout.kv_heads * layout.head_dim
-    args = StoreArgs(layout._struct(), k, v, k_rows, v_rows, stride, stride, slots, rows)
+    if rows and not 0 <= int(slots_T.min()) <= int(slots_T.max()) < len(cache[0]) * layout.block_size:
+        raise ValueError(f"slots must be below {len(cache[0]) * layout.block_size}")
+    args = StoreArgs(layout._struct(), k, v, k_rows, v_rows, *(layout.kv_heads * dim for dim in dims), slots, rows)
     _call("kvasir_store_kv", c_int32, c_void_p)(byref(args))
 
 
@@ -180,7 +198,7 @@ def attention(
     threads: int = 1,
     out: Any = None,
 ) -> Any:
-    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, d], in `out` (default: a NumPy array of zeros), whose
+    """softmax(q k^T * scale) v of the works' rows, float32 [T, H, e], in `out` (default: a NumPy array of zeros), whose
     other rows stay unchanged.
 
     Arguments are NumPy arrays or CPU tensors. distance: of the keys before and after a row of an indivisible work, 0
@@ -189,8 +207,7 @@ def attention(
     inconsistent arguments.
     """
     rows, heads, _ = q_THd.shape
-    out = np.zeros(tuple(q_THd.shape), np.float32) if out is None else out
-    shape = (rows, heads, layout.head_dim)
+    out = np.zeros((rows, heads, layout.mixed_dim), np.float32) if out is None else out
     if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX or not 0 <= distance <= _MAX:
         raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
     struct = layout._struct()
@@ -212,10 +229,10 @@ def attention(
         struct,
         k,
         v,
-        native.address(q_THd, "q", shape),
-        native.address(out, "out", shape, writable=True),
+        native.address(q_THd, "q", (rows, heads, layout.head_dim)),
+        native.address(out, "out", (rows, heads, layout.mixed_dim), writable=True),
         heads * layout.head_dim,
-        heads * layout.head_dim,
+        heads * layout.mixed_dim,
         heads,
         window,
         scale,
@@ -237,9 +254,11 @@ def attention(
 
 def _halves(layout: Layout, cache: Any) -> tuple[int, int]:
     """The addresses of the keys and the values of a layer's cache."""
-    shape = (2, cache.shape[1], layout.block_bytes())
-    base = native.address(cache, "cache", shape, "uint8", writable=True)
-    return base, base + shape[1] * shape[2]
+    k, v = (
+        native.address(half, "cache", (len(cache[0]), layout.block_bytes(values)), "uint8", writable=True)
+        for values, half in zip((False, True), cache, strict=True)
+    )
+    return k, v
 
 
 def _check(layout: Layout, cache: Any, work: Work, first: int, table: np.ndarray, rows: int, window: int) -> None:
@@ -248,5 +267,5 @@ def _check(layout: Layout, cache: Any, work: Work, first: int, table: np.ndarray
         raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")
     low = max(0, work.start - window + 1) // layout.block_size if window else 0
     used = table[low : -(-work.end // layout.block_size)]
-    if len(table) * layout.block_size < work.end or ((used < 0) | (used >= cache.shape[1])).any():
+    if len(table) * layout.block_size < work.end or ((used < 0) | (used >= len(cache[0]))).any():
         raise ValueError(f"the table of a work to {work.end} names blocks out of range")

@@ -74,6 +74,18 @@ class PackedMatrix:
         """The dtype of the surrounding model: the type of input rows for float weights."""
         return "float32" if self.activation == "float32" else "bfloat16"
 
+    def runs(self, count: int) -> list[MatrixStruct]:
+        """The matrices of `count` equal runs of rows, each of whole panels, in the memory of this one."""
+        each = self.rows // count
+        assert each * count == self.rows and each % PANEL == 0, f"{count} runs of panels of {self.rows} rows"
+        found = []
+        for first in range(0, self.rows, each):
+            s = self.struct
+            part = MatrixStruct(s.format, s.activation, s.segments, 0, each, s.cols, None)
+            part.data = s.data + first // each * native.matrix_bytes(part)
+            found.append(part)
+        return found
+
     def row(self, index: int) -> np.ndarray:
         """Row `index` as float32 [cols]."""
         return native.lookup(self, [index])[0]
