@@ -22,7 +22,7 @@ SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
 # One kind for each mechanism; tests that take other kinds from `EACH` are slow.
 FEW = {
     *("llama", "mistral", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-next", "qwen3-5-tiled", "gpt2", "bert"),
-    *("olmo2", "cohere2", "granite", "granite-hybrid", "gpt-oss", "glm4-moe", "lfm2", "minimax-m2"),
+    *("olmo2", "cohere2", "granite", "granite-hybrid", "gpt-oss", "glm4-moe", "lfm2", "minimax-m2", "deepseek-v2"),
 }
 EACH = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 

@@ -35,6 +35,9 @@ def reads(instruction: Instruction) -> Iterator[tuple[Buffer, object]]:
             if residual is not None:
                 yield residual, id(product.residual.base)
         return
+    if instruction.op == "head_linear":
+        yield instruction.buffers[1], ("prepared heads", id(instruction.inputs[0].base))
+        return
     values = [v for v in instruction.inputs if getattr(v, "kind", "") == "float32"]
     for buffer, value in zip(instruction.buffers[len(written(instruction)) :], values, strict=True):
         yield buffer, id(value.base)
@@ -46,6 +49,8 @@ def written(instruction: Instruction) -> list[tuple[Buffer, object]]:
     if instruction.op == "prepare":
         weight, x = instruction.inputs
         return [(instruction.buffers[0], ("prepared", id(x.base), prepared(weight)[0]))]
+    if instruction.op == "prepare_heads":
+        return [(instruction.buffers[0], ("prepared heads", id(instruction.inputs[1].base)))]
     return [(b, id(o.base)) for b, o in zip(instruction.buffers, instruction.outs, strict=False)]
 
 
