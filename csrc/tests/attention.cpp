@@ -175,8 +175,8 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         std::copy(data.bias.begin(), data.bias.end(), bias.data);
         std::copy(data.keys.begin(), data.keys.end(), keys.data);
         std::copy(data.queries.begin(), data.queries.end(), queries.data);
-        std::copy_n(&data.k[start * kv_row], count * kv_row, rows.data);
-        const kvasir::Relative relative{bias.data, keys.data, queries.data, rows.data, kv_row, c.reach};
+        std::copy_n(&data.k[start * k_row], count * k_row, rows.data);
+        const kvasir::Relative relative{bias.data, keys.data, queries.data, rows.data, k_row, c.reach};
         args.relative = c.reach >= 0 ? &relative : nullptr;
         require(kvasir_attention(&args, threads) == 0, "attention accepts the layout");
         std::memcpy(&out[start * c.out_row()], mixed.data, static_cast<size_t>(count * c.out_row()) * sizeof(float));

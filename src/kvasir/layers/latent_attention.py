@@ -75,7 +75,7 @@ class LatentAttention(Module):
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q_THd, k_T1d = self._queries(x_TD, batch), self._rows(x_TD, batch)
         batch.store(self.layer, k_T1d, k_T1d)
-        batch.note_weights(self.layer, q_THd, self.scale, 0.0, None)
+        batch.note_weights(self.layer, q_THd, k_T1d, self.scale, 0.0, None)
         mixed_THr = paged_attention(
             q_THd,
             batch.kv.k(self.layer),
