@@ -148,7 +148,7 @@ def test_a_checkpoint_with_heads_and_prefix_loads_without_them(tmp_path, kind):
     ("fields", "error"),
     [
         ({"num_attention_heads": 5}, ModelFileError),
-        ({"type_vocab_size": 0}, ModelFileError),
+        ({"type_vocab_size": -1}, ModelFileError),
         ({"hidden_act": "mish"}, UnsupportedModel),
         ({"position_embedding_type": "relative_key"}, UnsupportedModel),
         ({"is_decoder": True}, UnsupportedModel),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.layers.tensors import tensor_of
-from kvasir.models import gguf_lfm2, gguf_llamas
+from kvasir.models import gguf_encoders, gguf_lfm2, gguf_llamas
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
@@ -105,11 +106,14 @@ def test_names_are_those_that_the_converter_reads(architecture):
     )  # the converter splits and renames them
     for name in (template.format(bid=2) for template in ours if not template.endswith(split or "?")):
         found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
-        found = found.replace("dt_bias", "dt_proj_bias")
+        found = found.replace("dt_bias", "dt_proj_bias").replace("mlp.experts.w", "mlp.experts.mlp.w")
         if architecture == "lfm2moe" and ".experts." in found:  # the converter's name of a merged tensor
             found = found.removeprefix("model.")
         if found.endswith("expert_bias"):
             found, name = f"{found}.bias", f"{name}.bias"
+        found = re.sub(r"^(\d)_Dense/linear", r"dense_\1", found)
+        if architecture == "modern-bert":
+            found = found.removeprefix("model.").replace("classifier", "classifier.out_proj")
         if found.endswith("_bias"):  # the converter's own change
             found, name = f"{found.removesuffix('_bias')}.bias", f"{name}.bias"
         suffixes = ("",) if found.endswith("sinks") else (".weight", ".bias")
@@ -247,6 +251,10 @@ def metadata(architecture: str, **changes) -> dict:
     }
 
 
+# In test_gguf_llamas.py and test_gguf_encoders.py.
+TESTED = {*gguf_llamas.READERS, *gguf_lfm2.READERS, *gguf_encoders.READERS} - {"bert"}
+
+
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:
     arrays = {"token_embd.weight": np.zeros((ROWS, HIDDEN), np.float32), **(tensors or {})}
     if architecture in ("bert", "nomic-bert"):
@@ -255,14 +263,11 @@ def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None 
     return hf_config_from_gguf({**metadata(architecture, **changes), **extra}, Tensors(arrays))
 
 
-@pytest.mark.parametrize(
-    "architecture", [name for name in FAMILIES if name not in gguf_llamas.READERS | gguf_lfm2.READERS]
-)  # tests of those: test_gguf_llamas.py
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in TESTED])
 def test_each_architecture_gives_a_config_of_a_class_we_have(architecture):
     config = read(architecture)
-    module = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "nomic-bert": "rope_encoder"}.get(
-        architecture, architecture
-    )
+    modules = {"qwen3moe": "qwen3_moe", "gemma3": "gemma3_text", "gemma-embedding": "gemma3_text"}
+    module = modules.get(architecture, architecture)
     assert model_class_for(config).__module__ == f"kvasir.models.{module}"
     assert config["vocab_size"] == ROWS
 

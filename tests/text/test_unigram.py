@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from kvasir.text.gguf_tokenizer import build
 from kvasir.text.tokenizer import Tokenizer
 
 PIECES = [
@@ -65,3 +66,33 @@ def test_decoding_gives_the_text(tokenizer):
 def test_ends(tokenizer):
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, (2,), 1)
     assert tokenizer.add_bos and tokenizer.add_eos
+
+
+# --- from GGUF --------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file_gives_the_ids_of_its_folder(library):
+    """Its keys as llama.cpp's converter writes them for XLM-RoBERTa, whose pairs have two separators."""
+    kinds = [3, 3, 3, 2, *[1] * (len(PIECES) - 4)]
+    metadata = {
+        "model": "t5", "pre": "default", "tokens": [piece for piece, _ in PIECES],
+        "scores": [score for _, score in PIECES], "token_type": kinds, "bos_token_id": 0, "eos_token_id": 2,
+        "unknown_token_id": 3, "seperator_token_id": 2, "padding_token_id": 1, "cls_token_id": 0,
+        "add_bos_token": True, "add_eos_token": True, "add_sep_token": True, "add_space_prefix": True,
+        "remove_extra_whitespaces": True,
+    }  # fmt: skip
+    made, _ = build({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    for text in ("the cats.", "", "the  cat", " the cat ", "é日 xyz", "cat" * 50):
+        assert made.encode(text).ids == library.encode(text).ids, text
+    assert made.encode("the cat", "cats").ids == library.encode("the cat", "cats").ids
+
+
+def test_the_pairs_of_a_wordpiece_vocabulary_have_a_separator():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁the", "▁cat", "s"]
+    metadata = {
+        "model": "bert", "tokens": words, "token_type": [3, 3, 3, 3, 1, 1, 1], "cls_token_id": 2, "unknown_token_id": 1,
+        "seperator_token_id": 3,
+    }  # fmt: skip
+    made, _ = build({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    found = made.encode("the cats", "cat")
+    assert (found.ids, found.type_ids) == ([2, 4, 5, 6, 3, 5, 3], [0, 0, 0, 0, 0, 1, 1])

@@ -22,7 +22,7 @@ class BertConfig(EncoderConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         f.expect("position_embedding_type", "absolute")
-        found = cls(**read_encoder(f))
+        found = cls(**read_encoder(f, fewest_types=0))
         f.finish()
         return found
 

@@ -54,6 +54,7 @@ HARMLESS = frozenset(
     use_cache chunk_size_feed_forward keys_to_ignore_at_inference initializer_range initializer_factor
     gradient_checkpointing pretraining_tp n_ctx id2label label2id num_labels problem_type finetuning_task
     task_specific_params output_attentions output_hidden_states return_dict is_encoder_decoder is_decoder
+    matryoshka_dimensions
     """)
 )
 # A field is assumed to affect the arithmetic if a word of its name begins with one of these.

@@ -123,7 +123,7 @@ def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     from the head dimension, or, for the largest model, which is recognised by its number of layers, from the width
     per head."""
     config = read_decoder(f, shapes)
-    layers, largest = config["num_hidden_layers"], {"gemma2": 46, "gemma3": 62}[architecture]
+    layers, largest = config["num_hidden_layers"], {"gemma2": 46, "gemma3": 62}.get(architecture)
     whole = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = whole if layers == largest else config["head_dim"]
     config["layer_types"] = read_layer_types(f, layers, pattern=2 if architecture == "gemma2" else 6)
@@ -139,6 +139,12 @@ def _gemma(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
         return config | {"model_type": "gemma2"}
     config["rope_local_base_freq"] = f.number("rope.freq_base_swa", 1.0, 1e12, 1e4)
     return config | {"model_type": "gemma3_text"}
+
+
+def _gemma_embedding(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    f.expect("attention.causal", False)
+    config = _gemma(f, architecture, shapes) | {"use_bidirectional_attention": True}
+    return config | gguf_encoders.dense_layers(f, shapes, config)
 
 
 def _phi3(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
@@ -170,6 +176,7 @@ _READERS = {
     "qwen3moe": _qwen3moe,
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma-embedding": _gemma_embedding,
     "phi3": _phi3,
     "gpt2": _gpt2,
     **gguf_encoders.READERS,

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvasir.errors import ModelFileError
+from kvasir.models import gguf_encoder_names as encoders
 from kvasir.models.config import MAX_EXPERTS
 from kvasir.models.registry import unsupported
 
@@ -182,32 +183,6 @@ _GPT2_NAMES = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
-_BERT_NAMES = {
-    "token_embd": "embeddings.word_embeddings",
-    "position_embd": "embeddings.position_embeddings",
-    "token_types": "embeddings.token_type_embeddings",
-    "token_embd_norm": "embeddings.LayerNorm",
-    "attn_q": "attention.self.query",
-    "attn_k": "attention.self.key",
-    "attn_v": "attention.self.value",
-    "attn_output": "attention.output.dense",
-    "attn_output_norm": "attention.output.LayerNorm",
-    "ffn_up": "intermediate.dense",
-    "ffn_down": "output.dense",
-    "layer_output_norm": "output.LayerNorm",
-}
-_NOMIC_NAMES = {
-    "token_embd": "embeddings.word_embeddings",
-    "token_types": "embeddings.token_type_embeddings",
-    "token_embd_norm": "emb_ln",
-    "attn_qkv": "attn.Wqkv",
-    "attn_output": "attn.out_proj",
-    "attn_output_norm": "norm1",
-    "ffn_up": "mlp.fc11",
-    "ffn_gate": "mlp.fc12",
-    "ffn_down": "mlp.fc2",
-    "layer_output_norm": "norm2",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +216,7 @@ FAMILIES = {
     "gemma3": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
     "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
-    "bert": NameTable(_BERT_NAMES, "encoder.layer"),
-    "nomic-bert": NameTable(_NOMIC_NAMES, "encoder.layers"),
+    "bert": NameTable(encoders.BERT, "encoder.layer"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
@@ -252,7 +226,11 @@ FAMILIES = {
         "model.layers",
         nested=("exp_probs_b",),
     ),
+    "eurobert": NameTable(_LLAMA_NAMES, "model.layers"),
     "exaone4": NameTable(_POST_NORM_NAMES, "model.layers"),
+    "gemma-embedding": NameTable(
+        {**_GEMMA_NAMES, **encoders.DENSE}, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))
+    ),
     "glm4": NameTable(_GLM4_NAMES, "model.layers"),
     "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
     "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
@@ -261,11 +239,16 @@ FAMILIES = {
     "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
     "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
     "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
+    "jina-bert-v2": NameTable(encoders.JINA_V2, "encoder.layer"),
+    "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
+    "modern-bert": NameTable(encoders.MODERN, "model.layers"),
+    "nomic-bert": NameTable(encoders.NOMIC, "encoder.layers"),
+    "nomic-bert-moe": NameTable(encoders.NOMIC_MOE, "encoder.layers"),
     "nemotron": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
     "olmo2": NameTable(_POST_NORM_NAMES, "model.layers"),
     "olmoe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
@@ -465,7 +448,7 @@ def _family(architecture: str) -> NameTable:
 
 def _parts(name: str) -> tuple[str | None, str, str]:
     """ "blk.3.attn_q.weight" -> ("3", "attn_q", "weight"), "output.weight" -> (None, "output", "weight")."""
-    match = re.fullmatch(rf"(?:{_LAYER})?((?:shortconv\.)?\w+)(?:\.(\w+))?", name)
+    match = re.fullmatch(rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.)?\w+)(?:\.(\w+))?", name)
     if match is None:
         return None, name, ""
     return match[1], match[2], match[3] or ""

@@ -24,8 +24,9 @@ class RobertaConfig(EncoderConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
         f.expect("position_embedding_type", "absolute")
-        sizes = read_encoder(f, vocab_size=50265)
+        sizes = read_encoder(f, vocab_size=50265, fewest_types=0)
         first = f.integer("pad_token_id", 0, MAX_VOCAB, 1) + 1
+        first = f.integer("first_position", 0, first, first)  # not a published field: GGUF files begin at 0
         if first >= sizes["max_position"]:
             raise ModelFileError(
                 f"{f.where}: max_position_embeddings is {sizes['max_position']} and the first position is {first}",

@@ -172,7 +172,7 @@ def _wordpiece(vocab: Vocab) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     cls, sep = _bert_ends(vocab)
-    return put_ends(tokenizer, before=cls, after=sep)
+    return put_ends(tokenizer, before=cls, after=sep, between=() if sep is None else (sep,))
 
 
 def _wordpiece_name(token: str, kind: int) -> str:
@@ -201,11 +201,13 @@ def _unknown(vocab: Vocab) -> dict[str, str]:
 
 
 def _surround(tokenizer: Tokenizer, vocab: Vocab, add_bos: bool, add_eos: bool) -> Tokenizer:
-    """Add bos and eos tokens around a text if the file (or else the default of the kind) asks for them."""
+    """Add bos and eos tokens around a text if the file (or else the default of the kind) asks for them. A pair has an
+    eos after each text and, if the file asks for it, a separator before the second."""
     bos, eos = _bos_eos(vocab)
     before = _wanted(vocab, "add_bos_token", add_bos and bos is not None, bos)
     after = _wanted(vocab, "add_eos_token", add_eos and eos is not None, eos)
-    return put_ends(tokenizer, before, after)
+    separator = _wanted(vocab, "add_sep_token", False, vocab.special_id("seperator", eos))
+    return put_ends(tokenizer, before, after, between=tuple(i for i in (after, separator) if i is not None))
 
 
 def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int | None:
@@ -216,14 +218,16 @@ def _wanted(vocab: Vocab, key: str, default: bool, token_id: int | None) -> int 
     return token_id
 
 
-def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None) -> Tokenizer:
-    """Make encoding add exactly these ids before and after a text."""
-    ends = [("before", before), ("after", after)]
+def put_ends(tokenizer: Tokenizer, before: int | None, after: int | None, between: tuple[int, ...] = ()) -> Tokenizer:
+    """Make encoding add exactly these ids before and after a text, and between the two texts of a pair."""
+    ends = [("before", before), ("after", after), *((f"between{i}", id) for i, id in enumerate(between))]
     named = [{"id": k, "ids": [i], "tokens": [tokenizer.id_to_token(i)]} for k, i in ends if i is not None]
-    first, last = ["before"] * (before is not None), ["after"] * (after is not None)
+    first, last = ["before"] * (before is not None), ["after:1"] * (after is not None)
+    middle = [f"between{i}" for i in range(len(between))]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last], pair=[*first, "$A", "$B", *last], special_tokens=named
-    )
+        single=[*first, "$A", *(["after"] * len(last))], pair=[*first, "$A", *middle, "$B:1", *last],
+        special_tokens=named,
+    )  # fmt: skip
     return tokenizer
 
 
