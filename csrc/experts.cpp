@@ -209,6 +209,7 @@ void route_row(int32_t* ids, float* weights, const float* logits, const Routing&
         divisor = tree_sum(sums, r.top_k) + r.epsilon * row.total;
     }
     for (int64_t j = 0; j < r.top_k; ++j) weights[j] = row.terms[ids[j]] / divisor * r.scale;
+    for (int64_t j = 0; r.scales && j < r.top_k; ++j) weights[j] *= r.scales[ids[j]];
 }
 
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,

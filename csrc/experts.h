@@ -43,7 +43,8 @@ struct Routing {
     int64_t best_of_group;       // 1 or 2: the best choices whose sum ranks a group
     int32_t scores, normalise;
     float scale, epsilon;
-    const float* bias;  // [experts], added to the scores for the choice only; or null
+    const float* bias;    // [experts], added to the scores for the choice only; or null
+    const float* scales;  // [experts], of the experts' weights; or null
 };
 
 // One row: the ids of its experts, ascending, and their weights. room: route_room(experts) floats.

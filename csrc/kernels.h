@@ -21,6 +21,7 @@ struct Kernels {
     const char* isa;
 
     // rows.cpp. All float32. `rows` are [rows, cols], each `stride` from the next; in place if pointers are equal.
+    // rms_norm: weight may be null.
     void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                      int64_t rows, int64_t cols, float eps);
     void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,

@@ -19,7 +19,7 @@
 #endif
 
 // Raised whenever a signature or the meaning of an argument changes; the loader refuses any other.
-constexpr int32_t KVASIR_ABI_VERSION = 15;
+constexpr int32_t KVASIR_ABI_VERSION = 16;
 
 KVASIR_API int32_t kvasir_abi_version();
 
@@ -38,7 +38,7 @@ KVASIR_API const char* kvasir_isa_name();
 KVASIR_API int32_t kvasir_set_isa(int32_t place);
 
 // RMSNorm of float32 rows (Zhang and Sennrich, 2019): out = x * (1 / sqrt(mean(x^2) + eps)) * weight.
-// x, out: [rows, cols]; weight: [cols]. out may be x. cols is at least 1 and below 2^24.
+// x, out: [rows, cols]; weight: [cols], or null for a factor of 1. out may be x. cols is at least 1 and below 2^24.
 // Order of the sum: lane l of 16 adds x[l]^2, x[l+16]^2, ... by fused multiply-adds in ascending order; lanes l and
 // l+8 are added, then l and l+4, l+2, l+1.
 KVASIR_API void kvasir_rms_norm_f32(float* out, const float* x, const float* weight, int64_t rows, int64_t cols,

@@ -319,6 +319,12 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
             }
             return;
         }
+        case OP_TAKE_COLUMNS:
+            for (int64_t row = r.begin; row < r.end; ++row) {
+                std::memcpy(at<float>(in.p[0]) + row * in.n[0], at<float>(in.p[1]) + row * in.n[1] + in.n[2],
+                            static_cast<size_t>(in.n[0]) * sizeof(float));
+            }
+            return;
         case OP_CHOOSE:
             for (int64_t row = r.begin; row < r.end; ++row) {
                 const int64_t from = p.chosen[run.chosen_first + row];

@@ -50,6 +50,7 @@ enum Op : int32_t {
     OP_PREPARE_HEADS = 27,  // p: matrix, out, x             n: heads, bytes from one head's rows in out to the next's
                             // of each row, heads of matrix->cols: LinearParts multiply each by a matrix of its own
     OP_JOIN = 28,         // p: out, a, b                    n: heads, width of one in a, in b: a's heads before b's
+    OP_TAKE_COLUMNS = 29,  // p: out, x                      n: width, x stride, first column
 };
 
 enum Flag : int32_t { BARRIER = 1 };

@@ -140,7 +140,8 @@ void rms_norm(float* out, int64_t out_stride, const float* x, int64_t x_stride, 
               int64_t cols, float eps) {
     for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride) {
         const float factor = inverse_root(sum_of_squares(x, cols, 0.0f) / static_cast<float>(cols), eps);
-        map(out, x, weight, cols, Scale{broadcast(factor)});
+        const Scale scale{broadcast(factor)};
+        weight ? map(out, x, weight, cols, scale) : map(out, x, cols, scale);
     }
 }
 

@@ -22,6 +22,7 @@ inline void layers(Builder& b, const Numbers& numbers, bool adapted) {
                                         {b.matrices(plain, KV, WIDTH), b.vector(KV), k, nullptr, adapted},
                                         {b.matrices(numbers, KV, WIDTH), nullptr, v, nullptr, adapted}});
         b.add(OP_RMS_NORM, {q, q, b.vector(DIM, 1.0f)}, {HEADS, DIM, WIDTH, WIDTH}, 1e-6f);
+        b.add(OP_RMS_NORM, {v, v, nullptr}, {KV_HEADS, DIM, KV, KV}, 1e-6f);
         b.rope(q, HEADS, DIM, 3, MAX_IDS);
         b.rope(k, KV_HEADS, DIM, 3, MAX_IDS);
         b.attention(numbers, mixed, q, k, v, HEADS, KV_HEADS, DIM, layer);
@@ -104,6 +105,8 @@ inline void other_ops(Builder& b, const Numbers& numbers) {
     b.linear(negated, {{b.matrices(numbers, WIDTH, INNER), nullptr, y, nullptr}});
     b.add(OP_SOFTCAP, {y, y}, {WIDTH}, 0.5f);
     b.add(OP_ADD, {x, x, y}, {WIDTH});
+    b.add(OP_TAKE_COLUMNS, {y, up}, {WIDTH, INNER, 13});
+    b.add(OP_ADD, {x, x, y}, {WIDTH});
     b.head(numbers, b.layer_norm(x, WIDTH), WIDTH, VOCAB);
 }
 
@@ -141,7 +144,7 @@ inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool norm
     int32_t* ids = b.memory.work<int32_t>(Builder::MAX_TOKENS * TOP_K);
     float* weights = b.rows(TOP_K);
     Routing* routing = b.memory.keep<Routing>(1);
-    *routing = {EXPERTS, TOP_K, 1, 1, 1, SCORES_SOFTMAX, normalise, 1.0f, 0.0f, nullptr};
+    *routing = {EXPERTS, TOP_K, 1, 1, 1, SCORES_SOFTMAX, normalise, 1.0f, 0.0f, nullptr, b.vector(EXPERTS, 1.0f)};
     b.add(OP_ROUTE, {ids, weights, scores, b.memory.work<float>(route_room(EXPERTS) * b.threads), routing}, {});
     const int64_t slots = ROOM * TOP_K;
     Experts* e = b.memory.keep<Experts>(1);

@@ -94,6 +94,7 @@ class Plain {
             case OP_SCALE: return each(in, [&](double a, double, int64_t) { return a * in.f[0]; });
             case OP_SOFTCAP:
                 return each(in, [&](double a, double, int64_t) { return in.f[0] * std::tanh(a / in.f[0]); });
+            case OP_TAKE_COLUMNS: return take_columns(in);
             case OP_CHOOSE: rows_[in.p[0]] = rows_.at(in.p[1]); return;
             case OP_SAMPLE: return;
             case OP_ROUTE: return route(in);
@@ -123,7 +124,7 @@ class Plain {
                 for (int64_t i = 0; i < width; ++i) square += (a[i] - mean) * (a[i] - mean);
                 square /= static_cast<double>(width);
                 for (int64_t i = 0; i < width; ++i) {
-                    out[h * width + i] = (a[i] - mean) / std::sqrt(square + in.f[0]) * floats(in.p[2])[i];
+                    out[h * width + i] = (a[i] - mean) / std::sqrt(square + in.f[0]) * (in.p[2] ? floats(in.p[2])[i] : 1.0f);
                     if (!rms) out[h * width + i] += floats(in.p[3])[i];
                 }
             }
@@ -226,6 +227,12 @@ class Plain {
             }
         });
     }
+    void take_columns(const Instr& in) {
+        by_row(in.p[0], in.n[0], [&](int64_t r, double* out) {
+            const double* from = row(in.p[1], r) + in.n[2];
+            std::copy(from, from + in.n[0], out);
+        });
+    }
     void route(const Instr& in) {
         const Routing& routing = *static_cast<const Routing*>(in.p[4]);
         const int64_t experts = routing.experts, top_k = routing.top_k;
@@ -243,7 +250,7 @@ class Plain {
             for (int64_t j = 0; j < top_k; ++j) out[j] = std::exp(row(in.p[2], r)[static_cast<int64_t>(ids[j])]);
             for (int64_t x = 0; x < experts && !routing.normalise; ++x) sum += std::exp(row(in.p[2], r)[x]);
             for (int64_t j = 0; j < top_k && routing.normalise; ++j) sum += out[j];
-            for (int64_t j = 0; j < top_k; ++j) out[j] /= sum;
+            for (int64_t j = 0; j < top_k; ++j) out[j] *= routing.scales[static_cast<int64_t>(ids[j])] / sum;
         });
     }
     void experts(const Instr& in) {

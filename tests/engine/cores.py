@@ -155,6 +155,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
         cls = getattr(transformers, config["architectures"][0])
         shapes = {k: v.shape for k, v in state_of(cls(made)).items()}
     big = config["vocab_size"] > 10000
+    unscaled = config["model_type"].startswith(("gemma3n", "gemma4"))  # scores, which queries are small for
     rng = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in shapes.items():
@@ -162,7 +163,9 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
             continue
         x = torch.randn(shape, generator=rng, dtype=torch.float32)
         if len(shape) == 1:
-            x = 1.0 + 0.1 * x if "norm" in name.lower() or "ln_" in name else 0.1 * x
+            around = "norm" in name.lower() or "ln_" in name or name.endswith(("scale", "scalar"))
+            x = 1.0 + 0.1 * x if around else 0.1 * x
+            x = 0.25 * x if unscaled and name.endswith("q_norm.weight") else x
             x = 0.1 * x if name.endswith("bias") and ("norm" in name.lower() or "ln_" in name) else x
         else:
             x *= (1.0 if "emb" in name or "wte" in name or "wpe" in name else 1.6) * shape[-1] ** -0.5

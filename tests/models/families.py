@@ -55,6 +55,23 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_act": ABSENT,
+    "vocab_size_per_layer_input": 96,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0, "factor": 2.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    },
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 50.0,
+}  # fmt: skip
 QWEN3_MOE = {
     "model_type": "qwen3_moe",
     "head_dim": 16,
@@ -154,6 +171,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
         },
+    },
+    "gemma4": {
+        **GEMMA4,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4-moe": {
+        **GEMMA4,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "attention_bias": True,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 24,
     },
     "phi3": {"model_type": "phi3", "sliding_window": 24, **PARTIAL},
     "phi3-longrope": {
@@ -330,6 +366,7 @@ SWITCHED = (
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
+    *("gemma4", "gemma4-moe"),
 )
 
 

@@ -6,6 +6,7 @@ attention is uniform and errors in rope, scale or windows hide.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,11 @@ class DictSource:
 def randomized(model: Any, seed: int = 0) -> Any:
     """The transformers model in eval mode with weights that make every part of it count."""
     generator = torch.Generator().manual_seed(seed)
+    adds_one = re.match("Gemma[23](?!n)", type(model).__name__)  # to the weights of its norms
     with torch.no_grad():
-        biases = ((n, t) for n, t in model.named_buffers() if n.endswith(_CHOICE))
-        for name, tensor in (*model.named_parameters(), *biases):
+        buffers = model.named_buffers()
+        weights = ((n, t) for n, t in buffers if n.endswith((*_CHOICE, "layer_scalar")))
+        for name, tensor in (*model.named_parameters(), *weights):
             noise = torch.randn(tensor.shape, generator=generator)
             if name.endswith(_CHOICE):
                 tensor.copy_(noise * 0.1)
@@ -66,7 +69,7 @@ def randomized(model: Any, seed: int = 0) -> Any:
                 gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5
                 tensor.copy_(noise * gain)
             else:
-                around = name.endswith("norm.weight") and "Gemma" not in type(model).__name__  # which add 1 themselves
+                around = name.endswith(("norm.weight", "scale", "scalar")) and not adds_one
                 tensor.copy_(noise * 0.3 + around)
     return model.eval()
 

@@ -70,6 +70,7 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
+FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0, "factor": 2.0}
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
@@ -119,6 +120,23 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LOCAL, "rope_theta": 30.0}}},
         {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "rope_theta": 20.0}}},
     ],
+    "gemma4": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_activation": "silu"},
+        {"final_logit_softcapping": None},
+        {"sliding_window": 25},
+        *[
+            {"rope_parameters": {"full_attention": {**FULL, **change}, "sliding_attention": LOCAL}}
+            for change in (
+                {"rope_theta": 5000.0},
+                {"partial_rotary_factor": 0.25},
+                {"factor": 4.0},
+                {"rope_type": "default", "factor": None, "partial_rotary_factor": None},
+            )
+        ],
+        {"rope_parameters": {"full_attention": FULL, "sliding_attention": {**LOCAL, "rope_theta": 30.0}}},
+    ],
+    "gemma4-moe": [{"top_k_experts": 2}, {"hidden_activation": "silu"}, {"rms_norm_eps": 1e-1}],
     "phi3": [
         {"rms_norm_eps": 1e-1},
         {"sliding_window": 25},
@@ -293,7 +311,8 @@ def test_every_weight_moves_the_logits(transformers, name):
     tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     state = {name: state[name] for name in state.keys() - tied}
     for name, tensor in state.items():
-        changed = state | {name: tensor.flip(0 if len(tensor) > 1 else 1)}  # not scaled: the next norm would undo it
+        turned = -tensor if tensor.numel() == 1 else tensor.flip(0 if len(tensor) > 1 else 1)
+        changed = state | {name: turned}  # not scaled: the next norm would undo it
         moved = distance(logits_of(ours(config, changed), ids), logits)
         assert moved > SENSITIVITY, name
 

@@ -22,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is the o
 # folder -> layers, width, heads, KV heads, head width, vocabulary, theta, tied
 RUN = {
     "gemma-3": (34, 2560, 8, 4, 256, 262208, 1e6, True),
+    "gemma-4": (35, 1536, 8, 1, 256, 262144, 1e6, True),
     "llama-2-7b-chat-hf": (32, 4096, 32, 32, 128, 32000, 1e4, False),
     "llama-3.2-3b-instruct": (28, 3072, 24, 8, 128, 128256, 5e5, True),
     "mistral-7b-instruct-v0.2": (32, 4096, 32, 8, 128, 32000, 1e6, False),
@@ -34,13 +35,13 @@ RUN = {
     "yi-6b-chat": (32, 4096, 32, 4, 128, 64000, 5e6, False),
 }
 REFUSED = {
-    "gemma-4": "gemma4",
     "glm-4-9b-chat": "chatglm",
     "minicpm4": "minicpm",
     "starcoder-wizardcoder-15b": "gpt_bigcode",
 }
 EOS = {
     "gemma-3": (1, 106),
+    "gemma-4": (1, 106, 50),
     "llama-2-7b-chat-hf": (2,),
     "llama-3.2-3b-instruct": (128001, 128008, 128009),
     "mistral-7b-instruct-v0.2": (2,),
@@ -68,7 +69,8 @@ def test_a_published_config_is_read(folder):
     c = our_config(read_hf_config(need("hf_configs", folder)))
     found = (c.num_layers, c.width, c.heads, c.kv_heads, c.head_dim, c.vocab_size, c.rope_theta, c.tied)
     assert found == RUN[folder]
-    assert c.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4 if folder == "gemma-3" else set(c.windows) == {0}
+    windows = {"gemma-3": ((1024,) * 5 + (0,)) * 5 + (1024,) * 4, "gemma-4": ((512,) * 4 + (0,)) * 7}
+    assert c.windows == windows.get(folder, (0,) * c.num_layers)
 
 
 @pytest.mark.parametrize("folder", REFUSED)

@@ -51,6 +51,8 @@ class Call:
 
 def fold(trace: Trace) -> list[Call]:
     """The calls of a trace, in order. Raises CannotTrace for an op without a kernel."""
+    if any(node.op == "rms_norm" and node.inputs[1] is None for node in trace.graph.nodes):
+        raise CannotTrace("a norm without weights has no Triton kernel")
     return list(_Folder(trace).calls())
 
 
@@ -288,8 +290,8 @@ def _embedding(node: Node) -> Call:
 
 
 def _route(node: Node) -> Call:
-    logits, routing, bias = node.inputs
-    if bias is not None or routing != Routing(routing.top_k, normalise=routing.normalise):
+    logits, routing, bias, scales = node.inputs
+    if bias is not None or scales is not None or routing != Routing(routing.top_k, normalise=routing.normalise):
         raise CannotTrace("experts chosen by anything but a softmax of the logits have no Triton kernel")
     return Call("route", (logits,), _outs(node), {"normalise": routing.normalise})
 

@@ -86,7 +86,7 @@ class Attention(Module):
         part = mesh.part(parts)
         self.heads, self.kv_heads = heads // parts, max(1, kv_heads // parts)
         self.qkv.hold_units("q", heads, part * self.heads, self.heads)
-        for name in ("k", "v"):
+        for name in self.qkv.outputs.keys() & {"k", "v"}:
             self.qkv.hold_units(name, kv_heads, part * kv_heads // parts, self.kv_heads)
         self.out.hold_part(mesh, parts)
         if self.sinks:

@@ -124,14 +124,14 @@ class Batch:
         self,
         layer: int,
         q_THd: Tensor,
-        k_TKd: Tensor,
+        k_TKd: Tensor | None,
         scale: float,
         softcap: float,
         sinks_H: Tensor | None,
         relative: Relative | None = None,
     ) -> None:
-        """Computes a layer's attention weights from its queries q, if they are wanted. Its keys k must be in the
-        cache."""
+        """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
+        cache; k: those of the step, which only tables of positions need."""
         if (name := f"attention.{layer}") not in self.wanted:
             return
         table, kind = self.tables[self.kv.group_of(layer)], self.kv.spec[layer]
@@ -141,7 +141,7 @@ class Batch:
                 self._weights[at, name] = attention_weights(
                     q_THd[rows], self.kv.k(layer), work, table[work.row],
                     window=kind.window, distance=kind.distance, scale=scale, softcap=softcap, sinks_H=sinks_H,
-                    relative=relative, k_nKd=k_TKd[rows],
+                    relative=relative, k_nKd=None if k_TKd is None else k_TKd[rows],
                 )  # fmt: skip
 
     def output(self, at: int, name: str) -> Tensor:

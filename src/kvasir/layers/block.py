@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvasir.layers.attention import Attention
+from kvasir.layers.beside import DenseAndExperts
 from kvasir.layers.convolution import ShortConvolution
 from kvasir.layers.gated_delta import GatedDelta
 from kvasir.layers.latent_attention import LatentAttention
@@ -34,7 +35,7 @@ class DecoderLayer(Module):
         attn_norm: RMSNorm | None,
         attn: Mixer,
         mlp_norm: RMSNorm | None,
-        mlp: MLP | GatedMLP | MoE,
+        mlp: MLP | GatedMLP | MoE | DenseAndExperts,
         *,
         attn_post_norm: RMSNorm | None = None,
         mlp_post_norm: RMSNorm | None = None,

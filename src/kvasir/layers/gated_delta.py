@@ -12,7 +12,8 @@ from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, silu
-from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta, take_columns
+from kvasir.ops.columns import take_columns
+from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta
 from kvasir.parallel import Mesh
 
 if TYPE_CHECKING:

@@ -148,3 +148,20 @@ class Vector(Module):
     def put(self, name: str, array: Any, place: Place) -> Any:
         self.values = place.exact(array.reshape(-1)[slice(*self.held)])
         return self.values
+
+
+class Scalar(Module):
+    """One number of a layer. name: its last name in the checkpoint."""
+
+    value = 1.0
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {self.name: (1,)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        kept = place.exact(array)
+        self.value = float(kept[0])
+        return kept

@@ -61,7 +61,10 @@ class MoE(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         selection_E = self.selection.values if self.selection else None
-        ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.routing, selection_E)
+        return self.mixed(x_TD, *route(self.router(x_TD, batch), self.routing, selection_E))
+
+    def mixed(self, x_TD: Tensor, ids_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
+        """The weighted sum of the outputs of the rows' experts, float32 [T, D]. ids, weights: as `route` gives them."""
         first, last = self.share.held if self.share else (0, len(self.experts))
         here = self.experts[first:last]
         biases = None

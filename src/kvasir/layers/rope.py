@@ -43,6 +43,7 @@ class RopeScaling:
                 same in all sequences. cos and sin multiplied by `attention_factor`, or by `long_attention_factor` if
                 it is not 0. Without long_factors the context cannot exceed original_max_position
       factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
+      proportional   the first `share` of the frequencies divided by `factor`, the others 0 (Gemma 4)
     """
 
     kind: str = "default"
@@ -55,6 +56,7 @@ class RopeScaling:
     attention_factor: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    share: float = 1.0
     long_factors: tuple[float, ...] = ()
     long_attention_factor: float = 0.0
 
@@ -93,6 +95,9 @@ def frequencies(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
         return _yarn(plain, dim, theta, scaling)
     if scaling.kind in ("longrope", "factors"):
         return plain / np.asarray(scaling.factors)
+    if scaling.kind == "proportional":
+        plain[int(scaling.share * dim // 2) :] = 0.0
+        return plain / scaling.factor
     return plain
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from kvasir.layers.embedding import Embedding
 from kvasir.layers.module import Entry
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.layers.softcap import SoftCap
@@ -74,6 +75,13 @@ def read_gemma(f: Fields, default_pattern: int) -> dict[str, Any]:
     }
 
 
+def root_of_width(table: Embedding, width: int) -> float:
+    """The square root of a width, rounded to the table's dtype."""
+    kind = str(getattr(table.weight, "dtype", "bfloat16")).removeprefix("torch.")
+    scale = np.float32(width**0.5)
+    return float(ml_dtypes.bfloat16(scale) if kind == "bfloat16" else np.dtype(kind).type(scale))
+
+
 class Gemma2(Llama):
     """A Llama with four norms per block, scaled embeddings and capped logits."""
 
@@ -92,9 +100,7 @@ class Gemma2(Llama):
     @property
     def embed_scale(self) -> float:
         """The square root of the width, rounded to the embedding table's dtype, as in training."""
-        kind = str(getattr(self.embed.weight, "dtype", "bfloat16")).removeprefix("torch.")
-        scale = np.float32(self.config.width**0.5)
-        return float(ml_dtypes.bfloat16(scale) if kind == "bfloat16" else np.dtype(kind).type(scale))
+        return root_of_width(self.embed, self.config.width)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows, soft-capped."""

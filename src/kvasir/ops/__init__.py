@@ -12,7 +12,10 @@ from kvasir.ops.registry import BODY, OPS, Choice, MachineFacts, choose_all
 if TYPE_CHECKING:
     from kvasir.device import Device
 
-FAMILIES = ("activation", "attention", "embedding", "gated_delta", "linear", "moe", "norm", "rope", "short_conv", "ssm")
+FAMILIES = (
+    *("activation", "attention", "columns", "embedding", "gated_delta", "linear", "moe", "norm", "rope", "short_conv"),
+    "ssm",
+)
 
 
 def choose(device: Device, dtype: str = "float32", wanted: Mapping[str, str] | None = None) -> tuple[Choice, ...]:

@@ -15,7 +15,7 @@ from kvasir.config import env
 from kvasir.errors import ConfigError
 from kvasir.fields import LAYOUT
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
@@ -119,8 +119,8 @@ def force_isa(name: str | None) -> str:
     return isa()
 
 
-def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int, rows: int, cols: int, eps: float) -> None:
-    """RMSNorm of float32 rows by address: out and x are [rows, cols], w is [cols], all dense; out may be x.
+def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int | None, rows: int, cols: int, eps: float) -> None:
+    """RMSNorm of float32 rows by address: out and x are [rows, cols], w is [cols] or None, all dense; out may be x.
 
     The caller is responsible for the addresses. Runs on one thread; splitting rows over several threads changes no
     bits.
@@ -129,7 +129,7 @@ def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int, rows: int, cols: int, eps: fl
 
 
 def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
-    """`rms_norm` on numpy arrays or CPU tensors: out and x [..., cols], weight [cols], float32, dense.
+    """`rms_norm` on numpy arrays or CPU tensors: out and x [..., cols], weight [cols] or None, float32, dense.
 
     Raises ValueError for arguments that the kernel could not read or write safely.
     """
@@ -137,7 +137,8 @@ def rms_norm_arrays(out: Any, x: Any, weight: Any, eps: float) -> None:
     if not shape or not 0 < shape[-1] < MAX_COLS:
         raise ValueError(f"x must have 1 to {MAX_COLS - 1} columns, its shape is {shape}")
     out_ptr = address(out, "out", shape, writable=True)
-    x_ptr, w_ptr = address(x, "x", shape), address(weight, "weight", shape[-1:])
+    x_ptr = address(x, "x", shape)
+    w_ptr = None if weight is None else address(weight, "weight", shape[-1:])
     rms_norm(out_ptr, x_ptr, w_ptr, prod(shape[:-1]), shape[-1], eps)
 
 

@@ -38,6 +38,7 @@ BY_ROW = (
     "choose",
     "route",
     "gated",
+    "take_columns",
 )
 COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
 ALL_TOGETHER = (
@@ -206,9 +207,10 @@ def _delta(nodes: list[Node]) -> list[Node]:
     """The nodes, with each gated delta rule and the ops that only prepare its inputs merged into one: (q, k, v, b, a,
     first column of b and a, log_rate, bias, kernel, layer, heads, act)."""
     made = {id(out.base): node for node in nodes for out in _outs(node)}
+    gates = {id(x.base) for node in nodes if node.op == "delta_gates" for x in _values(node.inputs)}
     merged: list[Node] = []
     for node in nodes:
-        if node.op in ("take_columns", "delta_gates", "delta_inputs"):
+        if node.op in ("delta_gates", "delta_inputs") or (node.op == "take_columns" and id(node.out.base) in gates):
             continue
         if node.op == "gated_delta":
             inputs, kernel, state, _, _, heads, act = node.inputs

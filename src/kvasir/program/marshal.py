@@ -138,7 +138,8 @@ class Marshal:
         out, rows = instruction.buffers
         width = x.shape[-1]
         n = [x.width // width, width, x.width, x.width]
-        self._set(instr, "rms_norm", [self._at(out), self._at(rows), self._vector(weight)], n, [eps])
+        scale = None if weight is None else self._vector(weight)
+        self._set(instr, "rms_norm", [self._at(out), self._at(rows), scale], n, [eps])
 
     def _grouped_rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         self._rms_norm(instr, instruction)
@@ -337,12 +338,12 @@ class Marshal:
         self._set(instr, "gated", [self._at(b) for b in instruction.buffers], [gate.width, native.FUNCTION[function]])
 
     def _route(self, instr: native.Instr, instruction: Instruction) -> None:
-        logits, routing, bias = instruction.inputs
+        logits, routing, bias, scales = instruction.inputs
         room = self._array(np.float32, native.route_room(logits.width) * self._threads)
         args = native.RoutingStruct(
             logits.width, routing.top_k, routing.groups, routing.top_groups, routing.best_of_group,
             native.SCORES[routing.scores], routing.normalise, routing.scale, routing.epsilon,
-            None if bias is None else self._vector(bias),
+            *(None if vector is None else self._vector(vector) for vector in (bias, scales)),
         )  # fmt: skip
         self._keep.append(args)
         p = [*(self._at(b) for b in instruction.buffers), room, ctypes.addressof(args)]
@@ -409,6 +410,11 @@ class Marshal:
         addresses = (ctypes.c_void_p * len(vectors))(*map(self._vector, vectors))
         self._keep.append(addresses)
         return ctypes.addressof(addresses)
+
+    def _take_columns(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, first, last = instruction.inputs
+        p = [self._at(b) for b in instruction.buffers]
+        self._set(instr, "take_columns", p, [last - first, x.width, first])
 
     def _choose(self, instr: native.Instr, instruction: Instruction) -> None:
         self._set(instr, "choose", [self._at(b) for b in instruction.buffers], [instruction.outs[0].width])

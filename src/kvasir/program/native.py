@@ -20,7 +20,7 @@ OPS = (
     "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
     "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
     "adapt_inner", "adapt_add", "gated_delta", "scale_rows", "short_conv",
-    "causal_convolution", "selective_scan", "prepare_heads", "join",
+    "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7}
@@ -105,6 +105,7 @@ class RoutingStruct(ctypes.Structure):
         ("scale", c_float),
         ("epsilon", c_float),
         ("bias", c_void_p),
+        ("scales", c_void_p),
     )
 
 

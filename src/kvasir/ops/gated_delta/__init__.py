@@ -62,16 +62,6 @@ def delta_gates(beta_TV: Tensor, dt_TV: Tensor, log_rate_V: Tensor, bias_V: Tens
     ...
 
 
-def _columns(x_TN: Tensor, first: int, last: int) -> tuple[tuple[int, ...], ...]:
-    return ((last - first,),)
-
-
-@op_with(_columns)
-def take_columns(x_TN: Tensor, first: int, last: int) -> Tensor:
-    """The columns [first, last) of rows."""
-    ...
-
-
 def _joined(*parts: Tensor) -> tuple[tuple[int, ...], ...]:
     return ((sum(part.shape[-1] for part in parts),),)
 

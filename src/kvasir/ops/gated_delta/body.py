@@ -24,10 +24,6 @@ def delta_gates(beta_TV: Tensor, dt_TV: Tensor, log_rate_V: Tensor, bias_V: Tens
     return sigmoid(beta_TV), torch.exp(-torch.exp(log_rate_V) * softplus_TV)
 
 
-def take_columns(x_TN: Tensor, first: int, last: int) -> Tensor:
-    return x_TN[:, first:last]
-
-
 def delta_inputs(q: Tensor, k: Tensor, v: Tensor, beta_TV: Tensor, decay_TV: Tensor) -> Tensor:
     return torch.cat([q, k, v, beta_TV, decay_TV], dim=1)
 

@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 # letters: T token rows, E experts, k chosen experts of a row, D model width, I an expert's inner width
 
 
-def _chosen(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[tuple[int, ...], ...]:
+def _chosen(
+    logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None, scales_E: Tensor | None = None
+) -> tuple[tuple[int, ...], ...]:
     return (routing.top_k,), (routing.top_k,)
 
 
 @op_with(_chosen)
-def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None, scales_E: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The experts of each row: ids int64 [T, k], ascending, and weights float32 [T, k].
 
     The choice is by logit, or by score plus bias if there is a bias; among equals the lower id, or the lower group,
-    wins. A weight is the expert's score. All sums use the halving tree, in ascending id. logits, bias: float32.
+    wins. A weight is the expert's score, times the expert's scale if there are scales. All sums use the halving tree,
+    in ascending id. logits, bias, scales: float32.
     """
     ...
 

@@ -18,7 +18,9 @@ from kvasir.parallel import ExpertShare
 # letters: T token rows, E experts, k chosen experts of a row, D model width, n rows of one expert
 
 
-def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None, scales_E: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     if routing.scores == "softmax":
         terms_TE = torch.exp(logits_TE - logits_TE.amax(dim=-1, keepdim=True))
         total_T1 = tree_sum(terms_TE)
@@ -30,7 +32,8 @@ def route(logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> 
     ids_Tk = _first(choice_TE, routing.top_k)
     chosen_Tk = terms_TE.gather(1, ids_Tk)
     divisor_T1 = tree_sum(chosen_Tk) + total_T1 * routing.epsilon if routing.normalise else total_T1
-    return ids_Tk, chosen_Tk / divisor_T1 * routing.scale
+    weights_Tk = chosen_Tk / divisor_T1 * routing.scale
+    return ids_Tk, weights_Tk if scales_E is None else weights_Tk * scales_E[ids_Tk]
 
 
 def _first(choice_TE: Tensor, count: int) -> Tensor:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @op
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight. x: float32 [..., D], weight: float32 [D]."""
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight. x: float32 [..., D]; weight: float32 [D], None for a factor of 1."""
     ...
 
 

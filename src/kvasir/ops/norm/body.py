@@ -17,9 +17,10 @@ def tree_sum(x: Tensor) -> Tensor:
     return x
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     mean = tree_sum(x * x) / x.shape[-1]
-    return x * (1.0 / torch.sqrt(mean + eps)) * weight
+    out = x * (1.0 / torch.sqrt(mean + eps))
+    return out if weight is None else out * weight
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

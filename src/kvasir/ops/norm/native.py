@@ -8,7 +8,7 @@ from torch import Tensor
 from kvasir.ops import native
 
 
-def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_native(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """The kernel on one thread; copies x if it is not contiguous."""
     x = x.contiguous()
     out = torch.empty_like(x)
