@@ -23,7 +23,7 @@ PATH = ROOT / "docs" / "models-supported.md"
 LOGITS, GGUF, ORACLE = "logits", "GGUF", "oracle"
 FILES = {
     LOGITS: ("test_against_transformers.py", "test_encoders.py", "test_gpt2.py", "test_bert.py", "test_qwen3_5.py"),
-    GGUF: ("test_gguf_llamas.py", "test_gguf_models.py"),
+    GGUF: ("test_gguf_gemma.py", "test_gguf_llamas.py", "test_gguf_models.py"),
 }
 TESTS = {LOGITS: "agree or transformers or multimodal", GGUF: "what_its_folder_computes"}
 # Tests without the family in their names, and names that are not those of the tables.

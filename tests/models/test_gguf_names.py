@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.layers.tensors import tensor_of
-from kvasir.models import gguf_encoders, gguf_lfm2, gguf_llamas
+from kvasir.models import gguf_encoders, gguf_gemma, gguf_lfm2, gguf_llamas
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
@@ -251,8 +251,8 @@ def metadata(architecture: str, **changes) -> dict:
     }
 
 
-# In test_gguf_llamas.py and test_gguf_encoders.py.
-TESTED = {*gguf_llamas.READERS, *gguf_lfm2.READERS, *gguf_encoders.READERS} - {"bert"}
+# In test_gguf_encoders.py, test_gguf_gemma.py and test_gguf_llamas.py.
+TESTED = {*gguf_gemma.READERS, *gguf_llamas.READERS, *gguf_lfm2.READERS, *gguf_encoders.READERS} - {"bert"}
 
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_encoders, gguf_lfm2, gguf_llamas
+from kvasir.models import gguf_encoders, gguf_gemma, gguf_lfm2, gguf_llamas
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -51,7 +51,9 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> di
     fields = architecture_fields(metadata, architecture)
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     config = _READERS[architecture](fields, architecture, shapes)
-    if "rope_freqs.weight" in shapes:
+    if "rope_freqs.weight" in shapes and architecture == "gemma4":
+        gguf_gemma.put_share(config, read_factors(source, "rope_freqs.weight"))
+    elif "rope_freqs.weight" in shapes:
         _check_alone(config, "rope_freqs.weight", fields)
         config["rope_scaling"] = {"rope_type": "factors", "factors": read_factors(source, "rope_freqs.weight")}
     if "rope_factors_short.weight" in shapes:
@@ -181,5 +183,6 @@ _READERS = {
     "gpt2": _gpt2,
     **gguf_encoders.READERS,
     **gguf_lfm2.READERS,
+    **gguf_gemma.READERS,
     **gguf_llamas.READERS,
 }

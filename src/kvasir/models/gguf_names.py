@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvasir.errors import ModelFileError
 from kvasir.models import gguf_encoder_names as encoders
+from kvasir.models import gguf_gemma_names as gemmas
 from kvasir.models.config import MAX_EXPERTS
 from kvasir.models.registry import unsupported
 
@@ -45,7 +46,8 @@ _LLAMA_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps")
+_FUSED = "ffn_gate_up_exps"  # of which each matrix has the gate's rows, then those of up
 _MIXTRAL_NAMES = {
     **_LLAMA_NAMES,
     "ffn_gate_inp": "block_sparse_moe.gate",
@@ -198,6 +200,7 @@ class NameTable:
     parted: tuple[str, ...] = ()  # modules with all rows of q, then of k, then of v, which the checkpoint has by head
     squeezed: tuple[str, ...] = ()  # matrices of one row, stored as vectors
     nested: tuple[str, ...] = ()  # vectors, stored in the checkpoint as matrices of one row
+    scales: Mapping[str, str] = field(default_factory=dict)  # names of the vectors that end in ".scale" in the file
 
 
 _QK = ("attn_q", "attn_k")
@@ -231,6 +234,7 @@ FAMILIES = {
     "gemma-embedding": NameTable(
         {**_GEMMA_NAMES, **encoders.DENSE}, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))
     ),
+    "gemma4": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4}, "model.layers", scales=gemmas.SCALES),
     "glm4": NameTable(_GLM4_NAMES, "model.layers"),
     "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
     "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
@@ -265,7 +269,7 @@ FAMILIES = {
 # Tensors for multi-token prediction are not used either.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
-_VECTORS = ("attn_sinks", "exp_probs_b", "ssm_a", "ssm_dt")
+_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_a", "ssm_dt")
 _CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")  # stored without the dimension of size 1
 _RATES = "ssm_a"  # stored as -exp(A_log)
 
@@ -313,9 +317,11 @@ def hf_name(architecture: str, name: str) -> str | None:
     if _NO_WEIGHTS.fullmatch(name):
         return None
     layer, module, kind = _parts(name)
+    prefix = f"{family.layers}.{layer}." if layer is not None else ""
+    if kind == "scale" and module in family.scales:
+        return prefix + family.scales[module]
     if module not in family.names or kind not in ("weight", "bias", *([""] if module == _RATES else [])):
         raise ModelFileError(f"a GGUF file of architecture {architecture} holds the unknown tensor {name}")
-    prefix = f"{family.layers}.{layer}." if layer is not None else ""
     return prefix + family.names[module] + (f".{kind}" if module not in _VECTORS else "")
 
 
@@ -341,11 +347,22 @@ class HFView:
             "attn_k": config.get("num_key_value_heads", 1),
         }
         self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and index in a stack of experts
+        self._halves: dict[str, int] = {}  # of a matrix of gate and up: 0 or 1
         for name in source.names():
             hf = hf_name(architecture, name)
             if hf is not None:
-                self._stored |= {hf.replace("*", str(i)): (name, i) for i in _places(name, source.info(name).shape)}
+                found = {hf.replace("*", str(i)): (name, i) for i in _places(name, source.info(name).shape)}
+                self._stored |= self._parted(found) if _parts(name)[1] == _FUSED else found
         self.close = source.close
+
+    def _parted(self, found: dict[str, tuple[str, int | None]]) -> dict[str, tuple[str, int | None]]:
+        """Matrices of gate and up as two each."""
+        parted = {}
+        for half, part in enumerate(("gate_proj", "up_proj")):
+            names = {name.replace("gate_up_proj", part): place for name, place in found.items()}
+            self._halves |= dict.fromkeys(names, half)
+            parted |= names
+        return parted
 
     def names(self) -> Iterable[str]:
         """The checkpoint's names of all tensors that hold weights."""
@@ -356,7 +373,9 @@ class HFView:
         stored, place = self._stored[name]
         info = self._source.info(stored)
         if place is not None:
-            return replace(info, name=name, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0])
+            parts = 2 if name in self._halves else 1
+            shape = (info.shape[1] // parts, *info.shape[2:])
+            return replace(info, name=name, shape=shape, nbytes=info.nbytes // info.shape[0] // parts)
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         if self._is_one_row(name):
             shape = (1, *shape[-1:])
@@ -369,7 +388,7 @@ class HFView:
         converter is undone."""
         stored, place = self._stored[name]
         if place is not None:
-            return self._source.array(stored, place)
+            return self._half(name, self._source.array(stored, place))
         array = self._source.array(stored)
         if self._is_transposed(name):
             return array.T
@@ -396,7 +415,7 @@ class HFView:
         if place is not None:
             shape = self._source.info(stored).shape
             rows = shape[1] if len(shape) == 3 else 1
-            data = data[place * rows : (place + 1) * rows]
+            data = self._half(name, data[place * rows : (place + 1) * rows])
         if self._is_one_row(name):
             return data.reshape(1, -1)
         order = self._row_order(name, data.shape[0])
@@ -405,8 +424,16 @@ class HFView:
     def drop(self, name: str) -> None:
         """As `WeightSource.drop`; a stack of experts is dropped with its last matrix."""
         stored, place = self._stored[name]
-        if place is None or place == self._source.info(stored).shape[0] - 1:
+        last = place is None or place == self._source.info(stored).shape[0] - 1
+        if last and self._halves.get(name, 1) == 1:
             self._source.drop(stored)
+
+    def _half(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The tensor's rows of a matrix of gate and up."""
+        if name not in self._halves:
+            return rows
+        size = len(rows) // 2
+        return rows[self._halves[name] * size :][:size]
 
     def _is_transposed(self, name: str) -> bool:
         _, module, kind = _parts(self._stored[name][0])
@@ -433,10 +460,13 @@ class HFView:
 def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
     """The indices in a stack of experts' matrices; (None,) for a tensor that is not a stack. Raises ModelFileError for
     a bad shape."""
-    if _parts(name)[1] not in _EXPERTS:
+    _, module, kind = _parts(name)
+    if module not in _EXPERTS or kind == "scale":
         return (None,)
     if len(shape) != (2 if name.endswith(".bias") else 3) or shape[0] > MAX_EXPERTS:
         raise ModelFileError(f"{name} has shape {list(shape)}", f"expected a stack of at most {MAX_EXPERTS} matrices")
+    if module == _FUSED and shape[1] % 2:
+        raise ModelFileError(f"{name} has shape {list(shape)}", "expected as many rows of gates as of ups")
     return range(shape[0])
 
 
