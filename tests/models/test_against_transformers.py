@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
+from tests.models.families import FAMILIES, LATENT, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
@@ -269,6 +269,27 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"routed_scaling_factor": 1.0},
         {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
     ],
+    "deepseek-v2": [
+        {"num_experts_per_tok": 2},
+        {"topk_method": "greedy"},
+        {"n_group": 2, "topk_group": 1},
+        {"routed_scaling_factor": 1.0},
+        *scaled(LATENT["rope_parameters"], 100.0, mscale=0.1, mscale_all_dim=1.0, factor=8.0, rope_theta=200.0),
+    ],
+    "deepseek-v3": [
+        {"num_experts_per_tok": 2},
+        {"topk_group": 3},
+        {"norm_topk_prob": False},
+        {"routed_scaling_factor": 1.0},
+        {"rope_interleave": False},
+    ],
+    "glm4-moe-lite": [{"rope_interleave": False}, {"norm_topk_prob": False}],
+    "mistral4": [
+        *scaled({**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0),
+        {"norm_topk_prob": False},
+        {"rope_interleave": False},
+    ],
+    "minicpm3": [{"scale_emb": 6}, {"scale_depth": 0.7}, {"dim_model_base": 64}, {"rms_norm_eps": 1e-1}],
     "dots1": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}, {"norm_topk_prob": False}],
     "minimax-m2": [{"num_experts_per_tok": 2}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
     "ernie4-5-moe": [{"moe_k": 2}],

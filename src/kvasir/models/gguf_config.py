@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_encoders, gguf_gemma, gguf_lfm2, gguf_llamas
+from kvasir.models import gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -182,6 +182,7 @@ _READERS = {
     "phi3": _phi3,
     "gpt2": _gpt2,
     **gguf_encoders.READERS,
+    **gguf_latent.READERS,
     **gguf_lfm2.READERS,
     **gguf_gemma.READERS,
     **gguf_llamas.READERS,

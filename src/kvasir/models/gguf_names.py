@@ -68,6 +68,16 @@ _SHARED = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _DEEPSEEK_NAMES = {**_QWEN3MOE_NAMES, **_SHARED, "exp_probs_b": "mlp.gate.e_score_correction_bias"}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
 _QWEN2MOE_NAMES = {
     **_QWEN3MOE_NAMES,
     **{name: hf.replace("experts", "expert") for name, hf in _SHARED.items()},
@@ -200,6 +210,7 @@ class NameTable:
     parted: tuple[str, ...] = ()  # modules with all rows of q, then of k, then of v, which the checkpoint has by head
     squeezed: tuple[str, ...] = ()  # matrices of one row, stored as vectors
     nested: tuple[str, ...] = ()  # vectors, stored in the checkpoint as matrices of one row
+    flattened: tuple[str, ...] = ()  # stacks of the heads' matrices, which we read as one, below each other
     scales: Mapping[str, str] = field(default_factory=dict)  # names of the vectors that end in ".scale" in the file
 
 
@@ -222,6 +233,7 @@ FAMILIES = {
     "bert": NameTable(encoders.BERT, "encoder.layer"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
+    "deepseek2": NameTable({**_DEEPSEEK_NAMES, **_LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
     "ernie4_5-moe": NameTable(
@@ -247,6 +259,7 @@ FAMILIES = {
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
+    "minicpm3": NameTable({**_LLAMA_NAMES, **_LATENT}, "model.layers"),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
@@ -379,6 +392,8 @@ class HFView:
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
         if self._is_one_row(name):
             shape = (1, *shape[-1:])
+        if _parts(stored)[1] in self._family.flattened and len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
         if _parts(stored)[1] in _CONVOLUTIONS and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
         return replace(info, name=name, shape=shape)
@@ -397,6 +412,8 @@ class HFView:
             return array.astype(np.float32) - np.float32(1)
         if self._is_one_row(name):
             return array.reshape(1, -1)
+        if module in self._family.flattened:
+            return array.reshape(-1, array.shape[-1])
         if module in _CONVOLUTIONS and kind == "weight":
             return array.reshape(len(array), 1, -1)
         if module == _RATES:

@@ -1,0 +1,86 @@
+"""Converts the metadata of GGUF files of decoders with latent attention to the `config.json` that our classes read.
+
+What a file does not say is what llama.cpp assumes for the architecture: its converters and `llama-model.cpp`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
+from kvasir.models.gguf_fields import Shapes, read_decoder
+
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of gating functions
+
+
+def _latent(f: Fields, shapes: Shapes, *, value_dim: int = 0) -> dict[str, Any]:
+    """The sizes of latent attention and those of any decoder. value_dim: the default of a head's, 0 for none.
+
+    A file with a matrix for each head states the sizes of the absorbed form as those of keys and values, and a head's
+    own beside them.
+    """
+    absorbed = f.get("attention.key_length_mla") is not None
+    suffix = "_mla" if absorbed else ""
+    rank = f.integer("attention.kv_lora_rank", 1, MAX_WIDTH)
+    turning = f.integer("rope.dimension_count", 2, MAX_HEAD_DIM)
+    keys = f.integer(f"attention.key_length{suffix}", turning + 1, MAX_WIDTH)
+    values = f.integer(f"attention.value_length{suffix}", 1, MAX_WIDTH, *([value_dim] if value_dim else []))
+    if absorbed:
+        f.expect("attention.key_length", rank + turning)
+        f.expect("attention.value_length", rank)
+    f.get("attention.head_count_kv")  # 1 in the absorbed form
+    heads = f.get("attention.head_count")
+    lengths = {"attention.key_length": turning, "attention.value_length": turning, "attention.head_count_kv": heads}
+    config = read_decoder(Fields({**f.values, **lengths}, f.where, f.read), shapes)
+    del config["head_dim"]
+    return config | {
+        "kv_lora_rank": rank,
+        "q_lora_rank": f.integer("attention.q_lora_rank", 1, MAX_WIDTH, 0) or None,
+        "qk_nope_head_dim": keys - turning,
+        "qk_rope_head_dim": turning,
+        "v_head_dim": values,
+    }
+
+
+def _deepseek2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """DeepSeek-V2, V3 and models like them, distinguished by the experts' gating function. The norms of latents have
+    the epsilon of the models' own code, which the file does not state."""
+    config = _latent(f, shapes)
+    if config["rope_scaling"]:  # 0.1 mscale_all_dim; mscale itself, which the file does not state, has its value
+        weight = round(10 * f.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0), 6)
+        config["rope_scaling"] |= {"mscale": weight, "mscale_all_dim": weight} if weight else {}
+    drafting = f.integer("nextn_predict_layers", 0, config["num_hidden_layers"] - 1, 0)
+    gating = f.integer("expert_gating_func", 0, _SIGMOID, _SOFTMAX) or _SOFTMAX
+    groups = f.integer("expert_group_count", 1, MAX_EXPERTS, 1)
+    methods = {_SIGMOID: "noaux_tc", _SOFTMAX: "greedy" if groups == 1 else "group_limited_greedy"}
+    return config | {
+        "model_type": {_SIGMOID: "deepseek_v3", _SOFTMAX: "deepseek_v2"}[gating],
+        "num_hidden_layers": config["num_hidden_layers"] - drafting,
+        **({"num_nextn_predict_layers": drafting} if drafting else {}),
+        "topk_method": methods[gating],
+        "n_routed_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": f.integer("expert_used_count", 1, MAX_EXPERTS),
+        "moe_intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "n_shared_experts": f.integer("expert_shared_count", 0, MAX_EXPERTS, 0),
+        "first_k_dense_replace": f.integer("leading_dense_block_count", 0, MAX_LAYERS, 0),
+        "routed_scaling_factor": f.number("expert_weights_scale", 1e-6, 1e6, 1.0),
+        "norm_topk_prob": f.flag("expert_weights_norm", False),
+        "n_group": groups,
+        "topk_group": f.integer("expert_group_used_count", 1, MAX_EXPERTS, 1),
+        "attention_bias": any(name.endswith("attn_kv_a_mqa.bias") for name in shapes),
+    }
+
+
+def _minicpm3(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """The file does not hold the multipliers, which are those of the only published model."""
+    heads = f.integer("attention.head_count", 1, MAX_WIDTH)
+    whole = f.integer("embedding_length", heads, MAX_POSITIONS) // heads
+    return _latent(f, shapes, value_dim=whole) | {
+        "model_type": "minicpm3",
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
+READERS = {"deepseek2": _deepseek2, "minicpm3": _minicpm3}

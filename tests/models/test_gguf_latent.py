@@ -1,0 +1,158 @@
+"""GGUF files of decoders with latent attention, written with gguf-py as llama.cpp's converters write them, give the
+bits of the folders that they were made from; quantized, those of the same numbers in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvasir.runner.load import LoadOptions, load_model
+from kvasir.weights.find import find_model
+from tests.models.driver import logits_of
+from tests.models.families import LATENT, PLAIN, config_of
+from tests.models.hf import load, randomized, save
+from tests.models.oracle import random_ids, state_of
+from tests.models.test_against_transformers import causal_model
+from tests.models.test_gguf_llamas import add_experts, stacked
+from tests.program.made import Driver, program_of
+
+gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
+transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
+
+# llama.cpp has one epsilon for all norms, and one weight of YaRN's magnitudes.
+FILE = {
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {**LATENT["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
+}
+MINICPM3 = {"scale_emb": 12, "dim_model_base": 256, "rms_norm_eps": 1e-6, "rope_parameters": PLAIN}
+# Per file: its config, and whether it has the matrices of keys and values apart, the keys' transposed.
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "deepseek_v2": ({**config_of("deepseek-v2"), **FILE}, True),
+    "deepseek_v2_lite": ({**config_of("deepseek-v2-lite"), **FILE, "n_group": 1, "topk_group": 1}, True),
+    "deepseek_v3": ({**config_of("deepseek-v3"), **FILE}, True),
+    "deepseek_v3_old": ({**config_of("deepseek-v3"), **FILE}, False),
+    "minicpm3": ({**config_of("minicpm3"), **MINICPM3}, False),
+}
+
+
+def add_keys(writer: Any, c: Any, apart: bool) -> None:
+    rank, turning, dense = c.kv_lora_rank, c.qk_rope_head_dim, c.model_type == "minicpm3"
+    keys = c.qk_nope_head_dim + turning
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(1 if apart else c.num_attention_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_key_length(rank + turning if apart else keys)
+    if not dense:
+        writer.add_value_length(rank if apart else c.v_head_dim)
+    if apart:
+        writer.add_key_length_mla(keys)
+        writer.add_value_length_mla(c.v_head_dim)
+    writer.add_kv_lora_rank(rank)
+    if c.q_lora_rank:
+        writer.add_q_lora_rank(c.q_lora_rank)
+    writer.add_rope_dimension_count(turning)
+    if not dense:
+        writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+        add_yarn(writer, c.rope_parameters)
+        add_mixture(writer, c)
+
+
+def add_yarn(writer: Any, rope: dict[str, Any]) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def add_mixture(writer: Any, c: Any) -> None:
+    add_experts(writer, c)
+    writer.add_expert_shared_count(c.n_shared_experts)
+    writer.add_leading_dense_block_count(c.first_k_dense_replace)
+    writer.add_expert_weights_scale(c.routed_scaling_factor)
+    if c.norm_topk_prob:
+        writer.add_expert_weights_norm(True)
+    gating = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(gating.SIGMOID if c.model_type == "deepseek_v3" else gating.SOFTMAX)
+    if c.n_group > 1:
+        writer.add_expert_group_count(c.n_group)
+        writer.add_expert_group_used_count(c.topk_group)
+
+
+def converted(name: str, data: np.ndarray, c: Any, apart: bool) -> dict[str, np.ndarray]:
+    """A tensor of a checkpoint as its converter passes it to gguf-py's name table."""
+    if name.endswith("e_score_correction_bias"):
+        return {f"{name.removesuffix('_bias')}.bias": data}
+    if not apart or not name.endswith("kv_b_proj.weight"):
+        return {name: data}
+    keys, values = np.split(data.reshape(c.num_attention_heads, -1, data.shape[1]), [c.qk_nope_head_dim], axis=1)
+    return {name.replace("kv_b", "k_b"): keys.swapaxes(1, 2), name.replace("kv_b", "v_b"): values}
+
+
+def write(hf: Any, path: Path, apart: bool, quantize: bool = False) -> Path:
+    c = hf.config
+    name = "minicpm3" if c.model_type == "minicpm3" else "deepseek2"
+    arch = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name]
+    names, writer = gguf.get_tensor_name_map(arch, c.num_hidden_layers), gguf.GGUFWriter(path, name)
+    add_keys(writer, c, apart)
+    for tensor_name, data in stacked(state_of(hf)).items():
+        for new, array in converted(tensor_name, data, c, apart).items():
+            found, kind = names.get_name(new, (".weight", ".bias")), None
+            assert found is not None, f"gguf-py has no name for {new}"
+            array = np.ascontiguousarray(array)
+            if quantize and array.ndim > 1 and array.shape[-1] % 32 == 0 and "gate_inp" not in found:
+                kind = gguf.GGMLQuantizationType.Q8_0
+                array = gguf.quants.quantize(array, kind)
+            writer.add_tensor(found, array, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def made(config: dict[str, Any]) -> Any:
+    config = dict(config)
+    return randomized(causal_model(transformers, transformers.AutoConfig.for_model(config.pop("model_type"), **config)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_computes_what_its_folder_computes(tmp_path, name):
+    config, apart = CASES[name]
+    hf = made(config)
+    folder, file = load(save(hf, tmp_path / "folder")), load(write(hf, tmp_path / "model.gguf", apart))
+    assert type(file) is type(folder)
+    ids = random_ids(100, 96)
+    assert torch.equal(logits_of(file, ids), logits_of(folder, ids))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_matrices_of_heads_keep_their_format(tmp_path, apart):
+    """A program computes with the file's blocks; of keys and values in one matrix, those of the values."""
+    sizes = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "kv_lora_rank": 64, "v_head_dim": 32}
+    sizes["first_k_dense_replace"] = 3  # an expert more or less chosen is no measure of rounding
+    config, _ = CASES["deepseek_v3"]
+    path = write(made({**config, **sizes}), tmp_path / "model.gguf", apart, quantize=True)
+    loaded = load_model(find_model(str(path)), "float32", options=LoadOptions("program"))
+    attn = loaded.model.layers[0].attn
+    assert attn.key_up.weights["weight"].format == ("Q8_0" if apart else "F32")
+    assert attn.value_up.weights["weight"].format == "Q8_0"
+    assert any("decoded" in note for note in loaded.notes) is not apart
+    ids = random_ids(60, 96)
+    found = Driver(program_of(loaded), ids).logits(0, 60)
+    eager = logits_of(load_model(find_model(str(path)), "float32").model, ids).numpy()
+    assert np.square(found - eager).mean() < 0.08**2 * np.square(eager).mean()  # a program rounds rows to 8 bits
+    parts = Driver(program_of(loaded, threads=2), ids)
+    again = np.concatenate([parts.logits(0, 33), parts.logits(33, 1), parts.logits(34, 26)])
+    assert np.array_equal(found.view(np.uint32), again.view(np.uint32))
