@@ -46,3 +46,16 @@ KVASIR_API void kvasir_softcap(float* out, const float* x, float cap, int64_t co
     const FloatMode mode;
     kernels().softcap(out, x, cap, count);
 }
+
+// out[i] = x[i] within [low, high]. out may be x. NaN stays NaN.
+KVASIR_API void kvasir_clamp(float* out, const float* x, float low, float high, int64_t count) {
+    const FloatMode mode;
+    kernels().clamp(out, x, low, high, count);
+}
+
+// xIELU (arXiv:2411.13010): a x^2 + beta x where x > 0, else b (e^min(x, eps) - 1 - x) + beta x. out may be x.
+// settings: a, b, beta, eps.
+KVASIR_API void kvasir_xielu(float* out, const float* x, const float* settings, int64_t count) {
+    const FloatMode mode;
+    kernels().xielu(out, x, settings, count);
+}

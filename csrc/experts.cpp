@@ -139,7 +139,7 @@ bool precedes(float a, int64_t i, float b, int64_t j) { return a > b || (a == b 
 
 // The scores of all experts, the values that decide the choice, and for a softmax the sum of its terms.
 struct Scored {
-    float* terms;   // softmax: e^(logit - maximum); sigmoid: the score
+    float* terms;   // softmax: e^(logit - maximum); else: the score
     float* choice;  // [experts]
     float total;
 };
@@ -155,8 +155,11 @@ Scored score_row(const float* logits, const Routing& r, float* room) {
         kernels().activate(FUNCTION_EXP, terms, terms, count);
         std::memcpy(sums, terms, static_cast<size_t>(count) * sizeof *sums);
         total = tree_sum(sums, count);
-    } else {
+    } else if (r.scores == SCORES_SIGMOID) {
         kernels().activate(FUNCTION_SIGMOID, terms, logits, count);
+    } else {
+        kernels().activate(FUNCTION_SOFTPLUS, terms, logits, count);
+        for (int64_t x = 0; x < count; ++x) terms[x] = __builtin_sqrtf(terms[x]);
     }
     for (int64_t x = 0; x < count; ++x) choice[x] = r.bias ? terms[x] / total + r.bias[x] : logits[x];
     return {terms, choice, total};
@@ -196,9 +199,38 @@ void choose_experts(int32_t* ids, const float* choice, const Routing& r) {
     }
 }
 
+// The greatest logit besides expert `left_out`, and its weight: a softmax over the experts whose logits are not much
+// smaller (SparseMixer, arXiv:2310.00811). `left_out` is -1 for none.
+int32_t mix(float* weight, const float* logits, int64_t left_out, const Routing& r, float* room) {
+    const int64_t count = r.experts;
+    int64_t best = left_out == 0 ? 1 : 0;
+    for (int64_t x = best + 1; x < count; ++x) {
+        if (x != left_out && logits[x] > logits[best]) best = x;
+    }
+    for (int64_t x = 0; x < count; ++x) {
+        const float size = __builtin_fabsf(logits[x]), below = logits[best] - logits[x];
+        const float factor = size < logits[best] ? logits[best] : size;
+        room[x] = x == left_out || below / factor > 2.0f * r.epsilon ? -__builtin_inff() : -below;
+    }
+    kernels().activate(FUNCTION_EXP, room, room, count);
+    const float term = room[best];
+    *weight = term / tree_sum(room, count);
+    return static_cast<int32_t>(best);
+}
+
+// The two experts of a row, and weights that do not add up to 1.
+void mix_sparsely(int32_t* ids, float* weights, const float* logits, const Routing& r, float* room) {
+    float first, second;
+    const int32_t best = mix(&first, logits, -1, r, room), next = mix(&second, logits, best, r, room);
+    const bool ascends = best < next;
+    ids[!ascends] = best, weights[!ascends] = first * r.scale;
+    ids[ascends] = next, weights[ascends] = second * r.scale;
+}
+
 }  // namespace
 
 void route_row(int32_t* ids, float* weights, const float* logits, const Routing& r, float* room) {
+    if (r.scores == SCORES_SPARSEMIXER) return mix_sparsely(ids, weights, logits, r, room);
     const Scored row = score_row(logits, r, room);
     float* sums = room + 2 * r.experts;
     if (r.top_groups < r.groups) leave_groups(row.choice, r, sums);

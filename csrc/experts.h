@@ -34,7 +34,7 @@ struct Experts {
     void (*inputs)(void* context, int64_t first);
 };
 
-enum Scores : int32_t { SCORES_SOFTMAX = 0, SCORES_SIGMOID = 1 };
+enum Scores : int32_t { SCORES_SOFTMAX = 0, SCORES_SIGMOID = 1, SCORES_SQRT_SOFTPLUS = 2, SCORES_SPARSEMIXER = 3 };
 
 // How a row chooses its experts: kvasir.ops.moe.routing.
 struct Routing {

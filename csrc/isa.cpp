@@ -19,6 +19,8 @@ void add_rows(float*, const float*, const float*, int64_t);
 void multiply_rows(float*, const float*, const float*, int64_t);
 void scale_rows(float*, const float*, float, int64_t);
 void softcap_rows(float*, const float*, float, int64_t);
+void clamp_rows(float*, const float*, float, float, int64_t);
+void xielu_rows(float*, const float*, const float*, int64_t);
 // linear.cpp
 void prepare(const Matrix&, uint8_t*, const float*, int64_t, int64_t);
 void linear(const Matrix&, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, const float*, const float*,
@@ -49,6 +51,8 @@ extern const Kernels kernels = {
     multiply_rows,
     scale_rows,
     softcap_rows,
+    clamp_rows,
+    xielu_rows,
     prepare,
     linear,
     lookup_rows,

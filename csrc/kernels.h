@@ -24,6 +24,7 @@ struct Kernels {
     // rms_norm: weight may be null.
     void (*rms_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                      int64_t rows, int64_t cols, float eps);
+    // weight and bias may both be null.
     void (*layer_norm)(float* out, int64_t out_stride, const float* x, int64_t x_stride, const float* weight,
                        const float* bias, int64_t rows, int64_t cols, float eps);
     // Rotates the dimensions i and i + half of each head. cos, sin: [rows, half] with row stride angle_stride. The
@@ -36,6 +37,9 @@ struct Kernels {
     void (*multiply)(float* out, const float* a, const float* b, int64_t count);
     void (*scale)(float* out, const float* a, float factor, int64_t count);
     void (*softcap)(float* out, const float* a, float cap, int64_t count);  // cap * tanh(a / cap)
+    void (*clamp)(float* out, const float* a, float low, float high, int64_t count);
+    // xIELU (arXiv:2411.13010); settings: alpha of positive numbers, alpha of others, beta, eps.
+    void (*xielu)(float* out, const float* a, const float* settings, int64_t count);
 
     // linear.cpp. `prepare` converts float32 rows to the activations that a matrix needs: out is [rows] of
     // activated_bytes. Columns are split into m.segments and padded like the matrix's.

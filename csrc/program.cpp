@@ -257,6 +257,8 @@ void run_elementwise(const Instr& in, Range r) {
         case OP_MULTIPLY: return k.multiply(out, a, at<float>(in.p[2]) + first, count);
         case OP_SCALE: return k.scale(out, a, in.f[0], count);
         case OP_SOFTCAP: return k.softcap(out, a, in.f[0], count);
+        case OP_CLAMP: return k.clamp(out, a, in.f[0], in.f[1], count);
+        case OP_XIELU: return k.xielu(out, a, at<float>(in.p[2]), count);
         case OP_SCALE_ROWS:
             for (int64_t row = 0; row < r.end - r.begin; ++row) {
                 k.scale(out + row * width, a + row * width, at<float>(in.p[2])[r.begin + row], width);
@@ -299,8 +301,14 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
             }
             return;
         case OP_LAYER_NORM:
-            return k.layer_norm(at<float>(in.p[0]) + r.begin * in.n[0], in.n[0], at<float>(in.p[1]) + r.begin * in.n[0],
-                                in.n[0], at<float>(in.p[2]), at<float>(in.p[3]), count, in.n[0], in.f[0]);
+            for (int64_t h = 0, stride = in.n[0] * in.n[1]; h < in.n[0]; ++h) {
+                const int64_t first = r.begin * stride + h * in.n[1];
+                const float *weight = at<float>(in.p[2]), *bias = at<float>(in.p[3]);
+                if (weight) weight += h * in.n[2], bias += h * in.n[2];
+                k.layer_norm(at<float>(in.p[0]) + first, stride, at<float>(in.p[1]) + first, stride, weight, bias, count,
+                             in.n[1], in.f[0]);
+            }
+            return;
         case OP_PREPARE: {
             const Matrix& m = *at<Matrix>(in.p[0]);
             return k.prepare(m, at<uint8_t>(in.p[1]) + r.begin * activated_bytes(m),

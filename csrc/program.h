@@ -22,7 +22,7 @@ enum Op : int32_t {
     OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, is part
                         // is part: the matrix has only the rows from id `first` on; other ids give zeros
     OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride   f: eps
-    OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: width                          f: eps
+    OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride  f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
     OP_LINEAR = 4,      // p: LinearPart[], x                n: count
     OP_ROPE = 5,        // p: out, x, RopeTable              n: heads, head_dim, half, x stride, out stride
@@ -51,6 +51,8 @@ enum Op : int32_t {
                             // of each row, heads of matrix->cols: LinearParts multiply each by a matrix of its own
     OP_JOIN = 28,         // p: out, a, b                    n: heads, width of one in a, in b: a's heads before b's
     OP_TAKE_COLUMNS = 29,  // p: out, x                      n: width, x stride, first column
+    OP_CLAMP = 30,        // p: out, x                       n: width                          f: lowest, highest
+    OP_XIELU = 31,        // p: out, x, settings             n: width
 };
 
 enum Flag : int32_t { BARRIER = 1 };

@@ -100,6 +100,9 @@ struct Sigmoid {
         return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(broadcast(0.0f), x))));
     }
 };
+struct Softplus {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return softplus(x); }
+};
 template <typename F>
 struct Gated {
     KVASIR_INLINE f32x16 operator()(f32x16 gate, f32x16 up) const { return mul(F()(gate), up); }
@@ -113,8 +116,21 @@ struct Softcap {
     f32x16 cap;
     KVASIR_INLINE f32x16 operator()(f32x16 x) const { return mul(tanh(div(x, cap)), cap); }
 };
+struct Clamp {  // NaN stays NaN
+    f32x16 low, high;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return max(low, min(high, x)); }
+};
+struct Xielu {
+    f32x16 positive, negative, beta, eps;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        const f32x16 straight = mul(beta, x);
+        const f32x16 curved = sub(sub(exp(min(eps, x)), broadcast(1.0f)), x);
+        return select(less(broadcast(0.0f), x), fma(mul(positive, x), x, straight), fma(curved, negative, straight));
+    }
+};
 struct Centre {
     f32x16 mean, factor;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return mul(sub(x, mean), factor); }
     KVASIR_INLINE f32x16 operator()(f32x16 x, f32x16 weight, f32x16 bias) const {
         return fma(mul(sub(x, mean), factor), weight, bias);
     }
@@ -150,7 +166,8 @@ void layer_norm(float* out, int64_t out_stride, const float* x, int64_t x_stride
     for (int64_t row = 0; row < rows; ++row, x += x_stride, out += out_stride) {
         const float mean = sum_of_row(x, cols) / static_cast<float>(cols);
         const float factor = inverse_root(sum_of_squares(x, cols, mean) / static_cast<float>(cols), eps);
-        map(out, x, weight, bias, cols, Centre{broadcast(mean), broadcast(factor)});
+        const Centre centre{broadcast(mean), broadcast(factor)};
+        weight ? map(out, x, weight, bias, cols, centre) : map(out, x, cols, centre);
     }
 }
 
@@ -186,6 +203,7 @@ void activate(int32_t function, float* out, const float* x, int64_t count) {
         case FUNCTION_RELU: return map(out, x, count, Relu());
         case FUNCTION_EXP: return map(out, x, count, Exp());
         case FUNCTION_SIGMOID: return map(out, x, count, Sigmoid());
+        case FUNCTION_SOFTPLUS: return map(out, x, count, Softplus());
         default: return map(out, x, count, None());
     }
 }
@@ -212,6 +230,15 @@ void scale_rows(float* out, const float* a, float factor, int64_t count) {
 }
 
 void softcap_rows(float* out, const float* a, float cap, int64_t count) { map(out, a, count, Softcap{broadcast(cap)}); }
+
+void clamp_rows(float* out, const float* a, float low, float high, int64_t count) {
+    map(out, a, count, Clamp{broadcast(low), broadcast(high)});
+}
+
+void xielu_rows(float* out, const float* a, const float* settings, int64_t count) {
+    map(out, a, count, Xielu{broadcast(settings[0]), broadcast(settings[1]), broadcast(settings[2]),
+                             broadcast(settings[3])});
+}
 
 }  // namespace KVASIR_ISA
 }  // namespace kvasir

@@ -14,6 +14,7 @@ enum Function : int32_t {
     FUNCTION_EXP = 5,
     FUNCTION_SIGMOID = 6,
     FUNCTION_CLAMPED_SWIGLU = 7,  // only of two rows: see ClampedSwiglu
+    FUNCTION_SOFTPLUS = 8,        // only of one row
 };
 
 }  // namespace kvasir

@@ -24,7 +24,7 @@ void build(Builder& b, Input in) {
     const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
     float* x = b.embed(numbers, width, VOCAB, false);
     for (int64_t layer = in.between(0, 2); layer > 0; --layer) {
-        float* n = in.flag() ? b.rms_norm(x, width) : b.layer_norm(x, width);
+        float* n = in.flag() ? b.rms_norm(x, width) : b.layer_norm(x, width, in.one_of({1, 2, 4}));
         if (in.flag()) {
             float *q = b.rows(heads * dim), *k = b.rows(kv_heads * dim), *v = b.rows(kv_heads * dim);
             float* mixed = b.rows(heads * dim);
@@ -43,6 +43,8 @@ void build(Builder& b, Input in) {
         }
         if (in.flag()) b.add(OP_SOFTCAP, {x, x}, {width}, 3.0f);
         if (in.flag()) b.add(OP_SCALE, {x, x}, {width}, 0.5f);
+        if (in.flag()) b.add(OP_CLAMP, {x, x}, {width}, -2.0f).f[1] = 3.0f;
+        if (in.flag()) b.add(OP_XIELU, {x, x, b.vector(4, 0.5f)}, {width});
     }
     b.head(numbers, b.rms_norm(x, width), width, VOCAB);
 }

@@ -48,6 +48,11 @@ std::vector<float> run(const std::vector<float>& a, const std::vector<float>& b,
     keep();
     kernels().softcap(out.data, x.data, cap, size);
     keep();
+    kernels().clamp(out.data, x.data, -cap, cap, size);
+    keep();
+    const float settings[] = {cap, eps, 0.5f, -eps};
+    kernels().xielu(out.data, x.data, settings, size);
+    keep();
     return found;
 }
 

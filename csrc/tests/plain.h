@@ -78,7 +78,7 @@ class Plain {
         switch (in.op) {
             case OP_EMBED: return embed(in);
             case OP_RMS_NORM: return norm(in, in.n[0], in.n[1], true);
-            case OP_LAYER_NORM: return norm(in, 1, in.n[0], false);
+            case OP_LAYER_NORM: return norm(in, in.n[0], in.n[1], false);
             case OP_PREPARE: rows_[in.p[1]] = rows_.at(in.p[2]); return;
             case OP_PREPARE_HEADS: return prepare_heads(in);
             case OP_LINEAR: return linear(in);
@@ -95,6 +95,8 @@ class Plain {
             case OP_SOFTCAP:
                 return each(in, [&](double a, double, int64_t) { return in.f[0] * std::tanh(a / in.f[0]); });
             case OP_TAKE_COLUMNS: return take_columns(in);
+            case OP_CLAMP:
+                return each(in, [&](double a, double, int64_t) { return std::clamp<double>(a, in.f[0], in.f[1]); });
             case OP_CHOOSE: rows_[in.p[0]] = rows_.at(in.p[1]); return;
             case OP_SAMPLE: return;
             case OP_ROUTE: return route(in);
@@ -124,8 +126,9 @@ class Plain {
                 for (int64_t i = 0; i < width; ++i) square += (a[i] - mean) * (a[i] - mean);
                 square /= static_cast<double>(width);
                 for (int64_t i = 0; i < width; ++i) {
-                    out[h * width + i] = (a[i] - mean) / std::sqrt(square + in.f[0]) * (in.p[2] ? floats(in.p[2])[i] : 1.0f);
-                    if (!rms) out[h * width + i] += floats(in.p[3])[i];
+                    const int64_t at = rms ? i : h * in.n[2] + i;
+                    out[h * width + i] = (a[i] - mean) / std::sqrt(square + in.f[0]) * (in.p[2] ? floats(in.p[2])[at] : 1.0f);
+                    if (!rms) out[h * width + i] += floats(in.p[3])[at];
                 }
             }
         });

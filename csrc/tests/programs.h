@@ -135,9 +135,10 @@ class Builder {
         add(OP_RMS_NORM, {out, x, vector(width, 1.0f)}, {1, width, width, width}, 1e-6f);
         return out;
     }
-    float* layer_norm(const float* x, int64_t width) {
+    // Of each head by itself, with its own weights.
+    float* layer_norm(const float* x, int64_t width, int64_t heads = 1) {
         float* out = rows(width);
-        add(OP_LAYER_NORM, {out, x, vector(width, 1.0f), vector(width)}, {width}, 1e-5f);
+        add(OP_LAYER_NORM, {out, x, vector(width, 1.0f), vector(width)}, {heads, width / heads, width / heads}, 1e-5f);
         return out;
     }
     void linear(const float* x, std::initializer_list<Product> products) {

@@ -131,7 +131,7 @@ void check_rope(std::mt19937& random, int kind, int64_t head_dim, int64_t half) 
 }
 
 // Runs all elementwise kernels; out: [ELEMENTWISE, count].
-constexpr int64_t ELEMENTWISE = 6 + 6 + 4;
+constexpr int64_t ELEMENTWISE = 6 + 6 + 7;
 void elementwise(const Kernels& kernels, float* out, const float* a, const float* b, int64_t count) {
     const FloatMode mode;
     for (int32_t f = kvasir::FUNCTION_NONE; f <= kvasir::FUNCTION_EXP; ++f, out += 2 * count) {
@@ -142,6 +142,10 @@ void elementwise(const Kernels& kernels, float* out, const float* a, const float
     kernels.multiply(out + count, a, b, count);
     kernels.scale(out + 2 * count, a, 0.3f, count);
     kernels.softcap(out + 3 * count, a, 30.0f, count);
+    kernels.clamp(out + 4 * count, a, -0.5f, 0.25f, count);
+    const float settings[] = {0.8f, 1.2f, 0.5f, -1e-6f};
+    kernels.xielu(out + 5 * count, a, settings, count);
+    kernels.activate(kvasir::FUNCTION_SOFTPLUS, out + 6 * count, a, count);
 }
 
 void check_elementwise(std::mt19937& random, int kind, int64_t count) {
@@ -179,6 +183,14 @@ void check_values() {
         [](double v) { return 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v))); },
         "gelu by tanh");
     close(kvasir::FUNCTION_RELU, [](double v) { return v > 0 ? v : 0; }, "relu");
+    const float settings[] = {0.8f, 1.2f, 0.5f, -1e-6f};
+    kernels.xielu(out.data, x.data, settings, COUNT);
+    for (int64_t i = 0; i < COUNT; ++i) {
+        const double v = x[i], curve = v > 0 ? 0.8 * v * v : (std::expm1(std::min(v, -1e-6)) - v) * 1.2;
+        require(std::fabs(out[i] - (curve + 0.5 * v)) <= 4e-7 * std::fmax(1.0, std::fabs(curve)), "xielu");
+    }
+    kernels.clamp(out.data, x.data, -0.5f, 0.25f, COUNT);
+    for (int64_t i = 0; i < COUNT; ++i) require(out[i] == std::fmin(std::fmax(x[i], -0.5f), 0.25f), "clamp");
     kernels.softcap(out.data, x.data, 2.0f, COUNT);
     for (int64_t i = 0; i < COUNT; ++i) require(std::fabs(out[i] - 2 * std::tanh(x[i] / 2.0)) < 4e-7, "softcap");
 }

@@ -162,7 +162,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
         if name == "lm_head.weight" and config.get("tie_word_embeddings", True):
             continue
         x = torch.randn(shape, generator=rng, dtype=torch.float32)
-        if len(shape) == 1:
+        if len(shape) < 2:
             around = "norm" in name.lower() or "ln_" in name or name.endswith(("scale", "scalar"))
             x = 1.0 + 0.1 * x if around else 0.1 * x
             x = 0.25 * x if unscaled and name.endswith("q_norm.weight") else x

@@ -1,4 +1,4 @@
-"""`--rope-scaling`, `--hf-overrides` and LongRoPE's choice of factors: what they change, and that stored prefixes know."""
+"""`--rope-scaling`, `--hf-overrides`, LongRoPE's choice of factors: what they change, and that stored prefixes know."""
 
 from __future__ import annotations
 

@@ -20,6 +20,10 @@ from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
+LONGROPE = {
+    **{"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [4.0] * 8, "rope_theta": 100.0},
+    **{"short_mscale": 1.25, "long_mscale": 1.25, "original_max_position_embeddings": 64},
+}
 RECURRENT = {"num_hidden_layers": 4, "layer_types": None, "full_attention_interval": 2}
 NO_GROUPS = {"n_group": 1, "topk_group": 1}
 # What a file cannot express is left out: each architecture has fixed settings in llama.cpp.
@@ -31,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "arcee": config_of("arcee"),
     "granite": config_of("granite"),
     "granitemoe": {**config_of("granite-moe"), "model_type": "granitemoe", "shared_intermediate_size": 0},
+    "granitemoeshared": config_of("granite-moe"),
     "exaone4": config_of("exaone4"),
     "glm4": config_of("glm4"),
     "ernie4_5": config_of("ernie4-5"),
@@ -50,6 +55,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "minimax_m2": config_of("minimax-m2"),
     "lfm2": {**config_of("lfm2"), "conv_bias": False},
     "lfm2_moe": {**config_of("lfm2-moe"), "conv_bias": False, "routed_scaling_factor": 1.0},
+    "apertus": config_of("apertus") | {"rope_scaling": None, "rope_parameters": PLAIN},
+    "cohere": config_of("cohere"),
+    "falcon": config_of("falcon") | {"ffn_hidden_size": 256},
+    "falcon-grouped": config_of("falcon-grouped"),
+    "gemma": config_of("gemma"),
+    "glm": config_of("glm"),
+    "olmo": config_of("olmo"),
+    "phi": config_of("phi") | {"qk_layernorm": False, "num_key_value_heads": 4},
+    "phimoe": {**config_of("phimoe"), "router_jitter_noise": 0.01, "rope_parameters": LONGROPE},
     "qwen3_next": {**config_of("qwen3-next"), **RECURRENT, "mlp_only_layers": []},
     "qwen3_5": {**config_of("qwen3-5"), **RECURRENT},
     "qwen3_5_even": {**config_of("qwen3-5"), **RECURRENT, "linear_num_key_heads": 4, "linear_key_head_dim": 6},
@@ -59,10 +73,11 @@ ARCHITECTURES = {
     **{"olmo3": "olmo2", "gpt_neox": "gptneox", "hunyuan_v1_dense": "hunyuan-dense", "gpt_oss": "gpt-oss"},
     **{"qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"},
     **{"hunyuan_v1_moe": "hunyuan-moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35"},
-    **{"qwen3_5_moe_text": "qwen35moe", "lfm2_moe": "lfm2moe"},
+    **{"qwen3_5_moe_text": "qwen35moe", "lfm2_moe": "lfm2moe", "cohere": "command-r", "glm": "chatglm"},
+    **{"granitemoeshared": "granitemoe", "phi": "phi2"},
 }
 # Their converters order the rows of q and k in pairs.
-PAIRED = ("smollm3", "arcee", "granite", "granitemoe")
+PAIRED = ("smollm3", "arcee", "granite", "granitemoe", "granitemoeshared", "olmo")
 
 
 # --- keys -------------------------------------------------------------------------------------------
@@ -70,7 +85,7 @@ PAIRED = ("smollm3", "arcee", "granite", "granitemoe")
 
 def add_decoder_keys(writer: Any, c: Any) -> None:
     eps = {"cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon", "nemotron": "norm_eps"}
-    eps |= dict.fromkeys(("gpt_neox", "stablelm"), "layer_norm_eps")
+    eps |= dict.fromkeys(("gpt_neox", "stablelm", "cohere", "phi"), "layer_norm_eps") | {"falcon": "layer_norm_epsilon"}
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
@@ -79,14 +94,18 @@ def add_decoder_keys(writer: Any, c: Any) -> None:
     kv_heads = getattr(c, "num_key_value_heads", c.num_attention_heads)
     if c.model_type in ("lfm2", "lfm2_moe"):  # 0 in a convolution
         kv_heads = [0 if kind == "conv" else kv_heads for kind in c.layer_types]
-    writer.add_head_count_kv(kv_heads)
-    if hasattr(c, "intermediate_size") and c.model_type != "lfm2":
+    writer.add_head_count_kv(c.num_kv_heads if c.model_type == "falcon" else kv_heads)
+    if c.model_type == "falcon":
+        writer.add_feed_forward_length(c.ffn_hidden_size)
+    elif hasattr(c, "intermediate_size") and c.model_type != "lfm2":
         writer.add_feed_forward_length(c.intermediate_size)
     if c.model_type != "gpt_neox":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if c.model_type in eps:
         writer.add_layer_norm_eps(getattr(c, eps[c.model_type]))
+    elif c.model_type == "olmo":
+        writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(getattr(c, "norm_eps", None) or c.rms_norm_eps)
     rope = c.rope_parameters.get("full_attention", c.rope_parameters)
@@ -110,8 +129,10 @@ def add_granite(writer: Any, c: Any) -> None:
     writer.add_embedding_scale(c.embedding_multiplier)
     writer.add_residual_scale(c.residual_multiplier)
     writer.add_logit_scale(c.logits_scaling)
-    if c.model_type == "granitemoe":
+    if c.model_type != "granite":
         add_experts(writer, c)
+        if shared := c.shared_intermediate_size if c.model_type == "granitemoeshared" else 0:
+            writer.add_expert_shared_feed_forward_length(shared)
 
 
 def add_experts(writer: Any, c: Any) -> None:
@@ -129,6 +150,24 @@ def add_cohere2(writer: Any, c: Any) -> None:
 
 def add_parallel(writer: Any, c: Any) -> None:
     writer.add_parallel_residual(c.use_parallel_residual)
+
+
+def add_cohere(writer: Any, c: Any) -> None:
+    writer.add_logit_scale(c.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def add_olmo(writer: Any, c: Any) -> None:
+    writer.add_clamp_kqv(c.clip_qkv)
+
+
+def add_phimoe(writer: Any, c: Any) -> None:
+    add_experts(writer, c)
+    rope = c.rope_parameters
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_attn_factors(rope["short_mscale"])
+    for kind in ("short", "long"):
+        writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
 
 
 def add_hunyuan(writer: Any, c: Any) -> None:
@@ -210,6 +249,10 @@ KEYS: dict[str, Callable[[Any, Any], None]] = {
     "olmo3": add_window,
     "granite": add_granite,
     "granitemoe": add_granite,
+    "granitemoeshared": add_granite,
+    "cohere": add_cohere,
+    "olmo": add_olmo,
+    "phimoe": add_phimoe,
     "exaone4": add_window,
     "cohere2": add_cohere2,
     "gpt_neox": add_parallel,
@@ -240,11 +283,15 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
     if kind in PAIRED and "_proj" in name and re.search(r"\.[qk]_proj\.", name):
         heads = c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads
         return {name: data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)}
-    if kind == "nemotron" and name.endswith("norm.weight"):
+    if kind in ("nemotron", "gemma") and name.endswith("norm.weight"):
         return {name: data + 1.0}
     if kind == "gpt_neox" and "query_key_value" in name:
         heads = c.num_attention_heads
         return {name: data.reshape(heads, 3, -1, *data.shape[1:]).swapaxes(0, 1).reshape(data.shape)}
+    if kind == "falcon" and "query_key_value" in name:
+        groups = c.num_kv_heads if c.new_decoder_architecture else 1
+        parts = data.reshape(groups, c.num_attention_heads // groups + 2, -1, *data.shape[1:])
+        return {name: np.concatenate([p.reshape(-1, *data.shape[1:]) for p in np.split(parts, [-2, -1], axis=1)])}
     if name.endswith("e_score_correction_bias"):
         return {f"{name.removesuffix('_bias')}.bias": data.reshape(-1)}
     if name.endswith("expert_bias"):
@@ -263,10 +310,10 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
         if part.endswith("down_proj"):
             return {part + suffix: rows}
         return {part.replace("gate_up", p) + suffix: rows[:, i::2] for i, p in enumerate(("gate", "up"))}
-    if kind == "granitemoe" and name.endswith("input_linear.weight"):
-        half, layer = data.shape[1] // 2, name.split(".")[2]
-        gate_up = data[:, :half], data[:, half:]
-        return {f"blk.{layer}.ffn_{p}_exps.weight": rows for p, rows in zip(("gate", "up"), gate_up, strict=True)}
+    if kind.startswith("granitemoe") and name.endswith("input_linear.weight"):
+        axis, layer, stack = data.ndim - 2, name.split(".")[2], "shexp" if "shared" in name else "exps"
+        gate_up = np.split(data, 2, axis=axis)
+        return {f"blk.{layer}.ffn_{p}_{stack}.weight": rows for p, rows in zip(("gate", "up"), gate_up, strict=True)}
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         return of_delta(name, data, c)
     return {name: data}
@@ -328,13 +375,19 @@ def write_gguf(hf: Any, path: Path) -> Path:
     writer = gguf.GGUFWriter(path, name)
     add_decoder_keys(writer, c)
     KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
+    activations: dict[str, list[float]] = {}
     for tensor_name, data in stacked(state_of(hf)).items():
         if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        if ".act_fn." in tensor_name:
+            activations.setdefault(tensor_name.rpartition(".")[2], []).append(data.item())
             continue
         for new, array in converted(tensor_name, data, c).items():
             found = new if new.startswith("blk.") else names.get_name(new, (".weight", ".bias"))
             assert found is not None, f"gguf-py has no name for {new}"
             writer.add_tensor(found, np.ascontiguousarray(array))
+    for parameter, values in activations.items():
+        getattr(writer, f"add_xielu_{parameter}")(values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

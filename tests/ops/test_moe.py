@@ -68,6 +68,43 @@ def test_routing_with_scores_biases_and_groups_against_float64(scores, changes):
     torch.testing.assert_close(found, deepseek(logits, bias, routing), rtol=1e-6, atol=1e-9)
 
 
+def test_square_roots_of_softplus_against_float64():
+    logits, bias = normal(40, 16) * 4, normal(16, seed=1) * 0.3
+    routing = Routing(3, "sqrt_softplus", scale=1.5)
+    scores = torch.nn.functional.softplus(logits.double()).sqrt()
+    expected_ids = (scores + bias).topk(3).indices.sort().values
+    ids, weights = route(logits, routing, bias)
+    chosen = scores.gather(1, expected_ids)
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(weights.double(), chosen / chosen.sum(-1, keepdim=True) * 1.5, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("closeness", [0.01, 0.2, 2.0])
+def test_sparse_mixing_against_its_publication(closeness):
+    """One expert at a time: a softmax over the logits within 2 epsilon of the greatest, relative to the larger
+    magnitude."""
+    logits = normal(60, 8) * 2
+    ids, weights = route(logits, Routing(2, "sparsemixer", epsilon=closeness))
+    for row, found_ids, found in zip(logits.double(), ids.tolist(), weights.tolist(), strict=True):
+        left, expected = row.clone(), {}
+        for _ in range(2):
+            best = int(left.argmax())
+            close = (left[best] - row) / row.abs().clamp(min=float(left[best])) <= 2 * closeness
+            terms = torch.where(close, torch.exp(left - left[best]), 0.0)
+            expected[best] = float(terms[best] / terms.sum())
+            left[best] = -torch.inf
+        assert found_ids == sorted(expected)
+        assert found == pytest.approx([expected[i] for i in found_ids], rel=1e-6)
+
+
+def test_sparse_mixing_keeps_nan_in_its_row_and_takes_the_lower_of_equals():
+    routing = Routing(2, "sparsemixer", epsilon=0.1)
+    ids, weights = route(torch.tensor([[1.0, 1.0, 1.0], [torch.nan, 1.0, 2.0], [0.0, 1.0, 2.0]]), routing)
+    assert ids[0].tolist() == [0, 1] and weights[0].tolist() == pytest.approx([1 / 3, 0.5])
+    assert weights[1].isnan().any() and len(set(ids[1].tolist())) == 2
+    assert torch.equal(weights[2], route(torch.tensor([[0.0, 1.0, 2.0]]), routing)[1][0])
+
+
 def test_equal_groups_go_to_the_lower_number():
     routing = Routing(2, "sigmoid", groups=4, top_groups=1)
     assert route(torch.zeros(1, 8), routing)[0].tolist() == [[0, 1]]

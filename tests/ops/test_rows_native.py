@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvasir.ops import native
-from kvasir.ops.activation import gelu, gelu_tanh, relu, silu, softcap
+from kvasir.ops.activation import clamp, gelu, gelu_tanh, relu, silu, softcap, xielu
 from kvasir.ops.norm import layer_norm
 from kvasir.ops.rope import rope
 from tests.isas import isas, restore_isa  # noqa: F401 - a fixture of all tests here
@@ -72,10 +72,27 @@ def run_softcap(x: np.ndarray, cap: float) -> np.ndarray:
     return out
 
 
+XIELU = (0.8, 1.2, 0.5, -1e-6)
+
+
+def run_clamp(x: np.ndarray, low: float = -0.5, high: float = 0.25) -> np.ndarray:
+    out = np.full_like(x, 7)
+    call("clamp", out, x, low, high, x.size)
+    return out
+
+
+def run_xielu(x: np.ndarray) -> np.ndarray:
+    out = np.full_like(x, 7)
+    call("xielu", out, x, np.array(XIELU, np.float32), x.size)
+    return out
+
+
 ELEMENTWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     **{name: lambda x, name=name: run_activate(name, x) for name in FUNCTIONS},
     **{f"gated {name}": lambda x, name=name: run_gated(name, x, x) for name in FUNCTIONS},
     "softcap": lambda x: run_softcap(x, 30.0),
+    "clamp": run_clamp,
+    "xielu": run_xielu,
 }
 
 
@@ -143,6 +160,17 @@ def test_native_activations_agree_with_torch(name):
     assert np.array_equal(bits(gated), bits(found * up))
 
 
+def test_native_clamp_and_xielu_agree_with_torch():
+    x = np.concatenate([np.linspace(-20, 20, 4001, dtype=np.float32), ODD])
+    found = on_all_isas(lambda: run_clamp(x))
+    torch.testing.assert_close(  # but for denormal numbers
+        torch.from_numpy(found), clamp.body(torch.from_numpy(x), -0.5, 0.25), rtol=0, atol=1e-37, equal_nan=True
+    )
+    finite = np.linspace(-20, 20, 4001, dtype=np.float32)
+    found = on_all_isas(lambda: run_xielu(finite))
+    torch.testing.assert_close(torch.from_numpy(found), xielu.body(torch.from_numpy(finite), *XIELU), **CLOSE)
+
+
 @pytest.mark.parametrize("cap", (1.0, 30.0, 50.0))
 def test_native_softcap_agrees_with_torch(cap):
     x = np.linspace(-20 * cap, 20 * cap, 4099).astype(np.float32)
@@ -179,6 +207,10 @@ def test_elementwise_kernels_write_in_place_and_nothing_else(name):
     expected = ELEMENTWISE[name](x.copy())
     if name == "softcap":
         call("softcap", x, x, 30.0, 37)
+    elif name == "clamp":
+        call("clamp", x, x, -0.5, 0.25, 37)
+    elif name == "xielu":
+        call("xielu", x, x, np.array(XIELU, np.float32), 37)
     elif name.startswith("gated "):
         call("gated", FUNCTIONS[name.removeprefix("gated ")], x, x, x, 37)
     else:

@@ -16,6 +16,7 @@ What does not fit a pattern is computed op by op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,6 +261,8 @@ def _linear(node: Node) -> Call:
 
 def _norm(node: Node) -> Call:
     x, weight, *bias, eps = node.inputs
+    if weight is None or math.prod(weight.shape) > x.shape[-1]:
+        raise CannotTrace("a norm without weights, or with weights of each head, has no Triton kernel")
     return Call("norm", (x,), _outs(node), {"weight": weight, "norm_bias": bias[0] if bias else None, "eps": eps})
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from kvasir.caches import CacheKind, attention
 from kvasir.layers.linear import QKV, Out, Plain
 from kvasir.layers.module import Module, Segments, Vector
-from kvasir.layers.norm import RMSNorm
+from kvasir.layers.norm import HeadsLayerNorm, RMSNorm
 from kvasir.layers.relative import Positions
 from kvasir.layers.rope import Rope
-from kvasir.ops.activation import sigmoid
+from kvasir.ops.activation import clamp, sigmoid
 from kvasir.ops.attention import paged_attention
 from kvasir.parallel import Mesh
 
@@ -28,7 +28,8 @@ class Attention(Module):
     if not None, q and k are normalised by a norm of the class `head_norm`: each head, or all heads together if
     `whole_norm`; before the rotary embedding, or after it if `norm_after_rope`. scale: of the scores, head_dim^-0.5 by
     default. sinks: whether each head has an additional score without a value (arXiv:2309.17453). relative: the parts of
-    the scores by relative position.
+    the scores by relative position. clip: the greatest magnitude of queries, keys and values before norms and rotation,
+    0 for none.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Attention(Module):
         softcap: float = 0.0,
         sinks: bool = False,
         relative: Positions | None = None,
+        clip: float = 0.0,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         self.rope, self.query_rope = rope, query_rope or rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
-        self.softcap = softcap
+        self.softcap, self.clip = softcap, clip
         self.sinks = Vector(heads, "sinks") if sinks else None
         self.relative = relative
         self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
@@ -68,6 +70,8 @@ class Attention(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q, k, v = self.qkv(x_TD, batch)
+        if self.clip:
+            q, k, v = (clamp(part, -self.clip, self.clip) for part in (q, k, v))
         mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
         return self.out(mixed_THd.flatten(1), batch)
 
@@ -77,9 +81,9 @@ class Attention(Module):
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads, together with the matching segments of the output projection. With fewer KV heads than
-        parts, adjacent ranks hold the same KV head. A norm over all heads and tables of positions need all of them on
-        every rank."""
-        if self.whole_norm or self.relative:
+        parts, adjacent ranks hold the same KV head. A norm over all heads, one with weights for each, and tables of
+        positions need all of them on every rank."""
+        if self.whole_norm or self.relative or isinstance(self.q_norm, HeadsLayerNorm):
             return
         heads, kv_heads, cuts = self.heads, self.kv_heads, segments(self.out)
         parts = mesh.most_parts(lambda p: cuts % p == 0 and heads % p == 0 and (kv_heads % p == 0 or p % kv_heads == 0))

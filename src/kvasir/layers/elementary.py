@@ -30,6 +30,11 @@ def log(x: float) -> float:
     return float(_DIGITS.ln(Decimal(x)))
 
 
+def softplus(x: float) -> float:
+    """ln(1 + e^x), |x| below 1000."""
+    return float(_DIGITS.ln(_DIGITS.add(1, _DIGITS.exp(Decimal(x)))))
+
+
 def power(base: float, over: int, under: int) -> float:
     """base^(over / under), base > 0."""
     exponent = _DIGITS.divide(_DIGITS.multiply(_DIGITS.ln(Decimal(base)), Decimal(over)), Decimal(under))

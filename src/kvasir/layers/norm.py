@@ -66,3 +66,28 @@ class PlainLayerNorm(LayerNorm):
     def put(self, name: str, array: Any, place: Place) -> Any:
         self.bias = place.exact(array) * 0.0
         return super().put(name, array, place)
+
+
+class BareLayerNorm(RMSNorm):
+    """A LayerNorm without weights."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, None, None, self.eps)
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+class HeadsLayerNorm(PlainLayerNorm):
+    """A LayerNorm without a bias over each head, with weights of its own for each. x: float32 [T, heads, width]. order:
+    of the dimensions that the checkpoint has in another order."""
+
+    def __init__(self, heads: int, width: int, eps: float, order: tuple[int, ...]):
+        super().__init__(width, eps)
+        self.heads, self.order = heads, list(order)
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.heads, self.width)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        return super().put(name, array[:, self.order], place)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 class DecoderConfig:
     """The sizes and settings of a decoder.
 
-    windows: per layer, in tokens, 0 for full attention. head_norm: whether q and k are normalised. rotary_dim: the
+    windows: per layer, in tokens, 0 for full attention. head_norm: whether q and k are normalised. head_bias: of the
+    logits. qkv_clip: the greatest magnitude of queries, keys and values, 0 for none. rotary_dim: the
     number of rotated dimensions of a head. rotates: per layer, whether it has a rotary embedding; empty if all have.
     attn_scale: of the scores, None for head_dim^-0.5. embed_scale, residual_scale, logit_scale: of the embedded tokens,
     of what attention and the MLP add, and of the logits.
@@ -68,6 +69,8 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False
+    head_bias: bool = False
+    qkv_clip: float = 0.0
     rotates: tuple[bool, ...] = ()
     attn_scale: float | None = None
     embed_scale: float = 1.0
@@ -153,7 +156,8 @@ class Decoder(Module):
             raise ModelFileError(f"a score of token {most}", f"the vocabulary has {config.vocab_size}")
         self.head = None
         if Task.GENERATE in self.tasks:
-            self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
+            tied = self.embed if config.tied else None
+            self.head = Head(config.width, config.vocab_size, config.head_bias, tied)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas
+from kvasir.models import gguf_decoders, gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -181,6 +181,7 @@ _READERS = {
     "gemma-embedding": _gemma_embedding,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    **gguf_decoders.READERS,
     **gguf_encoders.READERS,
     **gguf_latent.READERS,
     **gguf_lfm2.READERS,

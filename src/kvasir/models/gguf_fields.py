@@ -29,9 +29,10 @@ _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last"}  # the numbers of llama.c
 
 
 def architecture_fields(metadata: Mapping[str, Any], architecture: str) -> Fields:
-    """The architecture's own keys without their prefix, as plain values."""
+    """The architecture's own keys without their prefix, as plain values, and those of xIELU."""
     prefix = f"{architecture}."
-    values = {k.removeprefix(prefix): _plain(v) for k, v in metadata.items() if k.startswith(prefix)}
+    keys = (key for key in metadata if key.startswith((prefix, "xielu.")))
+    values = {key.removeprefix(prefix): _plain(metadata[key]) for key in keys}
     return Fields(values, f"GGUF metadata of {architecture}")
 
 

@@ -83,7 +83,9 @@ def _granite(f: Fields, architecture: str, shapes: Shapes) -> Config:
     config["attention_bias"] = _biased(shapes, "attn_q")
     if architecture == "granite":
         return config | {"model_type": "granite", "mlp_bias": _biased(shapes, "ffn_up")}
-    return config | {"model_type": "granitemoe"} | read_expert_counts(f)
+    shared = f.integer("expert_shared_feed_forward_length", 0, MAX_WIDTH, 0)
+    kind = "granitemoeshared" if shared else "granitemoe"
+    return config | {"model_type": kind, "shared_intermediate_size": shared} | read_expert_counts(f)
 
 
 def _exaone4(f: Fields, architecture: str, shapes: Shapes) -> Config:

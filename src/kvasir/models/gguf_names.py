@@ -6,7 +6,8 @@ It undoes the converter's changes:
   adjacent; we rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
 - `gemma2`, `gemma3`, `nemotron`: the converter adds 1 to the norms' weights.
 - Mixtures of experts: the converter stacks the matrices of a layer's experts; each is returned separately, as a view.
-- `gptneox`: the converter puts all rows of q, k and v one after the other; the checkpoint has them head by head.
+- `gptneox`, `falcon`: the converter puts all rows of q, k and v one after the other; the checkpoint has them by head of
+  keys.
 - `qwen3next`, `qwen35`, `qwen35moe`: the converter stores the decay rates as -exp(A_log), and adds 1 to the norms'
   weights. The heads of v of the last two stay in the file's order, which the config describes.
 - `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvasir.errors import ModelFileError
+from kvasir.models import gguf_decoder_names as others
 from kvasir.models import gguf_encoder_names as encoders
 from kvasir.models import gguf_gemma_names as gemmas
 from kvasir.models.config import MAX_EXPERTS
@@ -120,6 +122,7 @@ _GPT_OSS_NAMES = {
 }
 _GRANITEMOE_NAMES = {
     **_QWEN3MOE_NAMES,
+    **{name: hf.replace("mlp.shared_experts", "shared_mlp") for name, hf in _SHARED.items()},
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.*.gate_proj",
     "ffn_up_exps": "block_sparse_moe.experts.*.up_proj",
@@ -231,9 +234,14 @@ FAMILIES = {
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
     "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(encoders.BERT, "encoder.layer"),
+    "apertus": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.up_proj"}, "model.layers"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "chatglm": NameTable(
+        {**_LLAMA_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, "model.layers"
+    ),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
     "deepseek2": NameTable({**_DEEPSEEK_NAMES, **_LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
+    "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
     "ernie4_5-moe": NameTable(
@@ -247,6 +255,8 @@ FAMILIES = {
         {**_GEMMA_NAMES, **encoders.DENSE}, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))
     ),
     "gemma4": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4}, "model.layers", scales=gemmas.SCALES),
+    "falcon": NameTable(others.FALCON, "transformer.h", parted=("attn_qkv",)),
+    "gemma": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
     "glm4": NameTable(_GLM4_NAMES, "model.layers"),
     "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
     "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
@@ -267,8 +277,11 @@ FAMILIES = {
     "nomic-bert": NameTable(encoders.NOMIC, "encoder.layers"),
     "nomic-bert-moe": NameTable(encoders.NOMIC_MOE, "encoder.layers"),
     "nemotron": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
+    "olmo": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "olmo2": NameTable(_POST_NORM_NAMES, "model.layers"),
     "olmoe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
+    "phi2": NameTable(others.PHI, "model.layers"),
+    "phimoe": NameTable(_MIXTRAL_NAMES, "model.layers"),
     "qwen2moe": NameTable(_QWEN2MOE_NAMES, "model.layers", squeezed=("ffn_gate_inp_shexp",)),
     "qwen3next": _DELTA,
     "qwen35": _DELTA,
@@ -358,6 +371,7 @@ class HFView:
         self._heads = {
             "attn_q": config.get("num_attention_heads", 1),
             "attn_k": config.get("num_key_value_heads", 1),
+            "fused": config.get("num_kv_heads") or config.get("num_attention_heads", 1),
         }
         self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and index in a stack of experts
         self._halves: dict[str, int] = {}  # of a matrix of gate and up: 0 or 1
@@ -464,9 +478,12 @@ class HFView:
         _, module, _ = _parts(self._stored[name][0])
         heads = self._heads.get(module, self._heads["attn_q"])
         if module in self._family.parted:
-            if num_rows % (3 * heads):
+            groups = self._heads["fused"]
+            if num_rows % (heads + 2 * groups) or heads % groups:
                 raise ModelFileError(f"{name} has {num_rows} rows", f"expected q, k and v of {heads} heads")
-            return np.arange(num_rows).reshape(3, heads, -1).swapaxes(0, 1).reshape(num_rows)
+            dim = num_rows // (heads + 2 * groups)
+            parts = np.split(np.arange(num_rows), [heads * dim, (heads + groups) * dim])
+            return np.concatenate([part.reshape(groups, -1) for part in parts], axis=1).reshape(num_rows)
         if module not in self._family.paired_rows:
             return None
         if num_rows % (2 * heads):

@@ -78,13 +78,16 @@ class GraniteMoe(Mixtral):
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the names that `ExpertsView` gives to the experts' tensors. The gate
-        and up of the shared expert are rows of one tensor."""
+        and up of the shared expert are rows of one tensor, in GGUF files tensors of their own."""
         layer, inner = "model.layers.*.", self.config.shared_inner
+        both, parts = layer + "shared_mlp.input_linear", {"gate": (0, inner), "up": (inner, 2 * inner)}
         return {
             **super().names(),
             **expert_names(layer + "block_sparse_moe."),
             "layers.*.mlp.router": layer + "block_sparse_moe.router.layer",
-            "layers.*.mlp.shared.gate_up.gate": Take(layer + "shared_mlp.input_linear", (0, inner)),
-            "layers.*.mlp.shared.gate_up.up": Take(layer + "shared_mlp.input_linear", (inner, 2 * inner)),
-            "layers.*.mlp.shared.down": layer + "shared_mlp.output_linear",
+            **{
+                f"layers.*.mlp.shared.gate_up.{part}": (Take(both, rows), f"{layer}shared_mlp.{part}_proj")
+                for part, rows in parts.items()
+            },
+            "layers.*.mlp.shared.down": (layer + "shared_mlp.output_linear", layer + "shared_mlp.down_proj"),
         }

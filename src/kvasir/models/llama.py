@@ -61,6 +61,7 @@ class Llama(Decoder):
             "head_norm_eps": c.norm_eps if c.head_norm else None,
             "head_norm": self.Norm,
             "scale": c.attn_scale,
+            "clip": c.qkv_clip,
         }
 
     def _rope_of(self, layer: int) -> Rope | None:

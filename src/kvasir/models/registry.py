@@ -15,6 +15,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 
 # model_type -> module of this package, its class, and the `architectures` that the class implements.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "apertus": ("apertus", "Apertus", ("ApertusForCausalLM",)),
     "arcee": ("arcee", "Arcee", ("ArceeForCausalLM",)),
     "bert": (
         "bert",
@@ -37,6 +38,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "CamembertForTokenClassification",
         ),
     ),
+    "cohere": ("cohere", "Cohere", ("CohereForCausalLM",)),
     "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
     "deberta-v2": (
         "deberta_v2",
@@ -70,6 +72,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ernie4_5_moe": ("ernie4_5", "Ernie45Moe", ("Ernie4_5_MoeForCausalLM",)),
     "eurobert": ("eurobert", "EuroBert", ("EuroBertModel", "EuroBertForMaskedLM", "EuroBertForSequenceClassification")),
     "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
+    "falcon": ("falcon", "Falcon", ("FalconForCausalLM",)),
+    "gemma": ("gemma", "Gemma", ("GemmaForCausalLM", "GemmaModel", "GemmaForSequenceClassification")),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM", "Gemma2Model", "Gemma2ForSequenceClassification")),
     "gemma3": ("gemma3", "Gemma3", ("Gemma3ForConditionalGeneration",)),
     "gemma3_text": (
@@ -81,6 +85,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gemma4_text": ("gemma4_text", "Gemma4Text", ("Gemma4ForCausalLM",)),
     "gemma4_unified": ("gemma4", "Gemma4", ("Gemma4UnifiedForConditionalGeneration",)),
     "gemma4_unified_text": ("gemma4_text", "Gemma4Text", ("Gemma4UnifiedForCausalLM",)),
+    "glm": ("glm4", "Glm", ("GlmForCausalLM",)),
     "glm4": ("glm4", "Glm4", ("Glm4ForCausalLM",)),
     "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLite", ("Glm4MoeLiteForCausalLM",)),
     "glm4_moe": ("glm4_moe", "Glm4Moe", ("Glm4MoeForCausalLM",)),
@@ -132,10 +137,13 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "NomicBert",
         ("NomicBertModel", "NomicBertForMaskedLM", "NomicBertForSequenceClassification"),
     ),
+    "olmo": ("olmo", "Olmo", ("OlmoForCausalLM",)),
     "olmo2": ("olmo2", "Olmo2", ("Olmo2ForCausalLM",)),
     "olmo3": ("olmo2", "Olmo3", ("Olmo3ForCausalLM",)),
     "olmoe": ("olmoe", "Olmoe", ("OlmoeForCausalLM",)),
+    "phi": ("phi", "Phi", ("PhiForCausalLM",)),
     "phi3": ("phi3", "Phi3", ("Phi3ForCausalLM",)),
+    "phimoe": ("phimoe", "Phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM")),
     "qwen2": ("qwen2", "Qwen2", ("Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification")),
     "qwen2_moe": ("qwen2_moe", "Qwen2Moe", ("Qwen2MoeForCausalLM",)),
     "qwen3": ("qwen3", "Qwen3", ("Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification")),

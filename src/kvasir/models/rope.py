@@ -50,11 +50,16 @@ def read_rope(
     return theta, _read_scaling(inner, max_position)
 
 
+def pairs(head_dim: int, rotary_dim: int) -> tuple[int, ...]:
+    """The order of a head's dimensions in which neighbouring pairs lie half the rotated part apart."""
+    return *range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)
+
+
 def halves(attn: str, head_dim: int, rotary_dim: int) -> dict[str, Take]:
     """Name table entries of q and k for a family whose rotary embedding turns neighbouring pairs of dimensions: their
     rows, reordered so that a head's first and second half are the pairs. Scores do not change."""
-    pairs = (*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim))
-    return {f"layers.*.attn.qkv.{part}": Take(f"{attn}{part}_proj", order=pairs) for part in "qk"}
+    order = pairs(head_dim, rotary_dim)
+    return {f"layers.*.attn.qkv.{part}": Take(f"{attn}{part}_proj", order=order) for part in "qk"}
 
 
 def read_rotary_share(f: Fields) -> float:

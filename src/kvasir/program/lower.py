@@ -22,7 +22,7 @@ from kvasir.program.trace import Trace
 
 ALIGN = 64
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
-ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "scale_rows", "softcap")
+ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "scale_rows", "softcap", "clamp", "xielu")
 # Ops whose threads split the rows: each thread reads and writes only its own rows.
 BY_ROW = (
     *ELEMENTWISE,

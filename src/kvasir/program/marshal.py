@@ -148,8 +148,11 @@ class Marshal:
     def _layer_norm(self, instr: native.Instr, instruction: Instruction) -> None:
         x, weight, bias, eps = instruction.inputs
         out, rows = instruction.buffers
-        p = [self._at(out), self._at(rows), self._vector(weight), self._vector(bias)]
-        self._set(instr, "layer_norm", p, [x.width], [eps])
+        p, width, by_head = [self._at(out), self._at(rows)], x.shape[-1], 0
+        if weight is not None:
+            p += [self._vector(weight), self._vector(bias)]
+            by_head = width if weight.size > width else 0
+        self._set(instr, "layer_norm", p, [x.width // width, width, by_head], [eps])
 
     def _prepare(self, instr: native.Instr, instruction: Instruction) -> None:
         weight, x = instruction.inputs
@@ -425,10 +428,12 @@ class Marshal:
         p, n, f = [self._at(b) for b in instruction.buffers], [instruction.outs[0].width], []
         if instruction.op in FUNCTIONS:
             n.append(native.FUNCTION[instruction.op])
-        elif instruction.op in ("scale", "softcap"):
-            f.append(instruction.inputs[1])
+        elif instruction.op in ("scale", "softcap", "clamp"):
+            f += instruction.inputs[1:]
         elif instruction.op == "add_vector":
             p.append(self._vector(instruction.inputs[1]))
+        elif instruction.op == "xielu":
+            p.append(self._vector(np.array(instruction.inputs[1:], np.float32)))
         self._set(instr, "activate" if instruction.op in FUNCTIONS else instruction.op, p, n, f)
 
     # -- angles

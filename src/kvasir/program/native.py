@@ -20,11 +20,11 @@ OPS = (
     "embedding", "rms_norm", "layer_norm", "prepare", "linear", "rope", "store_kv", "paged_attention", "activate",
     "gated", "add", "multiply", "add_vector", "scale", "softcap", "choose", "sample", "route", "experts", "call",
     "adapt_inner", "adapt_add", "gated_delta", "scale_rows", "short_conv",
-    "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns",
+    "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns", "clamp", "xielu",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7}
-SCORES = {"softmax": 0, "sigmoid": 1}
+SCORES = {"softmax": 0, "sigmoid": 1, "sqrt_softplus": 2, "sparsemixer": 3}
 BARRIER = 1
 RUN_ERRORS = {
     1: "more token rows or pieces than the program's buffers hold",

@@ -59,6 +59,18 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     ...
 
 
+@op
+def clamp(x: Tensor, low: float, high: float) -> Tensor:
+    """x within [low, high]; NaN stays NaN."""
+    ...
+
+
+@op
+def xielu(x: Tensor, a: float, b: float, beta: float, eps: float) -> Tensor:
+    """xIELU (arXiv:2411.13010): a x^2 + beta x where x > 0, else b (e^min(x, eps) - 1 - x) + beta x."""
+    ...
+
+
 def relu2(x: Tensor) -> Tensor:
     """The square of relu (arXiv:2109.08668)."""
     positive = relu(x)

@@ -44,3 +44,13 @@ def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
 
 def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
+
+
+def clamp(x: Tensor, low: float, high: float) -> Tensor:
+    return x.clamp(low, high)
+
+
+def xielu(x: Tensor, a: float, b: float, beta: float, eps: float) -> Tensor:
+    straight = x * beta
+    curved = torch.exp(x.clamp(max=eps)) - 1.0 - x
+    return torch.where(x > 0, x * a * x + straight, curved * b + straight)

@@ -21,11 +21,14 @@ from kvasir.parallel import ExpertShare
 def route(
     logits_TE: Tensor, routing: Routing, bias_E: Tensor | None = None, scales_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    if routing.scores == "sparsemixer":
+        return _mixed_sparsely(logits_TE, routing)
     if routing.scores == "softmax":
         terms_TE = torch.exp(logits_TE - logits_TE.amax(dim=-1, keepdim=True))
         total_T1 = tree_sum(terms_TE)
     else:
-        terms_TE, total_T1 = sigmoid(logits_TE), torch.ones(len(logits_TE), 1)
+        total_T1 = torch.ones(len(logits_TE), 1)
+        terms_TE = sigmoid(logits_TE) if routing.scores == "sigmoid" else torch.sqrt(_softplus(logits_TE))
     choice_TE = logits_TE if bias_E is None else terms_TE / total_T1 + bias_E
     if routing.top_groups < routing.groups:
         choice_TE = _within_groups(choice_TE, routing)
@@ -34,6 +37,28 @@ def route(
     divisor_T1 = tree_sum(chosen_Tk) + total_T1 * routing.epsilon if routing.normalise else total_T1
     weights_Tk = chosen_Tk / divisor_T1 * routing.scale
     return ids_Tk, weights_Tk if scales_E is None else weights_Tk * scales_E[ids_Tk]
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
+
+
+def _mixed_sparsely(logits_TE: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    first_T1 = _first(logits_TE, 1)
+    left_TE = logits_TE.scatter(1, first_T1, float("-inf"))
+    second_T1 = _first(left_TE, 1)
+    shares = _share(logits_TE, logits_TE, first_T1, routing), _share(logits_TE, left_TE, second_T1, routing)
+    ids_T2, order_T2 = torch.cat([first_T1, second_T1], 1).sort(dim=-1)
+    return ids_T2, torch.cat(shares, 1).gather(1, order_T2) * routing.scale
+
+
+def _share(logits_TE: Tensor, left_TE: Tensor, best_T1: Tensor, routing: Routing) -> Tensor:
+    """Of the best expert, float32 [T, 1]. left: the logits, -inf for an expert that is taken."""
+    greatest_T1 = left_TE.gather(1, best_T1)
+    factor_TE = torch.maximum(logits_TE.abs(), greatest_T1)
+    far_TE = (greatest_T1 - logits_TE) / factor_TE > 2 * routing.epsilon
+    terms_TE = torch.exp(torch.where(far_TE, float("-inf"), left_TE - greatest_T1))
+    return terms_TE.gather(1, best_T1) / tree_sum(terms_TE)
 
 
 def _first(choice_TE: Tensor, count: int) -> Tensor:

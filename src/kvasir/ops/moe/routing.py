@@ -9,7 +9,10 @@ from dataclasses import dataclass
 class Routing:
     """The settings of `route`.
 
-    top_k: experts of a row. scores: "softmax" over all experts, or "sigmoid". normalise: whether a row's weights are
+    top_k: experts of a row. scores: "softmax" over all experts, "sigmoid", or "sqrt_softplus", the square root of
+    log(1 + e^logit) (DeepSeek-V4). "sparsemixer" chooses the two greatest logits; the weight of each is its share in a
+    softmax over the logits that are close to it, relative to 2 epsilon, without the first for the second
+    (arXiv:2310.00811). normalise: whether a row's weights are
     its scores divided by their sum, plus epsilon. scale: of the weights.
 
     groups: equal numbers of adjacent experts, of which a row chooses from the best top_groups (DeepSeek-V2,

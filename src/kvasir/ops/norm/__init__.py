@@ -25,6 +25,7 @@ rms_norm.impl_at("kvasir.ops.norm.native:rms_norm_native", "native", on="cpu", r
 
 
 @op
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias. x: float32 [..., D]; weight, bias: float32 [D]."""
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias. x: float32 [..., D]; weight, bias: float32 [D], or [H, D] with
+    a row for each head, or both None."""
     ...

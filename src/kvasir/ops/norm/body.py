@@ -23,7 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return out if weight is None else out * weight
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     centred = x - tree_sum(x) / x.shape[-1]
     variance = tree_sum(centred * centred) / x.shape[-1]
-    return centred * (1.0 / torch.sqrt(variance + eps)) * weight + bias
+    scaled = centred * (1.0 / torch.sqrt(variance + eps))
+    return scaled if weight is None or bias is None else scaled * weight + bias

@@ -1,0 +1,26 @@
+"""Tensor names of GGUF architectures whose checkpoints do not use Llama's names: module in the file -> module in the
+checkpoint, without the layers' prefix."""
+
+FALCON = {
+    "token_embd": "transformer.word_embeddings",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_norm_2": "ln_attn",  # the first one is then the MLP's
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+PHI = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.final_layernorm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
