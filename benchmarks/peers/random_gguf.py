@@ -33,9 +33,8 @@ class Tensor:
 
     @property
     def quantizable(self) -> bool:
-        """Whether llama.cpp's quantizer would round it: matrices, but no tables of positions, routers and
-        convolutions."""
-        kept = ("ffn_gate_inp", "per_layer_model_proj", "position_embd", "token_types", "conv", "_norm")
+        """Whether llama.cpp's quantizer would round it: matrices, but no tables of positions and routers."""
+        kept = ("ffn_gate_inp", "per_layer_model_proj", "position_embd", "token_types", "_norm")
         return self.draw is None and len(self.shape) > 1 and not any(part in self.name for part in kept)
 
 

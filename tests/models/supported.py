@@ -1,155 +1,221 @@
-"""`python -m tests.models.supported`: runs the tests of the families and writes docs/models-supported.md from their
-results and from the registry. It takes some twenty minutes; `--quick` leaves the exactness oracle out and keeps its
-marks on the page.
+"""`python -m tests.models.supported`: runs the tests of the families, keeps their results in supported.json beside this
+file, and writes docs/models-supported.md from these and from the registry.
 
-    python -m tests.models.supported --quick
+    python -m tests.models.supported                      everything, about an hour
+    python -m tests.models.supported --only qwen3 olmo2   these families; the results of the others stay
+    python -m tests.models.supported --kinds logits GGUF  without the chat formats and the exactness oracle
+    python -m tests.models.supported --page               runs nothing
+
+A test counts for the model types whose classes it asked the registry for, so new families and new test files need no
+entry here. The name of a test says what it compares, see KINDS.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import multiprocessing
 import re
-from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvasir.models import registry
 from kvasir.models.gguf_names import FAMILIES as ARCHITECTURES
-from kvasir.models.registry import MODELS, model_class_for
+from kvasir.models.registry import MODELS
+from tests.models.families_chat import NO_CHAT, TEMPLATES
 
 ROOT = Path(__file__).parents[2]
-PATH = ROOT / "docs" / "models-supported.md"
-LOGITS, GGUF, ORACLE = "logits", "GGUF", "oracle"
-FILES = {
-    LOGITS: ("test_against_transformers.py", "test_encoders.py", "test_gpt2.py", "test_bert.py", "test_qwen3_5.py"),
-    GGUF: ("test_gguf_gemma.py", "test_gguf_llamas.py", "test_gguf_models.py"),
-}
-TESTS = {LOGITS: "agree or transformers or multimodal", GGUF: "what_its_folder_computes"}
-# Tests without the family in their names, and names that are not those of the tables.
-OWN = {
-    "test_gpt2.py": "gpt2",
-    "test_bert.py": "bert",
-    "test_the_text_part_of_the_multimodal_checkpoint[qwen3-5-Qwen3_5-Qwen35]": "qwen3_5",
-    "test_the_text_part_of_the_multimodal_checkpoint[qwen3-5-moe-Qwen3_5Moe-Qwen35Moe]": "qwen3_5_moe",
-}
+PAGE = ROOT / "docs" / "models-supported.md"
+RESULTS = Path(__file__).with_name("supported.json")
+LOGITS, GGUF, CHAT, ORACLE = "logits", "GGUF", "chat format", "oracle"
+Results = dict[str, dict[str, bool]]  # kind of test -> model type -> whether all of its tests passed
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """folder, pattern: the files of the tests. names: a part of the tests' names, as for pytest's -k."""
+
+    folder: str
+    pattern: str
+    names: str
+
+    def files(self) -> list[str]:
+        return sorted(str(path) for path in (ROOT / "tests" / self.folder).glob(self.pattern))
+
+
+KINDS = {
+    LOGITS: Kind(
+        "models", "test_*.py",
+        "(agree or are_those_of_transformers or transformers_computes or multimodal_checkpoint) and not defaults",
+    ),
+    GGUF: Kind("models", "test_gguf_*.py", "a_file or its_folder or its_folders"),
+    CHAT: Kind("parse", "test_table.py", "format_is_detected"),
+    ORACLE: Kind("engine", "test_oracle_models.py", "(bfloat16 and program) or embeddings_do_not_depend"),
+}  # fmt: skip
 _HEAD = """# Supported models
 
-Made by `python -m tests.models.supported` from the registry and from the tests that it ran; not written by hand.
+Made by `python -m tests.models.supported` from the registry and from the results of the tests (supported.json beside
+it); not written by hand. A family is **supported** where all four comparisons ran and passed:
 
-- **logits**: random models of the family agree with transformers in float32, to 1e-4 of the largest logit, on texts
-  that cross windows and the original length of a scaled rotary embedding.
+- **logits**: random models of the family agree with transformers in float32, to 1e-4 of the largest logit (of encoders:
+  of the hidden rows), on texts that cross windows and the original length of a scaled rotary embedding.
 - **GGUF**: a file written as llama.cpp's converter writes it gives the bits of the folder that it was made from, or
   where the converter changes numbers, agrees to 1e-4.
-- **oracle**: the same bits alone, batched, in odd chunks, with preemption, on one and more threads.
+- **chat format**: the format of tool calls and of reasoning is found in the family's published template. `none`: its
+  models are not published with one.
+- **oracle**: the same bits alone, batched, in odd chunks, with drafts, with preemption, on one and more threads, with
+  NaN in foreign memory.
 
-A `-` is a test that does not exist or did not run, so what it would show is not known. Memory is of the KV cache in
-bfloat16, for the sizes that transformers gives the family by default.
+Families for which some of them are missing are **partly** supported: what is missing may not exist (llama.cpp has no
+such architecture, there is no public template) or did not run, so what it would show is not known. Families that are
+only read, without any comparison, are **not tried**.
+
+Memory is that of keys and values in bfloat16 per 1,000 tokens, of the layers without a window, for the sizes that
+transformers gives the family by default; recurrent states do not grow.
 
 """
 
 
-def main() -> int:
+# --- running ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recorder:
+    """A plugin of pytest: which model types' tests passed, and which failed."""
+
+    passed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    _asked: set[str] = field(default_factory=set)
+
+    def pytest_runtest_setup(self) -> None:
+        self._asked.clear()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when != "call" and not report.failed:
+            return
+        found = self._asked | of_template(report.nodeid)
+        if report.passed:
+            self.passed |= found
+        elif report.failed:
+            self.failed |= found
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """Notes each model type that the registry is asked for."""
+        whole = registry.model_class
+
+        def model_class(name: str) -> type:
+            self._asked.update(kind for kind, (_, _, names) in MODELS.items() if name == kind or name in names)
+            return whole(name)
+
+        patch.setattr(registry, "model_class", model_class)
+
+
+def of_template(nodeid: str) -> set[str]:
+    """The model types with the template that a test of tests/parse/test_table.py is of."""
+    case = re.search(r"test_table\.py::test_format_is_detected\[(.*)\]", nodeid)
+    return {family for family, name in TEMPLATES.items() if case and name == case[1]}
+
+
+def run(kind: Kind, only: Collection[str]) -> Recorder:
+    """Runs the tests in a process of its own: a second run in one process would find modules imported."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        passed, failed = pool.submit(_run, kind, tuple(only)).result()
+    return Recorder(passed, failed)
+
+
+def _run(kind: Kind, only: Collection[str]) -> tuple[set[str], set[str]]:
+    names = kind.names
+    if only and kind is not KINDS[CHAT]:
+        words = sorted({word for family in only for word in spellings(family)})
+        names = f"({names}) and ({' or '.join(words)})"
+    recorder = Recorder()
+    with pytest.MonkeyPatch.context() as patch:
+        recorder.watch(patch)
+        pytest.main(["-q", "-p", "no:cacheprovider", "-k", names, *kind.files()], plugins=[recorder])
+    return recorder.passed, recorder.failed
+
+
+def spellings(family: str) -> set[str]:
+    """How names of tests may spell a model type."""
+    short = re.sub(r"_(text|v1_dense)$", "", family)
+    return {name.replace("_", mark) for name in (family, short) for mark in "_-"}
+
+
+def merged(before: Mapping[str, bool], found: Recorder, only: Collection[str]) -> dict[str, bool]:
+    """The results after a run: those of `only`, or without it all, are replaced by what it found."""
+    kept = {family: passed for family, passed in before.items() if only and family not in only}
+    new = {family: family not in found.failed for family in found.passed | found.failed}
+    return dict(sorted((kept | {f: passed for f, passed in new.items() if not only or f in only}).items()))
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def state(family: str, results: Results) -> str:
+    """supported, partly or not tried."""
+    marks = [mark(family, kind, results) for kind in KINDS]
+    if all(found in ("yes", "none") for found in marks):
+        return "supported"
+    return "partly" if "yes" in (mark(family, kind, results) for kind in KINDS if kind != CHAT) else "not tried"
+
+
+def mark(family: str, kind: str, results: Results) -> str:
+    if kind == CHAT and family in NO_CHAT:
+        return "none"
+    passed = results.get(kind, {}).get(family)
+    return "-" if passed is None else "yes" if passed else "FAILED"
+
+
+def render(results: Results, facts: Mapping[str, tuple[str, str]]) -> str:
+    """The page. facts: by model type, its mechanisms and its memory."""
+    head = ["family", "", "architectures", *KINDS, "mechanisms", "MiB per 1,000 tokens"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for family, (_, _, architectures) in sorted(MODELS.items()):
+        marks = (mark(family, kind, results) for kind in KINDS)
+        names = ", ".join(sorted(architectures, key=len))
+        cells = (f"`{family}`", state(family, results), names, *marks, *facts.get(family, ("-", "-")))
+        lines.append(f"| {' | '.join(cells)} |")
+    files = ", ".join(f"`{name}`" for name in sorted(ARCHITECTURES))
+    return f"{_HEAD}{chr(10).join(lines)}\n\n`general.architecture` of the GGUF files that load: {files}.\n"
+
+
+def listed(page: str) -> list[str]:
+    """The families in the page's table."""
+    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+
+
+def read_results() -> Results:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.models.supported",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="do not run the exactness oracle")
-    options = parser.parse_args()
-    passed = defaultdict(set) if not options.quick else _marks(ORACLE)
-    for kind, files in FILES.items():
-        found, failed = _run([str(ROOT / "tests" / "models" / file) for file in files], TESTS[kind])
-        if failed:
-            return failed
-        passed[kind] = found
-    if not options.quick:
-        passed[ORACLE], failed = _run([str(ROOT / "tests" / "engine" / "test_oracle_models.py")], "")
-        if failed:
-            return failed
-    PATH.write_text(render(passed))
-    return 0
+    parser.add_argument("--only", nargs="+", default=[], choices=sorted(MODELS), metavar="FAMILY")
+    parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS])
+    parser.add_argument("--page", action="store_true", help="only write the page, from the results so far")
+    options = parser.parse_args(arguments)
+    results = {kind: read_results().get(kind, {}) for kind in KINDS}
+    for name in () if options.page else options.kinds:
+        results[name] = merged(results[name], run(KINDS[name], options.only), options.only)
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    from tests.models.mechanisms import facts_of  # takes seconds to import
+
+    PAGE.write_text(render(results, {family: facts_of(family) for family in MODELS}))
+    return int(any(not passed for found in results.values() for passed in found.values()))
 
 
-class _Results:
-    """A plugin of pytest that notes which families' tests passed."""
-
-    def __init__(self) -> None:
-        self.passed: set[str] = set()
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "call" and report.passed and (family := family_of(report.nodeid)):
-            self.passed.add(family)
-
-
-def _run(files: list[str], names: str) -> tuple[set[str], int]:
-    results = _Results()
-    select = ["-k", names] if names else []
-    return results.passed, int(pytest.main(["-q", "-p", "no:cacheprovider", *select, *files], plugins=[results]))
-
-
-def family_of(nodeid: str) -> str | None:
-    """The model type that a test is of."""
-    from tests.engine.cores import CONFIGS
-    from tests.models import test_encoders, test_gguf_llamas, test_gguf_models
-    from tests.models.families import FAMILIES
-
-    file, _, test = nodeid.rpartition("/")[2].partition("::")
-    for own, family in OWN.items():
-        if own in (file, test):
-            return family
-    case = re.search(r"\[(.*)\]", test)
-    name = case[1] if case else ""
-    if file == "test_gguf_models.py":
-        config = test_gguf_models.MODELS.get(name)
-        return config.model_type if config else None
-    if file == "test_oracle_models.py":
-        name = re.sub(r"-(float32|bfloat16)-(program|eager)$", "", name)
-    tables: dict[str, dict[str, Any]] = {
-        "test_against_transformers.py": FAMILIES,
-        "test_encoders.py": test_encoders.ENCODERS,
-        "test_gguf_llamas.py": test_gguf_llamas.CONFIGS,
-        "test_oracle_models.py": CONFIGS,
-    }
-    config = tables.get(file, {}).get(name)
-    return config.get("model_type") if config else None
-
-
-def _marks(kind: str) -> defaultdict[str, set[str]]:
-    """The families that the page gives a mark for."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    lines = PATH.read_text().splitlines() if PATH.exists() else []
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    if rows:
-        place = rows[0].index(kind)
-        found[kind] = {row[0].strip("`") for row in rows[1:] if row[place] == "yes"}
-    return found
-
-
-def render(passed: dict[str, set[str]]) -> str:
-    """The page. passed: by kind of test, the model types."""
-    kinds = (LOGITS, GGUF, ORACLE)
-    lines = [f"| family | architectures | {' | '.join(kinds)} | KiB per 1,000 tokens |", "|---|---|---|---|---|---|"]
-    for model_type, (_, _, architectures) in sorted(MODELS.items()):
-        marks = " | ".join("yes" if model_type in passed[kind] else "-" for kind in kinds)
-        lines.append(f"| `{model_type}` | {', '.join(architectures)} | {marks} | {_memory(model_type)} |")
-    files = ", ".join(f"`{name}`" for name in sorted(ARCHITECTURES))
-    return f"{_HEAD}{chr(10).join(lines)}\n\n`general.architecture` of the GGUF files that load: {files}.\n"
-
-
-def _memory(model_type: str) -> str:
-    """Bytes of keys and values in bfloat16; recurrent states and windows do not grow with the text."""
-    import transformers
-
-    try:
-        config = transformers.AutoConfig.for_model(model_type).to_dict()
-        text = config.get("text_config") or config
-        model = model_class_for({**config, "architectures": [MODELS[model_type][2][0]]})
-        kinds = model(model.Config.from_hf(config if config is text else {**config, "text_config": text})).cache_spec()
-    except Exception:  # a family that transformers does not have, or whose defaults are no model
-        return "-"
-    growing = [kind for kind in kinds if kind.heads and not kind.forgets]
-    return f"{sum(kind.heads * (kind.key_dim + kind.value_dim) for kind in growing) * 2 * 1000 // 1024:,}"
+def missing(page: str, families: Iterable[str] = MODELS) -> set[str]:
+    """Families that are on the page or in the registry, but not in both."""
+    return set(listed(page)) ^ set(families)
 
 
 if __name__ == "__main__":

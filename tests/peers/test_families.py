@@ -48,6 +48,8 @@ def test_tensors_are_those_of_the_architecture(shape):
     assert {int(name.split(".")[1]) for name in names if name.startswith("blk.")} == set(range(shape.layers))
     for tensor, kind in zip(tensors, kinds(tensors, shape.kind, shape.layers), strict=True):
         assert tensor.shape[-1] % kind.block_size == 0
+        small = tensor.draw is not None or "ffn_gate_inp" in tensor.name or tensor.name == "per_layer_model_proj.weight"
+        assert (kind is GGMLType.F32) == small, tensor.name
 
 
 def test_the_mixture_is_that_of_llama_cpp():
