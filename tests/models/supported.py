@@ -57,6 +57,7 @@ KINDS = {
     CHAT: Kind("parse", "test_table.py", "format_is_detected"),
     ORACLE: Kind("engine", "test_oracle_models.py", "(bfloat16 and program) or embeddings_do_not_depend"),
 }  # fmt: skip
+_TEXT_PARTS = {"mistral3": "ministral3"}  # where the name says nothing
 _HEAD = """# Supported models
 
 Made by `python -m tests.models.supported` from the registry and from the results of the tests (supported.json beside
@@ -71,9 +72,10 @@ it); not written by hand. A family is **supported** where all four comparisons r
 - **oracle**: the same bits alone, batched, in odd chunks, with drafts, with preemption, on one and more threads, with
   NaN in foreign memory.
 
-Families for which some of them are missing are **partly** supported: what is missing may not exist (llama.cpp has no
-such architecture, there is no public template) or did not run, so what it would show is not known. Families that are
-only read, without any comparison, are **not tried**.
+What was compared for a family also counts for others of the same class, and the text part's file and oracle for the
+multimodal checkpoint. Families for which some of them are missing are **partly** supported: what is missing may not
+exist (llama.cpp has no such architecture, there is no public template) or did not run, so what it would show is not
+known. Families that are only read, without any comparison, are **not tried**.
 
 Memory is that of keys and values in bfloat16 per 1,000 tokens, of the layers without a window, for the sizes that
 transformers gives the family by default; recurrent states do not grow.
@@ -167,8 +169,18 @@ def state(family: str, results: Results) -> str:
 def mark(family: str, kind: str, results: Results) -> str:
     if kind == CHAT and family in NO_CHAT:
         return "none"
-    passed = results.get(kind, {}).get(family)
-    return "-" if passed is None else "yes" if passed else "FAILED"
+    found = results.get(kind, {})
+    passed = [found[name] for name in ({family} if kind == CHAT else computed_by(family, kind)) if name in found]
+    return "yes" if passed and all(passed) else "FAILED" if passed else "-"
+
+
+def computed_by(family: str, kind: str) -> set[str]:
+    """The model types whose tests count for a family: those with the same class, and for what follows loading those of
+    the text part of a multimodal checkpoint."""
+    found = {name for name, row in MODELS.items() if row[:2] == MODELS[family][:2]}
+    if kind in (GGUF, ORACLE):
+        found |= {part for name in found for part in (f"{name}_text", _TEXT_PARTS.get(name)) if part in MODELS}
+    return found
 
 
 def render(results: Results, facts: Mapping[str, tuple[str, str]]) -> str:

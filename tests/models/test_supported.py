@@ -57,6 +57,14 @@ def test_a_family_is_supported_only_where_all_four_passed():
     assert missing(page, [*MODELS, "new family"]) == {"new family"}
 
 
+def test_families_of_one_class_and_text_parts_share_their_results():
+    results = {kind: {"roberta": True, "qwen3_5_text": True} for kind in (LOGITS, GGUF, ORACLE)}
+    assert [mark("xlm-roberta", kind, results) for kind in (LOGITS, GGUF, ORACLE)] == ["yes"] * 3
+    assert [mark("qwen3_5", kind, results) for kind in (LOGITS, GGUF, ORACLE)] == ["-", "yes", "yes"]
+    assert mark("mistral3", ORACLE, {ORACLE: {"ministral3": False}}) == "FAILED"
+    assert mark("qwen3_5", CHAT, {CHAT: {"qwen3_5_text": True}}) == "-"
+
+
 def report(when: str, outcome: str, nodeid: str = "x.py::test") -> Any:
     return SimpleNamespace(when=when, passed=outcome == "passed", failed=outcome == "failed", nodeid=nodeid)
 
