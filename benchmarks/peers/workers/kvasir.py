@@ -48,6 +48,7 @@ class Kvasir:
             return {"embedding": self._llm.embed([prompt])[0].embedding}
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
         entries = self._llm.generate([prompt], params)[0].outputs[0].logprobs
+        assert entries is not None
         return {"logprobs": {str(token): entry.logprob for token, entry in entries[0].items()}}
 
     def _generate(self, prompts: list[list[int]], params: SamplingParams) -> dict[str, float]:
