@@ -363,6 +363,7 @@ class Shared:
         return model if self.model is None else self.model, self.layer
 
 
-def attention(heads: int, dim: int, window: int = 0) -> PagedKV:
-    """The cache kind of a self-attention layer. window: in tokens, 0 for all."""
-    return Window(heads, dim, window=window) if window else PagedKV(heads, dim)
+def attention(heads: int, dim: int, window: int = 0, value_dim: int = 0) -> PagedKV:
+    """The cache kind of a self-attention layer. dim: of keys. window: in tokens, 0 for all. value_dim: 0 for that of
+    keys."""
+    return Window(heads, dim, value_dim, window=window) if window else PagedKV(heads, dim, value_dim)

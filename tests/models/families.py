@@ -319,6 +319,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "rope_parameters": {**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.5},
     },
+    "mimo-v2-flash": {
+        **{key: DEEPSEEK_MOE[key] for key in DEEPSEEK_MOE.keys() - {"n_shared_experts", "first_k_dense_replace"}},
+        "model_type": "mimo_v2_flash",
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "num_key_value_heads": 1,
+        "sliding_window": 25,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "attention_bias": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.334},
+        },
+    },
     "minicpm3": {**LATENT, "model_type": "minicpm3", "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 32},
     "minimax-m2": {
         "model_type": "minimax_m2",
@@ -427,6 +441,7 @@ SWITCHED = (
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
+    "mimo-v2-flash",
     *("gemma4", "gemma4-moe"),
 )
 

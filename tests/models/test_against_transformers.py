@@ -71,6 +71,7 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
 FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0, "factor": 2.0}
+MIMO_ROPE = FAMILIES["mimo-v2-flash"]["rope_parameters"]["sliding_attention"]
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "llama": [
@@ -288,6 +289,13 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         *scaled({**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0),
         {"norm_topk_prob": False},
         {"rope_interleave": False},
+    ],
+    "mimo-v2-flash": [
+        {"sliding_window": 26},
+        {"attention_value_scale": 1.0},
+        {"sliding_window_size": 23},
+        {"rope_parameters": {"full_attention": MIMO_ROPE, "sliding_attention": {**MIMO_ROPE, "rope_theta": 20.0}}},
+        {"rope_parameters": {"full_attention": {**MIMO_ROPE, "rope_theta": 200.0}, "sliding_attention": MIMO_ROPE}},
     ],
     "minicpm3": [{"scale_emb": 6}, {"scale_depth": 0.7}, {"dim_model_base": 64}, {"rms_norm_eps": 1e-1}],
     "dots1": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}, {"norm_topk_prob": False}],

@@ -27,9 +27,10 @@ class Attention(Module):
     layer: its number, which identifies it in the cache. query_rope: of the queries, `rope` by default. head_norm_eps:
     if not None, q and k are normalised by a norm of the class `head_norm`: each head, or all heads together if
     `whole_norm`; before the rotary embedding, or after it if `norm_after_rope`. scale: of the scores, head_dim^-0.5 by
-    default. sinks: whether each head has an additional score without a value (arXiv:2309.17453). relative: the parts of
-    the scores by relative position. clip: the greatest magnitude of queries, keys and values before norms and rotation,
-    0 for none.
+    default. sinks: whether each head has an additional score without a value (arXiv:2309.17453), in a vector of the
+    name `sink_name`. relative: the parts of the scores by relative position. clip: the greatest magnitude of queries,
+    keys and values before norms and rotation, 0 for none. value_dim: of a head's values, 0 for head_dim. value_scale:
+    their factor.
     """
 
     def __init__(
@@ -51,22 +52,26 @@ class Attention(Module):
         scale: float | None = None,
         softcap: float = 0.0,
         sinks: bool = False,
+        sink_name: str = "sinks",
         relative: Positions | None = None,
         clip: float = 0.0,
+        value_dim: int = 0,
+        value_scale: float = 1.0,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         self.rope, self.query_rope = rope, query_rope or rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap, self.clip = softcap, clip
-        self.sinks = Vector(heads, "sinks") if sinks else None
+        self.sinks = Vector(heads, sink_name) if sinks else None
+        self.value_dim, self.value_scale = value_dim or head_dim, value_scale
         self.relative = relative
-        self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias)
+        self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias, v=kv_heads * self.value_dim)
         self.whole_norm, self.norm_after_rope = whole_norm, norm_after_rope
         self.q_norm = self.k_norm = None
         if head_norm_eps is not None:
             self.q_norm = head_norm(head_dim * (heads if whole_norm else 1), head_norm_eps)
             self.k_norm = head_norm(head_dim * (kv_heads if whole_norm else 1), head_norm_eps)
-        self.out = Out(heads * head_dim, width, out_bias)
+        self.out = Out(heads * self.value_dim, width, out_bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q, k, v = self.qkv(x_TD, batch)
@@ -77,7 +82,7 @@ class Attention(Module):
 
     def cache(self, window: int = 0) -> CacheKind:
         """window: maximum keys that a row attends to, 0 for all."""
-        return attention(self.kv_heads, self.head_dim, window)
+        return attention(self.kv_heads, self.head_dim, window, self.value_dim)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits the heads, together with the matching segments of the output projection. With fewer KV heads than
@@ -97,12 +102,14 @@ class Attention(Module):
             self.sinks.held = part * self.heads, (part + 1) * self.heads
 
     def mix(self, q_THd: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """The attention output of each head, float32 [T, H, d]. k, v: [T, K * d]."""
+        """The attention output of each head, float32 [T, H, e]. k: [T, K * d], v: [T, K * e]."""
         k_TKd = k.view(-1, self.kv_heads, self.head_dim)
-        v_TKd = v.view(-1, self.kv_heads, self.head_dim)
+        v_TKe = v.view(-1, self.kv_heads, self.value_dim)
+        if self.value_scale != 1.0:
+            v_TKe = v_TKe * self.value_scale
         for step in (self._rotated, self._normalised) if self.norm_after_rope else (self._normalised, self._rotated):
             q_THd, k_TKd = step(q_THd, k_TKd, batch)
-        batch.store(self.layer, k_TKd, v_TKd)
+        batch.store(self.layer, k_TKd, v_TKe)
         sinks_H = self.sinks.values if self.sinks else None
         relative = self.relative.tables() if self.relative else None
         batch.note_weights(self.layer, q_THd, k_TKd, self.scale, self.softcap, sinks_H, relative)
@@ -116,6 +123,7 @@ class Attention(Module):
             sinks_H,
             relative,
             k_TKd if relative is not None and relative.queries is not None else None,
+            self.value_dim,
         )
 
     def _normalised(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

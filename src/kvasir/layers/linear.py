@@ -111,10 +111,11 @@ class Linear(Module):
 
 
 class QKV(Linear):
-    """x -> q [T, heads * d], k and v [T, kv_heads * d]. parts: those that there are."""
+    """x -> q [T, heads * d], k and v [T, kv_heads * d]. parts: those that there are. v: the width of v, 0 for k's."""
 
-    def __init__(self, inputs: int, q: int, kv: int, bias: bool = False, parts: str = "qkv"):
-        super().__init__(inputs, {part: q if part == "q" else kv for part in parts}, bias)
+    def __init__(self, inputs: int, q: int, kv: int, bias: bool = False, parts: str = "qkv", v: int = 0):
+        widths = {"q": q, "k": kv, "v": v or kv}
+        super().__init__(inputs, {part: widths[part] for part in parts}, bias)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         return self.apply("q", x_TD, batch), self.apply("k", x_TD, batch), self.apply("v", x_TD, batch)

@@ -113,6 +113,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lfm2": ("lfm2", "Lfm2", ("Lfm2ForCausalLM",)),
     "lfm2_moe": ("lfm2", "Lfm2Moe", ("Lfm2MoeForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
+    "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
