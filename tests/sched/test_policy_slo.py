@@ -53,6 +53,14 @@ def test_requests_of_similar_length_keep_their_order():
     assert served(facts(0, 127), facts(1, 65), facts(2, 100)) == [0, 1, 2]
 
 
+def test_requests_that_end_with_their_prefill_go_by_their_exact_length_and_before_others_of_similar_length():
+    ends = {"prefill_only": True}
+    assert served(facts(0, 127, **ends), facts(1, 65, **ends), facts(2, 70), facts(3, 100, **ends), facts(4, 20)) == [
+        4, 1, 3, 0, 2,
+    ]  # fmt: skip
+    assert served(facts(0, 127, waited=9.0, **ends), facts(1, 65, waited=9.0, **ends)) == [0, 1], "late"
+
+
 def test_late_requests_go_last_and_early_ones_are_not_hurried():
     hurried, late, too_long = facts(0, 300, waited=1.6), facts(1, 10, waited=2.5), facts(4, 500, waited=1.6)
     assert served(too_long, late, hurried, facts(2, 10), facts(3, 900)) == [2, 0, 3, 1, 4]

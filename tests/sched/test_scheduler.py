@@ -94,6 +94,37 @@ def test_an_embedding_may_fill_the_memory():
     assert drive.reasons["a", 0] is FinishReason.STOP
 
 
+def embedding(id: str, prompt: list[int], **fields) -> Request:
+    return Request(id, tuple(prompt), SamplingParams(max_tokens=1, seed=0), task=Task.EMBED, **fields)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_embeddings_retain_nothing_and_displace_nothing(ahead):
+    drive = make(ahead, num_blocks=14, block_size=8, max_chunk=16, max_rows=1)
+    prompt = list(range(40))
+    drive.scheduler.add(request("answer", prompt, max_tokens=2, ignore_eos=True))
+    drive.drain()
+    kept = drive.scheduler.kv.used
+    for i in range(6):
+        drive.scheduler.add(embedding(f"text {i}", [100 + i] * 40, cache_ttl=60.0))
+    drive.drain()
+    assert all(drive.reasons[f"text {i}", 0] is FinishReason.STOP for i in range(6))
+    assert drive.scheduler.kv.used == kept
+    drive.scheduler.add(request("again", prompt, max_tokens=2, ignore_eos=True))
+    drive.drain()
+    assert drive.scheduler.cached_tokens >= 39
+    drive.scheduler.check()
+
+
+def test_embeddings_are_computed_shortest_first():
+    drive = make(max_rows=1, num_blocks=40)
+    lengths = {"a": 33, "b": 60, "c": 5, "d": 40, "e": 50}
+    for id, length in lengths.items():
+        drive.scheduler.add(embedding(id, [7] * length))
+    drive.drain()
+    assert [id for id, _ in drive.reasons] == sorted(lengths, key=lambda id: lengths[id])
+
+
 def test_the_queue_has_a_bound():
     scheduler = make(max_waiting=4).scheduler
     scheduler.add(request("a", [1], n=3))

@@ -85,7 +85,7 @@ def waiting_since(since: float, service_class: ServiceClass, status: Status) -> 
     return Fake(
         order=0, status=status, promoted=False, expected=0, prompt_len=3,
         request=Fake(slo=service_class, tenant="", priority=0), counts=Fake(known=3, computed=0, since=since),
-        content=Fake(prefix_key=None),
+        content=Fake(prefix_key=None), embeds=False,
     )  # fmt: skip
 
 

@@ -44,7 +44,9 @@ class Prefixes:
         return seq.content.namespace + seq.content.prompt[: self._least * ID_BYTES]
 
     def begin(self, seq: Sequence) -> None:
-        """Records that a running sequence computes its prompt."""
+        """Records that a running sequence computes its prompt, unless the prompt will not be kept."""
+        if seq.embeds:
+            return
         self._computing.setdefault(self._key(seq), []).append(seq)
 
     def stop(self, seq: Sequence) -> None:
@@ -90,7 +92,7 @@ class Prefixes:
         if seq.counts.stored >= seq.prompt_len:
             self.stop(seq)
             ttl = seq.request.cache_ttl
-            if ttl and not self.private(seq.request):
+            if ttl and not seq.embeds and not self.private(seq.request):
                 self._tree.pin(seq.content.namespace, seq.content.prompt, now + ttl)
 
     def leave(self, seq: Sequence, keeps: bool) -> None:
@@ -102,7 +104,8 @@ class Prefixes:
         seq.counts.computed = seq.counts.stored = 0
 
     def _insert(self, seq: Sequence) -> None:
-        if seq.counts.stored and not seq.suspect:
+        """Embeddings take nothing from the tree, and add nothing to it: it would only displace what others use."""
+        if seq.counts.stored and not seq.suspect and not seq.embeds:
             ids, priority = seq.content.key(seq.tokens[: seq.counts.stored]), -seq.request.priority
             self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
@@ -114,4 +117,5 @@ class Prefixes:
     def check(self, running: Iterable[Sequence]) -> None:
         """Raises AssertionError."""
         held = [s for neighbours in self._computing.values() for s in neighbours]
-        assert set(held) == {s for s in running if s.counts.stored < s.prompt_len}, "a prompt in prefill is lost"
+        expected = {s for s in running if s.counts.stored < s.prompt_len and not s.embeds}
+        assert set(held) == expected, "a prompt in prefill is lost"

@@ -137,6 +137,7 @@ class Service:
             running=seq.status is Status.RUNNING,
             promoted=seq.promoted,
             prefix=seq.content.prefix_key,
+            prefill_only=seq.embeds,
         )
 
     def wanted(self, candidates: Iterable[Sequence]) -> int:

@@ -7,7 +7,8 @@ Sequences that want prefill are served in this order:
       sequences that have sampled tokens               preempted during decode
       by the tenant's turn                             see `fairness`
         by the request's own priority
-          in time: the target can still be met         shortest prefill first, equal prefixes together
+          in time: the target can still be met         shortest prefill first, equal prefixes together; of similar
+                                                       lengths, requests that end with their prefill
           late: the target is missed already           first come, first served
 
 Late sequences come last: they have nothing left to lose, and serving them would make others miss their targets.
@@ -48,6 +49,7 @@ class ServiceFacts(NamedTuple):
     running: bool = False  # has a row
     promoted: bool = False
     prefix: Hashable = None  # equal for sequences that share a prefix; None: shared with no other
+    prefill_only: bool = False  # ends with its prefill, as an embedding does, and shares nothing
 
 
 def slack(f: ServiceFacts) -> float:
@@ -58,7 +60,9 @@ def slack(f: ServiceFacts) -> float:
 def service_key(f: ServiceFacts, group: int) -> tuple:
     """Sort key of a sequence among those of its tenant and class. group: lowest `order` with its prefix."""
     # By powers of two: prefills of similar length stay together by prefix, and a few tokens do not change the order.
-    standing = (1, 0, 0) if slack(f) < 0 else (0, f.prefill.bit_length(), group)
+    # Requests that end with their prefill have no such reason, and are served by their exact length (arXiv:2505.07203).
+    kind = (False, f.prefill) if f.prefill_only else (True, group)
+    standing = (1, 0, False, 0) if slack(f) < 0 else (0, f.prefill.bit_length(), *kind)
     return (*_class_key(f), f.priority, *standing, not f.running, f.order)
 
 
