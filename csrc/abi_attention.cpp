@@ -72,7 +72,8 @@ KVASIR_API int32_t kvasir_gated_delta(kvasir::DeltaArgs* args, int32_t threads) 
     const kvasir::DeltaArgs& a = *args;
     const bool is_sound = a.qk_heads > 0 && a.v_heads > 0 && a.v_heads % a.qk_heads == 0 && a.dim > 0 &&
                           a.dim <= kvasir::MAX_DELTA_DIM && a.v_dim > 0 && a.v_dim <= kvasir::MAX_DELTA_DIM &&
-                          a.taps > 0 && a.taps <= kvasir::MAX_TAPS && a.block_size >= a.taps;
+                          a.taps > 0 && a.taps <= kvasir::MAX_TAPS && a.block_size >= a.taps &&
+                          (a.decays == 1 || a.decays == a.dim);
     if (!is_sound) return -1;
     kvasir::Pool* pool = kvasir::pool_create(threads, false);
     if (pool == nullptr) return -1;

@@ -25,6 +25,8 @@ constexpr int MOST_VECTORS = 1;
 struct Tokens {
     float q[RUN][MAX_DELTA_DIM], k[RUN][MAX_DELTA_DIM], v[RUN][MAX_DELTA_DIM];
     float beta[RUN], decay[RUN];
+    // Of each row of the state, if they have decays of their own: the decay, and k times it.
+    float decays[RUN][MAX_DELTA_DIM], fading[RUN][MAX_DELTA_DIM];
 };
 
 // One head of v in one piece.
@@ -124,14 +126,18 @@ private:
             if (from) std::memcpy(row + found[i].channel, from, bytes);
             else std::memset(row + found[i].channel, 0, bytes);
         }
-        row[a.channels() + head] = gate(a.b, 0, token);
-        row[a.channels() + a.v_heads + head] = gate(a.a, a.v_heads, token);
+        row += a.channels();
+        const float *b = gates(a.b, 0, 1, token), *x = gates(a.a, a.v_heads, a.decays, token);
+        row[head] = b ? *b : 0.0f;
+        for (int64_t i = 0; i < a.decays; ++i) row[a.v_heads + head * a.decays + i] = x ? x[i] : 0.0f;
     }
 
-    float gate(const float* of_step, int64_t offset, int64_t token) const {
-        if (token >= piece.start) return of_step[(piece.first + token - piece.start) * a.gate_stride + head];
-        const float* row = stored(token);
-        return row ? row[a.channels() + offset + head] : 0.0f;
+    // This head's b or a of a token, null before the sequence. offset: in the stored gates. count: numbers per head.
+    const float* gates(const float* of_step, int64_t offset, int64_t count, int64_t token) const {
+        const int64_t row = piece.first + token - piece.start;
+        if (token >= piece.start) return of_step + (row * a.gate_stride + head) * count;
+        const float* inputs = stored(token);
+        return inputs ? inputs + a.channels() + offset + head * count : nullptr;
     }
 
     void prepare(Tokens& to, int64_t at, int64_t count) const {
@@ -144,19 +150,41 @@ private:
             normalise(to.q[i], 1.0f / __builtin_sqrtf(static_cast<float>(a.dim)));
             normalise(to.k[i], 1.0f);
         }
+        prepare_gates(to, at, count);
+        if (a.decays > 1) prepare_decays(to, at, count);
+    }
+
+    // beta of each token of a run and, unless rows of the state have their own, the decay.
+    void prepare_gates(Tokens& to, int64_t at, int64_t count) const {
         float b[RUN] = {}, x[RUN] = {};
         for (int64_t i = 0; i < count; ++i) {
-            b[i] = gate(a.b, 0, at + i);
-            x[i] = gate(a.a, a.v_heads, at + i);
+            b[i] = *gates(a.b, 0, 1, at + i);
+            x[i] = *gates(a.a, a.v_heads, a.decays, at + i);
         }
-        const f32x16 zero = broadcast(0.0f), one = broadcast(1.0f);
-        store_all(to.beta, div(one, add(one, exp(sub(zero, load(b))))));
-        const f32x16 rate = exp(broadcast(a.log_rate[head]));
-        const f32x16 steps = softplus(add(load(x), broadcast(a.bias[head])));
-        store_all(to.decay, exp(sub(zero, mul(rate, steps))));
+        const f32x16 one = broadcast(1.0f);
+        store_all(to.beta, mul(broadcast(a.strength), div(one, add(one, exp(sub(broadcast(0.0f), load(b)))))));
+        if (a.decays > 1) return;
+        store_all(to.decay, decay(load(x), broadcast(a.log_rate[head]), broadcast(a.bias[head])));
     }
     static_assert(RUN == LANES, "the gates of a run are one vector");
     static KVASIR_INLINE void store_all(float* to, f32x16 x) { KVASIR_ISA::store(to, x); }
+
+    void prepare_decays(Tokens& to, int64_t at, int64_t count) const {
+        const float *log_rate = a.log_rate + head * a.decays, *bias = a.bias + head * a.decays;
+        for (int64_t t = 0; t < count; ++t) {
+            const float* x = gates(a.a, a.v_heads, a.decays, at + t);
+            for (int64_t i = 0; i < a.dim; i += LANES) {
+                const int64_t rest = a.dim - i;
+                const f32x16 fade = decay(some(x + i, rest), some(log_rate + i, rest), some(bias + i, rest));
+                KVASIR_ISA::store(to.decays[t] + i, fade);
+                KVASIR_ISA::store(to.fading[t] + i, mul(load(to.k[t] + i), fade));
+            }
+        }
+    }
+
+    static KVASIR_INLINE f32x16 decay(f32x16 x, f32x16 log_rate, f32x16 bias) {
+        return exp(sub(broadcast(0.0f), mul(exp(log_rate), softplus(add(x, bias)))));
+    }
 
     // One token's part after the convolution: taps are added in ascending order, missing ones are zeros.
     void convolve(const Part& part, int64_t token, float* out) const {
@@ -188,38 +216,46 @@ private:
 
     // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
     void recur(const Tokens& tokens, int64_t count, float* out) {
+        if (a.decays > 1) all_columns<true>(tokens, count, out);
+        else all_columns<false>(tokens, count, out);
+    }
+
+    template <bool EACH>
+    void all_columns(const Tokens& tokens, int64_t count, float* out) {
         int64_t at = 0;
         for (; at + MOST_VECTORS * LANES <= a.v_dim; at += MOST_VECTORS * LANES) {
-            columns<MOST_VECTORS, false>(tokens, count, at, out);
+            columns<MOST_VECTORS, false, EACH>(tokens, count, at, out);
         }
-        for (; at + LANES <= a.v_dim; at += LANES) columns<1, false>(tokens, count, at, out);
-        if (at < a.v_dim) columns<1, true>(tokens, count, at, out);
+        for (; at + LANES <= a.v_dim; at += LANES) columns<1, false, EACH>(tokens, count, at, out);
+        if (at < a.v_dim) columns<1, true, EACH>(tokens, count, at, out);
     }
 
     // V vectors of columns from `column` on, or the last ones, fewer than a vector. Sums over d have two chains, of
-    // even and of odd rows.
-    template <int V, bool REST>
+    // even and of odd rows. EACH: every row of the state has its own decay.
+    template <int V, bool REST, bool EACH>
     void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
         const int64_t e = a.v_dim, rest = e - column;
         const auto get = [&](const float* from) { return REST ? load_first(from, rest) : load(from); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : KVASIR_ISA::store(to, x); };
         float* const first = state + column;
         for (int64_t t = 0; t < count; ++t) {
-            const float *k = tokens.k[t], *q = tokens.q[t];
-            const f32x16 decay = broadcast(tokens.decay[t]), beta = broadcast(tokens.beta[t]);
+            const float *k = tokens.k[t], *q = tokens.q[t], *fades = tokens.decays[t];
+            const float* known_by = EACH ? tokens.fading[t] : k;
+            const f32x16 whole = broadcast(EACH ? 1.0f : tokens.decay[t]), beta = broadcast(tokens.beta[t]);
             f32x16 even[V], odd[V], wanted[V];
             const auto clear = [&] {
                 for (int v = 0; v < V; ++v) even[v] = odd[v] = broadcast(0.0f);
             };
             const auto predict = [&](int64_t i, f32x16* sums) {
-                const f32x16 factor = broadcast(k[i]);
+                const f32x16 factor = broadcast(known_by[i]);
                 for (int v = 0; v < V; ++v) sums[v] = fma(get(first + i * e + v * LANES), factor, sums[v]);
             };
             const auto update = [&](int64_t i, f32x16* sums) {
                 const f32x16 write = broadcast(k[i]), read = broadcast(q[i]);
+                const f32x16 fade = EACH ? broadcast(fades[i]) : whole;
                 for (int v = 0; v < V; ++v) {
                     float* at = first + i * e + v * LANES;
-                    const f32x16 next = fma(wanted[v], write, mul(get(at), decay));
+                    const f32x16 next = fma(wanted[v], write, mul(get(at), fade));
                     put(at, next);
                     sums[v] = fma(next, read, sums[v]);
                 }
@@ -227,7 +263,7 @@ private:
             clear();
             in_pairs(a.dim, [&](int64_t i) { predict(i, even); }, [&](int64_t i) { predict(i, odd); });
             for (int v = 0; v < V; ++v) {
-                const f32x16 known = mul(add(even[v], odd[v]), decay);
+                const f32x16 found = add(even[v], odd[v]), known = EACH ? found : mul(found, whole);
                 wanted[v] = mul(sub(load(tokens.v[t] + column + v * LANES), known), beta);
             }
             clear();

@@ -18,7 +18,8 @@ using kvasir_test::same;
 constexpr int32_t BLOCK = 16, TOKENS = 53, BLOCKS = 1 + (TOKENS + BLOCK - 1) / BLOCK;
 
 struct Case {
-    int32_t qk_heads, v_heads, dim, v_dim, taps, tiled = 0;
+    int32_t qk_heads, v_heads, dim, v_dim, taps, tiled = 0, decays = 1;
+    float strength = 1.0f;
 
     int64_t channels() const { return 2 * int64_t{qk_heads} * dim + int64_t{v_heads} * v_dim; }
 };
@@ -37,8 +38,8 @@ Data draw(const Case& c) {
     };
     const int64_t wide = int64_t{c.qk_heads} * c.dim;
     return {make(TOKENS * wide, 1.0f), make(TOKENS * wide, 1.0f), make(TOKENS * int64_t{c.v_heads} * c.v_dim, 1.0f),
-            make(TOKENS * c.v_heads, 2.0f), make(TOKENS * c.v_heads, 4.0f), make(c.taps * c.channels(), 0.5f),
-            make(c.v_heads, 0.5f), make(c.v_heads, 1.0f)};
+            make(TOKENS * c.v_heads, 2.0f), make(TOKENS * c.v_heads * c.decays, 4.0f), make(c.taps * c.channels(), 0.5f),
+            make(c.v_heads * c.decays, 0.5f), make(c.v_heads * c.decays, 1.0f)};
 }
 
 // The channels of one kind of a token, after convolution and silu.
@@ -77,15 +78,19 @@ std::vector<double> expect(const Case& c, const Data& d) {
                                                     int64_t{c.v_heads} * c.v_dim, t);
             normalise(q, 1 / std::sqrt(static_cast<double>(c.dim)));
             normalise(k, 1);
-            const size_t gate = static_cast<size_t>(t * c.v_heads + h), head = static_cast<size_t>(h);
-            const double beta = 1 / (1 + std::exp(-static_cast<double>(d.b[gate])));
-            const double step = std::log1p(std::exp(static_cast<double>(d.a[gate]) + static_cast<double>(d.bias[head])));
-            const double decay = std::exp(-std::exp(static_cast<double>(d.rate[head])) * step);
+            const size_t gate = static_cast<size_t>(t * c.v_heads + h);
+            const double beta = static_cast<double>(c.strength) / (1 + std::exp(-static_cast<double>(d.b[gate])));
+            const auto decay = [&](int64_t i) {
+                const size_t at = static_cast<size_t>((t * c.v_heads + h) * c.decays + i % c.decays);
+                const size_t own = static_cast<size_t>(h * c.decays + i % c.decays);
+                const double step = std::log1p(std::exp(static_cast<double>(d.a[at]) + static_cast<double>(d.bias[own])));
+                return std::exp(-std::exp(static_cast<double>(d.rate[own])) * step);
+            };
             for (int64_t e = 0; e < c.v_dim; ++e) {
                 double known = 0, sum = 0;
                 for (int64_t i = 0; i < c.dim; ++i) {
                     double& s = state[static_cast<size_t>(i * c.v_dim + e)];
-                    s *= decay;
+                    s *= decay(i);
                     known += s * k[static_cast<size_t>(i)];
                 }
                 for (int64_t i = 0; i < c.dim; ++i) {
@@ -104,7 +109,7 @@ std::vector<double> expect(const Case& c, const Data& d) {
 class Sequence {
   public:
     Sequence(const Case& c, const Data& d)
-        : c_(c), d_(d), inputs_(c.channels() + 2 * c.v_heads), state_(int64_t{c.v_heads} * c.dim * c.v_dim),
+        : c_(c), d_(d), inputs_(c.channels() + (1 + c.decays) * c.v_heads), state_(int64_t{c.v_heads} * c.dim * c.v_dim),
           stride_(state_ + (c.taps - 1 + BLOCK) * inputs_), blocks(BLOCKS * stride_), states(2 * state_),
           out(TOKENS * int64_t{c.v_heads} * c.v_dim) {
         forget(true);
@@ -118,10 +123,10 @@ class Sequence {
         const int32_t* tables[1] = {table_};
         kvasir::Piece piece = {1, 0, start, count, 0, tables, reached};
         kvasir::DeltaArgs args = {
-            c_.qk_heads, c_.v_heads, c_.tiled, 0, c_.dim, c_.v_dim, c_.taps, kvasir::FUNCTION_SILU, BLOCK, 0,
-            blocks.data, stride_, states.data,
+            c_.qk_heads, c_.v_heads, c_.tiled, c_.decays, c_.dim, c_.v_dim, c_.taps, kvasir::FUNCTION_SILU, BLOCK, 0,
+            c_.strength, 0, blocks.data, stride_, states.data,
             d_.q.data() + start * wide, d_.k.data() + start * wide, d_.v.data() + start * v_wide,
-            d_.b.data() + start * c_.v_heads, d_.a.data() + start * c_.v_heads, c_.v_heads, d_.kernel.data(),
+            d_.b.data() + start * c_.v_heads, d_.a.data() + start * c_.v_heads * c_.decays, c_.v_heads, d_.kernel.data(),
             d_.rate.data(), d_.bias.data(), out.data + start * v_wide, &piece, 1,
         };
         require(kvasir_gated_delta(&args, threads) == 0, "the delta rule refuses");
@@ -169,7 +174,7 @@ void test_case(const Case& c) {
 
 void test_delta() {
     for (const Case& c : {Case{1, 1, 16, 16, 4}, Case{2, 6, 5, 7, 4}, Case{2, 6, 5, 7, 4, 1}, Case{2, 4, 32, 80, 2},
-                          Case{1, 2, 3, 130, 1}, Case{1, 1, 256, 256, 8}}) {
+                          Case{1, 2, 3, 130, 1}, Case{1, 1, 256, 256, 8}, Case{2, 2, 32, 16, 4, 0, 32}, Case{1, 3, 5, 37, 4, 0, 5, 2.0f}, Case{2, 4, 16, 80, 2, 0, 1, 2.0f}}) {
         test_case(c);
     }
 }

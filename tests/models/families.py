@@ -368,6 +368,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.5,
     },
+    "olmo-hybrid": {
+        **_RECURRENT,
+        "model_type": "olmo_hybrid",
+        "head_dim": ABSENT,
+        "rope_parameters": {**PLAIN, "rope_theta": 100.0},
+    },
     **STATE_SPACES,
     "apertus": {"model_type": "apertus", "hidden_act": "xielu", "rope_theta": 500.0, "rope_scaling": LLAMA3},
     "cohere": {
@@ -436,7 +442,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
-    *("lfm2", "lfm2-moe"),
+    *("lfm2", "lfm2-moe", "olmo-hybrid"),
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,

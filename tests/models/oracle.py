@@ -78,7 +78,12 @@ def state_of(model: Any) -> dict[str, Tensor]:
     """The transformers model's tensors as `save_pretrained` writes them: each expert's matrices by themselves."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return dict(revert_weight_conversion(model, model.state_dict()))
+    state = dict(revert_weight_conversion(model, model.state_dict()))
+    for q in [name for name in state if name.endswith(".q_conv1d.weight")]:  # transformers cuts in three equal parts
+        names = [q.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        sizes = [len(state[name.replace("conv1d", "proj")]) for name in names]
+        state |= zip(names, torch.cat([state[name] for name in names]).split(sizes), strict=True)
+    return state
 
 
 def ours(config: Mapping[str, Any], state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Any:

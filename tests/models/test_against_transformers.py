@@ -258,6 +258,13 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"norm_topk_prob": False},
         {"routed_scaling_factor": 1.0},
     ],
+    "olmo-hybrid": [
+        {"linear_allow_neg_eigval": False},
+        {"rms_norm_eps": 1e-1},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+        {"linear_num_key_heads": 4, "linear_key_head_dim": 6},
+    ],
     "ministral3": [
         *scaled({**YARN, "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0, factor=8.0),
         {"sliding_window": 25},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,41 @@ def test_against_transformers():
     forgetful = x.clone()
     forgetful[:SIZE, -HEADS.v :] = 0.0
     assert (reference(forgetful, KERNEL)[40:] - expected[40:]).abs().max() > 1e-2, "nothing of the first block is left"
+
+
+def test_decays_of_each_dimension():
+    """Against the recurrence as a loop; equal decays of a head have the bits of one decay."""
+    heads = replace(HEADS, decays=HEADS.dim)
+    one = inputs(1)
+    each = torch.cat([one[:, : -HEADS.v], one[:, -HEADS.v :].repeat_interleave(HEADS.dim, 1)], 1)
+    assert torch.equal(whole_of(each, heads), whole(one))
+    decays = torch.rand(LENGTH, HEADS.v * HEADS.dim, generator=torch.Generator().manual_seed(5))
+    each[:, -HEADS.v * HEADS.dim :] = 0.8 + 0.2 * decays
+    torch.testing.assert_close(whole_of(each, heads), looped(each, heads), rtol=1e-4, atol=1e-5)
+
+
+def whole_of(x: torch.Tensor, heads: Heads) -> torch.Tensor:
+    cache = KVCache((State((heads.v, heads.v_dim, heads.dim), heads.inputs, TAPS - 1),), [6], SIZE, torch.bfloat16)
+    cache.fill_(torch.nan)
+    batch = batch_of([Part([0] * LENGTH, 0, (table(1, 2, 3, 4, 5),))], cache)
+    x_TI = torch.zeros(len(batch.tokens_T), heads.inputs)
+    x_TI[:LENGTH] = x
+    return gated_delta(x_TI, KERNEL, cache.state(0), cache.inputs(0), batch.states(0), heads, silu)[:LENGTH]
+
+
+def looped(x: torch.Tensor, heads: Heads) -> torch.Tensor:
+    h, channels = heads, x[:, : heads.channels].T[None]
+    mixed = F.silu(F.conv1d(F.pad(channels, (TAPS - 1, 0)), KERNEL[:, None], groups=h.channels))[0].T
+    q, k, v = mixed.split((h.qk * h.dim, h.qk * h.dim, h.v * h.v_dim), 1)
+    q, k = (F.normalize(part.view(-1, h.qk, h.dim), dim=-1).repeat_interleave(h.v // h.qk, 1) for part in (q, k))
+    v, gates = v.view(-1, h.v, h.v_dim), x[:, h.channels :]
+    state, out = torch.zeros(h.v, h.v_dim, h.dim), []
+    for t in range(len(x)):
+        state = state * gates[t, h.v :].view(h.v, 1, h.dim)
+        missing = v[t] - torch.einsum("ved,vd->ve", state, k[t])
+        state = state + torch.einsum("ve,vd->ved", missing * gates[t, : h.v, None], k[t])
+        out.append(torch.einsum("ved,vd->ve", state, q[t] * h.dim**-0.5))
+    return torch.stack(out)
 
 
 def test_gates_against_torch():

@@ -1,4 +1,5 @@
-"""The Gated DeltaNet layer (arXiv:2412.06464), which replaces attention, as in Qwen3-Next."""
+"""The Gated DeltaNet layer (arXiv:2412.06464), which replaces attention, as in Qwen3-Next, and Kimi Delta Attention
+(arXiv:2510.26692), whose state has a decay for each dimension of a key."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvasir.caches import State
 from kvasir.layers.convolution import Convolution
-from kvasir.layers.linear import Linear, Out
+from kvasir.layers.linear import Linear, Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.places import Place
-from kvasir.ops.activation import ACTIVATIONS, silu
+from kvasir.ops.activation import ACTIVATIONS, sigmoid, silu
 from kvasir.ops.columns import take_columns
 from kvasir.ops.gated_delta import Heads, delta_gates, delta_inputs, gated_delta
 from kvasir.parallel import Mesh
@@ -29,22 +30,40 @@ class GatedDelta(Module):
 
     layer: its number, which identifies it in the cache. heads: this rank's heads; rates: the range of v heads among
     them. taps: length of the convolution. act: a name of `ACTIVATIONS`, applied after the convolution. z gates the
-    output; b is the write strength and a the decay, before their functions.
+    output; b is the write strength and a the decay, before their functions. eps: of the output's norm. strength: the
+    greatest write strength. apart: whether the checkpoint has a convolution for each of q, k and v.
     """
+
+    gate = silu  # the function of z
 
     log_rate: Tensor
     bias: Tensor
 
-    def __init__(self, layer: int, width: int, heads: Heads, taps: int, eps: float, act: str = "silu"):
-        self.layer, self.heads = layer, heads
+    def __init__(
+        self,
+        layer: int,
+        width: int,
+        heads: Heads,
+        taps: int,
+        eps: float,
+        act: str = "silu",
+        *,
+        strength: float = 1.0,
+        apart: bool = False,
+    ):
+        self.layer, self.heads, self.strength = layer, heads, strength
         self.num_rates, self.rates = heads.v, (0, heads.v)
         self.act = ACTIVATIONS[act]
         wide, v_wide = heads.qk * heads.dim, heads.v * heads.v_dim
-        self.inputs = Linear(width, {"q": wide, "k": wide, "v": v_wide, "z": v_wide})
-        self.gates = Linear(width, {"b": heads.v, "a": heads.v})
-        self.conv = Convolution(heads.channels, taps)
+        parts = {"q": wide, "k": wide, "v": v_wide}
+        self.conv = Convolution(heads.channels, taps, parts=parts if apart else {})
         self.norm = RMSNorm(heads.v_dim, eps)
         self.out = Out(heads.v * heads.v_dim, width)
+        self._make_inputs(width, parts)
+
+    def _make_inputs(self, width: int, parts: dict[str, int]) -> None:
+        self.inputs = Linear(width, {**parts, "z": parts["v"]})
+        self.gates = Linear(width, {"b": self.heads.v, "a": self.heads.v})
 
     def cache(self, window: int = 0) -> State:
         """window is ignored: a state has none."""
@@ -53,10 +72,9 @@ class GatedDelta(Module):
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         h = self.heads
-        q, k, v, z = (self.inputs.apply(part, x_TD, batch) for part in ("q", "k", "v", "z"))
-        b, a = (self._own(self.gates.apply(part, x_TD, batch)) for part in ("b", "a"))
-        beta_TV, decay_TV = delta_gates(b, a, self.log_rate, self.bias)
-        inputs_TI = delta_inputs(q, k, v, beta_TV, decay_TV)
+        q, k, v, z, b, a = self._project(x_TD, batch)
+        beta_TV, decay_TG = delta_gates(b, a, self.log_rate, self.bias, self.strength)
+        inputs_TI = delta_inputs(q, k, v, beta_TV, decay_TG)
         mixed_TVe = gated_delta(
             inputs_TI,
             self.conv.kernel,
@@ -67,7 +85,12 @@ class GatedDelta(Module):
             self.act,
         )
         normed_TVe = self.norm(mixed_TVe)
-        return self.out((silu(z.view(-1, h.v, h.v_dim)) * normed_TVe).flatten(1), batch)
+        return self.out((self.gate(z.view(-1, h.v, h.v_dim)) * normed_TVe).flatten(1), batch)
+
+    def _project(self, x_TD: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """q, k, v, z, b and a."""
+        inputs = (self.inputs.apply(part, x_TD, batch) for part in ("q", "k", "v", "z"))
+        return *inputs, *(self._own(self.gates.apply(part, x_TD, batch)) for part in ("b", "a"))
 
     def _own(self, gates_TV: Tensor) -> Tensor:
         """The columns of this rank's heads."""
@@ -92,6 +115,41 @@ class GatedDelta(Module):
         return {"A_log": (self.num_rates,), "dt_bias": (self.num_rates,)}
 
     def put(self, name: str, array: Any, place: Place) -> Any:
-        kept = place.exact(array[slice(*self.rates)])
+        kept = place.exact(self._rates(name, array))
         setattr(self, {"A_log": "log_rate", "dt_bias": "bias"}[name], kept)
         return kept
+
+    def _rates(self, name: str, array: Any) -> Any:
+        return array[slice(*self.rates)]
+
+
+class KimiDelta(GatedDelta):
+    """A Gated DeltaNet with a decay for each dimension of a key. Two low-rank products give the decays and the gate of
+    the output, a sigmoid; each of q, k and v has its own convolution. heads: as many of v as of q and k."""
+
+    gate = sigmoid
+
+    def __init__(self, layer: int, width: int, heads: Heads, taps: int, eps: float, act: str = "silu"):
+        assert heads.decays == heads.dim and heads.qk == heads.v
+        super().__init__(layer, width, heads, taps, eps, act, apart=True)
+
+    def _make_inputs(self, width: int, parts: dict[str, int]) -> None:
+        h = self.heads
+        self.inputs = Linear(width, {**parts, "b": h.v, "a": h.dim, "z": h.v_dim})
+        self.decay = Plain(h.dim, h.v * h.dim)
+        self.out_gate = Plain(h.v_dim, h.v * h.v_dim)
+
+    def _project(self, x_TD: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        q, k, v, b, a, z = (self.inputs.apply(part, x_TD, batch) for part in ("q", "k", "v", "b", "a", "z"))
+        return q, k, v, self.out_gate(z, batch), b, self.decay(a, batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Stays whole on every rank."""
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {"A_log": (1, 1, self.heads.v, 1), "dt_bias": (self.heads.v * self.heads.dim,)}
+
+    def _rates(self, name: str, array: Any) -> Any:
+        """One rate for each decay: those of a head are equal."""
+        dim = self.heads.dim
+        return array.reshape(-1)[[i // dim for i in range(self.heads.v * dim)]] if name == "A_log" else array

@@ -141,6 +141,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "olmo": ("olmo", "Olmo", ("OlmoForCausalLM",)),
     "olmo2": ("olmo2", "Olmo2", ("Olmo2ForCausalLM",)),
     "olmo3": ("olmo2", "Olmo3", ("Olmo3ForCausalLM",)),
+    "olmo_hybrid": ("olmo_hybrid", "OlmoHybrid", ("OlmoHybridForCausalLM",)),
     "olmoe": ("olmoe", "Olmoe", ("OlmoeForCausalLM",)),
     "phi": ("phi", "Phi", ("PhiForCausalLM",)),
     "phi3": ("phi3", "Phi3", ("Phi3ForCausalLM",)),

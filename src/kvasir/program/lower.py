@@ -205,7 +205,7 @@ def _fold(nodes: list[Node], trace: Trace) -> list[Node]:
 
 def _delta(nodes: list[Node]) -> list[Node]:
     """The nodes, with each gated delta rule and the ops that only prepare its inputs merged into one: (q, k, v, b, a,
-    first column of b and a, log_rate, bias, kernel, layer, heads, act)."""
+    first head of b and a, log_rate, bias, strength, kernel, layer, heads, act)."""
     made = {id(out.base): node for node in nodes for out in _outs(node)}
     gates = {id(x.base) for node in nodes if node.op == "delta_gates" for x in _values(node.inputs)}
     merged: list[Node] = []
@@ -215,13 +215,14 @@ def _delta(nodes: list[Node]) -> list[Node]:
         if node.op == "gated_delta":
             inputs, kernel, state, _, _, heads, act = node.inputs
             q, k, v, beta, _ = made[id(inputs.base)].inputs
-            b, a, log_rate, bias = made[id(beta.base)].inputs
+            b, a, log_rate, bias, strength = made[id(beta.base)].inputs
             b_from, a_from = (made[id(gate.base)] for gate in (b, a))
             first = 0
             if b_from.op == "take_columns":
                 b, first, _ = b_from.inputs
                 a = a_from.inputs[0]
-            node = Node(node.op, (q, k, v, b, a, first, log_rate, bias, kernel, state.layer, heads, act), node.out)
+            gates = (b, a, first, log_rate, bias, strength)
+            node = Node(node.op, (q, k, v, *gates, kernel, state.layer, heads, act), node.out)
         merged.append(node)
     return merged
 

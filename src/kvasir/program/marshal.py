@@ -249,7 +249,8 @@ class Marshal:
         self._set(instr, "paged_attention", [ctypes.addressof(args)], [group])
 
     def _gated_delta(self, instr: native.Instr, instruction: Instruction) -> None:
-        *_, b, _, first, log_rate, bias, kernel_CK, layer, heads, act = instruction.inputs
+        *_, b, _, first, log_rate, bias, strength, kernel_CK, layer, heads, act = instruction.inputs
+        first_of_a = first * heads.decays
         out, *rows = (self._at(buffer) for buffer in instruction.buffers)
         array, width = self.cache.arrays(layer)[0][0], heads.v * heads.dim * heads.v_dim
         kernel_KC = np.ascontiguousarray(kernel_CK.T)
@@ -260,10 +261,10 @@ class Marshal:
         assert channels == heads.channels and array.shape[1] == numbers
         states = paged((self._max_rows, width), np.dtype(np.float32))
         args = native.DeltaArgs(
-            heads.qk, heads.v, heads.tiled, 0, heads.dim, heads.v_dim, taps, native.FUNCTION[act.name],
-            self.cache.block_size, self.cache.group_of(layer), array.ctypes.data, array.shape[1], states.ctypes.data,
-            *rows[:3], *(at + 4 * first for at in rows[3:]), b.width, kernel_KC.ctypes.data, self._vector(log_rate),
-            self._vector(bias), out,
+            heads.qk, heads.v, heads.tiled, heads.decays, heads.dim, heads.v_dim, taps, native.FUNCTION[act.name],
+            self.cache.block_size, self.cache.group_of(layer), strength, 0, array.ctypes.data, array.shape[1],
+            states.ctypes.data, *rows[:3], rows[3] + 4 * first, rows[4] + 4 * first_of_a, b.width,
+            kernel_KC.ctypes.data, self._vector(log_rate), self._vector(bias), out,
         )  # fmt: skip
         self._keep += [args, states, kernel_KC, array]
         self.state_bytes += states.nbytes

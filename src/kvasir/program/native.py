@@ -147,10 +147,12 @@ class DeltaArgs(ctypes.Structure):
         *(
             (name, c_int32)
             for name in (
-                *("qk_heads", "v_heads", "tiled", "reserved", "dim", "v_dim"),
+                *("qk_heads", "v_heads", "tiled", "decays", "dim", "v_dim"),
                 *("taps", "function", "block_size", "group"),
             )
         ),
+        ("strength", c_float),
+        ("reserved", c_int32),
         ("blocks", c_void_p),
         ("block_stride", c_int64),
         ("states", c_void_p),

@@ -18,14 +18,16 @@ from kvasir.ops.norm.body import tree_sum
 _NORM_EPS = 1e-6  # as in the published model
 
 
-def delta_gates(beta_TV: Tensor, dt_TV: Tensor, log_rate_V: Tensor, bias_V: Tensor) -> tuple[Tensor, Tensor]:
-    x_TV = dt_TV + bias_V
-    softplus_TV = torch.where(x_TV > 20.0, x_TV, torch.log1p(torch.exp(x_TV)))
-    return sigmoid(beta_TV), torch.exp(-torch.exp(log_rate_V) * softplus_TV)
+def delta_gates(
+    beta_TV: Tensor, dt_TG: Tensor, log_rate_G: Tensor, bias_G: Tensor, strength: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    x_TG = dt_TG + bias_G
+    softplus_TG = torch.where(x_TG > 20.0, x_TG, torch.log1p(torch.exp(x_TG)))
+    return sigmoid(beta_TV) * strength, torch.exp(-torch.exp(log_rate_G) * softplus_TG)
 
 
-def delta_inputs(q: Tensor, k: Tensor, v: Tensor, beta_TV: Tensor, decay_TV: Tensor) -> Tensor:
-    return torch.cat([q, k, v, beta_TV, decay_TV], dim=1)
+def delta_inputs(q: Tensor, k: Tensor, v: Tensor, beta_TV: Tensor, decay_TG: Tensor) -> Tensor:
+    return torch.cat([q, k, v, beta_TV, decay_TG], dim=1)
 
 
 def gated_delta(
@@ -85,15 +87,16 @@ def _through(stage: Stage, qkv_npC: Tensor, x_npI: Tensor, state_nVed: Tensor, h
         heads = h.v
         q_npHd, k_npHd = (x.repeat(1, 1, h.v // h.qk, 1) for x in (q_npHd, k_npHd))
     v_npHre1 = qkv_npC[..., 2 * wide :].unflatten(-1, (heads, -1, h.v_dim, 1))
-    gates = x_npI[..., h.channels :].unflatten(-1, (2, heads, -1, 1, 1))
+    beta_npHr11 = x_npI[..., h.channels : h.channels + h.v].unflatten(-1, (heads, -1, 1, 1))
+    decay_npHr1g = x_npI[..., h.channels + h.v :].unflatten(-1, (heads, -1, 1, h.decays))
     state_nHred = state_nVed.unflatten(1, (heads, -1))
     out_npHre = torch.empty_like(v_npHre1[..., 0])
     for place, count in enumerate(stage.counts):
         at = (slice(count), place)
         k_mH11d, state_mHred = k_npHd[at][:, :, None, None], state_nHred[:count]
-        state_mHred *= gates[at][:, 1]
+        state_mHred *= decay_npHr1g[at]
         predicted_mHre1 = tree_sum(state_mHred * k_mH11d)
-        state_mHred += (v_npHre1[at] - predicted_mHre1) * gates[at][:, 0] * k_mH11d
+        state_mHred += (v_npHre1[at] - predicted_mHre1) * beta_npHr11[at] * k_mH11d
         if place >= stage.first:
             out_npHre[at] = tree_sum(state_mHred * q_npHd[at][:, :, None, None])[..., 0]
     return out_npHre.flatten(2, 3)
