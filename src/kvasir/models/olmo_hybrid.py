@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.layers.block import DecoderLayer, Mixer
-from kvasir.layers.gated_delta import GatedDelta
+from kvasir.layers.gated_delta import GatedDelta, Heads
 from kvasir.layers.module import Entry, Take
 from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes
 from kvasir.models.olmo2 import Olmo2, Olmo2Config
 from kvasir.models.qwen3_next import read_delta
-from kvasir.ops.gated_delta import Heads
 
 _NORM_EPS = 1e-5  # of a Gated DeltaNet's output, whatever the config sets
 

@@ -221,8 +221,8 @@ def _delta(nodes: list[Node]) -> list[Node]:
             if b_from.op == "take_columns":
                 b, first, _ = b_from.inputs
                 a = a_from.inputs[0]
-            gates = (b, a, first, log_rate, bias, strength)
-            node = Node(node.op, (q, k, v, *gates, kernel, state.layer, heads, act), node.out)
+            parts = (b, a, first, log_rate, bias, strength)
+            node = Node(node.op, (q, k, v, *parts, kernel, state.layer, heads, act), node.out)
         merged.append(node)
     return merged
 
