@@ -17,8 +17,9 @@ from tests.engine.cores import CONFIGS, random_model
 from tests.models.families import SWITCHED
 from tests.program.mini import TEXT, write_mini
 
-# Two families with other settings stand for all: one with sinks, one with experts chosen by sigmoid scores and biases.
-_OTHERS = {"bert", "qwen3-5-tiled", *SWITCHED} - {"gpt-oss", "glm4-moe"}
+# Of the families with other settings some stand for all: one with sinks, one with experts chosen by sigmoid scores and
+# biases, one with latent attention.
+_OTHERS = {"bert", "qwen3-5-tiled", *SWITCHED} - {"gpt-oss", "glm4-moe", "deepseek-v2"}
 GENERATING = [name for name, config in CONFIGS.items() if config["vocab_size"] < 10000 and name not in _OTHERS]
 _GGUF = "kvasir-mini Q4_K_M"
 _numbers = count()

@@ -56,8 +56,7 @@ def add_keys(writer: Any, c: Any, apart: bool) -> None:
         writer.add_key_length_mla(keys)
         writer.add_value_length_mla(c.v_head_dim)
     writer.add_kv_lora_rank(rank)
-    if c.q_lora_rank:
-        writer.add_q_lora_rank(c.q_lora_rank)
+    writer.add_q_lora_rank(c.q_lora_rank or 0)  # llama.cpp needs the 0 unless the file has 26 or 27 layers
     writer.add_rope_dimension_count(turning)
     if not dense:
         writer.add_rope_freq_base(c.rope_parameters["rope_theta"])

@@ -35,7 +35,7 @@ def _latent(f: Fields, shapes: Shapes, *, value_dim: int = 0) -> dict[str, Any]:
     del config["head_dim"]
     return config | {
         "kv_lora_rank": rank,
-        "q_lora_rank": f.integer("attention.q_lora_rank", 1, MAX_WIDTH, 0) or None,
+        "q_lora_rank": f.integer("attention.q_lora_rank", 0, MAX_WIDTH, 0) or None,
         "qk_nope_head_dim": keys - turning,
         "qk_rope_head_dim": turning,
         "v_head_dim": values,
