@@ -92,6 +92,12 @@ struct Relu {  // NaN stays NaN
         return select(less_equal(x, broadcast(0.0f)), broadcast(0.0f), x);
     }
 };
+struct Relu2 {
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const {
+        const f32x16 positive = Relu()(x);
+        return mul(positive, positive);
+    }
+};
 struct Exp {
     KVASIR_INLINE f32x16 operator()(f32x16 x) const { return exp(x); }
 };
@@ -201,6 +207,7 @@ void activate(int32_t function, float* out, const float* x, int64_t count) {
         case FUNCTION_GELU: return map(out, x, count, Gelu());
         case FUNCTION_GELU_TANH: return map(out, x, count, GeluTanh());
         case FUNCTION_RELU: return map(out, x, count, Relu());
+        case FUNCTION_RELU2: return map(out, x, count, Relu2());
         case FUNCTION_EXP: return map(out, x, count, Exp());
         case FUNCTION_SIGMOID: return map(out, x, count, Sigmoid());
         case FUNCTION_SOFTPLUS: return map(out, x, count, Softplus());
@@ -214,6 +221,7 @@ void gated(int32_t function, float* out, const float* gate, const float* up, int
         case FUNCTION_GELU: return map(out, gate, up, count, Gated<Gelu>());
         case FUNCTION_GELU_TANH: return map(out, gate, up, count, Gated<GeluTanh>());
         case FUNCTION_RELU: return map(out, gate, up, count, Gated<Relu>());
+        case FUNCTION_RELU2: return map(out, gate, up, count, Gated<Relu2>());
         case FUNCTION_EXP: return map(out, gate, up, count, Gated<Exp>());
         case FUNCTION_SIGMOID: return map(out, gate, up, count, Gated<Sigmoid>());
         case FUNCTION_CLAMPED_SWIGLU: return map(out, gate, up, count, ClampedSwiglu());

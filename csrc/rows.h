@@ -15,6 +15,7 @@ enum Function : int32_t {
     FUNCTION_SIGMOID = 6,
     FUNCTION_CLAMPED_SWIGLU = 7,  // only of two rows: see ClampedSwiglu
     FUNCTION_SOFTPLUS = 8,        // only of one row
+    FUNCTION_RELU2 = 9,           // the square of relu
 };
 
 }  // namespace kvasir

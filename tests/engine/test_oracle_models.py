@@ -119,7 +119,8 @@ def test_a_tiny_pool_changes_no_answer(case):
     for overlap in (False, True) if options["executor"] == "program" else (False,):
         core = core_of(folder, **options, **small, threads=1, overlap=overlap)
         same(expected, together(core, requests, seed=4))
-        assert core.stats().preemptions > 0, "the pool was not tiny enough"
+        if not all(group.kind.keeps_starts for group in core.runner.cache.groups):  # two blocks of each are enough
+            assert core.stats().preemptions > 0, "the pool was not tiny enough"
 
 
 def test_nan_in_foreign_blocks_stays_there(case):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from tests.models.state_spaces import STATE_SPACES
+from tests.models.state_spaces import ABSENT, STATE_SPACES
 
-ABSENT = object()  # of a field in SIZES that a family does not have
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,

@@ -319,6 +319,46 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"residual_multiplier": 1.0},
         {"num_experts_per_tok": 2},
     ],
+    "nemotron-h": [
+        {"layer_norm_epsilon": 1e-1},
+        {"mamba_hidden_act": "gelu"},
+        {"time_step_limit": [0.5, 1.0]},
+        {"n_groups": 1, "ssm_state_size": 36},
+        {"num_experts_per_tok": 2},
+        {"routed_scaling_factor": 1.0},
+        {"norm_topk_prob": False},
+        {"n_group": 1, "topk_group": 1},
+    ],
+    "bamba": [
+        {"rms_norm_eps": 1e-1},
+        {"time_step_limit": [0.0, 2.0]},
+        {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}},
+    ],
+    "falcon-h1": [
+        {"rms_norm_eps": 1e-1},
+        {"mamba_norm_before_gate": False},
+        {"key_multiplier": 1.0},
+        {"attention_in_multiplier": 1.0},
+        {"attention_out_multiplier": 1.0},
+        {"ssm_in_multiplier": 1.0},
+        {"ssm_out_multiplier": 1.0},
+        {"lm_head_multiplier": 1.0},
+        {"embedding_multiplier": 1.0},
+        *({"mlp_multipliers": pair} for pair in ([1.0, 1.5], [0.7, 1.0])),
+        *(
+            {"ssm_multipliers": [1.0 if i == j else m for j, m in enumerate([0.7, 1.4, 0.8, 1.2, 0.6])]}
+            for i in range(5)
+        ),
+    ],
+    "falcon-mamba": [{"mixer_rms_eps": 1.0}, {"layer_norm_epsilon": 1e-1}],
+    "jamba": [{"rms_norm_eps": 1e-1}, {"num_experts_per_tok": 1}, {"hidden_act": "gelu"}],
+    "mamba": [{"layer_norm_epsilon": 1e-1}, {"hidden_act": "silu"}],
+    "mamba2": [
+        {"layer_norm_epsilon": 1e-1},
+        {"hidden_act": "gelu"},
+        {"n_groups": 1, "state_size": 24},
+        {"time_step_limit": [0.1, 0.5]},
+    ],
     "granite-moe": [{"num_experts_per_tok": 2}, {"residual_multiplier": 1.0}, {"logits_scaling": 1.0}],
     "apertus": [{"rms_norm_eps": 1e-1}],
     "cohere": [

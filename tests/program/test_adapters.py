@@ -82,7 +82,9 @@ def test_agree_with_merged_weights(case):
     what roundings change in it."""
     folder, model = case
     plain, one, two = eager_of(folder), eager_of(folder), eager_of(folder)
-    pairs = {1: made(plain, 1, 4), 2: made(plain, 2, 20, "mlp" if "Moe" not in model.architecture else "qkv")}
+    part = "mlp" if "Moe" not in model.architecture else "qkv"
+    agree = {"Jamba": 10, "OlmoHybrid": 5}.get(model.architecture, 1) * AGREE  # Mamba's scans keep roundings, too
+    pairs = {1: made(plain, 1, 4), 2: made(plain, 2, 20, part if any(part in slot for slot in slots(plain)) else "out")}
     if model.architecture == "Mixtral":
         pairs[2] = made(plain, 2, 20, "router")
     merge(one, pairs[1])
@@ -99,7 +101,7 @@ def test_agree_with_merged_weights(case):
     found = company.step(*((i, 0, len(s)) for i, s in enumerate(sequences)))
     for theirs in (found, eager_hidden(plain, sequences, ids)):
         for mine, right in zip(theirs, expected, strict=True):
-            assert difference(mine, right) < (5 if model.architecture == "OlmoHybrid" else 1) * AGREE
+            assert difference(mine, right) < agree
 
 
 def pieces_of(program, adapters=(1, 0, 2)) -> np.ndarray:

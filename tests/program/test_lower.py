@@ -13,6 +13,7 @@ from kvasir.program.marshal import prepared
 pytest.importorskip("torch")
 
 from kvasir.layers.linear import Linear
+from kvasir.layers.mlp import MLP
 from kvasir.layers.moe import MoE
 from tests.program.made import EACH, loaded
 
@@ -119,7 +120,8 @@ def test_the_weights_that_one_row_reads(kind, tmp_path):
     total = sum(matrix.nbytes for part in parts if isinstance(part, Linear) for matrix in part.weights.values())
     for moe in (part for part in parts if isinstance(part, MoE)):
         first = moe.experts[0]
-        expert = sum(m.nbytes for part in (first.gate_up, first.down) for m in part.weights.values())
+        parts = (first.up if isinstance(first, MLP) else first.gate_up, first.down)
+        expert = sum(m.nbytes for part in parts for m in part.weights.values())
         assert moe.routing.top_k < len(moe.experts)
         total -= (len(moe.experts) - moe.routing.top_k) * expert
     assert model.trace is not None and model.trace.weight_bytes_read == total > 0

@@ -37,7 +37,11 @@ MORE = {
     "stablelm": WIDE,
     "olmoe": WIDE,
 }
-OWN = {"gpt2": {"n_embd": 256, "n_head": 8}, "bert": {"hidden_size": 256, "num_attention_heads": 8}}
+OWN = {
+    "mamba2": {"hidden_size": 64},
+    "gpt2": {"n_embd": 256, "n_head": 8},
+    "bert": {"hidden_size": 256, "num_attention_heads": 8},
+}
 
 
 def eighths(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:

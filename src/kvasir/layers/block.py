@@ -13,19 +13,21 @@ from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.ssm import Mamba1, Mamba2
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.layers.batch import Batch
 
-Mixer = Attention | LatentAttention | GatedDelta | ShortConvolution  # mixes information across tokens
+Mixer = Attention | LatentAttention | GatedDelta | Mamba1 | Mamba2 | ShortConvolution  # mixes across tokens
 
 
 class DecoderLayer(Module):
     """x: float32 [T, D] -> [T, D].
 
-    attn: the layer that mixes information across tokens (attention or a recurrent layer). attn_norm, mlp_norm: of the
+    attn: the layer that mixes information across tokens (attention or a recurrent layer). It or the MLP may be None: a
+    model may have only one of them in a block. attn_norm, mlp_norm: of the
     inputs; attn_post_norm, mlp_post_norm: of the outputs; None for none. parallel: the MLP's input is the block's, not
     attention's result; without an mlp_norm, both have the normalised input of attention. scale: of what both add.
     """
@@ -33,9 +35,9 @@ class DecoderLayer(Module):
     def __init__(
         self,
         attn_norm: RMSNorm | None,
-        attn: Mixer,
+        attn: Mixer | None,
         mlp_norm: RMSNorm | None,
-        mlp: MLP | GatedMLP | MoE | DenseAndExperts,
+        mlp: MLP | GatedMLP | MoE | DenseAndExperts | None,
         *,
         attn_post_norm: RMSNorm | None = None,
         mlp_post_norm: RMSNorm | None = None,
@@ -47,8 +49,12 @@ class DecoderLayer(Module):
         self.parallel, self.scale = parallel, scale
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        read_TD = _normalised(self.attn_norm, x_TD)
-        mixed_TD = x_TD + self._scaled(_normalised(self.attn_post_norm, self.attn(read_TD, batch)))
+        read_TD, mixed_TD = x_TD, x_TD
+        if self.attn is not None:
+            read_TD = _normalised(self.attn_norm, x_TD)
+            mixed_TD = x_TD + self._scaled(_normalised(self.attn_post_norm, self.attn(read_TD, batch)))
+        if self.mlp is None:
+            return mixed_TD
         if not self.parallel:
             read_TD = _normalised(self.mlp_norm, mixed_TD)
         elif self.mlp_norm is not None:

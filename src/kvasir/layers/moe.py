@@ -132,6 +132,41 @@ class PlainMoE(MoE):
         """Stays whole."""
 
 
+class LatentMoE(PlainMoE):
+    """A mixture of MLPs without gates, and a shared one that processes every row. latent: the width of the experts'
+    inputs and outputs, with a projection before and after them; 0 for that of the model. bias: of these projections and
+    of the shared MLP. selection: as in `MoE`."""
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        num_experts: int,
+        routing: Routing,
+        act: str,
+        *,
+        shared_inner: int,
+        latent: int = 0,
+        bias: bool = False,
+        selection: str,
+    ):
+        super().__init__(latent or width, inner, num_experts, routing, act)
+        self.router = Router(width, num_experts)
+        self.selection = Vector(num_experts, selection)
+        self.shared = MLP(width, shared_inner, act, bias)
+        self.enter = Plain(width, latent, bias) if latent else None
+        self.leave = Plain(latent, width, bias) if latent else None
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.routing, self.selection.values)
+        up = [expert.up.weights["weight"] for expert in self.experts]
+        down = [expert.down.weights["weight"] for expert in self.experts]
+        read_TL = x_TD if self.enter is None else self.enter(x_TD, batch)
+        out_TL = experts(read_TL, ids_Tk, weights_Tk, up, (), down, self.act)
+        out_TD = out_TL if self.leave is None else self.leave(out_TL, batch)
+        return out_TD + self.shared(x_TD, batch)
+
+
 class SharedMoE(MoE):
     """A mixture with an additional shared expert, of its own width, that processes every row. gated: whether it is
     weighted by a gate of its own."""

@@ -1,4 +1,4 @@
-"""Layers of selective state spaces, which replace attention: Mamba 2 (arXiv:2405.21060)."""
+"""Selective state spaces, which replace attention: Mamba 2 (arXiv:2405.21060) and Mamba (arXiv:2312.00752)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvasir.caches import State
-from kvasir.layers.linear import Linear, Out
+from kvasir.layers.linear import Linear, Out, Plain
 from kvasir.layers.module import Module, Segments
 from kvasir.layers.norm import RMSNorm
 from kvasir.layers.places import Place
@@ -146,3 +146,83 @@ def exp_of(array: Any, place: Place) -> Any:
     if isinstance(exact, np.ndarray):
         return place.exact(np.exp(exact.astype(np.float64)))
     return exact.double().exp().float()
+
+
+class Mamba1(Module):
+    """Mamba (arXiv:2312.00752). x: float32 [T, D] -> [T, D]. Its recurrent state is a State (kvasir.caches).
+
+    layer: its number, which identifies it in the cache. inner: channels. dim: numbers of state per channel. rank: of
+    the projection of dt. taps, act, conv_bias: of the convolution. bias: of the projections. eps: if not None, what dt
+    is projected from, B and C are normalised; with `norm_weights` or without. Every rank holds the whole layer.
+    """
+
+    rates: Tensor
+    bias: Tensor
+    skip: Tensor
+
+    def __init__(
+        self,
+        layer: int,
+        width: int,
+        inner: int,
+        dim: int,
+        rank: int,
+        taps: int,
+        *,
+        act: str = "silu",
+        conv_bias: bool = True,
+        bias: bool = False,
+        eps: float | None = None,
+        norm_weights: bool = True,
+    ):
+        share = head_share(inner)
+        s = self.sizes = ScanSizes(inner // share, 1, dim, share, per_channel=True)
+        self.layer, self.norm_weights = layer, norm_weights
+        self.inputs = Linear(width, {"x": s.inner, "z": s.inner}, bias)
+        self.conv = CausalConvolution(s.channels, taps, act, conv_bias)
+        self.steps = Linear(s.inner, {"dt": rank, "b": dim, "c": dim})
+        self.norms = [] if eps is None else [RMSNorm(size, eps) for size in (rank, dim, dim)]
+        if not norm_weights:
+            self.plain_norms, self.norms = tuple(self.norms), []
+        else:
+            self.plain_norms = ()
+        self.dt = Plain(rank, s.inner)
+        self.out = Out(s.inner, width, bias)
+
+    def cache(self, window: int = 0) -> State:
+        """window is ignored: a state has none."""
+        s = self.sizes
+        return State((s.heads, s.width, s.dim), s.inputs, self.conv.taps - 1)
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        x_TC, z_TC = (self.inputs.apply(part, x_TD, batch) for part in ("x", "z"))
+        memory = batch.kv.state(self.layer), batch.kv.inputs(self.layer), batch.states(self.layer), self.sizes
+        taps = self.conv.weights
+        mixed_TC = causal_convolution(x_TC, taps, *memory)
+        parts = [self.steps.apply(part, mixed_TC, batch) for part in ("dt", "b", "c")]
+        if norms := self.norms or self.plain_norms:
+            parts = [norm(part) for norm, part in zip(norms, parts, strict=True)]
+        dt_TC = self.dt(parts[0], batch)
+        weights = ScanWeights(self.rates, self.bias, self.skip)
+        y_TC = selective_scan(mixed_TC, dt_TC, parts[1], parts[2], weights, taps, *memory)
+        return self.out(silu(z_TC) * y_TC, batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Stays whole."""
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        s = self.sizes
+        return {"A_log": (s.inner, s.dim), "dt_proj.bias": (s.inner,), "D": (s.inner,)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        kept = exp_of(array, place) if name == "A_log" else place.exact(array)
+        setattr(self, {"A_log": "rates", "dt_proj.bias": "bias", "D": "skip"}[name], kept)
+        for norm in self.plain_norms:
+            norm.weight = place.exact(np.ones(norm.width, np.float32))
+        return kept
+
+
+def head_share(inner: int) -> int:
+    """The channels that are scanned together: a divisor of all, at most 64, and a multiple of 16 if there is one."""
+    divisors = [size for size in range(1, 65) if inner % size == 0]
+    return max(divisors, key=lambda size: (size % 16 == 0, size))

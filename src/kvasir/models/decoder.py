@@ -200,9 +200,9 @@ class Decoder(Module):
         return self.norm(x_TD)
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
-        """The kind of KV cache of each layer."""
-        windows = self.config.windows
-        return tuple(layer.attn.cache(window) for layer, window in zip(self.layers, windows, strict=True))
+        """The kind of KV cache of each layer that has one."""
+        layers = zip(self.layers, self.config.windows, strict=True)
+        return tuple(layer.attn.cache(window) for layer, window in layers if layer.attn is not None)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Float32 [R, vocabulary] logits of the selected hidden rows."""

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.models import gguf_decoders, gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas
+from kvasir.models import (
+    gguf_decoders,
+    gguf_encoders,
+    gguf_gemma,
+    gguf_latent,
+    gguf_lfm2,
+    gguf_llamas,
+    gguf_state_spaces,
+)
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -186,5 +194,6 @@ _READERS = {
     **gguf_latent.READERS,
     **gguf_lfm2.READERS,
     **gguf_gemma.READERS,
+    **gguf_state_spaces.READERS,
     **gguf_llamas.READERS,
 }

@@ -10,6 +10,7 @@ It undoes the converter's changes:
   keys.
 - `qwen3next`, `qwen35`, `qwen35moe`: the converter stores the decay rates as -exp(A_log), and adds 1 to the norms'
   weights. The heads of v of the last two stay in the file's order, which the config describes.
+- Mamba: the same decay rates; Mamba 2's rates, skips and norms have one more dimension in the file.
 - `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
 
 Source: the tensor names of the GGUF specification (docs/gguf.md of the ggml project) and of its `gguf-py`.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ from kvasir.errors import ModelFileError
 from kvasir.models import gguf_decoder_names as others
 from kvasir.models import gguf_encoder_names as encoders
 from kvasir.models import gguf_gemma_names as gemmas
+from kvasir.models import gguf_state_space_names as state_spaces
 from kvasir.models.config import MAX_EXPERTS
 from kvasir.models.registry import unsupported
 
@@ -215,6 +218,8 @@ class NameTable:
     nested: tuple[str, ...] = ()  # vectors, stored in the checkpoint as matrices of one row
     flattened: tuple[str, ...] = ()  # stacks of the heads' matrices, which we read as one, below each other
     scales: Mapping[str, str] = field(default_factory=dict)  # names of the vectors that end in ".scale" in the file
+    flat: tuple[str, ...] = ()  # stored as matrices, vectors in the checkpoint
+    named: tuple[str, ...] = ()  # of the modules in _VECTORS, those with ".weight" and ".bias" in the checkpoint
 
 
 _QK = ("attn_q", "attn_k")
@@ -270,6 +275,11 @@ FAMILIES = {
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
     "minicpm3": NameTable({**_LLAMA_NAMES, **_LATENT}, "model.layers"),
+    "falcon-h1": NameTable(state_spaces.FALCON_H1, "model.layers", flat=state_spaces.FLAT),
+    "granitehybrid": NameTable(state_spaces.GRANITE_HYBRID, "model.layers", paired_rows=_QK, flat=state_spaces.FLAT),
+    "jamba": NameTable(state_spaces.JAMBA, "model.layers", named=("ssm_dt",)),
+    "mamba": NameTable(state_spaces.MAMBA, "backbone.layers", named=("ssm_dt",)),
+    "mamba2": NameTable(state_spaces.MAMBA2, "backbone.layers", flat=state_spaces.FLAT),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
@@ -278,6 +288,8 @@ FAMILIES = {
     "nomic-bert-moe": NameTable(encoders.NOMIC_MOE, "encoder.layers"),
     "nemotron": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
     "olmo": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "nemotron_h": NameTable(state_spaces.NEMOTRON_H, "backbone.layers", paired_rows=_QK, flat=state_spaces.FLAT),
+    "nemotron_h_moe": NameTable(state_spaces.NEMOTRON_H, "backbone.layers", paired_rows=_QK, flat=state_spaces.FLAT),
     "olmo2": NameTable(_POST_NORM_NAMES, "model.layers"),
     "olmoe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
     "phi2": NameTable(others.PHI, "model.layers"),
@@ -295,7 +307,8 @@ FAMILIES = {
 # Tensors for multi-token prediction are not used either.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
-_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_a", "ssm_dt")
+_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_a", "ssm_d", "ssm_dt")
+_BARE = ("ssm_a", "ssm_d", "ffn_norm")  # also without ".weight" in the file
 _CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")  # stored without the dimension of size 1
 _RATES = "ssm_a"  # stored as -exp(A_log)
 
@@ -346,9 +359,10 @@ def hf_name(architecture: str, name: str) -> str | None:
     prefix = f"{family.layers}.{layer}." if layer is not None else ""
     if kind == "scale" and module in family.scales:
         return prefix + family.scales[module]
-    if module not in family.names or kind not in ("weight", "bias", *([""] if module == _RATES else [])):
+    if module not in family.names or kind not in ("weight", "bias", *([""] if module in _BARE else [])):
         raise ModelFileError(f"a GGUF file of architecture {architecture} holds the unknown tensor {name}")
-    return prefix + family.names[module] + (f".{kind}" if module not in _VECTORS else "")
+    suffix = "" if module in _VECTORS and module not in family.named else f".{kind or 'weight'}"
+    return prefix + family.names[module] + suffix
 
 
 def halves_from_pairs(num_rows: int, num_heads: int) -> np.ndarray:
@@ -404,6 +418,8 @@ class HFView:
             shape = (info.shape[1] // parts, *info.shape[2:])
             return replace(info, name=name, shape=shape, nbytes=info.nbytes // info.shape[0] // parts)
         shape = info.shape[::-1] if self._is_transposed(name) else info.shape
+        if _parts(stored)[1] in self._family.flat:
+            shape = (prod(shape),)
         if self._is_one_row(name):
             shape = (1, *shape[-1:])
         if _parts(stored)[1] in self._family.flattened and len(shape) == 3:
@@ -432,7 +448,10 @@ class HFView:
             return array.reshape(len(array), 1, -1)
         if module == _RATES:
             with np.errstate(divide="ignore", invalid="ignore"):  # NaN in a bad file stays in its own answers
-                return np.log(-array.astype(np.float64)).astype(np.float32)
+                rates = np.log(-array.astype(np.float64)).astype(np.float32)
+            return rates.reshape(-1) if module in self._family.flat else rates
+        if module in self._family.flat:
+            return array.reshape(-1)
         order = self._row_order(name, array.shape[0] if array.ndim else 1)
         return array if order is None else array[order]
 

@@ -148,7 +148,7 @@ class GPT2(Module):
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
-        return tuple(layer.attn.cache() for layer in self.layers)
+        return tuple(layer.attn.cache() for layer in self.layers if layer.attn is not None)
 
     def names(self) -> Mapping[str, Entry]:
         """The name table: where each module's tensors are in a checkpoint, as in `Decoder.names`."""

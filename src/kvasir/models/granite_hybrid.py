@@ -85,10 +85,11 @@ class GraniteHybrid(GraniteMoe):
         """The name table of `GraniteMoe.names`, with the Mamba 2 layers."""
         layer, inner = "model.layers.*.", self.config.shared_inner
         shared = layer + "shared_mlp."
+        joint, gate_ups = shared + "input_linear", ("layers.*.mlp.gate_up", "layers.*.mlp.shared.gate_up")
         return {
             **super().names(),
-            "layers.*.mlp.gate_up.gate": Take(shared + "input_linear", (0, inner)),
-            "layers.*.mlp.gate_up.up": Take(shared + "input_linear", (inner, 2 * inner)),
+            **{f"{ours}.gate": (Take(joint, (0, inner)), shared + "gate_proj") for ours in gate_ups},
+            **{f"{ours}.up": (Take(joint, (inner, 2 * inner)), shared + "up_proj") for ours in gate_ups},
             "layers.*.mlp.down": shared + "output_linear",
             **mamba2_names(layer, "layers.*.attn", self.config.mamba, "mamba"),
             "layers.*.attn.out": (layer + "self_attn.o_proj", layer + "mamba.out_proj"),

@@ -17,6 +17,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "apertus": ("apertus", "Apertus", ("ApertusForCausalLM",)),
     "arcee": ("arcee", "Arcee", ("ArceeForCausalLM",)),
+    "bamba": ("bamba", "Bamba", ("BambaForCausalLM",)),
     "bert": (
         "bert",
         "Bert",
@@ -74,6 +75,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
     "falcon": ("falcon", "Falcon", ("FalconForCausalLM",)),
     "gemma": ("gemma", "Gemma", ("GemmaForCausalLM", "GemmaModel", "GemmaForSequenceClassification")),
+    "falcon_h1": ("falcon_h1", "FalconH1", ("FalconH1ForCausalLM",)),
+    "falcon_mamba": ("mamba", "MambaModel", ("FalconMambaForCausalLM",)),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM", "Gemma2Model", "Gemma2ForSequenceClassification")),
     "gemma3": ("gemma3", "Gemma3", ("Gemma3ForConditionalGeneration",)),
     "gemma3_text": (
@@ -104,6 +107,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "JinaBert",
         ("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
     ),
+    "jamba": ("jamba", "Jamba", ("JambaForCausalLM",)),
     "jina_embeddings_v3": (
         "rope_encoder",
         "JinaV3",
@@ -115,6 +119,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),
+    "mamba": ("mamba", "MambaModel", ("MambaForCausalLM",)),
+    "mamba2": ("mamba", "Mamba2Model", ("Mamba2ForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
     "mistral3": ("mistral", "Mistral3", ("Mistral3ForConditionalGeneration",)),
@@ -132,6 +138,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("MPNetModel", "MPNetForMaskedLM", "MPNetForSequenceClassification", "MPNetForTokenClassification"),
     ),
     "nemotron": ("nemotron", "Nemotron", ("NemotronForCausalLM",)),
+    "nemotron_h": ("nemotron_h", "NemotronH", ("NemotronHForCausalLM",)),
     "new": ("rope_encoder", "New", ("NewModel", "NewForMaskedLM", "NewForSequenceClassification")),
     "nomic_bert": (
         "rope_encoder",

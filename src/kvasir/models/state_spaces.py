@@ -14,7 +14,7 @@ from kvasir.layers.ssm import Mamba2, ScanSizes
 from kvasir.models.config import MAX_HEADS, Fields, is_number
 
 _MAX_TAPS = 8  # a cache block has at least as many tokens
-_MAX_DIM = 256
+MAX_DIM = 256
 _ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")  # those that are one op
 KINDS = {
     "mamba": "mamba",
@@ -71,10 +71,10 @@ def read_scan(
     heads_name, groups_name, dim_name = names
     heads = f.integer(heads_name, 1, MAX_HEADS, defaults[0])
     groups = f.integer(groups_name, 1, MAX_HEADS, defaults[1])
-    dim = f.integer(dim_name, 1, _MAX_DIM, defaults[2])
+    dim = f.integer(dim_name, 1, MAX_DIM, defaults[2])
     given = f.get(head_dim)
-    width = inner // heads if given in (None, "auto") else f.integer(head_dim, 1, _MAX_DIM)
-    if heads * width != inner or width > _MAX_DIM:
+    width = inner // heads if given in (None, "auto") else f.integer(head_dim, 1, MAX_DIM)
+    if heads * width != inner or width > MAX_DIM:
         raise ModelFileError(f"{f.where}: {heads_name} is {heads}", f"{inner} channels need that many heads of {width}")
     if heads % groups:
         raise ModelFileError(f"{f.where}: {groups_name} is {groups}", f"{heads} heads cannot share them")

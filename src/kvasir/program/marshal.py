@@ -357,7 +357,8 @@ class Marshal:
         x, ids, _, gate, up, down, act, share, biases, weigh_inputs = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
-        args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), native.FUNCTION[act.name])
+        function = native.FUNCTION[getattr(act, "name", None) or act.__name__]
+        args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), function)
         args.gate, args.down = self._matrices(gate), self._matrices(down)
         args.up = self._matrices(up) if up else None
         args.weigh_inputs = weigh_inputs

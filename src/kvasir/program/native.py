@@ -23,7 +23,7 @@ OPS = (
     "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns", "clamp", "xielu",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
-FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7}
+FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7, "relu2": 9}
 SCORES = {"softmax": 0, "sigmoid": 1, "sqrt_softplus": 2, "sparsemixer": 3}
 BARRIER = 1
 RUN_ERRORS = {
