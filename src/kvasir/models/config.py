@@ -116,6 +116,8 @@ class Fields:
         for name in ("quantization_config", "compression_config"):
             if self.values.get(name) is not None:
                 self._refuse_quantization(name)
+        if "is_causal" not in self.read:
+            self.expect("is_causal", True)  # false changes what is computed, too
         for name, value in self.values.items():
             if name not in self.read and not _neutral(value) and affects_arithmetic(name):
                 raise UnsupportedModel(

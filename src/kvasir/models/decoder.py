@@ -46,7 +46,7 @@ class DecoderConfig:
     logits. qkv_clip: the greatest magnitude of queries, keys and values, 0 for none. rotary_dim: the
     number of rotated dimensions of a head. rotates: per layer, whether it has a rotary embedding; empty if all have.
     attn_scale: of the scores, None for head_dim^-0.5. embed_scale, residual_scale, logit_scale: of the embedded tokens,
-    of what attention and the MLP add, and of the logits.
+    of what attention and the MLP add, and of the logits. bidirectional: whether each token attends to the whole text.
     """
 
     vocab_size: int
@@ -76,6 +76,7 @@ class DecoderConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    bidirectional: bool = False
 
     @property
     def context_length(self) -> int:
@@ -91,14 +92,18 @@ def read_sizes(
     act: str = "hidden_act",
     eps: str = "rms_norm_eps",
     partial: bool = False,
+    both_ways: bool = False,
 ) -> dict[str, Any]:
     """The fields that Llama-like configs share, as keyword arguments of `DecoderConfig`.
 
     kv_heads, head_dim: the family's defaults for absent fields; 0, like null in the file, derives the value from the
     other fields. act, eps: the names of the fields of the activation and of the norms' epsilon. partial: whether only a
-    part of a head may be rotated (`partial_rotary_factor`). Raises ModelFileError for a field out of range,
-    UnsupportedModel for a feature that is not implemented.
+    part of a head may be rotated (`partial_rotary_factor`). both_ways: whether tokens may attend to the whole text
+    (`is_causal`). Raises ModelFileError for a field out of range, UnsupportedModel for a feature that is not
+    implemented.
     """
+    if not both_ways:
+        f.expect("is_causal", True)
     width = f.integer("hidden_size", 1, MAX_WIDTH)
     heads = f.integer("num_attention_heads", 1, MAX_HEADS)
     absent = {"num_key_value_heads": kv_heads, "head_dim": head_dim}
@@ -133,6 +138,7 @@ def read_sizes(
         "rope_scaling": scaling,
         "tied": f.flag("tie_word_embeddings", False),
         "pooling": pooling_of(f.values, Pooling("last")),
+        "bidirectional": both_ways and not f.flag("is_causal", True),
     }
 
 
@@ -140,7 +146,6 @@ class Decoder(Module):
     """Tokens to hidden rows to logits. A subclass creates the blocks. Norm: the class of its norms."""
 
     Norm: ClassVar[type[RMSNorm]] = RMSNorm
-    bidirectional: ClassVar[bool] = False  # whether each token attends to the whole text
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
 
@@ -158,6 +163,11 @@ class Decoder(Module):
         if Task.GENERATE in self.tasks:
             tied = self.embed if config.tied else None
             self.head = Head(config.width, config.vocab_size, config.head_bias, tied)
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether each token attends to the whole text."""
+        return self.config.bidirectional
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -81,6 +81,7 @@ def read_encoder(f: Fields, **defaults: Any) -> dict[str, Any]:
     if width % heads:
         raise ModelFileError(f"{f.where}: hidden_size {width} is not a multiple of {heads} heads")
     f.expect("is_decoder", False)
+    f.expect("is_causal", False)
     f.expect("add_cross_attention", False)
     for name in f.values:
         if name == "tie_word_embeddings" or name.startswith("pooler_"):

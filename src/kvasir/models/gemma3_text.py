@@ -34,12 +34,11 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Gemma3Config(Gemma2Config):
-    """local_theta, local_scaling: the rotary embedding of the sliding-window layers. bidirectional: whether each token
-    attends to the whole text, or to as many tokens on both sides as half a window has."""
+    """local_theta, local_scaling: the rotary embedding of the sliding-window layers. With bidirectional attention they
+    attend to as many tokens on both sides as half a window has."""
 
     local_theta: float = 1e4
     local_scaling: RopeScaling = field(default_factory=RopeScaling)
-    bidirectional: bool = False
 
     @property
     def context_length(self) -> int:
@@ -60,7 +59,8 @@ class Gemma3Config(Gemma2Config):
         f.finish()
         if bidirectional and 1 in settings["windows"]:
             raise ModelFileError(f"{f.where}: sliding_window is 1", "expected at least 2 in both directions")
-        return cls(**settings, head_norm=True, local_theta=theta, local_scaling=scaling, bidirectional=bidirectional)
+        settings["bidirectional"] = bidirectional
+        return cls(**settings, head_norm=True, local_theta=theta, local_scaling=scaling)
 
 
 def split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,11 +89,6 @@ class Gemma3Text(Gemma2):
     def __init__(self, config: Gemma3Config):
         self.local_rope = Rope(config.rotary_dim, config.local_theta, config.local_scaling)
         super().__init__(config)
-
-    @property
-    def bidirectional(self) -> bool:  # type: ignore[override]
-        """Whether each token attends to the whole text."""
-        return self.config.bidirectional
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""

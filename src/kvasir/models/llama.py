@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from kvasir.errors import UnsupportedModel
 from kvasir.layers.attention import Attention
 from kvasir.layers.block import DecoderLayer, Mixer
 from kvasir.layers.mlp import MLP, GatedMLP
@@ -26,7 +27,7 @@ class LlamaConfig(DecoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
-        sizes = read_sizes(f)
+        sizes = read_sizes(f, both_ways=True)
         attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
         f.finish()
         windows = (0,) * sizes["num_layers"]
@@ -42,6 +43,9 @@ class Llama(Decoder):
 
     def __init__(self, config: DecoderConfig):
         super().__init__(config)
+        if config.bidirectional and any(config.windows) and type(self).cache_spec is Llama.cache_spec:
+            raise UnsupportedModel("config.json: is_causal is false, and layers have sliding windows",
+                                   "supported: one of the two")  # fmt: skip
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
 
     def _block(self, layer: int, c: DecoderConfig) -> DecoderLayer:

@@ -39,7 +39,7 @@ class MistralConfig(DecoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> MistralConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
-        sizes = read_sizes(f, kv_heads=8)
+        sizes = read_sizes(f, kv_heads=8, both_ways=True)
         absent = 0 if "sliding_window" in config else _DEFAULT_WINDOW
         window = f.integer("sliding_window", 1, MAX_POSITIONS, absent)
         f.finish()

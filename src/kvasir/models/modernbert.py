@@ -71,7 +71,7 @@ class ModernBertConfig(DecoderConfig):
         for name in _HARMLESS.split():
             f.get(name)
         f.values = {**f.values, "rope_theta": f.number("global_rope_theta", 1.0, 1e12, 160000.0)}
-        sizes = read_sizes(f, act="hidden_activation", eps="norm_eps")
+        sizes = read_sizes(f, act="hidden_activation", eps="norm_eps", both_ways=True)
         if sizes["kv_heads"] != sizes["heads"] or sizes["heads"] * sizes["head_dim"] != sizes["width"]:
             raise ModelFileError(f"{f.where}: {sizes['heads']} heads of {sizes['head_dim']}", "expected those of width")
         layers = sizes["num_layers"]

@@ -20,7 +20,7 @@ class Qwen2Config(DecoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen2Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
-        sizes = read_sizes(f, kv_heads=32)
+        sizes = read_sizes(f, kv_heads=32, both_ways=True)
         windows = read_layer_windows(f, sizes["num_layers"])
         f.finish()
         return cls(**sizes, windows=windows, qkv_bias=True)

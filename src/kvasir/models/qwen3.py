@@ -20,7 +20,7 @@ class Qwen3Config(DecoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Qwen3Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields(config)
-        sizes = read_sizes(f, kv_heads=32, head_dim=128)
+        sizes = read_sizes(f, kv_heads=32, head_dim=128, both_ways=True)
         windows = read_layer_windows(f, sizes["num_layers"])
         bias = f.flag("attention_bias", False)
         f.finish()

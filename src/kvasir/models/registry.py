@@ -119,6 +119,11 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),
+    "llama_bidirec": (
+        "llama_bidirec",
+        "LlamaBidirec",
+        ("LlamaBidirectionalModel", "LlamaBidirectionalForSequenceClassification"),
+    ),
     "mamba": ("mamba", "MambaModel", ("MambaForCausalLM",)),
     "mamba2": ("mamba", "Mamba2Model", ("Mamba2ForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
