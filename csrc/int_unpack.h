@@ -25,7 +25,8 @@ KVASIR_INLINE int32_t word(const void* from) {
 constexpr int lift_of(int format) { return format == FORMAT_Q3_K ? 3 : format == FORMAT_TERNARY ? 5 : 0; }
 
 constexpr int max_level(int format) {
-    if (int_table_of(format) != nullptr) return format == FORMAT_MXFP4 ? 28 : 255;
+    if (format == FORMAT_NF4) return 128;
+    if (int_table_of(format) != nullptr) return int_table_of(format) == MXFP4_LEVELS ? 28 : 255;
     const IntLayout& l = int_layout_of(format);
     return ((1 << (l.low_bits + l.high_bits)) - 1) << lift_of(format);
 }
@@ -40,13 +41,13 @@ KVASIR_INLINE u8x64 field(u8x64 v) {
     return bit_and(v, mask);
 }
 
-// Columns 4 C to 4 C + 3 of the chunk of 32 whose planes begin at `low` and `high`.
-template <int FORMAT, int C>
+// Columns 4 C to 4 C + 3 of the chunk of 32 whose planes begin at `low` and `high`. PART: of levels in two tables.
+template <int FORMAT, int C, int PART>
 KVASIR_INLINE u8x64 levels(const uint8_t* low, const uint8_t* high) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int per_low = 8 / l.low_bits, lift = lift_of(FORMAT);
     u8x64 v = field<l.low_bits, C % per_low * l.low_bits, lift>(load(low + 64 * (C / per_low)));
-    if constexpr (int_table_of(FORMAT) != nullptr) v = lookup(int_table_of(FORMAT), v);
+    if constexpr (int_table_of(FORMAT) != nullptr) v = lookup(int_table_of(FORMAT, PART), v);
     if constexpr (l.high_bits > 0) {
         constexpr int per_high = 8 / l.high_bits;
         const u8x64 upper = load(high + 64 * (C / per_high));
@@ -76,11 +77,11 @@ KVASIR_INLINE Chunk<P> chunk_of(const uint8_t* const (&block)[P], int chunk) {
 
 // dots += columns 4 C to 4 C + 3 of the chunk for all rows, whose quantized values begin at q. Iterating over the rows
 // within a column keeps M * P independent sums in flight.
-template <int FORMAT, int C, int M, int P>
+template <int FORMAT, int C, int PART, int M, int P>
 KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
     u8x64 w[P];
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C>(chunk.low[p], chunk.high[p]);
+    for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
         const int32_t x = word(q + m * x_stride + 4 * C);
@@ -90,12 +91,12 @@ KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const u
 }
 
 // Half a chunk: columns 16 HALF to 16 HALF + 15.
-template <int FORMAT, int HALF, int M, int P>
+template <int FORMAT, int HALF, int PART = 0, int M, int P>
 KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
-    add_word<FORMAT, 4 * HALF>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 1>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 2>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 3>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF, PART>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 1, PART>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 2, PART>(dots, chunk, q, x_stride);
+    add_word<FORMAT, 4 * HALF + 3, PART>(dots, chunk, q, x_stride);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ constexpr int TILE_ROWS = 4, TILE_PANELS = 1;
 struct WeightF32 {
     using X = float;
     using Number = float;
-    static constexpr int64_t COLUMNS = 1, BYTES = 64;
+    static constexpr int64_t COLUMNS = 1, BYTES = 64, GROUP = 0;
     static KVASIR_INLINE f32x16 widen(const Number* from) { return load(from); }
     f32x16 w;
     KVASIR_INLINE explicit WeightF32(const uint8_t* from) : w(load(reinterpret_cast<const Number*>(from))) {}
@@ -36,7 +36,7 @@ struct WeightF32 {
 struct WeightF16 {
     using X = float;
     using Number = uint16_t;
-    static constexpr int64_t COLUMNS = 1, BYTES = 32;
+    static constexpr int64_t COLUMNS = 1, BYTES = 32, GROUP = 0;
     static KVASIR_INLINE f32x16 widen(const Number* from) { return load_f16(from); }
     f32x16 w;
     KVASIR_INLINE explicit WeightF16(const uint8_t* from) : w(load_f16(reinterpret_cast<const Number*>(from))) {}
@@ -46,7 +46,7 @@ struct WeightF16 {
 struct WeightBF16 {
     using X = float;
     using Number = uint16_t;
-    static constexpr int64_t COLUMNS = 2, BYTES = 64;
+    static constexpr int64_t COLUMNS = 2, BYTES = 64, GROUP = 0;
     static KVASIR_INLINE f32x16 widen(const Number* from) { return load_bf16(from); }
     u16x32 pairs;
     KVASIR_INLINE explicit WeightBF16(const uint8_t* from)
@@ -58,10 +58,33 @@ struct WeightBF16 {
 
 struct WeightPairs {  // bfloat16 weights and activations
     using X = uint16_t;
-    static constexpr int64_t COLUMNS = 2, BYTES = 64;
+    static constexpr int64_t COLUMNS = 2, BYTES = 64, GROUP = 0;
     u16x32 pairs;
     KVASIR_INLINE explicit WeightPairs(const uint8_t* from)
         : pairs(load_pairs(reinterpret_cast<const uint16_t*>(from))) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
+        uint32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        return dot_bf16(sum, pairs, pair);
+    }
+};
+
+// E4M3 with a float32 scale per GROUP columns: part = the chain over the group, sum = fma(scale, part, sum).
+struct WeightFP8 {
+    using X = float;
+    static constexpr int64_t COLUMNS = 2, BYTES = 32, GROUP = 128;
+    u16x32 pairs;
+    KVASIR_INLINE explicit WeightFP8(const uint8_t* from) : pairs(load_e4m3(from)) {}
+    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
+        return fma(odd_bf16(pairs), broadcast(x[1]), fma(even_bf16(pairs), broadcast(x[0]), sum));
+    }
+};
+
+struct WeightFP8Pairs {  // with bfloat16 activations
+    using X = uint16_t;
+    static constexpr int64_t COLUMNS = 2, BYTES = 32, GROUP = 128;
+    u16x32 pairs;
+    KVASIR_INLINE explicit WeightFP8Pairs(const uint8_t* from) : pairs(load_e4m3(from)) {}
     KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
         uint32_t pair;
         std::memcpy(&pair, x, sizeof pair);
@@ -85,7 +108,7 @@ struct Tile {
     f32x16 sum[ROWS][PANELS];
 };
 
-// One segment: `steps` Weights of each panel, starting at `w`, times each row's activations, starting at `x`.
+// `steps` Weights of each panel, starting at `w`, times each row's activations, starting at `x`.
 template <class Weight, int ROWS, int PANELS>
 KVASIR_INLINE void multiply(Tile<ROWS, PANELS>& tile, const uint8_t* w, int64_t panel_bytes,
                             const typename Weight::X* x, int64_t x_stride, int64_t steps) {
@@ -109,6 +132,35 @@ KVASIR_INLINE void multiply(Tile<ROWS, PANELS>& tile, const uint8_t* w, int64_t 
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) tile.sum[r][p] = sum[r][p];
+    }
+}
+
+// Bytes of a segment of `cols` columns.
+template <class Weight>
+constexpr int64_t segment_bytes(int64_t cols) {
+    const int64_t bytes = cols / Weight::COLUMNS * Weight::BYTES;
+    if constexpr (Weight::GROUP > 0) return bytes + cols / Weight::GROUP * FP8_SCALES;
+    return bytes;
+}
+
+// One segment of `cols` columns.
+template <class Weight, int ROWS, int PANELS>
+KVASIR_INLINE void multiply_segment(Tile<ROWS, PANELS>& tile, const uint8_t* w, int64_t panel_bytes,
+                                    const typename Weight::X* x, int64_t x_stride, int64_t cols) {
+    if constexpr (Weight::GROUP == 0) {
+        multiply<Weight>(tile, w, panel_bytes, x, x_stride, cols / Weight::COLUMNS);
+    } else {
+        for (int r = 0; r < ROWS; ++r) {
+            for (int p = 0; p < PANELS; ++p) tile.sum[r][p] = broadcast(0.0f);
+        }
+        for (int64_t k = 0; k < cols; k += Weight::GROUP, w += segment_bytes<Weight>(Weight::GROUP)) {
+            Tile<ROWS, PANELS> part;
+            multiply<Weight>(part, w + FP8_SCALES, panel_bytes, x + k, x_stride, Weight::GROUP / Weight::COLUMNS);
+            for (int p = 0; p < PANELS; ++p) {
+                const f32x16 scale = load(reinterpret_cast<const float*>(w + p * panel_bytes));
+                for (int r = 0; r < ROWS; ++r) tile.sum[r][p] = fma(scale, part.sum[r][p], tile.sum[r][p]);
+            }
+        }
     }
 }
 
@@ -142,7 +194,7 @@ KVASIR_INLINE void finish(const Product& job, const Tile<ROWS, PANELS>& tile, in
 template <class Weight, int ROWS, int PANELS>
 void tile_of(const Product& job, int64_t first_row, int64_t panel) {
     using X = typename Weight::X;
-    const int64_t cols = segment_cols(job.m), steps = cols / Weight::COLUMNS;
+    const int64_t cols = segment_cols(job.m);
     const int64_t x_stride = job.activated_bytes / static_cast<int64_t>(sizeof(X));
     const X* x = reinterpret_cast<const X*>(job.activated) + first_row * x_stride;
     const uint8_t* w = job.m.data + panel * job.panel_bytes;
@@ -150,7 +202,7 @@ void tile_of(const Product& job, int64_t first_row, int64_t panel) {
     int level = 0;
     for (int32_t s = 0; s < job.m.segments; ++s) {
         Tile<ROWS, PANELS> sum;
-        multiply<Weight>(sum, w + s * steps * Weight::BYTES, job.panel_bytes, x + s * cols, x_stride, steps);
+        multiply_segment<Weight>(sum, w + s * segment_bytes<Weight>(cols), job.panel_bytes, x + s * cols, x_stride, cols);
         for (level = 0; s >> level & 1; ++level) add_tile(sum, part[level]);
         part[level] = sum;
     }
@@ -199,7 +251,9 @@ void copy_as_bf16(uint16_t* to, const float* from, int64_t count, int64_t padded
     if (k == padded) return;
     uint16_t rest[LANES] = {};
     if (k < count) store_bf16(rest, load_first(from + k, count - k));
-    std::memcpy(to + k, rest, static_cast<size_t>(padded - k) * sizeof(uint16_t));
+    const int64_t last = padded - k < LANES ? padded - k : LANES;
+    std::memcpy(to + k, rest, static_cast<size_t>(last) * sizeof(uint16_t));
+    std::memset(to + k + last, 0, static_cast<size_t>(padded - k - last) * sizeof(uint16_t));
 }
 
 // One row of the matrix as float32 [cols].
@@ -219,6 +273,23 @@ void widen_row(const Matrix& m, float* out, int64_t row) {
             }
             if (count == LANES) store(out + k, Weight::widen(numbers));
             else store_first(out + k, Weight::widen(numbers), count);
+        }
+    }
+}
+
+void widen_fp8_row(const Matrix& m, float* out, int64_t row) {
+    constexpr int64_t GROUP = WeightFP8::GROUP;
+    const int64_t cols = m.cols / m.segments, lane = row % PANEL;
+    const uint8_t* from = m.data + row / PANEL * panel_bytes(m);
+    for (int32_t s = 0; s < m.segments; ++s, from += segment_bytes<WeightFP8>(segment_cols(m)), out += cols) {
+        for (int64_t k = 0; k < cols; ++k) {
+            const uint8_t* group = from + k / GROUP * segment_bytes<WeightFP8>(GROUP);
+            const int64_t i = k % GROUP;
+            uint8_t code[2 * PANEL] = {group[FP8_SCALES + i / 2 * 2 * PANEL + 2 * lane + i % 2]};
+            float scale, number[LANES];
+            std::memcpy(&scale, group + 4 * lane, sizeof scale);
+            store(number, even_bf16(load_e4m3(code)));
+            out[k] = number[0] * scale;
         }
     }
 }
@@ -243,6 +314,9 @@ void linear_float(const Matrix& m, const uint8_t* activated, int64_t rows, int64
     switch (m.format) {
         case FORMAT_F32: return product<WeightF32>(job, rows, first_panel, last_panel);
         case FORMAT_F16: return product<WeightF16>(job, rows, first_panel, last_panel);
+        case FORMAT_FP8:
+            if (m.activation == ACT_BF16) return product<WeightFP8Pairs>(job, rows, first_panel, last_panel);
+            return product<WeightFP8>(job, rows, first_panel, last_panel);
         default: break;
     }
     if (m.activation == ACT_BF16) return product<WeightPairs>(job, rows, first_panel, last_panel);
@@ -254,6 +328,7 @@ void lookup_float(const Matrix& m, float* out, int64_t out_stride, const int64_t
         switch (m.format) {
             case FORMAT_F32: widen_row<WeightF32>(m, out, ids[i]); break;
             case FORMAT_F16: widen_row<WeightF16>(m, out, ids[i]); break;
+            case FORMAT_FP8: widen_fp8_row(m, out, ids[i]); break;
             default: widen_row<WeightBF16>(m, out, ids[i]); break;
         }
     }

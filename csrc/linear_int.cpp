@@ -2,6 +2,9 @@
 // ascending order; each group's dot product is an exact integer. All micro-kernels therefore give the same bits:
 //
 //     groups of 32:   acc = fma(ws * xs, dot, acc), then for formats with minima acc = fma(wmin, xs * sum(x), acc)
+//     groups of 64:   the same for each half of 32, with the scale of the whole; the minimum of zero points is
+//                     -(zero * ws), and wmin a bias. NVFP4: part = ws0 * dot0, part = fma(ws1, dot1, part) over the
+//                     two scales of a half; acc = fma(d * xs, part, acc)
 //     super-blocks:   part = fma(scale, dot, part) over the 16 or 32 columns of each scale, from 0;
 //                     acc = fma(d * xs, part, acc), then acc = fma(-(dmin * xs), the sum of min * sum(x), acc)
 //
@@ -64,7 +67,8 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
             const uint8_t* block[P];
             KVASIR_UNROLL
             for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
-            if constexpr (l.cols == 64) add_groups<FORMAT>(acc, block, x, x_stride);
+            if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT>(acc, block, x, x_stride);
+            else if constexpr (l.cols == 64) add_groups<FORMAT>(acc, block, x, x_stride);
             else add_super_block<FORMAT>(acc, block, x, x_stride);
         }
         KVASIR_UNROLL
@@ -102,6 +106,14 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
         KVASIR_TILE(Q8_0)
         KVASIR_TILE(IQ4_NL)
         KVASIR_TILE(MXFP4)
+        KVASIR_TILE(INT4)
+        KVASIR_TILE(INT8)
+        KVASIR_TILE(INT4_ZP)
+        KVASIR_TILE(INT8_ZP)
+        KVASIR_TILE(AFFINE4)
+        KVASIR_TILE(AFFINE8)
+        KVASIR_TILE(NF4)
+        KVASIR_TILE(NVFP4)
         KVASIR_TILE(Q2_K)
         KVASIR_TILE(Q3_K)
         KVASIR_TILE(Q4_K)

@@ -8,13 +8,15 @@ namespace KVASIR_ISA {
 namespace {
 
 // The level of row r, column k of a block.
-int32_t level_at(const IntLayout& l, const uint8_t* block, const uint8_t* table, int64_t r, int64_t k) {
+int32_t level_at(int32_t format, const uint8_t* block, int64_t r, int64_t k) {
+    const IntLayout& l = int_layout_of(format);
     const auto bits = [&](int32_t plane, int32_t width) {
         const int64_t per = 8 / width, word = k / 4;
         return block[plane + 64 * (word / per) + 4 * r + k % 4] >> (word % per * width) & ((1 << width) - 1);
     };
     int32_t level = bits(l.low, l.low_bits);
-    if (table != nullptr) level = table[level];
+    if (format == FORMAT_NF4) return (NF4_UPPER[level] << 7 | NF4_LOWER[level]) - l.zero;
+    if (const uint8_t* table = int_table_of(format)) level = table[level];
     if (l.high_bits > 0) level |= bits(l.high, l.high_bits) << l.low_bits;
     return level - l.zero;
 }
@@ -25,16 +27,39 @@ float lane_of(f32x16 v, int64_t lane) {
     return lanes[lane];
 }
 
+float f32_at(const uint8_t* from, int64_t i) {
+    float value;
+    std::memcpy(&value, from + 4 * i, sizeof value);
+    return value;
+}
+
+// The scale and the minimum of group s of a block of 64 columns.
+void read_scale(const IntLayout& l, const uint8_t* block, int64_t r, int64_t s, float& scale, float& minimum) {
+    if (l.scale == SCALE_F32) {
+        scale = f32_at(block + l.scales, r);
+    } else if (l.scale == SCALE_E5M3) {
+        const uint32_t bits = (block[l.scales + LANES * s + r] << 20) + (117u << 23);
+        std::memcpy(&scale, &bits, sizeof scale);
+        scale *= f32_at(block + l.d, r);
+    } else {
+        const auto number = [&](int32_t from) {
+            const uint16_t* numbers = halves(block + from) + LANES * s;
+            return lane_of(l.scale == SCALE_BF16 ? load_bf16(numbers) : load_f16(numbers), r);
+        };
+        scale = number(l.scales);
+        if (l.minimum) minimum = l.zero_point ? -(number(l.minima) * scale) : number(l.minima);
+    }
+}
+
 // Writes the first `cols` columns of row r of a block as float32. `l.sub` columns share a scale and a minimum.
-void expand_block(const IntLayout& l, const uint8_t* table, const uint8_t* block, int64_t r, float* out, int64_t cols) {
+void expand_block(int32_t format, const uint8_t* block, int64_t r, float* out, int64_t cols) {
+    const IntLayout& l = int_layout_of(format);
     for (int64_t begin = 0; begin < cols; begin += l.sub) {
         const int64_t s = begin / l.sub, pair = 2 * LANES * (s / 2) + 2 * r + s % 2;
         const uint8_t* byte = block + l.scales + LANES * s + r;
         float scale, minimum = 0.0f;
         if (l.cols == 64) {
-            const uint16_t* scales = halves(block + l.scales) + LANES * s;
-            scale = lane_of(l.scale == SCALE_BF16 ? load_bf16(scales) : load_f16(scales), r);
-            if (l.minimum) minimum = lane_of(load_f16(halves(block + l.minima) + LANES * s), r);
+            read_scale(l, block, r, s, scale, minimum);
         } else {
             const int32_t factor = l.scale == SCALE_ONE    ? 1
                                    : l.scale == SCALE_U8   ? *byte
@@ -47,7 +72,7 @@ void expand_block(const IntLayout& l, const uint8_t* table, const uint8_t* block
             }
         }
         for (int64_t k = begin; k < begin + l.sub && k < cols; ++k) {
-            const float value = static_cast<float>(level_at(l, block, table, r, k)) * scale;
+            const float value = static_cast<float>(level_at(format, block, r, k)) * scale;
             out[k] = l.minimum ? value + minimum : value;
         }
     }
@@ -57,7 +82,6 @@ void expand_block(const IntLayout& l, const uint8_t* table, const uint8_t* block
 
 void lookup_int(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count) {
     const IntLayout& l = int_layout_of(m.format);
-    const uint8_t* table = int_table_of(m.format);
     const int64_t bytes = int_panel_bytes(m), blocks = int_blocks(m), cols = m.cols / m.segments;
     for (int64_t i = 0; i < count; ++i) {
         const uint8_t* block = m.data + ids[i] / PANEL * bytes;
@@ -65,7 +89,7 @@ void lookup_int(const Matrix& m, float* out, int64_t out_stride, const int64_t* 
             float* to = out + i * out_stride + s * cols;
             for (int64_t b = 0; b < blocks; ++b, block += l.bytes) {
                 const int64_t left = cols - b * l.cols;
-                expand_block(l, table, block, ids[i] % PANEL, to + b * l.cols, left < l.cols ? left : l.cols);
+                expand_block(m.format, block, ids[i] % PANEL, to + b * l.cols, left < l.cols ? left : l.cols);
             }
         }
     }

@@ -7,8 +7,12 @@
 //     format                group   of a group, for each of 16 rows                                activations
 //     F32, F16              1       one number                                                    ACT_F32
 //     BF16                  2       a pair                                                        ACT_BF16 or ACT_F32
+//     FP8                   128     E4M3 in pairs; float32 scale                                  ACT_BF16 or ACT_F32
 //     Q4_0 Q4_1 Q5_0 Q5_1   32      4- or 5-bit q, float16 scale (and minimum)                     ACT_Q8_32
 //     Q8_0 IQ4_NL MXFP4     32      bytes; table of 16 values; float16 or power-of-two scale       ACT_Q8_32
+//     INT4 INT8 NF4         64      4- or 8-bit q, table of 16 values; float32 scale               ACT_Q8_32
+//     INT4_ZP .. AFFINE8    64      4- or 8-bit q; 16-bit scale and zero point, or scale and bias  ACT_Q8_32
+//     NVFP4                 64      table of 16 values; scale per 16, and a float32 scale          ACT_Q8_32
 //     Q2_K .. Q6_K, IQ4_XS  256     2- to 6-bit q, 8-bit scales (and minima) per 16 or 32,         ACT_Q8_256
 //     TERNARY               256     float16 scale (and one of the minima)
 #pragma once
@@ -21,21 +25,30 @@ enum Format : int32_t {
     FORMAT_F32 = 0,
     FORMAT_F16 = 1,
     FORMAT_BF16 = 2,
-    FORMAT_Q4_0 = 3,
-    FORMAT_Q4_1 = 4,
-    FORMAT_Q5_0 = 5,
-    FORMAT_Q5_1 = 6,
-    FORMAT_Q8_0 = 7,
-    FORMAT_IQ4_NL = 8,
-    FORMAT_MXFP4 = 9,
-    FORMAT_Q2_K = 10,
-    FORMAT_Q3_K = 11,
-    FORMAT_Q4_K = 12,
-    FORMAT_Q5_K = 13,
-    FORMAT_Q6_K = 14,
-    FORMAT_IQ4_XS = 15,
-    FORMAT_TERNARY = 16,
-    FORMAT_COUNT = 17,
+    FORMAT_FP8 = 3,
+    FORMAT_Q4_0 = 4,
+    FORMAT_Q4_1 = 5,
+    FORMAT_Q5_0 = 6,
+    FORMAT_Q5_1 = 7,
+    FORMAT_Q8_0 = 8,
+    FORMAT_IQ4_NL = 9,
+    FORMAT_MXFP4 = 10,
+    FORMAT_INT4 = 11,
+    FORMAT_INT8 = 12,
+    FORMAT_INT4_ZP = 13,
+    FORMAT_INT8_ZP = 14,
+    FORMAT_AFFINE4 = 15,
+    FORMAT_AFFINE8 = 16,
+    FORMAT_NF4 = 17,
+    FORMAT_NVFP4 = 18,
+    FORMAT_Q2_K = 19,
+    FORMAT_Q3_K = 20,
+    FORMAT_Q4_K = 21,
+    FORMAT_Q5_K = 22,
+    FORMAT_Q6_K = 23,
+    FORMAT_IQ4_XS = 24,
+    FORMAT_TERNARY = 25,
+    FORMAT_COUNT = 26,
 };
 
 // The format that a matrix's input rows are converted to.
@@ -47,6 +60,7 @@ enum Activation : int32_t {
 };
 
 constexpr int64_t PANEL = 16;
+constexpr int64_t FP8_SCALES = 4 * PANEL;  // bytes of the scales that precede a group of FP8
 
 struct Matrix {
     int32_t format;
@@ -59,8 +73,9 @@ struct Matrix {
 
 static inline int64_t group_of(int32_t format) {
     if (format == FORMAT_BF16) return 2;
+    if (format == FORMAT_FP8) return 128;
     if (format < FORMAT_Q4_0) return 1;
-    return format < FORMAT_Q2_K ? 32 : 256;
+    return format < FORMAT_INT4 ? 32 : format < FORMAT_Q2_K ? 64 : 256;
 }
 
 // Columns of one segment with its padding.

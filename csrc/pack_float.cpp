@@ -2,6 +2,7 @@
 //
 //     F32, F16    [k][row]           4 or 2 bytes each
 //     BF16        [k / 2][row][2]    pairs
+//     FP8         groups of 128 columns: scales [row] of 4 bytes, and [k / 2][row][2] of 1 byte
 #include <cstring>
 
 #include "pack.h"
@@ -11,7 +12,8 @@ namespace {
 
 constexpr int64_t LINE = 64;
 
-enum Source : int32_t { SOURCE_F32 = 0, SOURCE_F16 = 1, SOURCE_BF16 = 30 };  // GGML's tensor types
+// GGML's tensor types, and one of our own: blocks of a float32 scale and 128 E4M3.
+enum Source : int32_t { SOURCE_F32 = 0, SOURCE_F16 = 1, SOURCE_BF16 = 30, SOURCE_FP8 = 1000 };
 
 int64_t whole_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -117,9 +119,32 @@ void pack_panels(const Matrix& m, const uint8_t* rows, int64_t row_bytes, int64_
     }
 }
 
+// Blocks of 4 + 128 bytes.
+void pack_fp8(const Matrix& m, const uint8_t* rows, int64_t row_bytes, int64_t first_row, int64_t num_rows) {
+    const int64_t group = group_of(FORMAT_FP8), bytes = panel_bytes(m), groups = m.cols / group;
+    uint8_t* data = const_cast<uint8_t*>(m.data) + first_row / PANEL * bytes;
+    for (int64_t first = 0; first < num_rows; first += PANEL, data += bytes) {
+        const int64_t count = num_rows - first < PANEL ? num_rows - first : PANEL;
+        if (count < PANEL) std::memset(data, 0, static_cast<size_t>(bytes));
+        for (int64_t r = 0; r < count; ++r) {
+            const uint8_t* from = rows + (first + r) * row_bytes;
+            uint8_t* to = data;
+            for (int64_t g = 0; g < groups; ++g, from += 4 + group, to += FP8_SCALES + group * PANEL) {
+                std::memcpy(to + 4 * r, from, 4);
+                for (int64_t k = 0; k < group; k += 2) {
+                    std::memcpy(to + FP8_SCALES + k * PANEL + 2 * r, from + 4 + k, 2);
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int64_t panel_bytes_float(const Matrix& m) {
+    if (m.format == FORMAT_FP8) {
+        return padded_cols(m) / group_of(FORMAT_FP8) * (FP8_SCALES + group_of(FORMAT_FP8) * PANEL);
+    }
     return whole_lines(padded_cols(m) * PANEL * (m.format == FORMAT_F32 ? 4 : 2));
 }
 
@@ -132,12 +157,18 @@ int32_t format_of_float(int32_t ggml_type) {
         case SOURCE_F32: return FORMAT_F32;
         case SOURCE_F16: return FORMAT_F16;
         case SOURCE_BF16: return FORMAT_BF16;
+        case SOURCE_FP8: return FORMAT_FP8;
         default: return -1;
     }
 }
 
 int32_t pack_float(const Matrix& m, int32_t source, const uint8_t* rows, int64_t row_bytes, int64_t first_row,
                    int64_t num_rows) {
+    if (source == SOURCE_FP8 && m.format == FORMAT_FP8) {
+        if (m.cols % (m.segments * group_of(FORMAT_FP8)) != 0) return -1;
+        pack_fp8(m, rows, row_bytes, first_row, num_rows);
+        return 0;
+    }
     if (source == SOURCE_BF16 && m.format == FORMAT_BF16 && m.cols / m.segments % 2 == 0) {
         // Pairs of bfloat16 have the layout of half as many float32 columns; moving whole pairs is twice as fast.
         const Matrix pairs = {FORMAT_F32, m.activation, m.segments, 0, m.rows, m.cols / 2, m.data};

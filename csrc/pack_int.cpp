@@ -31,6 +31,15 @@ enum GgmlType : int32_t {
     GGML_TQ1_0 = 34,
     GGML_TQ2_0 = 35,
     GGML_MXFP4 = 39,
+    GGML_NVFP4 = 40,
+};
+
+// This engine's own types, blocks of 64 weights of formats that checkpoints of safetensors have. A block is four bytes
+// (a float32 scale, or a scale and a zero point or bias of 16 bits each) and 64 levels of a byte; of NVFP4 a float32
+// scale, four E4M3 scales and 64 codes. Their numbers are in the order of the formats from FORMAT_INT4 on.
+enum OwnType : int32_t {
+    OWN_INT4 = 1001,
+    OWN_NVFP4 = OWN_INT4 + FORMAT_NVFP4 - FORMAT_INT4,
 };
 
 // The 32 or 256 weights of one block of a row.
@@ -38,6 +47,7 @@ struct Weights {
     uint8_t level[256];
     uint8_t scale[16], minimum[16];  // super-blocks only
     uint16_t d, m;                   // float16 or bfloat16 bits: the scale, and the minimum or its scale
+    uint8_t own[4];                  // groups of 64 only: the same as in the file
 };
 
 uint16_t half_at(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
@@ -83,6 +93,44 @@ void read_32(Weights& w, int32_t type, const uint8_t* from) {
         from += 4;
     }
     add_fields(w.level, from, 16, 16, 4, 0);
+}
+
+// The size of an E4M3 number, with 5 bits of exponent instead of denormals.
+uint8_t to_e5m3(uint8_t e4m3) {
+    static const uint8_t denormal[8] = {0, 1 << 3, 2 << 3, 2 << 3 | 4, 3 << 3, 3 << 3 | 2, 3 << 3 | 4, 3 << 3 | 6};
+    const uint8_t size = e4m3 & 0x7f;
+    return size < 8 ? denormal[size] : static_cast<uint8_t>(size + (3 << 3));
+}
+
+// The scales of NVFP4: NaN means 0, and GGML ignores the sign. A negative scale changes the signs of the codes; with a
+// scale of 0 they are zeros.
+void read_fp4_scales(Weights& w, const uint8_t* scales, bool has_sign) {
+    for (int s = 0; s < 4; ++s) {
+        const bool is_nan = scales[s] == 0x7f || (has_sign && scales[s] == 0xff);
+        const int sign = has_sign ? scales[s] >> 4 & 8 : 0;
+        w.scale[s] = is_nan ? 0 : to_e5m3(scales[s]);
+        for (int i = 16 * s; i < 16 * s + 16; ++i) {
+            w.level[i] = w.scale[s] == 0 ? 0 : static_cast<uint8_t>(w.level[i] ^ sign);
+        }
+    }
+}
+
+void read_64(Weights& w, int32_t type, const uint8_t* from) {
+    if (type == GGML_NVFP4) {
+        const float half = 0.5f;
+        std::memcpy(w.own, &half, sizeof half);
+        add_fields(w.level, from + 4, 32, 8, 4, 0);
+        return read_fp4_scales(w, from, false);
+    }
+    std::memcpy(w.own, from, sizeof w.own);
+    std::memcpy(w.level, from + (type == OWN_NVFP4 ? 8 : 4), 64);
+    if (type == OWN_NVFP4) {
+        float scale;
+        std::memcpy(&scale, from, sizeof scale);
+        scale *= 0.5f;
+        std::memcpy(w.own, &scale, sizeof scale);
+        read_fp4_scales(w, from + 4, true);
+    }
 }
 
 // The 8 scales and 8 minima of Q4_K and Q5_K, 6 bits each. The upper two bits of the last four of each are stored
@@ -201,7 +249,10 @@ int64_t block_bytes_of(int32_t type) {
         case GGML_IQ4_XS: return 136;
         case GGML_TQ1_0: return 54;
         case GGML_TQ2_0: return 66;
-        default: return 17;  // MXFP4
+        case GGML_MXFP4: return 17;
+        case GGML_NVFP4: return 36;
+        case OWN_NVFP4: return 72;
+        default: return 68;  // our own
     }
 }
 
@@ -292,13 +343,26 @@ void place_plane(uint8_t* plane, const uint8_t* level, int cols, int row, int bi
 
 void place_half(uint8_t* to, uint16_t half) { std::memcpy(to, &half, sizeof half); }
 
-// Writes one row's weights to a block, from column `first` on. In both planes, a group of 32 starts at a multiple of 64
-// bytes.
-void place(const IntLayout& l, uint8_t* block, int row, int first, const Weights& w) {
-    const int cols = l.cols == 64 ? 32 : 256;
+// The scales of a group of 64.
+void place_own(const IntLayout& l, uint8_t* block, int row, const Weights& w) {
+    if (l.scale == SCALE_E5M3) {
+        for (int s = 0; s < 4; ++s) block[l.scales + 16 * s + row] = w.scale[s];
+        std::memcpy(block + l.d + 4 * row, w.own, 4);
+    } else if (l.scale == SCALE_F32) {
+        std::memcpy(block + l.scales + 4 * row, w.own, 4);
+    } else {
+        std::memcpy(block + l.scales + 2 * row, w.own, 2);
+        std::memcpy(block + l.minima + 2 * row, w.own + 2, 2);
+    }
+}
+
+// Writes one row's weights, a group of `cols`, to a block, from column `first` on. In both planes, a group of 32 starts
+// at a multiple of 64 bytes.
+void place(const IntLayout& l, uint8_t* block, int row, int first, int cols, const Weights& w) {
     place_plane(block + l.low + 2 * first * l.low_bits, w.level, cols, row, l.low_bits, 0);
     place_plane(block + l.high + 2 * first * l.high_bits, w.level, cols, row, l.high_bits, l.low_bits);
-    if (l.cols == 64) {
+    if (cols == 64) return place_own(l, block, row, w);
+    if (cols == 32) {
         place_half(block + l.scales + first + 2 * row, w.d);
         if (l.minimum) place_half(block + l.minima + first + 2 * row, w.m);
         return;
@@ -323,8 +387,9 @@ void pack_blocks(const Matrix& m, const IntLayout& l, int32_t source, const uint
         for (int64_t g = 0; g < groups; ++g, from += block_bytes_of(source)) {
             Weights w = {};
             if (group == 32) read_32(w, source, from);
+            else if (group == 64) read_64(w, source, from);
             else read_256(w, source, from);
-            place(l, panel + g / per * l.bytes, row, static_cast<int>(g % per * group), w);
+            place(l, panel + g / per * l.bytes, row, static_cast<int>(g % per * group), static_cast<int>(group), w);
         }
     }
 }
@@ -339,7 +404,7 @@ void pack_floats(const Matrix& m, const IntLayout& l, int32_t source, const uint
             Weights w = {};
             if (m.format == FORMAT_Q8_0) quantize_q8_0(w, x);
             else quantize_q4_0(w, x);
-            place(l, panel + first / 64 * l.bytes, row, static_cast<int>(first % 64), w);
+            place(l, panel + first / 64 * l.bytes, row, static_cast<int>(first % 64), 32, w);
         }
     }
 }
@@ -356,6 +421,7 @@ int64_t panel_bytes_int(const Matrix& m) { return int_panel_bytes(m); }
 int64_t activated_bytes_int(const Matrix& m) { return int_activated_bytes(m); }
 
 int32_t format_of_int(int32_t ggml_type) {
+    if (ggml_type >= OWN_INT4 && ggml_type <= OWN_NVFP4) return FORMAT_INT4 + ggml_type - OWN_INT4;
     switch (ggml_type) {
         case GGML_Q4_0: return FORMAT_Q4_0;
         case GGML_Q4_1: return FORMAT_Q4_1;
@@ -372,6 +438,7 @@ int32_t format_of_int(int32_t ggml_type) {
         case GGML_TQ1_0: return FORMAT_TERNARY;
         case GGML_TQ2_0: return FORMAT_TERNARY;
         case GGML_MXFP4: return FORMAT_MXFP4;
+        case GGML_NVFP4: return FORMAT_NVFP4;
         default: return -1;
     }
 }

@@ -36,8 +36,9 @@ KVASIR_INLINE int32_t sum_of(const int8_t* q) {
 
 void prepare_group(Group32& group, const float* x) {
     group.scale = quantize<32>(group.q, x);
-    const int32_t sum = sum_of<32>(group.q);
+    const int32_t half = sum_of<16>(group.q), sum = half + sum_of<16>(group.q + 16);
     group.start = -8 * sum;
+    group.half_start = -8 * half;
     group.scaled_sum = group.scale * static_cast<float>(sum);
 }
 
@@ -74,7 +75,7 @@ void prepare_int(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride
         uint8_t* to = out + r * bytes;
         for (int64_t s = 0; s < m.segments; ++s) {
             const float* from = x + r * x_stride + s * cols;
-            if (group_of(m.format) == 32) {
+            if (int_layout_of(m.format).cols == 64) {
                 prepare_segment<Group32, 32>(reinterpret_cast<Group32*>(to) + 2 * s * blocks, 2 * blocks, from, cols);
             } else {
                 prepare_segment<Group256, 256>(reinterpret_cast<Group256*>(to) + s * blocks, blocks, from, cols);

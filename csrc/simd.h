@@ -30,6 +30,8 @@ namespace kvasir {
 namespace KVASIR_ISA {
 
 constexpr int64_t LANES = 16;
+// The bfloat16 bits of m 2^-9, the numbers of E4M3 without an exponent.
+static constexpr uint16_t E4M3_DENORMALS[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
 
 }  // namespace KVASIR_ISA
 }  // namespace kvasir

@@ -181,7 +181,7 @@ KVASIR_INLINE u8x64 lookup(const uint8_t* table16, u8x64 a) {
 KVASIR_INLINE __m256i add_products(__m256i acc, __m256i products) {  // of neighbouring int16
     return _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
-// Bytes above 128 are split in halves, whose pairs of products fit 16 bits: 127 * 127 * 2 < 2^15.
+// Bytes above 128 are split in halves, whose pairs of products fit 16 bits: 128 * 127 * 2 < 2^15.
 KVASIR_INLINE __m256i dot_wide(__m256i acc, __m256i w, __m256i x) {
     const __m256i low = _mm256_set1_epi8(0x7f);
     const __m256i top = _mm256_and_si256(_mm256_srli_epi16(w, 7), _mm256_set1_epi8(1));
@@ -193,7 +193,7 @@ KVASIR_INLINE __m256i dot_wide(__m256i acc, __m256i w, __m256i x) {
 template <int MAX_WEIGHT>
 KVASIR_INLINE i32x16 dot(i32x16 acc, u8x64 w, int32_t x) {
     const __m256i xs = _mm256_set1_epi32(x);
-    if (MAX_WEIGHT > 127) return {dot_wide(acc.low, w.low, xs), dot_wide(acc.high, w.high, xs)};
+    if (MAX_WEIGHT > 128) return {dot_wide(acc.low, w.low, xs), dot_wide(acc.high, w.high, xs)};
     return {add_products(acc.low, _mm256_maddubs_epi16(w.low, xs)),
             add_products(acc.high, _mm256_maddubs_epi16(w.high, xs))};
 }
@@ -205,6 +205,23 @@ KVASIR_INLINE i32x16 dot_i16(i32x16 acc, i32x16 w, int32_t x) {
 }
 
 KVASIR_INLINE u16x32 load_pairs(const uint16_t* from) { return {load_256(from), load_256(from + 16)}; }
+KVASIR_INLINE __m256i bf16_of_e4m3(__m128i from) {
+    const __m256i v = _mm256_cvtepu8_epi16(from), size = _mm256_and_si256(v, _mm256_set1_epi16(0x7f));
+    const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(size, 4), _mm256_set1_epi16(0x3c00));
+    const __m256i table = _mm256_broadcastsi128_si256(load_128(E4M3_DENORMALS));
+    // The bytes 2 m and 2 m + 1 of the table.
+    const __m256i bytes = _mm256_add_epi16(
+        _mm256_mullo_epi16(_mm256_and_si256(size, _mm256_set1_epi16(7)), _mm256_set1_epi16(0x202)),
+        _mm256_set1_epi16(0x100));
+    const __m256i is_small = _mm256_cmpgt_epi16(_mm256_set1_epi16(8), size);
+    const __m256i number = _mm256_blendv_epi8(normal, _mm256_shuffle_epi8(table, bytes), is_small);
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
+    return _mm256_or_si256(sign, number);
+}
+// 32 E4M3 as bfloat16, exact; 480 for NaN.
+KVASIR_INLINE u16x32 load_e4m3(const uint8_t* from) {
+    return {bf16_of_e4m3(load_128(from)), bf16_of_e4m3(load_128(from + 16))};
+}
 // The even (x[0]) and the odd (x[1]) bfloat16 of each pair as float32.
 KVASIR_INLINE f32x16 even_bf16(u16x32 a) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(a.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(a.high, 16))};

@@ -132,6 +132,22 @@ KVASIR_INLINE i32x16 dot_i16(i32x16 acc, i32x16 w, int32_t x) {
 }
 
 KVASIR_INLINE u16x32 load_pairs(const uint16_t* from) { return {_mm512_loadu_si512(from)}; }
+// 32 E4M3 as bfloat16, exact; 480 for NaN.
+KVASIR_INLINE u16x32 load_e4m3(const uint8_t* from) {
+    const __m512i v = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __m512i size = _mm512_and_si512(v, _mm512_set1_epi16(0x7f));
+    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(0x3c00));
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(E4M3_DENORMALS)));
+    // The bytes 2 m and 2 m + 1 of the table.
+    const __m512i bytes = _mm512_add_epi16(
+        _mm512_mullo_epi16(_mm512_and_si512(size, _mm512_set1_epi16(7)), _mm512_set1_epi16(0x202)),
+        _mm512_set1_epi16(0x100));
+    const __mmask32 is_small = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
+    const __m512i number = _mm512_mask_blend_epi16(is_small, normal, _mm512_shuffle_epi8(table, bytes));
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(v, _mm512_set1_epi16(0x80)), 8);
+    return {_mm512_or_si512(sign, number)};
+}
 // acc[row] + w[row][1] * x[1], then + w[row][0] * x[0], each with one rounding; bfloat16 pairs, x[0] in the low half.
 KVASIR_INLINE f32x16 dot_bf16(f32x16 acc, u16x32 w, uint32_t x) {
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(x)))};

@@ -310,6 +310,15 @@ KVASIR_INLINE u16x32 load_pairs(const uint16_t* from) {
     std::memcpy(a.v, from, sizeof a.v);
     return a;
 }
+// 32 E4M3 as bfloat16, exact; 480 for NaN.
+KVASIR_INLINE u16x32 load_e4m3(const uint8_t* from) {
+    u16x32 a;
+    for (int i = 0; i < 32; ++i) {
+        const int size = from[i] & 0x7f, number = size < 8 ? E4M3_DENORMALS[size] : (size << 4) + 0x3c00;
+        a.v[i] = static_cast<uint16_t>((from[i] & 0x80) << 8 | number);
+    }
+    return a;
+}
 // The even (x[0]) and the odd (x[1]) bfloat16 of each pair as float32.
 KVASIR_INLINE f32x16 even_bf16(u16x32 a) {
     f32x16 b;

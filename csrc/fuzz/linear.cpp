@@ -29,10 +29,12 @@ constexpr Kind KINDS[] = {
     {0, 1, 4},     {1, 1, 2},      {30, 1, 2},     {2, 32, 18},    {3, 32, 20},   {6, 32, 22},
     {7, 32, 24},   {8, 32, 34},    {20, 32, 18},   {39, 32, 17},   {10, 256, 84}, {11, 256, 110},
     {12, 256, 144}, {13, 256, 176}, {14, 256, 210}, {23, 256, 136}, {34, 256, 54}, {35, 256, 66},
+    {40, 64, 36},  {1000, 128, 132}, {1001, 64, 68}, {1002, 64, 68}, {1003, 64, 68}, {1004, 64, 68},
+    {1005, 64, 68}, {1006, 64, 68}, {1007, 64, 68}, {1008, 64, 72},
 };
 
 int32_t activation_of(Input& in, int32_t format) {
-    if (format == kvasir::FORMAT_BF16) return in.flag() ? kvasir::ACT_BF16 : kvasir::ACT_F32;
+    if (format == kvasir::FORMAT_BF16 || format == kvasir::FORMAT_FP8) return in.flag() ? kvasir::ACT_BF16 : kvasir::ACT_F32;
     if (format < kvasir::FORMAT_Q4_0) return kvasir::ACT_F32;
     return format < kvasir::FORMAT_Q2_K ? kvasir::ACT_Q8_32 : kvasir::ACT_Q8_256;
 }

@@ -1,4 +1,4 @@
-// Tests products with integer matrices: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
+// Tests products with integer matrices and FP8: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
 // The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch.
 #include "../matrix.h"
 #include "check.h"
@@ -23,12 +23,13 @@ namespace {
 
 using namespace kvasir_test;
 
-// A GGML type and the offsets of the float16 numbers in its blocks, -1 for none. Byte 0 of an MXFP4 block is an
-// exponent.
+// A GGML type or one of our own, the offsets of the float16 numbers in its blocks, and of the upper bytes of float32 and
+// bfloat16 numbers; -1 for none. Byte 0 of an MXFP4 block is an exponent.
 struct Kind {
     int32_t type, cols;
     int64_t bytes;
     int halves[2];
+    int tops[2] = {-1, -1};
 };
 
 constexpr Kind KINDS[] = {
@@ -36,6 +37,16 @@ constexpr Kind KINDS[] = {
     {8, 32, 34, {0, -1}},      {20, 32, 18, {0, -1}},   {39, 32, 17, {-1, -1}}, {10, 256, 84, {80, 82}},
     {11, 256, 110, {108, -1}}, {12, 256, 144, {0, 2}},  {13, 256, 176, {0, 2}}, {14, 256, 210, {208, -1}},
     {23, 256, 136, {0, -1}},   {34, 256, 54, {52, -1}}, {35, 256, 66, {64, -1}},
+    {40, 64, 36, {-1, -1}},
+    {1000, 128, 132, {-1, -1}, {3, -1}},
+    {1001, 64, 68, {-1, -1}, {3, -1}},
+    {1002, 64, 68, {-1, -1}, {3, -1}},
+    {1003, 64, 68, {0, 2}},
+    {1004, 64, 68, {0, 2}},
+    {1005, 64, 68, {-1, -1}, {1, 3}},
+    {1006, 64, 68, {-1, -1}, {1, 3}},
+    {1007, 64, 68, {-1, -1}, {3, -1}},
+    {1008, 64, 72, {-1, -1}, {3, -1}},
 };
 
 void fill(Guarded<uint8_t>& file, int64_t count, const Kind& kind, std::mt19937& random, bool hostile) {
@@ -44,6 +55,9 @@ void fill(Guarded<uint8_t>& file, int64_t count, const Kind& kind, std::mt19937&
     for (int64_t block = 0; block < count; block += kind.bytes) {
         for (int at : kind.halves) {
             if (at >= 0) file[block + at + 1] = static_cast<uint8_t>(0x20 | (file[block + at + 1] & 0x83));
+        }
+        for (int at : kind.tops) {
+            if (at >= 0) file[block + at] = static_cast<uint8_t>(0x3c | (file[block + at] & 0x80));
         }
         if (kind.type == 39) file[block] = static_cast<uint8_t>(110 + file[block] % 16);
     }
@@ -56,7 +70,9 @@ struct Case {
 
 void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile) {
     const int32_t format = kvasir_format_of(kind.type);
-    const int32_t activation = kind.cols == 32 ? kvasir::ACT_Q8_32 : kvasir::ACT_Q8_256;
+    const int32_t activation = format == kvasir::FORMAT_FP8 ? kvasir::ACT_BF16
+                               : kind.cols == 256           ? kvasir::ACT_Q8_256
+                                                            : kvasir::ACT_Q8_32;
     const int64_t row_bytes = c.k / kind.cols * kind.bytes, bytes = kvasir_matrix_bytes(format, c.n, c.k, c.segments);
     const int64_t width = kvasir_activated_bytes(format, activation, c.k, c.segments);
     Guarded<uint8_t> file(c.n * row_bytes), data(bytes), activated(c.rows * width);

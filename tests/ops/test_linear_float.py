@@ -1,5 +1,6 @@
 """Products with packed float matrices: the bits of their contract, whatever the instruction set and the company."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from kvasir.ops import native as door
 from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows
+from kvasir.quant import blocks_own
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
 from tests.examples import examples
@@ -71,6 +73,35 @@ def test_sums_are_added_in_the_defined_order(format, activation, outputs, inputs
         assert np.array_equal(bits(native.product(packed, x)), bits(expected)), isa
         found = native.product(packed, x, bias, residual)
         assert np.array_equal(bits(found), bits(residual + (expected + bias))), isa
+
+
+@pytest.mark.parametrize("activation", ["auto", "float32"])
+@pytest.mark.parametrize(("outputs", "groups", "segments"), [(1, 1, 1), (40, 3, 1), (33, 4, 4), (100, 2, 2)])
+def test_fp8_has_a_chain_per_group(activation, outputs, groups, segments):
+    """All codes but NaN's; with denormals, that bfloat16 has as normal numbers."""
+    random = np.random.default_rng(20)
+    blocks = np.empty((outputs, groups), blocks_own.FP8)
+    blocks["qs"] = random.choice([code for code in range(256) if code & 127 != 127], blocks["qs"].shape)
+    blocks["d"] = random.uniform(-0.1, 0.1, blocks.shape)
+    packed = pack_rows("FP8", blocks.view(np.uint8), outputs, 128 * groups, segments, activation=activation)
+    assert packed.activation == ("float32" if activation == "float32" else "bfloat16")
+    numbers = blocks["qs"].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert np.array_equal(native.lookup(packed, range(outputs)), (numbers * blocks["d"][..., None]).reshape(outputs, -1))
+    x, bias, residual = draw(21, 13, 128 * groups), draw(22, outputs), draw(23, 13, outputs)
+    meets = (rounded(x, "BF16") if activation == "auto" else x).reshape(13, groups, 128)
+    order = [k for first in range(0, 128, 2) for k in ((first + 1, first) if activation == "auto" else (first, first + 1))]
+    parts, per = np.zeros((segments, 13, outputs), np.float32), groups // segments
+    for group in range(groups):
+        part = np.zeros((13, outputs), np.float32)
+        for k in order:
+            part = fma(meets[:, group, k, None], numbers[None, :, group, k], part)
+        parts[group // per] = fma(blocks["d"][:, group], part, parts[group // per])
+    while len(parts) > 1:
+        parts = parts[::2] + parts[1::2]
+    for isa in ISAS:
+        door.force_isa(isa)
+        assert np.array_equal(bits(native.product(packed, x)), bits(parts[0])), isa
+    assert_only_the_row_counts(packed, x, bias, residual, 24)
 
 
 @pytest.mark.parametrize(("format", "activation"), KINDS)

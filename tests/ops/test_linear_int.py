@@ -1,5 +1,6 @@
 """Products with packed integer matrices: the bits of their contract, whatever the instruction set and the company."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from kvasir.ops import native as door
 from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import PackedMatrix, pack_rows
-from kvasir.quant import blocks_basic, blocks_k
+from kvasir.quant import blocks_basic, blocks_k, blocks_own
 from kvasir.quant.gguf_quantize import quantize
 from kvasir.quant.gguf_types import GGMLType, dequantize
 from tests.examples import examples
@@ -16,17 +17,18 @@ from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
 from .products import ISAS, assert_only_the_row_counts
 from .test_native import bits, fma
-from .test_packed import all_rows, raw_rows, values_of
+from .test_packed import SAME_64, all_rows, raw_rows, values_of
 
 pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {door.reason()}")
 
 BY_32 = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")
 BY_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0")
-NAMES = (*BY_32, *BY_256)
+BY_64 = SAME_64  # groups of 64, with activations per 32
+NAMES = (*BY_32, *BY_64, *BY_256)
 HOSTILE = np.array([0.0, -0.0, 1e-42, -1e-38, 3e38, -3e38, 1e-30, np.inf, -np.inf, np.nan], np.float32)
 
 # csrc/int_formats.h
-GROUP_32 = np.dtype([("q", "i1", 32), ("scale", "<f4"), ("start", "<i4"), ("scaled_sum", "<f4")])
+GROUP_32 = np.dtype([("q", "i1", 32), ("scale", "<f4"), ("start", "<i4"), ("half", "<i4"), ("scaled_sum", "<f4")])
 GROUP_256 = np.dtype(
     [
         *(("q", "i1", 256), ("start", "<i4", 16), ("sum16", "<i2", 16), ("sum32", "<i2", 8)),
@@ -94,6 +96,7 @@ def test_converted_activations_match_their_format(name, group, segments):
         sums = groups["q"].astype(np.int32).sum(axis=-1)
         if group == 32:
             assert np.array_equal(groups["start"], -8 * sums)
+            assert np.array_equal(groups["half"], -8 * groups["q"][..., :16].astype(np.int32).sum(axis=-1))
             assert np.array_equal(groups["scaled_sum"], groups["scale"] * sums.astype(np.float32))
         else:
             assert np.array_equal(groups["sum16"], groups["q"].reshape(9, segments, 3, 16, 16).sum(-1, dtype=np.int32))
@@ -144,6 +147,8 @@ def parts_of(name: str, raw: np.ndarray) -> tuple[np.ndarray, ...]:
     def field(values):
         return values.astype(np.float32).reshape(rows, -1)
 
+    if name in BY_64:
+        return own_parts_of(name, raw)
     if name == "Q8_0":
         return levels(blocks_basic.q8, blocks_basic.Q8_0, 32), field(blocks["d"])
     if name == "Q4_1":
@@ -153,6 +158,29 @@ def parts_of(name: str, raw: np.ndarray) -> tuple[np.ndarray, ...]:
     scales, minima = blocks_k.six_bit_scales(blocks["scales"])
     q4_k = levels(blocks_k.q4_k, blocks_k.Q4_K, 256)
     return q4_k, field(blocks["d"]), field(scales), field(blocks["dmin"]), field(minima)
+
+
+def own_parts_of(name: str, raw: np.ndarray) -> tuple[np.ndarray, ...]:
+    """As `parts_of`, with everything per group of 64; NVFP4's scales per 16, and then the scale of the whole."""
+    blocks = raw.reshape(-1).view(GGMLType[name].layout).reshape(len(raw), -1)
+    codes = blocks["qs"].reshape(len(raw), -1).astype(np.int64)
+    if name in ("INT4", "INT8"):
+        return (codes & 15) - 8 if name == "INT4" else codes - 128, blocks["d"]
+    if name == "NF4":
+        return np.rint(blocks_own.NF4 * 8192).astype(np.int64)[codes & 15], blocks["d"]
+    if name == "INT4_ZP":
+        scale = blocks["d"].astype(np.float32)
+        return codes & 15, scale, -(blocks["zero"].astype(np.float32) * scale)
+    if name == "AFFINE8":
+        return codes, *(blocks[field].view(ml_dtypes.bfloat16).astype(np.float32) for field in ("d", "m"))
+    one = blocks.copy()
+    one["d"], one["scales"] = 1, 0x38
+    levels = np.empty((blocks.size, 64), np.float32)
+    blocks_own.nvfp4(one.reshape(-1), levels)
+    scales = blocks["scales"].reshape(len(raw), -1)
+    numbers = (scales & 127).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    numbers = np.where(scales & 127 == 127, 0, np.where(scales & 128, -numbers, numbers)).astype(np.float32)
+    return (levels * 2).astype(np.int64).reshape(len(raw), -1), blocks["d"] / np.float32(2), numbers
 
 
 def chain(name: str, raw: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -165,6 +193,17 @@ def chain(name: str, raw: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.nd
 
     for g in range(scale.shape[1]):
         xs = scale[:, g : g + 1]
+        if name == "NVFP4_SCALED":
+            part = more[0][:, 2 * g] * dot(32 * g, 16).astype(np.float32)
+            part = fma(more[0][:, 2 * g + 1], dot(32 * g + 16, 16).astype(np.float32), part)
+            acc = fma(d[:, g // 2] * xs, part, acc)
+            continue
+        if name in BY_64:
+            acc = fma(d[:, g // 2] * xs, dot(32 * g, 32).astype(np.float32), acc)
+            if more:
+                sums = q[:, 32 * g : 32 * g + 32].sum(axis=1, keepdims=True).astype(np.float32)
+                acc = fma(more[0][:, g // 2], xs * sums, acc)
+            continue
         if name in ("Q8_0", "Q4_1"):
             acc = fma(d[:, g] * xs, dot(32 * g, 32).astype(np.float32), acc)
             if more:
@@ -184,13 +223,15 @@ def chain(name: str, raw: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.nd
     return acc
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "name", [*("Q8_0", "Q4_1", "Q4_K", "Q6_K"), *("INT4", "INT4_ZP", "AFFINE8", "NF4", "NVFP4_SCALED")]
+)
 @pytest.mark.parametrize(("outputs", "groups", "segments"), [(1, 1, 1), (17, 3, 1), (40, 8, 4), (33, 8, 8), (20, 5, 1)])
 def test_sums_are_added_in_the_defined_order(name, outputs, groups, segments):
     cols = groups * GGMLType[name].block_size
     packed, raw = pack(name, outputs, cols, segments)
     x, bias, residual = draw(1, 13, cols), draw(2, outputs), draw(3, 13, outputs)
-    q, scale = (values.reshape(13, segments, -1) for values in as_quantized(x, GGMLType[name].block_size))
+    q, scale = (values.reshape(13, segments, -1) for values in as_quantized(x, 256 if name in BY_256 else 32))
     raws = raw.reshape(outputs, segments, -1)
     parts = [
         chain(name, np.ascontiguousarray(raws[:, s]), q[:, s].astype(np.int64), scale[:, s]) for s in range(segments)
@@ -223,10 +264,12 @@ def test_against_float64(name, segments):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("groups", [1, 3])
 def test_rows_of_a_packed_matrix_have_the_values_of_the_file(name, isa, groups):
-    """The files' values: those that float32 flushes to 0 aside (MXFP4 alone could hold such)."""
+    """The files' values: those that float32 flushes to 0 aside (MXFP4 alone could hold such), and the signs of zeros
+    where a scale of NVFP4 is 0."""
     door.force_isa(isa)
     packed, raw = pack(name, 21, groups * GGMLType[name].block_size, seed=groups)
-    assert np.array_equal(bits(all_rows(packed)), bits(values_of(GGMLType[name], raw, packed.cols)))
+    expected = values_of(GGMLType[name], raw, packed.cols) + np.float32(0 if name == "NVFP4" else -0.0)
+    assert np.array_equal(bits(all_rows(packed)), bits(expected))
 
 
 def test_every_exponent_of_mxfp4():
@@ -309,7 +352,7 @@ def test_hostile_rows_do_not_affect_other_rows(name):
         assert np.isnan(found[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "MXFP4"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("MXFP4", "NVFP4", "AFFINE4", "AFFINE8")])
 def test_hostile_scales_do_not_affect_other_rows(name):
     kind = GGMLType[name]
     raw = raw_rows(kind, 40, 512)
@@ -334,6 +377,14 @@ def test_the_largest_sums_are_exact():
         blocks = raw.reshape(-1).view(kind.layout)
         for field in {"d", "m", "dmin"}.intersection(kind.layout.names or ()):
             blocks[field] = 0.5 if field == "d" else -0.25
+        if name.startswith("AFFINE"):
+            blocks["d"], blocks["m"] = 0x3F00, 0xBE80  # the same in bfloat16
+        if name == "INT8":
+            blocks["qs"] = 0
+        if name.endswith("_ZP"):
+            blocks["zero"] = 0
+        if name.startswith("NVFP4"):
+            blocks["scales" if name == "NVFP4_SCALED" else "d"] = 0x7E  # 448
         if name == "MXFP4":
             blocks["e"] = 127
         if name == "Q8_0":

@@ -1,5 +1,6 @@
 """Packing at load: every type of weight comes back as it was, or as near as its note says."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.skipif(not door.available(), reason=f"native kernels: {
 FLOATS = ("F32", "F16", "BF16")
 SAME = (*FLOATS, *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))
 SAME_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-AS_Q8_0 = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4", "Q1_0", "Q8_K")
+SAME_64 = ("INT4", "INT8", "INT4_ZP", "INT8_ZP", "AFFINE4", "AFFINE8", "NF4", "NVFP4_SCALED", "NVFP4")
+AS_Q8_0 = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "Q1_0", "Q8_K")
+PACKED = {"TQ1_0": "TERNARY", "TQ2_0": "TERNARY", "NVFP4_SCALED": "NVFP4"}  # where the name differs
 
 
 def raw_rows(kind: GGMLType, rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -28,6 +31,10 @@ def raw_rows(kind: GGMLType, rows: int, cols: int, seed: int = 0) -> np.ndarray:
         field = fields[name]
         if field.dtype.kind == "f":
             field[:] = np.random.default_rng(seed).uniform(-0.1, 0.1, field.shape)
+    if kind.name.startswith("AFFINE"):
+        for name in ("d", "m"):
+            numbers = np.random.default_rng(seed).uniform(-0.1, 0.1, len(fields)).astype(ml_dtypes.bfloat16)
+            fields[name] = numbers.view(np.uint16)
     if kind == GGMLType.MXFP4:
         blocks[:, 0] = 100 + blocks[:, 0] % 40  # the exponent
     if kind == GGMLType.IQ1_M:
@@ -43,13 +50,13 @@ def all_rows(packed: PackedMatrix) -> np.ndarray:
     return native.lookup(packed, np.arange(packed.rows))
 
 
-@pytest.mark.parametrize("name", [*SAME, *SAME_256, "TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("name", [*SAME, *SAME_64, *SAME_256, "FP8", "TQ1_0", "TQ2_0"])
 def test_a_files_values_are_kept_bit_for_bit(name):
     kind = GGMLType[name]
-    cols = 512 if kind.block_size == 256 else 96
+    cols = 96 if kind.block_size <= 32 else 3 * 64 if kind.block_size == 64 else 512
     raw = raw_rows(kind, 37, cols)
     packed = pack_rows(name, raw, 37, cols, num_segments(cols, name))
-    assert packed.format == ("TERNARY" if name.startswith("TQ") else name) and not packed.note
+    assert packed.format == PACKED.get(name, name) and not packed.note
     assert np.array_equal(all_rows(packed), values_of(kind, raw, cols))
 
 

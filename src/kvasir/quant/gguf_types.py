@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files: their table, and decoding to float32 with numpy alone.
+"""The tensor types of GGUF files and our own: their table, and decoding to float32 with numpy alone.
 
 Source: enum ggml_type and the block structs of the ggml project (ggml.h, ggml-common.h). A row of a tensor is a whole
 number of blocks; a block is `block_size` weights in `type_size` bytes, little-endian. Decoded values equal those of the
@@ -14,6 +14,7 @@ from kvasir.quant import blocks_basic as basic
 from kvasir.quant import blocks_fp4 as fp4
 from kvasir.quant import blocks_iq as iq
 from kvasir.quant import blocks_k as k
+from kvasir.quant import blocks_own as own
 from kvasir.quant.blocks import F32, Decoder
 
 # Weights per chunk: small enough that a chunk and its temporaries stay in a core's own cache.
@@ -21,7 +22,8 @@ CHUNK = 1 << 15
 
 
 class GGMLType(IntEnum):
-    """A tensor type with its number in GGUF files. Missing numbers were withdrawn from the format."""
+    """A tensor type with its number in GGUF files. Missing numbers were withdrawn from the format. Types from 1000 on are
+    our own: published formats of safetensors (kvasir.weights.published), which no GGUF file has."""
 
     F32 = 0
     F16 = 1
@@ -58,6 +60,16 @@ class GGMLType(IntEnum):
     NVFP4 = 40
     Q1_0 = 41
 
+    FP8 = 1000
+    INT4 = 1001
+    INT8 = 1002
+    INT4_ZP = 1003
+    INT8_ZP = 1004
+    AFFINE4 = 1005
+    AFFINE8 = 1006
+    NF4 = 1007
+    NVFP4_SCALED = 1008
+
     @property
     def block_size(self) -> int:
         """Weights per block; 1 for plain numbers."""
@@ -77,6 +89,11 @@ class GGMLType(IntEnum):
     def is_plain(self) -> bool:
         """Whether this is an ordinary number type, which needs no decoding."""
         return self.block_size == 1
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no GGUF file has this type."""
+        return self >= 1000
 
     def row_bytes(self, row_length: int) -> int:
         """Bytes of a row of `row_length` weights, which must be a multiple of `block_size`."""
@@ -129,6 +146,15 @@ _BLOCKS: dict[GGMLType, tuple[int, np.dtype, Decoder | None]] = {
     GGMLType.TQ2_0: (256, basic.TQ2_0, basic.tq2_0),
     GGMLType.MXFP4: (32, fp4.MXFP4, fp4.mxfp4),
     GGMLType.NVFP4: (64, fp4.NVFP4, fp4.nvfp4),
+    GGMLType.FP8: (128, own.FP8, own.fp8),
+    GGMLType.INT4: (64, own.SCALED, own.int4),
+    GGMLType.INT8: (64, own.SCALED, own.int8),
+    GGMLType.INT4_ZP: (64, own.ZERO_POINT, own.int4_zp),
+    GGMLType.INT8_ZP: (64, own.ZERO_POINT, own.int8_zp),
+    GGMLType.AFFINE4: (64, own.AFFINE, own.affine4),
+    GGMLType.AFFINE8: (64, own.AFFINE, own.affine8),
+    GGMLType.NF4: (64, own.SCALED, own.nf4),
+    GGMLType.NVFP4_SCALED: (64, own.NVFP4_SCALED, own.nvfp4),
 }
 
 

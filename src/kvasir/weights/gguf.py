@@ -163,6 +163,8 @@ def _read_entry(cursor: Cursor, name: str) -> tuple[tuple[int, ...], GGMLType, i
     type_id = cursor.u32(f"the type of {name!r}")
     try:
         ggml_type = GGMLType(type_id)
+        if ggml_type.is_own:
+            raise ValueError
     except ValueError:
         cursor.refuse(
             f"tensor {name!r} has the unknown type {type_id}",

@@ -15,7 +15,8 @@ from kvasir.ops import native
 
 # In the order of csrc/matrix.h.
 FORMATS = (
-    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+    *("F32", "F16", "BF16", "FP8", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+    *("INT4", "INT8", "INT4_ZP", "INT8_ZP", "AFFINE4", "AFFINE8", "NF4", "NVFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TERNARY"),
 )
 ACTIVATIONS = ("float32", "bfloat16", "q8_32", "q8_256")

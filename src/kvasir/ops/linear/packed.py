@@ -6,6 +6,7 @@ A matrix keeps the format of its file if there is a layout for it, so that its v
     F32, F16, BF16                    the same
     Q4_0 ... Q6_K, IQ4_*, MXFP4       the same
     TQ1_0, TQ2_0                      TERNARY
+    FP8, INT4 ... NF4, NVFP4_SCALED   the same (published formats of safetensors)
     other quantized types             Q8_0, and with a `note`
     F64, integers                     F32, and with a `note`
 """
@@ -30,7 +31,7 @@ from kvasir.quant.gguf_types import GGMLType, dequantize
 MAX_SEGMENTS = 8
 _HUGE_PAGE = 2 << 20
 CHUNK = 1 << 20  # weights per packing task
-_FLOATS = {"F32": 1, "F16": 1, "BF16": 2}  # with their group sizes
+_FLOATS = {"F32": 1, "F16": 1, "BF16": 2, "FP8": 128}  # with their group sizes
 
 
 class PackedMatrix:
@@ -174,7 +175,7 @@ def num_segments(cols: int, format: str) -> int:
     """
     chosen = format if format in FORMATS else _choose(_known(format), None)[0]
     group = _group(chosen)
-    for least, multiple in ((32, 32), (16, 1)) if chosen in _FLOATS else ((group, group),):
+    for least, multiple in ((32, 32), (16, 1)) if group < 32 else ((group, group),):
         for segments in (MAX_SEGMENTS, 4, 2):
             size = cols // segments
             if cols % segments == 0 and size >= least and size % multiple == 0:
@@ -224,15 +225,18 @@ def _choose(kind: GGMLType, to: str | None) -> tuple[str, str]:
 
 def _group(format: str) -> int:
     """group_of in csrc/matrix.h"""
-    return _FLOATS.get(format) or (32 if FORMATS.index(format) < FORMATS.index("Q2_K") else 256)
+    if format in _FLOATS:
+        return _FLOATS[format]
+    index = FORMATS.index(format)
+    return 32 if index < FORMATS.index("INT4") else 64 if index < FORMATS.index("Q2_K") else 256
 
 
 def _activation(format: str, asked: str) -> str:
     if asked not in ("auto", "float32"):
         raise ConfigError(f"activation is {asked!r}", "choose auto or float32")
     if format in _FLOATS:
-        return "bfloat16" if format == "BF16" and asked == "auto" else "float32"
-    return f"q8_{_group(format)}"
+        return "bfloat16" if format in ("BF16", "FP8") and asked == "auto" else "float32"
+    return "q8_256" if _group(format) == 256 else "q8_32"
 
 
 def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> None:

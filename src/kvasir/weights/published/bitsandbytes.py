@@ -19,6 +19,8 @@ import ml_dtypes
 import numpy as np
 
 from kvasir.errors import ModelFileError
+from kvasir.quant.blocks_own import NF4, NF4_UNIT
+from kvasir.weights.published.codes import OWN_GROUP, to_own_blocks
 from kvasir.weights.published.view import Decoded, Stored, stems
 from kvasir.weights.source import WeightSource
 
@@ -48,8 +50,14 @@ def _int8(stored: Stored) -> Decoded:
         scales = stored.array("SCB", (rows,)).astype(np.float32)[:, None]
         return (stored.array("weight").astype(np.float32) * scales * np.float32(1 / 127)).astype(ml_dtypes.bfloat16)
 
-    parts = f"{stored.stem}.weight", f"{stored.stem}.SCB"
-    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", parts, compute)
+    def blocks() -> np.ndarray:
+        scales = stored.array("SCB", (rows,)).astype(np.float32)[:, None] * np.float32(1 / 127)
+        return to_own_blocks("INT8", stored.array("weight").view(np.uint8) ^ 128, d=scales)
+
+    name, parts = f"{stored.stem}.weight", (f"{stored.stem}.weight", f"{stored.stem}.SCB")
+    if cols % OWN_GROUP == 0:
+        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute)
+    return Decoded(name, (rows, cols), "BF16", parts, compute)
 
 
 def _four_bits(source: WeightSource, stem: str, state: str) -> Decoded:
@@ -60,17 +68,32 @@ def _four_bits(source: WeightSource, stem: str, state: str) -> Decoded:
     kinds = ("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map")
     parts = (*(f"{stem}.{kind}" for kind in kinds if kind in stored), state)
 
-    def compute() -> np.ndarray:
+    count, block = rows * cols, settings["blocksize"]
+
+    def all_codes() -> np.ndarray:
         data = stored.array("weight").reshape(-1)
-        count, block = rows * cols, settings["blocksize"]
         if len(data) != -(-count // 2) or data.dtype != np.uint8:
             stored.refuse(f"weight has {len(data)} bytes", f"expected {-(-count // 2)} for {[rows, cols]}")
-        codes = np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[:count]
-        scales = _scales(stored, settings, -(-count // block))
+        return np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[:count]
+
+    def blocks() -> np.ndarray:
+        scales = _scales(stored, settings, -(-count // block)) * NF4_UNIT
+        each = scales.repeat(block // OWN_GROUP)[: count // OWN_GROUP].reshape(rows, -1)
+        return to_own_blocks("NF4", all_codes().reshape(rows, cols), d=each)
+
+    def compute() -> np.ndarray:
+        codes, scales = all_codes(), _scales(stored, settings, -(-count // block))
         values = stored.array("weight.quant_map", (16,)).astype(np.float32)[codes]
         return (values * scales.repeat(block)[:count]).astype(kind).reshape(rows, cols)
 
-    return Decoded(f"{stem}.weight", (rows, cols), dtype, parts, compute)
+    name = f"{stem}.weight"
+    if _is_nf4(stored) and cols % OWN_GROUP == 0 and block % OWN_GROUP == 0:
+        return Decoded(name, (rows, cols), "NF4", parts, blocks, compute)
+    return Decoded(name, (rows, cols), dtype, parts, compute)
+
+
+def _is_nf4(stored: Stored) -> bool:
+    return "weight.quant_map" in stored and np.array_equal(stored.array("weight.quant_map", (16,)), NF4)
 
 
 def _scales(stored: Stored, settings: dict[str, Any], count: int) -> np.ndarray:

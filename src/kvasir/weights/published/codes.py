@@ -5,6 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from kvasir.quant.gguf_types import GGMLType
+
+OWN_GROUP = 64  # columns of a block of the engine's own types
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # FP4
 
 
@@ -59,6 +62,25 @@ def to_q8_0_blocks(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     scales = np.ascontiguousarray(scales)[..., None].view(np.uint8)
     groups = values.astype(np.int8).view(np.uint8).reshape(len(values), -1, 32)
     return np.concatenate((scales, groups), axis=-1).reshape(len(values), -1)
+
+
+def to_q4_1_blocks(codes: np.ndarray, scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
+    """GGML's Q4_1 rows, uint8 [rows, 20 bytes per 32 values]: value = code * scale + minimum. scales, minima: float16
+    [rows, cols / 32]."""
+    halves = codes.reshape(len(codes), -1, 2, 16)
+    pairs = np.ascontiguousarray(np.stack((scales, minima), axis=-1)).view(np.uint8)
+    return np.concatenate((pairs, halves[:, :, 0] | halves[:, :, 1] << 4), axis=-1).reshape(len(codes), -1)
+
+
+def to_own_blocks(kind: str, codes: np.ndarray, **numbers: np.ndarray) -> np.ndarray:
+    """Rows of one of the engine's own types (kvasir.quant.blocks_own), uint8 [rows, bytes]. codes: uint8 [rows, cols].
+    numbers: the other fields of its blocks, [rows, blocks], or anything that broadcasts to that."""
+    layout = GGMLType[kind].layout
+    blocks = np.empty((len(codes), codes.shape[1] // GGMLType[kind].block_size), layout)
+    blocks["qs"] = codes.reshape(*blocks.shape, -1)
+    for name, values in numbers.items():
+        blocks[name] = values
+    return blocks.view(np.uint8)
 
 
 def exact_halves(scales: np.ndarray) -> np.ndarray | None:

@@ -4,8 +4,8 @@
           g_idx [in]: the group of each input
     AWQ   qweight [in, out bits / 32], along the outputs in the order of `_AWQ_ORDER`; qzeros and scales as above
 
-A value is (code - zero) * scale. Where the inputs of a group are adjacent, code - zero and scale become GGML's Q4_0 or
-Q8_0, else the values are rounded to float16. GPTQ's first version stores zeros minus 1. Sources: AutoGPTQ and
+A value is (code - zero) * scale. Where the inputs of a group are adjacent, codes, zeros and scales become INT4_ZP or
+INT8_ZP, or code - zero and scale GGML's Q4_0 or Q8_0, else the values are rounded to float16. GPTQ's first version stores zeros minus 1. Sources: AutoGPTQ and
 GPTQModel (`qlinear`); AutoAWQ (`packing_utils`).
 """
 
@@ -16,7 +16,14 @@ from functools import partial
 
 import numpy as np
 
-from kvasir.weights.published.codes import exact_halves, to_q4_0_blocks, to_q8_0_blocks, unpacked
+from kvasir.weights.published.codes import (
+    OWN_GROUP,
+    exact_halves,
+    to_own_blocks,
+    to_q4_0_blocks,
+    to_q8_0_blocks,
+    unpacked,
+)
 from kvasir.weights.published.view import Decoded, Stored, stems
 from kvasir.weights.source import WeightSource
 
@@ -93,14 +100,20 @@ def _decoded(
         return Decoded(name, shape, "F16", parts, lambda: _values(stored, codes(), zeros(), index))
     middle = bool((zeros() == 1 << bits - 1).all())
 
-    def halves() -> np.ndarray:
-        return stored.array("scales").T.astype(np.float16).repeat(group // _GROUP, 1)
+    def halves(of: int = _GROUP) -> np.ndarray:
+        return stored.array("scales").T.astype(np.float16).repeat(group // of, 1)
+
+    def with_zeros() -> np.ndarray:
+        each = zeros().astype(np.float16).repeat(group // OWN_GROUP, 1)
+        return to_own_blocks(f"INT{4 if bits < 8 else 8}_ZP", codes(), d=halves(OWN_GROUP), zero=each)
 
     def q8_0() -> np.ndarray:
         return to_q8_0_blocks(codes().astype(np.int16) - zeros()[:, index], halves())
 
     if bits == 4 and middle:
         return Decoded(name, shape, "Q4_0", parts, lambda: to_q4_0_blocks(np.ascontiguousarray(codes()), halves()))
+    if group % OWN_GROUP == 0 and (bits < 8 or not middle):
+        return Decoded(name, shape, f"INT{4 if bits < 8 else 8}_ZP", parts, with_zeros)
     if bits < 8 or middle:
         return Decoded(name, shape, "Q8_0", parts, q8_0)
     return Decoded(name, shape, "F16", parts, lambda: _values(stored, codes(), zeros(), index))

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 import ml_dtypes
 import numpy as np
 
-from kvasir.weights.published.codes import E2M1, powers, to_mxfp4_blocks, unpacked
+from kvasir.weights.published.codes import (
+    E2M1,
+    OWN_GROUP,
+    exact_halves,
+    powers,
+    to_mxfp4_blocks,
+    to_own_blocks,
+    to_q4_1_blocks,
+    unpacked,
+)
 from kvasir.weights.published.view import Decoded, Stored, stems
 from kvasir.weights.source import WeightSource
 
@@ -47,7 +56,40 @@ def _decoded(stored: Stored, bits: int, group: int, mode: str) -> Decoded:
         scales = stored_scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) if small else powers(stored_scales)
         return (values * scales.repeat(group, 1)).astype(ml_dtypes.bfloat16)
 
-    if mode == "mxfp4" and group == 32:
-        blocks = lambda: to_mxfp4_blocks(codes(), stored.array("scales", groups))  # noqa: E731
-        return Decoded(f"{stored.stem}.weight", (rows, cols), "MXFP4", parts, blocks)
-    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", parts, affine if mode == "affine" else floats)
+    def mxfp4_blocks() -> np.ndarray:
+        return to_mxfp4_blocks(codes(), stored.array("scales", groups))
+
+    def nvfp4_blocks() -> np.ndarray:
+        scales = stored.array("scales", groups).view(np.uint8).reshape(rows, -1, 4)
+        return to_own_blocks("NVFP4_SCALED", codes(), d=np.float32(1), scales=scales)
+
+    def affine_blocks() -> np.ndarray:
+        scales, biases = (stored.array(kind, groups).view(np.uint16) for kind in ("scales", "biases"))
+        each = group // OWN_GROUP
+        return to_own_blocks(packed, codes(), d=scales.repeat(each, 1), m=biases.repeat(each, 1))
+
+    def q4_1_blocks() -> np.ndarray:
+        scales, biases = (stored.array(kind, groups).astype(np.float16) for kind in ("scales", "biases"))
+        return to_q4_1_blocks(codes(), scales.repeat(group // 32, 1), biases.repeat(group // 32, 1))
+
+    packed, blocks = "", mxfp4_blocks
+    if mode == "affine" and "biases" in stored:
+        packed = _affine_format(stored, bits, group)
+        blocks = q4_1_blocks if packed == "Q4_1" else affine_blocks
+    elif mode == "mxfp4" and group == 32:
+        packed = "MXFP4"
+    elif mode == "nvfp4" and group == 16 and cols % OWN_GROUP == 0:
+        packed, blocks = "NVFP4_SCALED", nvfp4_blocks
+    values, name = affine if mode == "affine" else floats, f"{stored.stem}.weight"
+    if packed:
+        return Decoded(name, (rows, cols), packed, parts, blocks, values)
+    return Decoded(name, (rows, cols), "BF16", parts, values)
+
+
+def _affine_format(stored: Stored, bits: int, group: int) -> str:
+    """The packed format with these codes, scales and biases; "" if there is none."""
+    kinds = stored.info("scales").dtype, stored.info("biases").dtype
+    if kinds == ("BF16", "BF16") and group % OWN_GROUP == 0:
+        return "AFFINE4" if bits <= 4 else "AFFINE8"
+    is_half = all(exact_halves(stored.array(kind)) is not None for kind in ("scales", "biases"))
+    return "Q4_1" if bits <= 4 and group % 32 == 0 and is_half else ""

@@ -11,6 +11,7 @@ packages `compressed-tensors` and `modelopt`; DeepSeek-V3's `fp8_cast_bf16.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -18,11 +19,13 @@ import numpy as np
 
 from kvasir.weights.published.codes import (
     E2M1,
+    OWN_GROUP,
     exact_halves,
     nibbles,
     powers,
     spread,
     to_mxfp4_blocks,
+    to_own_blocks,
     to_q4_0_blocks,
     to_q8_0_blocks,
     unpacked,
@@ -36,6 +39,7 @@ DROPPED = (
     r"|[kqv]_(scale|zero_point))"
 )
 _GROUP = 32  # of MX formats, and of GGML's blocks
+_FP8_GROUP = 128  # of the packed format FP8
 
 
 def read(source: WeightSource, block: tuple[int, int]) -> Iterator[Decoded]:
@@ -86,13 +90,27 @@ def _integers(stored: Stored) -> Decoded:
         stored.refuse(f"weight_scale has shape {list(stored.info('weight_scale').shape)}", f"expected groups of {cols}")
     parts = _parts(stored, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
     name, group = f"{stored.stem}.weight", cols // groups
-    symmetric = "weight_zero_point" not in stored
-    if group % _GROUP == 0 and "weight_g_idx" not in stored and exact_halves(stored.array("weight_scale")) is not None:
-        if bits == 4 and symmetric:
-            return Decoded(name, (rows, cols), "Q4_0", parts, lambda: _as_q4_0(stored, group))
-        if symmetric or bits < 8:
-            return Decoded(name, (rows, cols), "Q8_0", parts, lambda: _as_q8_0(stored, bits, cols, group))
-    return Decoded(name, (rows, cols), "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+    symmetric, shape = "weight_zero_point" not in stored, (rows, cols)
+    if "weight_g_idx" in stored or group % _GROUP:
+        return Decoded(name, shape, "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+    is_half = exact_halves(stored.array("weight_scale")) is not None
+    if symmetric and bits == 4 and is_half:
+        return Decoded(name, shape, "Q4_0", parts, lambda: _as_q4_0(stored, group))
+    if group % OWN_GROUP == 0 and (symmetric and (bits < 8 or not is_half) or not symmetric and is_half):
+        kind = f"INT{4 if bits < 8 else 8}{'' if symmetric else '_ZP'}"
+        return Decoded(name, shape, kind, parts, lambda: _as_own(stored, kind, bits, group))
+    if is_half and (symmetric or bits < 8):
+        return Decoded(name, shape, "Q8_0", parts, lambda: _as_q8_0(stored, bits, cols, group))
+    return Decoded(name, shape, "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+
+
+def _as_own(stored: Stored, kind: str, bits: int, group: int) -> np.ndarray:
+    scales = stored.array("weight_scale").astype(np.float32).repeat(group // OWN_GROUP, 1)
+    codes = unpacked(stored.array("weight_packed"), bits)
+    if kind.endswith("_ZP"):
+        return to_own_blocks(kind, codes, d=scales, zero=_zeros(stored, bits).repeat(group // OWN_GROUP, 1))
+    lift = (8 if kind == "INT4" else 128) - (1 << bits - 1)  # to the zero of the packed format
+    return to_own_blocks(kind, codes + np.uint8(lift), d=scales)
 
 
 def _as_q4_0(stored: Stored, group: int) -> np.ndarray:
@@ -121,9 +139,14 @@ def _differences(stored: Stored, bits: int, groups: np.ndarray) -> np.ndarray:
     codes = unpacked(stored.array("weight_packed"), bits).astype(np.int16)
     if "weight_zero_point" not in stored:
         return codes - offset
-    words = -(-len(codes) * bits // 32)
-    packed = stored.array("weight_zero_point", (words, stored.info("weight_scale").shape[1]))
-    return codes - unpacked(np.ascontiguousarray(packed.T), bits).T[: len(codes)].astype(np.int16)[:, groups]
+    return codes - _zeros(stored, bits)[:, groups]
+
+
+def _zeros(stored: Stored, bits: int) -> np.ndarray:
+    """int16 [rows, groups]"""
+    rows, groups = stored.info("weight_scale").shape
+    packed = stored.array("weight_zero_point", (-(-rows * bits // 32), groups))
+    return unpacked(np.ascontiguousarray(packed.T), bits).T[:rows].astype(np.int16)
 
 
 def _bytes(stored: Stored) -> Decoded:
@@ -137,7 +160,20 @@ def _bytes(stored: Stored) -> Decoded:
             values -= _of_groups(stored, stored.array("weight_zero_point"), rows, cols)
         return (values * scales).astype(ml_dtypes.bfloat16)
 
-    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", parts, compute)
+    def blocks() -> np.ndarray:
+        scales = _of_groups(stored, stored.array("weight_scale"), rows, cols)
+        return to_own_blocks("INT8", stored.array("weight").view(np.uint8) ^ 128, d=scales[:, ::OWN_GROUP])
+
+    name, size = f"{stored.stem}.weight", _group_size(stored.info("weight_scale").shape, rows, cols)
+    if "weight_zero_point" not in stored and cols % OWN_GROUP == 0 and size % OWN_GROUP == 0:
+        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute)
+    return Decoded(name, (rows, cols), "BF16", parts, compute)
+
+
+def _group_size(scales: tuple[int, ...], rows: int, cols: int) -> int:
+    """Columns that share a scale, with `_of_groups`."""
+    count = math.prod(scales)
+    return cols if count <= 1 else cols // max(1, count // rows)
 
 
 def _of_groups(stored: Stored, scales: np.ndarray, rows: int, cols: int) -> np.ndarray:
@@ -171,7 +207,22 @@ def _fp8(stored: Stored, block: tuple[int, int]) -> Decoded:
             each = _of_groups(stored, scales, rows, cols)
         return (values * each).astype(ml_dtypes.bfloat16)
 
-    return Decoded(f"{stored.stem}.weight", (rows, cols), "BF16", _parts(stored, "weight", kind), compute)
+    def blocks_of_fp8() -> np.ndarray:
+        codes, scales = stored.array("weight").view(np.uint8), stored.array(kind).astype(np.float32)
+        if (codes & 127 == 127).any():
+            stored.refuse("weight has values that are not numbers", "is the file damaged?")
+        if is_blocks:
+            each = scales.repeat(block[0], 0)[:rows].repeat(block[1] // _FP8_GROUP, 1)[:, : cols // _FP8_GROUP]
+        else:
+            each = _of_groups(stored, scales, rows, cols)[:, ::_FP8_GROUP]
+        return to_own_blocks("FP8", codes, d=each)
+
+    name, parts = f"{stored.stem}.weight", _parts(stored, "weight", kind)
+    is_blocks = tuple(info.shape) == blocks and math.prod(info.shape) > 1 and tuple(info.shape) != (rows, 1)
+    size = block[1] if is_blocks else _group_size(info.shape, rows, cols)
+    if info.dtype != "U8" and cols % _FP8_GROUP == 0 and size % _FP8_GROUP == 0:
+        return Decoded(name, (rows, cols), "FP8", parts, blocks_of_fp8, compute)
+    return Decoded(name, (rows, cols), "BF16", parts, compute)
 
 
 def _fp4(stored: Stored, kind: str) -> Decoded:
@@ -190,6 +241,17 @@ def _fp4(stored: Stored, kind: str) -> Decoded:
     if scale.dtype != "F8_E4M3":
         stored.refuse(f"weight_scale is stored as {scale.dtype}", "expected U8 or F8_E4M3")
 
+    def packed() -> np.ndarray:
+        scales = stored.array("weight_scale").view(np.uint8)
+        if (scales & 127 == 127).any():
+            stored.refuse("weight_scale has values that are not numbers", "is the file damaged?")
+        whole = np.ones(1, np.float32)
+        if "weight_global_scale" in stored:
+            whole = whole / stored.array("weight_global_scale").astype(np.float32).reshape(-1)[:1]
+        elif "weight_scale_2" in stored:
+            whole = stored.array("weight_scale_2").astype(np.float32).reshape(-1)[:1]
+        return to_own_blocks("NVFP4_SCALED", nibbles(stored.array(kind)), d=whole, scales=scales.reshape(rows, -1, 4))
+
     def compute() -> np.ndarray:
         scales = stored.array("weight_scale").astype(np.float32)
         if "weight_global_scale" in stored:  # compressed-tensors stores its inverse
@@ -198,4 +260,6 @@ def _fp4(stored: Stored, kind: str) -> Decoded:
             scales = scales * stored.array("weight_scale_2").astype(np.float32).reshape(-1)[:1]
         return (E2M1[nibbles(stored.array(kind))] * scales.repeat(group, 1)).astype(ml_dtypes.bfloat16)
 
+    if cols % OWN_GROUP == 0:
+        return Decoded(name, (rows, cols), "NVFP4_SCALED", parts, packed, compute)
     return Decoded(name, (rows, cols), "BF16", parts, compute)

@@ -19,13 +19,15 @@ from kvasir.weights.source import WeightSource
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """A tensor that is computed. dtype: of the result, as in `TensorInfo`, or the name of a GGML type, of which
-    `compute` returns the rows' bytes. parts: the tensors it is computed from."""
+    `compute` returns the rows' bytes. parts: the tensors it is computed from. values: of a GGML type, the values as the
+    format's own package rounds them; by default those of the type."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     parts: tuple[str, ...]
     compute: Callable[[], np.ndarray]
+    values: Callable[[], np.ndarray] | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -68,10 +70,9 @@ class DecodedView:
         tensor = self._decoded.get(name)
         if tensor is None:
             return self._source.array(name)
-        computed = tensor.compute()
-        if tensor.is_packed:
-            return dequantize(computed, GGMLType[tensor.dtype], tensor.shape)
-        return computed
+        if tensor.is_packed and tensor.values is None:
+            return dequantize(tensor.compute(), GGMLType[tensor.dtype], tensor.shape)
+        return (tensor.values or tensor.compute)()
 
     def raw(self, name: str) -> np.ndarray:
         """As `WeightSource.raw`."""
