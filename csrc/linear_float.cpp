@@ -200,12 +200,13 @@ void tile_of(const Product& job, int64_t first_row, int64_t panel) {
     const uint8_t* w = job.m.data + panel * job.panel_bytes;
     Tile<ROWS, PANELS> part[4];  // pending sums of 1, 2, 4 and 8 segments of the balanced tree
     int level = 0;
-    for (int32_t s = 0; s < job.m.segments; ++s) {
+    int32_t s = 0;
+    do {  // there is a first segment
         Tile<ROWS, PANELS> sum;
         multiply_segment<Weight>(sum, w + s * segment_bytes<Weight>(cols), job.panel_bytes, x + s * cols, x_stride, cols);
         for (level = 0; s >> level & 1; ++level) add_tile(sum, part[level]);
         part[level] = sum;
-    }
+    } while (++s < job.m.segments);
     finish(job, part[level], first_row, panel);
 }
 

@@ -86,10 +86,14 @@ def test_fp8_has_a_chain_per_group(activation, outputs, groups, segments):
     packed = pack_rows("FP8", blocks.view(np.uint8), outputs, 128 * groups, segments, activation=activation)
     assert packed.activation == ("float32" if activation == "float32" else "bfloat16")
     numbers = blocks["qs"].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    assert np.array_equal(native.lookup(packed, range(outputs)), (numbers * blocks["d"][..., None]).reshape(outputs, -1))
+    assert np.array_equal(
+        native.lookup(packed, range(outputs)), (numbers * blocks["d"][..., None]).reshape(outputs, -1)
+    )
     x, bias, residual = draw(21, 13, 128 * groups), draw(22, outputs), draw(23, 13, outputs)
     meets = (rounded(x, "BF16") if activation == "auto" else x).reshape(13, groups, 128)
-    order = [k for first in range(0, 128, 2) for k in ((first + 1, first) if activation == "auto" else (first, first + 1))]
+    order = [
+        k for first in range(0, 128, 2) for k in ((first + 1, first) if activation == "auto" else (first, first + 1))
+    ]
     parts, per = np.zeros((segments, 13, outputs), np.float32), groups // segments
     for group in range(groups):
         part = np.zeros((13, outputs), np.float32)

@@ -22,8 +22,8 @@ CHUNK = 1 << 15
 
 
 class GGMLType(IntEnum):
-    """A tensor type with its number in GGUF files. Missing numbers were withdrawn from the format. Types from 1000 on are
-    our own: published formats of safetensors (kvasir.weights.published), which no GGUF file has."""
+    """A tensor type with its number in GGUF files. Missing numbers were withdrawn from the format. Types from 1000 on
+    are our own: published formats of safetensors (kvasir.weights.published), which no GGUF file has."""
 
     F32 = 0
     F16 = 1

@@ -58,11 +58,12 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The tensors of a safetensors file or folder."""
+    """The tensors of a safetensors file or folder. metadata: the free-form part of the headers."""
 
     def __init__(self, path: str | Path):
         """Raises `ModelFileError` if the files are missing or malformed."""
         self._folder = SafetensorsFolder(path)
+        self.metadata = self._folder.metadata
         self.names = self._folder.names
         self.info = self._folder.info
         self.raw = self._folder.raw

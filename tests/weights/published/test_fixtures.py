@@ -15,11 +15,19 @@ from kvasir.weights.published import unquantized
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import SafetensorsSource
 from tests._shared import need
+from tests.weights.published.encode import assert_same_packed
 
 FOLDERS = (
     *("ct_W4A16", "ct_W4A16_ASYM", "ct_W8A16", "ct_W8A8", "ct_FP8", "ct_FP8_DYNAMIC", "ct_FP8_BLOCK", "ct_MXFP8"),
     *("ct_NVFP4", "ct_NVFP4A16", "ct_MXFP4", "ct_MXFP4A16", "bnb_nf4", "bnb_int8"),
 )
+PACKED = {
+    **dict.fromkeys(("ct_FP8", "ct_FP8_DYNAMIC", "ct_FP8_BLOCK"), "FP8"),
+    **dict.fromkeys(("ct_NVFP4", "ct_NVFP4A16"), "NVFP4_SCALED"),
+    **dict.fromkeys(("ct_MXFP4", "ct_MXFP4A16"), "MXFP4"),
+    **{"ct_W4A16": "Q4_0", "ct_W4A16_ASYM": "INT4_ZP", "ct_W8A16": "Q8_0", "ct_W8A8": "INT8"},
+    **{"bnb_nf4": "NF4", "bnb_int8": "INT8"},
+}
 MODULES = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 
@@ -102,6 +110,14 @@ DECODERS: dict[str, Callable[[Tensors, int, int], float]] = {
     **{"ct_FP8_BLOCK": of_blocks, "ct_MXFP8": of_groups, "bnb_int8": of_int8},
     **dict.fromkeys(("ct_NVFP4", "ct_NVFP4A16", "ct_MXFP4", "ct_MXFP4A16"), of_fp4),
 }
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_kernels_get_has_the_same_values(name):
+    view = opened(name)[2]
+    for module in MODULES:
+        assert view.info(f"model.layers.0.{module}.weight").dtype == PACKED.get(name, "BF16")
+        assert_same_packed(view, f"model.layers.0.{module}.weight")
 
 
 @pytest.mark.parametrize("name", DECODERS)

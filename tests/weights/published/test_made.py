@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.weights.published import unquantized
 from kvasir.weights.source import SafetensorsSource, WeightSource
+from tests.weights.published.encode import assert_same_packed
 
 RNG = np.random.default_rng(0)
 OUT, IN, GROUP = 16, 96, 32
@@ -175,6 +176,30 @@ def test_mlx_affine(tmp_path, bits):
     assert np.array_equal(source.array("a.weight"), expected.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize(("bits", "group", "dtype", "packed"), [
+    (2, 64, ml_dtypes.bfloat16, "AFFINE4"), (4, 128, ml_dtypes.bfloat16, "AFFINE4"),
+    (6, 64, ml_dtypes.bfloat16, "AFFINE8"), (8, 64, ml_dtypes.bfloat16, "AFFINE8"),
+    (4, 64, np.float16, "Q4_1"), (3, 32, ml_dtypes.bfloat16, "Q4_1"), (8, 64, np.float16, "BF16"),
+])  # fmt: skip
+def test_mlx_keeps_its_codes(tmp_path, bits, group, dtype, packed):
+    values = codes(OUT, 256, bits=bits)
+    scales, biases = (RNG.uniform(0.01, 0.1, (OUT, 256 // group)).astype(dtype) for _ in range(2))
+    source = opened(
+        tmp_path, {"bits": bits, "group_size": group}, "quantization",
+        a__weight=words(values, bits).view(np.uint32), a__scales=scales, a__biases=biases,
+    )  # fmt: skip
+    assert source.info("a.weight").dtype == packed
+    assert_same_packed(source, "a.weight")
+
+
+def test_numbers_that_are_not_are_refused_when_packed(tmp_path):
+    weight = np.ones((16, 128), ml_dtypes.float8_e4m3fn)
+    weight[3, 5] = np.nan
+    source = opened(tmp_path, SCALED, a__weight=weight, a__weight_scale=np.ones((16, 1), np.float32))
+    with pytest.raises(ModelFileError, match="not numbers"):
+        source.raw("a.weight")
+
+
 # --- refusals ---------------------------------------------------------------------------------------
 
 
@@ -183,10 +208,15 @@ def test_mlx_affine(tmp_path, bits):
     ({}, ""),
     ([4], "expected an object"),
     ({"quant_method": "gptq", "bits": 5}, "bits is 5"),
-    ({"quant_method": "gptq", "dynamic": {"-:x": {}}}, "dynamic"),
-    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
+    ({"quant_method": "gptq", "dynamic": {"+:x": {"bits": 5}}}, "bits is 5"),
+    ({"quant_method": "gptq", "dynamic": ["-:x"]}, "dynamic"),
+    ({"quant_method": "gptq", "checkpoint_format": "bitblas"}, "bitblas"),
+    ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "marlin"}, "bits is 8"),
     ({"quant_method": "awq", "bits": 8}, "bits is 8"),
-    ({"quant_method": "awq", "version": "gemv"}, "gemv"),
+    ({"quant_method": "awq", "version": "gemv_fast"}, "gemv_fast"),
+    ({"quant_method": "awq", "version": "gemv", "group_size": "128"}, "group_size"),
+    ({"quant_method": "torchao"}, "no metadata of torchao"),
+    ({"quant_method": "compressed-tensors", "kv_cache_scheme": [8]}, "kv_cache_scheme"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),
     ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "two sizes"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),

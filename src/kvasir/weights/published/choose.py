@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
-from kvasir.weights.published import bitsandbytes, experts_mxfp4, grouped, mlx, scaled
+from kvasir.weights.published import bitsandbytes, experts_mxfp4, grouped, hqq, mlx, scaled, torchao
+from kvasir.weights.published.rows import scheme_of
 from kvasir.weights.published.view import Decoded, DecodedView
 from kvasir.weights.source import WeightSource
 
@@ -34,7 +35,7 @@ def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[s
             f"supported: {', '.join(_METHODS)}; or use a GGUF file of the model",
         )
     tensors, dropped = _METHODS[method](settings, source)
-    return plain, DecodedView(source, tensors, str(method), dropped)
+    return plain, DecodedView(source, tensors, str(method), dropped, scheme_of(settings))
 
 
 _Read = tuple[Iterable[Decoded], str]
@@ -91,17 +92,43 @@ def _mxfp4(settings: Mapping[str, Any], source: WeightSource) -> _Read:
 
 def _gptq(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     bits = _choice(settings, "bits", _BITS, 4)
-    form = _choice(settings, "checkpoint_format", ("gptq", "gptq_v2", None), "gptq")
-    if settings.get("dynamic"):
-        raise UnsupportedModel("config.json: quantization_config: dynamic rules", "supported: one setting for all")
-    return grouped.read_gptq(source, bits, form != "gptq_v2"), ""
+    form = _choice(settings, "checkpoint_format", ("gptq", "gptq_v2", "marlin", None), "gptq")
+    if form == "marlin" or settings.get("is_marlin_format"):
+        return _marlin(settings, source)
+    rules = settings.get("dynamic") or {}
+    if not isinstance(rules, Mapping):
+        raise ModelFileError(f"config.json: quantization_config: dynamic is {quoted(rules)}", "expected an object")
+    for rule in rules.values():
+        _choice(rule if isinstance(rule, Mapping) else {}, "bits", _BITS, bits)
+    # What the rules change shows in the tensors of a module: their shapes, zeros and groups, or plain weights.
+    return grouped.read_gptq(source, None if rules else bits, form != "gptq_v2"), ""
+
+
+def _marlin(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    _choice(settings, "bits", (4,), 4)
+    _choice(settings, "desc_act", (False, None), False)
+    return grouped.read_marlin(source), r".*\.workspace"
 
 
 def _awq(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     _choice(settings, "bits", (4,), 4)
     version = settings.get("version")
-    _choice({"version": version.lower() if isinstance(version, str) else version}, "version", ("gemm", None), None)
-    return grouped.read_awq(source), ""
+    version = version.lower() if isinstance(version, str) else version
+    _choice({"version": version}, "version", ("gemm", "gemv", None), None)
+    if version != "gemv":
+        return grouped.read_awq(source), ""
+    group = settings.get("group_size", settings.get("q_group_size", 128))
+    if type(group) is not int or not (group == -1 or 1 <= group <= 1 << 16):
+        raise ModelFileError(f"config.json: quantization_config: group_size is {quoted(group)}", "expected -1 or more")
+    return grouped.read_awq_gemv(source, group), ""
+
+
+def _hqq(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    return hqq.read(source), ""
+
+
+def _torchao(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    return torchao.read(source), ""
 
 
 def _bitsandbytes(settings: Mapping[str, Any], source: WeightSource) -> _Read:
@@ -130,7 +157,10 @@ _METHODS = {
     "fbgemm_fp8": _fp8,
     "fp8": _fp8,
     "gptq": _gptq,
+    "hqq": _hqq,
+    "marlin": _marlin,
     "mlx": _mlx,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
+    "torchao": _torchao,
 }

@@ -61,7 +61,7 @@ def _decoded(stored: Stored, bits: int, group: int, mode: str) -> Decoded:
 
     def nvfp4_blocks() -> np.ndarray:
         scales = stored.array("scales", groups).view(np.uint8).reshape(rows, -1, 4)
-        return to_own_blocks("NVFP4_SCALED", codes(), d=np.float32(1), scales=scales)
+        return to_own_blocks("NVFP4_SCALED", codes(), d=np.ones(1, np.float32), scales=scales)
 
     def affine_blocks() -> np.ndarray:
         scales, biases = (stored.array(kind, groups).view(np.uint16) for kind in ("scales", "biases"))

@@ -96,7 +96,7 @@ def _integers(stored: Stored) -> Decoded:
     is_half = exact_halves(stored.array("weight_scale")) is not None
     if symmetric and bits == 4 and is_half:
         return Decoded(name, shape, "Q4_0", parts, lambda: _as_q4_0(stored, group))
-    if group % OWN_GROUP == 0 and (symmetric and (bits < 8 or not is_half) or not symmetric and is_half):
+    if group % OWN_GROUP == 0 and ((symmetric and (bits < 8 or not is_half)) or (not symmetric and is_half)):
         kind = f"INT{4 if bits < 8 else 8}{'' if symmetric else '_ZP'}"
         return Decoded(name, shape, kind, parts, lambda: _as_own(stored, kind, bits, group))
     if is_half and (symmetric or bits < 8):

@@ -36,10 +36,13 @@ class Decoded:
 
 class DecodedView:
     """A `WeightSource` with decoded tensors in place of their parts. method: the name of the format. dropped: a pattern
-    of tensors that have no place in the model, such as the scales of its activations."""
+    of tensors that have no place in the model, such as the scales of its activations. scheme: a message about parts of
+    the file's scheme that do not concern weights."""
 
-    def __init__(self, source: WeightSource, decoded: Iterable[Decoded], method: str, dropped: str = ""):
-        self._source, self._method = source, method
+    def __init__(
+        self, source: WeightSource, decoded: Iterable[Decoded], method: str, dropped: str = "", scheme: str = ""
+    ):
+        self._source, self._method, self._scheme = source, method, scheme
         self._decoded = {tensor.name: tensor for tensor in decoded}
         parts = {part for tensor in self._decoded.values() for part in tensor.parts}
         drop = re.compile(dropped or "(?!)")
@@ -51,7 +54,8 @@ class DecodedView:
         """A message for the user: how many matrices are decoded, by their dtype here."""
         found = Counter(tensor.dtype for tensor in self._decoded.values())
         kinds = ", ".join(f"{number} as {kind}" for kind, number in sorted(found.items()))
-        return f"{found.total()} matrices quantized by {self._method}: {kinds or 'none'}"
+        end = f"; {self._scheme}" if self._scheme else ""
+        return f"{found.total()} matrices quantized by {self._method}: {kinds or 'none'}{end}"
 
     def names(self) -> Iterable[str]:
         """The names of all tensors."""
