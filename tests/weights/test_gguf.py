@@ -167,6 +167,7 @@ HOSTILE = {
     "five dimensions": (tensors(write.entry("t", [1] * 5, 0, 0)), "at most 4"),
     "a dimension of zero": (tensors(write.entry("t", [4, 0], 0, 0)), "nonzero sizes"),
     "unknown tensor type": (tensors(write.entry("t", [4], 36, 0)), "unknown type 36"),
+    "a type of our own": (tensors(write.entry("t", [64], 1003, 0)), "unknown type 1003"),
     "row not of whole blocks": (tensors(write.entry("t", [33], 2, 0)), "multiples of 32"),
     "product of dimensions beyond 64 bits": (tensors(write.entry("t", [2**62] * 4, 0, 0)), "ends at byte"),
     "product that wraps to something small": (
