@@ -71,6 +71,45 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope", "rope_scaling": None, "rope_theta": 160000, "type_vocab_size": 1,
         "unpad_inputs": "true", "use_memory_efficient_attention": "true", "vocab_size": 250048,
     },
+    "jinaai/jina-embeddings-v3": {
+        **_XLMR, **_LARGE, "emb_pooler": "mean", "load_trained_adapters": True, "lora_alpha": 1, "lora_rank": 4,
+        "lora_adaptations": ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"],
+        "lora_dropout_p": 0.0, "lora_main_params_trainable": False, "matryoshka_dimensions": [32, 64, 128, 256],
+        "max_position_embeddings": 8194, "position_embedding_type": "rotary", "rotary_emb_base": 20000.0,
+        "task_instructions": {"separation": ""}, "truncate_dim": None, "use_cache": False, "use_flash_attn": True,
+        "use_reg_tokens": False,
+    },
+    "nomic-ai/nomic-embed-text-v2-moe": {
+        "activation_function": "gelu", "add_pooling_layer": False, "architectures": ["NomicBertModel"],
+        "attn_pdrop": 0.0, "bos_token_id": None, "causal": False, "dense_seq_output": True, "embd_pdrop": 0.1,
+        "eos_token_id": None, "expert_choice_router": False, "ffn_div": 1, "fused_bias_fc": True,
+        "fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+        "max_trained_positions": 2048, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "model_type": "nomic_bert",
+        "moe_every_n_layers": 2, "moe_impl": "megablocks", "moe_normalize_expert_weights": False,
+        "moe_resid_pdrop": 0.0, "moe_top_k": 2, "n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12,
+        "n_positions": 2048, "num_experts": 8, "num_shared_experts": 0, "pad_token_id": 1,
+        "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False,
+        "qkv_proj_bias": True, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0, "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None, "router_aux_loss_coef": 0.1, "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True, "summary_activation": None, "summary_first_dropout": 0.0,
+        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True, "type_vocab_size": 1,
+        "use_cache": True, "use_flash_attn": True, "use_rms_norm": None, "use_xentropy": True, "vocab_size": 250048,
+    },
+    "jinaai/jina-embeddings-v2-base-en": {
+        **_TRAINING, **_BASE, "architectures": ["JinaBertForMaskedLM"], "emb_pooler": "mean",
+        "attn_implementation": None, "feed_forward_type": "geglu", "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 8192, "model_max_length": 8192, "model_type": "bert", "pad_token_id": 0,
+        "position_embedding_type": "alibi", "type_vocab_size": 2, "vocab_size": 30528,
+    },
+    "Alibaba-NLP/gte-Qwen2-1.5B-instruct": {
+        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02,
+        "intermediate_size": 8960, "is_causal": False, "max_position_embeddings": 131072, "max_window_layers": 21,
+        "model_type": "qwen2", "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+        "use_cache": True, "use_sliding_window": False, "vocab_size": 151646,
+    },
     "intfloat/e5-mistral-7b-instruct": {
         "architectures": ["MistralModel"], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
         "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
@@ -128,6 +167,8 @@ EXPECTED = {
     "mixedbread-ai/mxbai-rerank-base-v1": (512, Task.CLASSIFY),
     "MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli": (512, Task.CLASSIFY),
     "Snowflake/snowflake-arctic-embed-m-v2.0": (8192, Task.EMBED),
+    "jinaai/jina-embeddings-v2-base-en": (8192, None),
+    "nomic-ai/nomic-embed-text-v2-moe": (2048, Task.EMBED),
 }
 
 
@@ -135,7 +176,8 @@ EXPECTED = {
 def test_it_is_read(name):
     config = PUBLISHED[name]
     found = model_class_for(config).Config.from_hf(config)
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    assert (found.width, found.num_layers, found.heads, found.vocab_size) == tuple(config[size] for size in sizes)
+    sizes = (("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head"))
+    stated = tuple(next(config[name] for name in names if name in config) for names in sizes)
+    assert (found.width, found.num_layers, found.heads, found.vocab_size) == (*stated, config["vocab_size"])
     if name in EXPECTED:
         assert (found.context_length, found.pooling.task) == EXPECTED[name]

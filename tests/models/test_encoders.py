@@ -208,6 +208,24 @@ def test_a_config_that_nomic_publishes(transformers):
     assert found == replace(default, max_position=8192)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_that_jina_publishes_gives_its_base_models_rows(transformers):
+    """It has the type of XLM-RoBERTa, and adapters beside the weights."""
+    hf = oracle(transformers, "jina-v3")
+    config = {name: value for name, value in hf.config.to_dict().items() if not name.startswith("rope")}
+    config |= {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"], "position_embedding_type": "rotary"}
+    config |= {"rotary_emb_base": 50.0, "lora_rank": 4, "lora_adaptations": ["separation"], "use_reg_tokens": False}
+    state = {}
+    for name, tensor in state_of(hf).items():
+        adapted = name.endswith(".weight") and tensor.dim() == 2
+        bare = f"roberta.{name.removeprefix('roberta.').removesuffix('.weight')}"
+        state[f"{bare}.parametrizations.weight.original" if adapted else f"roberta.{name}"] = tensor
+        if adapted:
+            state |= {f"{bare}.parametrizations.weight.0.lora_{part}": torch.ones(1, 4, 4) for part in "AB"}
+    found = hidden_of(ours(config, state), [ids_of(40)])[0]
+    assert torch.equal(found, hidden_of(ours(hf.config.to_dict(), state_of(hf)), [ids_of(40)])[0])
+
+
 def test_a_config_that_alibaba_publishes():
     published = {
         "architectures": ["NewModel", "NewForTokenClassification"], "model_type": "new", "hidden_size": 768,

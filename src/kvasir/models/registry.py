@@ -219,6 +219,8 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     if not isinstance(model_type, str):
         raise ModelFileError(f"config.json: model_type is {quoted(model_type)}", "expected a name")
     model_type = _TYPES.get(architectures[0] if architectures else "", model_type)
+    if model_type == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
+        return model_class("jina_embeddings_v3")  # as its authors publish it
     if model_type not in MODELS:
         raise unsupported(model_type, architectures, "auto_map" in config)
     ours = MODELS[model_type][2]

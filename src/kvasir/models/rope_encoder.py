@@ -36,6 +36,13 @@ def _read(f: Fields, theta: float, **defaults: Any) -> dict[str, Any]:
 # --- Jina ---------------------------------------------------------------------------------------------
 
 
+# Fields of the authors' configs, whose model type is xlm-roberta: of adapters, of training and of how to compute.
+_JINA_HARMLESS = """
+    emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable lora_rank
+    task_instructions truncate_dim use_flash_attn
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class JinaV3Config(EncoderConfig):
     """The sizes and settings of a Jina v3 encoder."""
@@ -44,6 +51,12 @@ class JinaV3Config(EncoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> JinaV3Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({"hidden_size": 1024, "num_attention_heads": 16, **config})
+        if f.get("model_type") == "xlm-roberta":
+            f.choice("position_embedding_type", ("rotary",))
+            f.expect("use_reg_tokens", False)
+            for name in _JINA_HARMLESS.split():
+                f.get(name)
+            f.values = {**f.values, "rope_theta": f.number("rotary_emb_base", 1.0, 1e12, 10000.0)}
         found = cls(
             **_read(f, 20000.0, vocab_size=250002, max_position=8194, token_types=1, norm_eps=1e-5,
                     num_layers=24, inner=4096)
@@ -53,9 +66,10 @@ class JinaV3Config(EncoderConfig):
 
 
 class JinaV3(Encoder):
-    """XLM-RoBERTa with a rotary embedding."""
+    """XLM-RoBERTa with a rotary embedding. The adapters of a checkpoint are not used."""
 
     Config = JinaV3Config
+    leaves_adapters: ClassVar[bool] = True
     prefix: ClassVar[str] = "roberta."
     ignored: ClassVar[tuple[str, ...]] = (r"(roberta\.)?pooler\.dense\.(weight|bias)", r"lm_head\..*")
 

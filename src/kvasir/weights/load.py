@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
+from kvasir.weights.adapted import WithoutAdapters
 from kvasir.weights.flat_experts import FlatExpertsView
 from kvasir.weights.source import WeightSource
 from kvasir.weights.stacks import ExpertsView
@@ -98,6 +99,8 @@ def fill(
     Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
     source = ExpertsView(source, getattr(model, "transposed_experts", False))
+    if getattr(model, "leaves_adapters", False):
+        source = WithoutAdapters(source)
     if flat := getattr(model, "flat_experts", 0):
         source = FlatExpertsView(source, flat)
     wanted = list(_wanted(model, source))
