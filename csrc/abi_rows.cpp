@@ -59,3 +59,33 @@ KVASIR_API void kvasir_xielu(float* out, const float* x, const float* settings, 
     const FloatMode mode;
     kernels().xielu(out, x, settings, count);
 }
+
+// How far x[i] exceeds the row's mean plus so many standard deviations, 0 where it does not. x, out: [rows, cols]. out
+// may be x. Both sums have the order of kvasir_rms_norm_f32.
+KVASIR_API void kvasir_gaussian_cut(float* out, const float* x, int64_t rows, int64_t cols, float deviations) {
+    const FloatMode mode;
+    kernels().gaussian_cut(out, x, rows, cols, deviations);
+}
+
+// x times the root of the mean square of `like`, divided by that of x, whose mean square counts as at least `least`. x,
+// like, out: [rows, cols]. out may be x or like.
+KVASIR_API void kvasir_match(float* out, const float* x, const float* like, int64_t rows, int64_t cols, float least) {
+    const FloatMode mode;
+    kernels().match(out, x, like, rows, cols, least);
+}
+
+// out[j] = x[j] + the sum over s, ascending, of x[s] * coefs[j][s], by fused multiply-adds. x, out: [rows, streams,
+// cols]; coefs: [rows, streams, streams]. out is not x.
+KVASIR_API void kvasir_predict_streams(float* out, const float* x, const float* coefs, int64_t rows, int64_t streams,
+                                       int64_t cols) {
+    const FloatMode mode;
+    kernels().predict_streams(out, x, coefs, rows, streams, cols);
+}
+
+// out[s] = x[s] + (computed - x[active]) * (coefs[s] + 1), by a fused multiply-add. x, out: [rows, streams, cols];
+// computed: [rows, cols]; coefs: [rows, streams]. out may be x. active is below streams.
+KVASIR_API void kvasir_correct_streams(float* out, const float* x, const float* computed, const float* coefs,
+                                       int64_t rows, int64_t streams, int64_t cols, int64_t active) {
+    const FloatMode mode;
+    kernels().correct_streams(out, x, computed, coefs, rows, streams, cols, active);
+}

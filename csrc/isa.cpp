@@ -21,6 +21,11 @@ void scale_rows(float*, const float*, float, int64_t);
 void softcap_rows(float*, const float*, float, int64_t);
 void clamp_rows(float*, const float*, float, float, int64_t);
 void xielu_rows(float*, const float*, const float*, int64_t);
+void gaussian_cut(float*, const float*, int64_t, int64_t, float);
+void match_rows(float*, const float*, const float*, int64_t, int64_t, float);
+// streams.cpp
+void predict_streams(float*, const float*, const float*, int64_t, int64_t, int64_t);
+void correct_streams(float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int64_t);
 // linear.cpp
 void prepare(const Matrix&, uint8_t*, const float*, int64_t, int64_t);
 void linear(const Matrix&, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, const float*, const float*,
@@ -53,6 +58,10 @@ extern const Kernels kernels = {
     softcap_rows,
     clamp_rows,
     xielu_rows,
+    gaussian_cut,
+    match_rows,
+    predict_streams,
+    correct_streams,
     prepare,
     linear,
     lookup_rows,

@@ -40,6 +40,18 @@ struct Kernels {
     void (*clamp)(float* out, const float* a, float low, float high, int64_t count);
     // xIELU (arXiv:2411.13010); settings: alpha of positive numbers, alpha of others, beta, eps.
     void (*xielu)(float* out, const float* a, const float* settings, int64_t count);
+    // How far a row's elements exceed its mean plus so many standard deviations; 0 where they do not.
+    void (*gaussian_cut)(float* out, const float* x, int64_t rows, int64_t cols, float deviations);
+    // x times the root of the mean square of `like`, divided by that of x; the mean square of x counts as at least
+    // `least`.
+    void (*match)(float* out, const float* x, const float* like, int64_t rows, int64_t cols, float least);
+
+    // streams.cpp. Rows of [streams, cols].
+    // out[j] = x[j] + the sum over s, ascending, of x[s] * coefs[j][s]. out is not x.
+    void (*predict_streams)(float* out, const float* x, const float* coefs, int64_t rows, int64_t streams, int64_t cols);
+    // out[s] = x[s] + (computed - x[active]) * (coefs[s] + 1). computed: [rows, cols]. out may be x.
+    void (*correct_streams)(float* out, const float* x, const float* computed, const float* coefs, int64_t rows,
+                            int64_t streams, int64_t cols, int64_t active);
 
     // linear.cpp. `prepare` converts float32 rows to the activations that a matrix needs: out is [rows] of
     // activated_bytes. Columns are split into m.segments and padded like the matrix's.

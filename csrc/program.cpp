@@ -284,6 +284,41 @@ void run_embed(const Instr& in, const Program& p, Range r) {
     }
 }
 
+// Adds rows to all streams but the first.
+void add_to_streams(const Instr& in, Range r) {
+    const int64_t width = in.n[0], streams = in.n[1];
+    for (int64_t row = r.begin; row < r.end; ++row) {
+        float* out = at<float>(in.p[0]) + row * streams * width;
+        const float* x = at<float>(in.p[1]) + row * streams * width;
+        if (out != x) std::memcpy(out, x, static_cast<size_t>(width) * sizeof *out);
+        for (int64_t s = 1; s < streams; ++s) {
+            kernels().add(out + s * width, x + s * width, at<float>(in.p[2]) + row * width, width);
+        }
+    }
+}
+
+// Operations on whole rows of `width`, of one stream or of several.
+void run_streams(const Instr& in, Range r) {
+    const Kernels& k = kernels();
+    const int64_t width = in.n[0], streams = in.n[1], count = r.end - r.begin, first = r.begin * width;
+    float* out = at<float>(in.p[0]);
+    const float *x = at<float>(in.p[1]), *y = at<float>(in.p[2]), *coefs = at<float>(in.p[3]);
+    switch (in.op) {
+        case OP_SCALE_COLUMNS:
+            for (int64_t i = first; i < r.end * width; i += width) k.multiply(out + i, x + i, y, width);
+            return;
+        case OP_GAUSSIAN_CUT: return k.gaussian_cut(out + first, x + first, count, width, in.f[0]);
+        case OP_MATCH: return k.match(out + first, x + first, y + first, count, width, in.f[0]);
+        case OP_PREDICT:
+            return k.predict_streams(out + first * streams, x + first * streams, y + r.begin * streams * streams, count,
+                                     streams, width);
+        case OP_CORRECT:
+            return k.correct_streams(out + first * streams, x + first * streams, y + first, coefs + r.begin * streams,
+                                     count, streams, width, in.n[2]);
+        default: return add_to_streams(in, r);
+    }
+}
+
 void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     const Range r = share(team, rows);
     const int64_t count = r.end - r.begin;
@@ -327,6 +362,12 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
             }
             return;
         }
+        case OP_SCALE_COLUMNS:
+        case OP_GAUSSIAN_CUT:
+        case OP_MATCH:
+        case OP_PREDICT:
+        case OP_CORRECT:
+        case OP_ADD_TO_STREAMS: return run_streams(in, r);
         case OP_TAKE_COLUMNS:
             for (int64_t row = r.begin; row < r.end; ++row) {
                 std::memcpy(at<float>(in.p[0]) + row * in.n[0], at<float>(in.p[1]) + row * in.n[1] + in.n[2],

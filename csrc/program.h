@@ -53,6 +53,12 @@ enum Op : int32_t {
     OP_TAKE_COLUMNS = 29,  // p: out, x                      n: width, x stride, first column
     OP_CLAMP = 30,        // p: out, x                       n: width                          f: lowest, highest
     OP_XIELU = 31,        // p: out, x, settings             n: width
+    OP_SCALE_COLUMNS = 32,  // p: out, x, vector             n: width
+    OP_GAUSSIAN_CUT = 33,  // p: out, x                      n: width                          f: deviations
+    OP_MATCH = 34,         // p: out, x, like                n: width                          f: least
+    OP_PREDICT = 35,       // p: out, x, coefs               n: width, streams
+    OP_CORRECT = 36,       // p: out, x, computed, coefs     n: width, streams, active stream
+    OP_ADD_TO_STREAMS = 37,  // p: out, x, added             n: width, streams; the first stays
 };
 
 enum Flag : int32_t { BARRIER = 1 };

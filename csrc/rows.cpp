@@ -98,6 +98,14 @@ struct Relu2 {
         return mul(positive, positive);
     }
 };
+struct Above {  // how far x exceeds the bound, 0 if it does not
+    f32x16 bound;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return Relu()(sub(x, bound)); }
+};
+struct Ratio {
+    f32x16 factor, divisor;
+    KVASIR_INLINE f32x16 operator()(f32x16 x) const { return div(mul(x, factor), divisor); }
+};
 struct Exp {
     KVASIR_INLINE f32x16 operator()(f32x16 x) const { return exp(x); }
 };
@@ -174,6 +182,23 @@ void layer_norm(float* out, int64_t out_stride, const float* x, int64_t x_stride
         const float factor = inverse_root(sum_of_squares(x, cols, mean) / static_cast<float>(cols), eps);
         const Centre centre{broadcast(mean), broadcast(factor)};
         weight ? map(out, x, weight, bias, cols, centre) : map(out, x, cols, centre);
+    }
+}
+
+void gaussian_cut(float* out, const float* x, int64_t rows, int64_t cols, float deviations) {
+    for (int64_t row = 0; row < rows; ++row, x += cols, out += cols) {
+        const float mean = sum_of_row(x, cols) / static_cast<float>(cols);
+        const float deviation = __builtin_sqrtf(sum_of_squares(x, cols, mean) / static_cast<float>(cols));
+        map(out, x, cols, Above{broadcast(__builtin_fmaf(deviation, deviations, mean))});
+    }
+}
+
+void match_rows(float* out, const float* x, const float* like, int64_t rows, int64_t cols, float least) {
+    for (int64_t row = 0; row < rows; ++row, x += cols, like += cols, out += cols) {
+        const float square = sum_of_squares(x, cols, 0.0f) / static_cast<float>(cols);
+        const float target = __builtin_sqrtf(sum_of_squares(like, cols, 0.0f) / static_cast<float>(cols));
+        const float divisor = __builtin_sqrtf(square < least ? least : square);  // NaN stays NaN
+        map(out, x, cols, Ratio{broadcast(target), broadcast(divisor)});
     }
 }
 

@@ -171,6 +171,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
         },
     },
+    "gemma3n": {
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [112, 96, 112, 64],
+        "activation_sparsity_pattern": [0.7, 0.0, 0.9, 0.0],
+        "num_kv_shared_layers": 2,
+        "sliding_window": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": ABSENT,
+        "vocab_size_per_layer_input": 96,
+        "hidden_size_per_layer_input": 8,
+        "altup_num_inputs": 3,
+        "altup_active_idx": 1,
+        "laurel_rank": 6,
+        "final_logit_softcapping": 50.0,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    },
     "gemma4": {
         **GEMMA4,
         "num_hidden_layers": 6,
@@ -447,7 +469,7 @@ SWITCHED = (
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
     "mimo-v2-flash",
-    *("gemma4", "gemma4-moe"),
+    *("gemma3n", "gemma4", "gemma4-moe"),
 )
 
 

@@ -57,7 +57,7 @@ class DictSource:
 def randomized(model: Any, seed: int = 0) -> Any:
     """The transformers model in eval mode with weights that make every part of it count."""
     generator = torch.Generator().manual_seed(seed)
-    adds_one = re.match("Gemma[23](?!n)", type(model).__name__)  # to the weights of its norms
+    adds_one = re.match("Gemma([23](?!n)|(?!\\d))", type(model).__name__)  # to the weights of its norms
     with torch.no_grad():
         buffers = model.named_buffers()
         weights = ((n, t) for n, t in buffers if n.endswith((*_CHOICE, "layer_scalar")))
@@ -67,6 +67,7 @@ def randomized(model: Any, seed: int = 0) -> Any:
                 tensor.copy_(noise * 0.1)
             elif tensor.dim() > 1:
                 gain = 1.0 if "embed" in name else 1.5 / tensor.shape[-1] ** 0.5
+                gain = 4.0 if "modality_router" in name else gain  # whose inputs are divided by their width
                 tensor.copy_(noise * gain)
             else:
                 around = name.endswith(("norm.weight", "scale", "scalar")) and not adds_one

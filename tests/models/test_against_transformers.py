@@ -121,6 +121,23 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LOCAL, "rope_theta": 30.0}}},
         {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {**LINEAR, "rope_theta": 20.0}}},
     ],
+    "gemma3n": [
+        {"rms_norm_eps": 1e-1},
+        {"hidden_activation": "silu"},
+        {"final_logit_softcapping": 20.0},
+        {"sliding_window": 25},
+        {"activation_sparsity_pattern": [0.7, 0.0, 0.5, 0.0]},
+        {"activation_sparsity_pattern": 0.7},
+        {"altup_active_idx": 0},
+        {"altup_correct_scale": False},
+        {"rope_parameters": {"full_attention": {**LOCAL, "rope_theta": 5000.0}, "sliding_attention": LOCAL}},
+        {
+            "rope_parameters": {
+                "full_attention": {**LOCAL, "rope_theta": 500.0},
+                "sliding_attention": {**LOCAL, "rope_theta": 30.0},
+            }
+        },
+    ],
     "gemma4": [
         {"rms_norm_eps": 1e-1},
         {"hidden_activation": "silu"},

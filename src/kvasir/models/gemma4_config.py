@@ -208,6 +208,12 @@ def read_owners(f: Fields, slides: tuple[bool, ...], default: int = 0) -> tuple[
     return tuple(None if i < first else last[kind] for i, kind in enumerate(slides))
 
 
+def unread_keys(owners: tuple[int | None, ...]) -> tuple[str, ...]:
+    """Patterns of the tensors that checkpoints hold for keys and values which no layer computes."""
+    reading = "|".join(str(i) for i, owner in enumerate(owners) if owner is not None)
+    return (rf"(.*\.)?layers\.({reading})\.self_attn\.[kv]_(proj|norm)\..*",) if reading else ()
+
+
 def _read_experts(f: Fields, act: str) -> dict[str, Any]:
     present = f.flag("enable_moe_block", False)
     old = f.integer("expert_intermediate_size", 1, MAX_WIDTH, 0)  # the name in the first configs

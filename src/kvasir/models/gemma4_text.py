@@ -18,7 +18,7 @@ from kvasir.layers.sharing_attention import SharingAttention
 from kvasir.layers.softcap import SoftCap
 from kvasir.models.decoder import Decoder
 from kvasir.models.gemma2 import root_of_width
-from kvasir.models.gemma4_config import Gemma4TextConfig
+from kvasir.models.gemma4_config import Gemma4TextConfig, unread_keys
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,10 +111,7 @@ class Gemma4Text(Decoder):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of unused tensors, including the keys and values of layers that read those of others."""
-        reading = "|".join(str(i) for i, owner in enumerate(self.config.owners) if owner is not None)
-        if not reading:
-            return super().ignored
-        return (*super().ignored, rf"(.*\.)?layers\.({reading})\.self_attn\.[kv]_(proj|norm)\..*")
+        return (*super().ignored, *unread_keys(self.config.owners))
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the parts of Gemma 4."""

@@ -84,6 +84,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Gemma3Text",
         ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
     ),
+    "gemma3n": ("gemma3n", "Gemma3n", ("Gemma3nForConditionalGeneration",)),
+    "gemma3n_text": ("gemma3n_text", "Gemma3nText", ("Gemma3nForCausalLM",)),
     "gemma4": ("gemma4", "Gemma4", ("Gemma4ForConditionalGeneration",)),
     "gemma4_text": ("gemma4_text", "Gemma4Text", ("Gemma4ForCausalLM",)),
     "gemma4_unified": ("gemma4", "Gemma4", ("Gemma4UnifiedForConditionalGeneration",)),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FAMILIES = (
     *("activation", "attention", "columns", "embedding", "gated_delta", "linear", "moe", "norm", "rope", "short_conv"),
     "ssm",
+    "streams",
 )
 
 

@@ -23,6 +23,9 @@ from kvasir.program.trace import Trace
 ALIGN = 64
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "scale_rows", "softcap", "clamp", "xielu")
+# Ops on rows of several streams, and others on whole rows.
+STREAMS = ("predict_streams", "correct_streams", "add_to_streams")
+WHOLE_ROWS = (*STREAMS, "gaussian_cut", "match_magnitude", "scale_columns")
 # Ops whose threads split the rows: each thread reads and writes only its own rows.
 BY_ROW = (
     *ELEMENTWISE,
@@ -39,6 +42,7 @@ BY_ROW = (
     "route",
     "gated",
     "take_columns",
+    *WHOLE_ROWS,
 )
 COLLECTIVES = ("all_reduce", "all_gather", "pick_rows")  # collectives of ranks
 ALL_TOGETHER = (
@@ -57,6 +61,7 @@ ALL_TOGETHER = (
 )
 IN_PLACE = (
     *ELEMENTWISE,
+    *(op for op in WHOLE_ROWS if op != "predict_streams"),
     "rms_norm",
     "grouped_rms_norm",
     "layer_norm",

@@ -416,6 +416,27 @@ class Marshal:
         self._keep.append(addresses)
         return ctypes.addressof(addresses)
 
+    def _match_magnitude(self, instr: native.Instr, instruction: Instruction) -> None:
+        self._set(instr, instruction.op, self._rows(instruction), [instruction.outs[0].width], [instruction.inputs[-1]])
+
+    _gaussian_cut = _match_magnitude
+
+    def _scale_columns(self, instr: native.Instr, instruction: Instruction) -> None:
+        p = [*self._rows(instruction), self._vector(instruction.inputs[1])]
+        self._set(instr, "scale_columns", p, [instruction.outs[0].width])
+
+    def _predict_streams(self, instr: native.Instr, instruction: Instruction) -> None:
+        """Also for the other ops on streams, whose last inputs are the number of streams and perhaps the active
+        one."""
+        streams, *active = (value for value in instruction.inputs if isinstance(value, int))
+        n = [instruction.outs[0].width // streams, streams, *active]
+        self._set(instr, instruction.op, self._rows(instruction), n)
+
+    _correct_streams = _add_to_streams = _predict_streams
+
+    def _rows(self, instruction: Instruction) -> list[int]:
+        return [self._at(buffer) for buffer in instruction.buffers]
+
     def _take_columns(self, instr: native.Instr, instruction: Instruction) -> None:
         x, first, last = instruction.inputs
         p = [self._at(b) for b in instruction.buffers]

@@ -109,11 +109,13 @@ class Trace:
 
     @property
     def weight_bytes_read(self) -> int:
-        """Bytes of the matrices that a step of one row reads; of a mixture's experts, only those of the row."""
-        total = 0
+        """Bytes of the matrices that a step of one row reads; of a mixture's experts, only those of the row. A matrix
+        that is used twice counts once."""
+        total, seen = 0, set()
         for node in self.graph.nodes:
             if node.op in ("linear", "head_linear"):
-                total += node.inputs[1].nbytes
+                total += 0 if id(node.inputs[1]) in seen else node.inputs[1].nbytes
+                seen.add(id(node.inputs[1]))
             elif node.op == "experts":
                 ids, stacks = node.inputs[1], node.inputs[3:6]
                 total += sum(ids.width * stack[0].nbytes for stack in stacks if stack)
