@@ -44,6 +44,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", {**config_of("mamba2"), "use_bias": False, "time_step_limit": [0.0, inf]}),
 }  # fmt: skip
 
+FAST = ("granite-hybrid", "nemotron-h-moe", "mamba")
+
 
 def add_keys(writer: Any, c: Any) -> None:
     alone = c.model_type in ("mamba", "falcon_mamba", "mamba2")
@@ -210,7 +212,9 @@ def write_gguf(hf: Any, path: Path, architecture: str) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
 def test_a_file_computes_what_its_folder_computes(tmp_path, name):
     architecture, config = CONFIGS[name]
     config = dict(config)

@@ -305,7 +305,7 @@ def _experts(node: Node) -> Call:
     if share is not None:
         raise CannotTrace("experts split over ranks have no Triton kernel")
     if biases or weigh_inputs or not up or act.name not in ACTIVATIONS:
-        raise CannotTrace(f"experts with biases, weighted inputs, no gates or {act.name} have no Triton kernel")
+        raise CannotTrace(f"experts with biases, weighted inputs, no gates or {act.__name__} have no Triton kernel")
     top, first = ids.width, down[0]
     sizes = top, top * gate[0].rows, first.segments * top * first.rows
     scratch = tuple(x.graph.value(x.domain, (size,)) for size in sizes)

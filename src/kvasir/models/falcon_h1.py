@@ -56,7 +56,9 @@ class FalconH1Config(DecoderConfig):
             "logit_scale": _number(f, "lm_head_multiplier"),
             "attn_scale": factor["key"] * sizes["head_dim"] ** -0.5,
         }
-        f.get("num_logits_to_keep")
+        f.expect("mamba_use_mlp", True)
+        for unused in ("num_logits_to_keep", "mlp_expansion_factor"):  # the latter follows from the sizes
+            f.get(unused)
         f.finish()
         return cls(
             **sizes,

@@ -133,7 +133,7 @@ class Mamba2Config(MambaConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_MAMBA2, **config})
         sizes = _sizes(f)
-        f.expect("norm_before_gate", False)
+        f.get("norm_before_gate")  # published as true, where the norm follows the gate
         f.expect("rms_norm", True)
         inner = f.integer("expand", 1, 64, 2) * sizes["width"]
         names = ("num_heads", "n_groups", "state_size")

@@ -62,7 +62,8 @@ class NemotronHConfig(DecoderConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
         kinds = read_blocks(f)
-        f.values = {**f.values, "num_hidden_layers": len(kinds)}
+        head_dim = f.get("head_dim") or f.get("attention_head_dim") or 128  # the latter in older configs
+        f.values = {**f.values, "num_hidden_layers": len(kinds), "head_dim": head_dim}
         sizes = read_sizes(f, kv_heads=8, head_dim=128, act="mlp_hidden_act", eps="layer_norm_epsilon", partial=True)
         for name in (*_UNUSED, *(_EXPERTS if "moe" not in kinds else ())):
             f.get(name)

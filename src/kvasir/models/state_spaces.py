@@ -83,7 +83,8 @@ def read_scan(
 
 
 def read_limits(f: Fields, name: str) -> tuple[float, float]:
-    """The limits of the steps, (0, inf) without any. Infinity is a number in some files, an object in others."""
+    """The limits of the steps, (0, inf) without any. Infinity is a number in some files, a string or an object in
+    others."""
     value = f.get(name)
     if value is None:
         return 0.0, math.inf
@@ -98,7 +99,7 @@ def _number(value: Any) -> float:
     """NaN for anything else."""
     if isinstance(value, Mapping):
         return math.inf if value.get("__float__") == "Infinity" else math.nan
-    return float(value) if value == math.inf or is_number(value) else math.nan
+    return math.inf if value in (math.inf, "Infinity") else float(value) if is_number(value) else math.nan
 
 
 def read_mamba2(f: Fields, width: int, *, act: str = "hidden_act", inner: int = 0) -> Mamba2Settings:
