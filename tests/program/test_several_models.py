@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.caches import Cross, Latent, PagedKV, Shared, Window
+from kvasir.caches import Cross, PagedKV, Shared, Window
 from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.layers.kv_layout import KVLayout, no_op
 from kvasir.ops import native
@@ -182,11 +182,10 @@ def test_heads_of_several_sizes_in_one_table(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "program", "eager"),
     [
-        (Latent(16, 8), "kernel for latent", "latent"),
         (Cross(2, 16, length=5), "kernel for cross-", "cross-"),
         (Chunked(2, 16, chunk=8), "kernel for chunked", "chunked"),
-        (PagedKV(2, 16, 8), "keys of 16 and values of 8", ""),
-        (PagedKV(2, 258), "heads of 258", ""),
+        (PagedKV(2, 1026), "heads of 1026", ""),
+        (PagedKV(2, 16, 1026), "values of 1026", ""),
     ],
 )
 def test_executors_refuse_unsupported_cache_kinds_by_name(tmp_path, monkeypatch, kind, program, eager):
