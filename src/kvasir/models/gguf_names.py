@@ -144,17 +144,6 @@ _HUNYUANMOE_NAMES = {
     **{name: hf.replace("shared_experts", "shared_mlp") for name, hf in _SHARED.items()},
     "ffn_gate_inp": "mlp.gate.wg",
 }
-_GPT_NEOX_NAMES = {
-    "token_embd": "gpt_neox.embed_in",
-    "output_norm": "gpt_neox.final_layer_norm",
-    "output": "embed_out",
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "attention.query_key_value",
-    "attn_output": "attention.dense",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
 _DELTA_NAMES = {
     **_QWEN2MOE_NAMES,
     "post_attention_norm": "post_attention_layernorm",
@@ -188,18 +177,6 @@ _LFM2_NAMES = {
     "ffn_gate_exps": "feed_forward.experts.*.w1",
     "ffn_up_exps": "feed_forward.experts.*.w3",
     "ffn_down_exps": "feed_forward.experts.*.w2",
-}
-_GPT2_NAMES = {
-    "token_embd": "transformer.wte",
-    "position_embd": "transformer.wpe",
-    "output_norm": "transformer.ln_f",
-    "output": "lm_head",
-    "attn_norm": "ln_1",
-    "attn_qkv": "attn.c_attn",
-    "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2",
-    "ffn_up": "mlp.c_fc",
-    "ffn_down": "mlp.c_proj",
 }
 
 
@@ -237,7 +214,7 @@ FAMILIES = {
     "gemma2": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
     "gemma3": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
-    "gpt2": NameTable(_GPT2_NAMES, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
+    "gpt2": NameTable(others.GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(encoders.BERT, "encoder.layer"),
     "apertus": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.up_proj"}, "model.layers"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
@@ -265,7 +242,7 @@ FAMILIES = {
     "glm4": NameTable(_GLM4_NAMES, "model.layers"),
     "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
     "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
-    "gptneox": NameTable(_GPT_NEOX_NAMES, "gpt_neox.layers", parted=("attn_qkv",)),
+    "gptneox": NameTable(others.GPT_NEOX, "gpt_neox.layers", parted=("attn_qkv",)),
     "granite": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
     "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
