@@ -61,7 +61,7 @@ struct AttentionArgs {
     float* out;      // [rows, heads, value dim]
     int64_t q_stride, out_stride;
     int32_t heads;   // a multiple of kv heads
-    int32_t window;  // keys that a row attends to, its own included; 0 for all
+    int32_t window;  // keys that a row attends to, its own included; 0 for all; -n for those in its chunk of n tokens
     float scale;
     float softcap;              // 0 for none: scores become cap * tanh(score / cap)
     int32_t distance, reserved; // of the keys before and after a row of an indivisible piece; 0 for all

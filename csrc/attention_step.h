@@ -76,7 +76,7 @@ struct Item {
 // The keys that one row attends to: [first, last).
 KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
     if (args.distance > 0) return larger(0, position - args.distance);
-    return args.window > 0 ? larger(0, position - args.window + 1) : 0;
+    return first_in_window(position, args.window);
 }
 KVASIR_INLINE int64_t last_seen(const AttentionArgs& args, const Piece& piece, int64_t position) {
     if (piece.causal()) return position + 1;

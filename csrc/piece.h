@@ -20,4 +20,11 @@ struct Piece {
     bool causal() const { return !(flags & PIECE_BIDIRECTIONAL); }
 };
 
+// The first key that the query at a position attends to. window: keys of a window, its own included; 0 for all; -n for
+// those in its chunk of n positions.
+inline int64_t first_in_window(int64_t position, int64_t window) {
+    if (window < 0) return position / -window * -window;
+    return window && position >= window ? position - window + 1 : 0;
+}
+
 }  // namespace kvasir

@@ -49,8 +49,7 @@ int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     }
     for (int64_t g = 0; g < p.groups; ++g) {
         const int32_t* table = state.tables[g];
-        const int64_t window = p.windows[g];
-        const int64_t low = window && piece.start >= window ? piece.start - window + 1 : 0;
+        const int64_t low = first_in_window(piece.start, p.windows[g]);
         for (int64_t b = low / p.block_size; b * p.block_size < end; ++b) {
             if (table[b] <= 0 || table[b] >= p.num_blocks[g]) return RUN_BAD_BLOCK;
         }

@@ -75,6 +75,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     args.layout = layout;
     args.heads = layout.kv_heads * static_cast<int32_t>(in.between(1, 18));
     args.window = in.flag() ? static_cast<int32_t>(in.between(1, 400)) : 0;
+    if (args.window && in.flag()) args.window = -args.window;
     args.scale = in.number(true);
     args.softcap = in.one_of({0.0f, 0.0f, 5.0f, 50.0f});
 
@@ -85,7 +86,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
         const int64_t length = in.between(0, blocks * layout.block_size);
         s.count = std::min(in.between(0, 20), length);
         s.start = length - s.count;
-        const int64_t low = args.window ? std::max<int64_t>(0, s.start - args.window + 1) : 0;
+        const int64_t low = kvasir::first_in_window(s.start, args.window);
         for (int64_t i = 0; i * layout.block_size < length; ++i) {
             const int64_t block = in.between(0, blocks - 1);
             const bool stale = (i + 1) * layout.block_size <= low;

@@ -86,7 +86,8 @@ void expect(const Case& c, const Data& data, std::vector<double>& out) {
     std::vector<double> weight(static_cast<size_t>(c.length));
     const int64_t group = c.heads / c.kv_heads;
     for (int64_t p = 0; p < c.length; ++p) {
-        int64_t first = c.window && p >= c.window ? p - c.window + 1 : 0, last = c.causal ? p + 1 : c.length;
+        int64_t first = c.window < 0 ? p - p % -c.window : std::max<int64_t>(0, c.window ? p - c.window + 1 : 0);
+        int64_t last = c.causal ? p + 1 : c.length;
         if (c.distance) {
             first = std::max<int64_t>(0, p - c.distance);
             last = std::min(c.length, p + c.distance + 1);
@@ -141,7 +142,7 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         const int64_t size = sizes[std::min(static_cast<size_t>(step), sizes.size() - 1)];
         const int64_t count = std::min(size, c.length - start);
         for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
-        const int64_t low = c.window ? std::max<int64_t>(0, start - c.window + 1) : 0;
+        const int64_t low = c.window < 0 ? start - start % -c.window : c.window ? std::max<int64_t>(0, start - c.window + 1) : 0;
         for (int64_t i = 0; i < low / c.block; ++i) table[i] = 1 << 30;  // stale: must not be read
         slots.clear();
         for (int64_t p = start; p < start + count; ++p) slots.push_back(table[p / c.block] * c.block + p % c.block);
@@ -296,7 +297,8 @@ void check_poison(Case c, bool in_values) {
     const std::vector<float> clean = attend(c, data, {c.length}, 1);
     (in_values ? data.v : data.k)[bad * c.kv_heads * c.dim] = NAN;
     const std::vector<float> found = attend(c, data, {c.length}, 1);
-    const int64_t until = c.window ? std::min(c.length, bad + c.window) : c.length;
+    const int64_t reach = c.window < 0 ? (bad / -c.window + 1) * -c.window : c.window ? bad + c.window : c.length;
+    const int64_t until = std::min(c.length, reach);
     require(same(&found[0], &clean[0], bad * row), "attention: a NaN does not affect earlier rows");
     require(until == c.length || same(&found[until * row], &clean[until * row], (c.length - until) * row),
             "attention: a NaN outside of the window affects no row");
@@ -312,6 +314,7 @@ void test_attention() {
     for (int32_t format = 0; format < 4; ++format) {
         check({format, 2, 1, 10, 16, 70});
         check({format, 3, 3, 8, 32, 67, 20});
+        check({format, 3, 3, 8, 32, 67, -20});
         check({format, 14, 2, 16, 48, 85});
         Case soft{format, 4, 2, 80, 16, 66, 33};
         soft.softcap = 5.0f;
@@ -343,6 +346,7 @@ void test_attention() {
         check(latent);
         check_poison({format, 4, 2, 16, 16, 60}, false);
         check_poison({format, 4, 2, 16, 16, 60, 25}, true);
+        check_poison({format, 4, 2, 16, 16, 60, -25}, true);
         check_poison({format, 4, 4, 16, 64, 60}, true);
     }
     check({kvasir::CACHE_BF16, 1, 1, 2, 64, 1100});
@@ -359,6 +363,7 @@ void test_attention() {
     window.sinks = true;
     check_cuts(window, {6200}, {1});
     check_cuts({kvasir::CACHE_BF16, 2, 1, 10, 16, 0, 3096}, {4123}, {7});  // a chunk that only some rows attend to
+    check_cuts({kvasir::CACHE_BF16, 2, 1, 10, 16, 0, -3096}, {3090, 6200}, {9, 1});  // rows of two chunks
     check_cuts({kvasir::CACHE_BF16, 17, 1, 16, 32, 0}, {4100}, {7});
     check_cuts({kvasir::CACHE_F32, 1, 1, 256, 128, 0}, {2048, 2100}, {1, 2});
     Case both{kvasir::CACHE_BF16, 2, 2, 16, 16, 0};

@@ -3,6 +3,7 @@
 kind      a block holds, for each layer             to continue from token t, a sequence needs
 PagedKV   keys and values of its tokens             all blocks of [0, t)
 Window    the same                                  the blocks of the last tokens that t sees
+Chunked   the same                                  the blocks of the chunk that t lies in
 Around    the same                                  all blocks: only whole texts are computed
 Latent    one row per token, shared by all heads    all blocks of [0, t)
 State     a state at its start, the inputs since    the block of token t - 1
@@ -56,7 +57,8 @@ class CacheKind:
     size.
 
     name: for display. needs: what an executor must be able to compute. reach: how many of the last positions, the next
-    one included, suffice to continue, 0 for all. window: how many of the last positions a token attends to, 0 for all.
+    one included, suffice to continue, 0 for all. window: how many of the last positions a token attends to, 0 for all,
+    -n for those in its own chunk of n.
     distance: how far before and after a token the positions lie that it attends to, 0 for all.
     fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
     keeps_starts: a block also holds the state at its start. heads, key_dim, value_dim: what attention reads per
@@ -233,6 +235,36 @@ class Window(PagedKV):
     @property
     def table(self) -> Hashable:
         return "last tokens", self.reach
+
+
+@dataclass(frozen=True)
+class Chunked(PagedKV):
+    """Keys and values of the chunk of `chunk` tokens that the row lies in. At its start, the block of the token before
+    is kept, so that there is always a block to continue from."""
+
+    chunk: int = 1
+
+    name = "chunked"
+    needs = "attention within chunks"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.chunk > 0, "a chunk without a token"
+
+    @property
+    def reach(self) -> int:  # type: ignore[override]
+        return max(2, self.chunk)
+
+    @property
+    def window(self) -> int:  # type: ignore[override]
+        return -self.chunk
+
+    @property
+    def table(self) -> Hashable:
+        return "chunk", self.chunk
+
+    def low(self, tokens: int) -> int:
+        return tokens // self.chunk * self.chunk
 
 
 @dataclass(frozen=True)

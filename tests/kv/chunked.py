@@ -1,5 +1,5 @@
-"""A kind of cache that the package does not have: attention within chunks of the sequence. All that it takes is this
-class; tests put it beside the others."""
+"""A kind of cache of the tests' own: attention within chunks of the sequence, which no executor computes. All that it
+takes is this class; tests put it beside the others."""
 
 from __future__ import annotations
 

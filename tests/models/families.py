@@ -456,6 +456,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 256,
         },
     },
+    "llama4": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 4,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 112,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 24,
+        "floor_scale": 16,
+        "attn_scale": 0.5,
+        "rope_parameters": {**LLAMA3, "rope_theta": 500.0, "high_freq_factor": 1.0},
+    },
     "qwen3-moe-mixed": {**QWEN3_MOE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
 }
 
@@ -464,7 +477,7 @@ SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
     *("lfm2", "lfm2-moe", "olmo-hybrid"),
-    *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe"),
+    *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),

@@ -387,6 +387,16 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "falcon-grouped": [{"layer_norm_epsilon": 1e-1}],
     "gemma": [{"hidden_act": "silu"}, {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}],
     "glm": [{"rms_norm_eps": 1e-1}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
+    "llama4": [
+        {"attention_chunk_size": 25},
+        {"layer_types": ["full_attention"] * 4},
+        {"no_rope_layers": [1, 1, 1, 1]},
+        {"floor_scale": 32},
+        {"attn_scale": 0.1},
+        {"attn_temperature_tuning": False},
+        {"use_qk_norm": False},
+        {"num_experts_per_tok": 2},
+    ],
     "olmo": [{"clip_qkv": None}, {"clip_qkv": 1.0}],
     "phi": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
     "phimoe": [

@@ -61,6 +61,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon-grouped": config_of("falcon-grouped"),
     "gemma": config_of("gemma"),
     "glm": config_of("glm"),
+    "llama4": {
+        **config_of("llama4"),
+        **{"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "rope_parameters": PLAIN},
+    },
     "olmo": config_of("olmo"),
     "phi": config_of("phi") | {"qk_layernorm": False, "num_key_value_heads": 4},
     "phimoe": {**config_of("phimoe"), "router_jitter_noise": 0.01, "rope_parameters": LONGROPE},
@@ -74,7 +78,7 @@ ARCHITECTURES = {
     **{"qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe", "ernie4_5_moe": "ernie4_5-moe", "minimax_m2": "minimax-m2"},
     **{"hunyuan_v1_moe": "hunyuan-moe", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35"},
     **{"qwen3_5_moe_text": "qwen35moe", "lfm2_moe": "lfm2moe", "cohere": "command-r", "glm": "chatglm"},
-    **{"granitemoeshared": "granitemoe", "phi": "phi2"},
+    **{"granitemoeshared": "granitemoe", "phi": "phi2", "llama4_text": "llama4"},
 }
 # Their converters order the rows of q and k in pairs.
 PAIRED = ("smollm3", "arcee", "granite", "granitemoe", "granitemoeshared", "olmo")
@@ -97,6 +101,8 @@ def add_decoder_keys(writer: Any, c: Any) -> None:
     writer.add_head_count_kv(c.num_kv_heads if c.model_type == "falcon" else kv_heads)
     if c.model_type == "falcon":
         writer.add_feed_forward_length(c.ffn_hidden_size)
+    elif c.model_type == "llama4_text":
+        writer.add_feed_forward_length(c.intermediate_size_mlp)
     elif hasattr(c, "intermediate_size") and c.model_type != "lfm2":
         writer.add_feed_forward_length(c.intermediate_size)
     if c.model_type != "gpt_neox":
@@ -155,6 +161,13 @@ def add_parallel(writer: Any, c: Any) -> None:
 def add_cohere(writer: Any, c: Any) -> None:
     writer.add_logit_scale(c.logit_scale)
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def add_llama4(writer: Any, c: Any) -> None:
+    writer.add_expert_count(c.num_local_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    writer.add_interleave_moe_layer_step(c.interleave_moe_layer_step)
+    writer.add_expert_feed_forward_length(c.intermediate_size)
 
 
 def add_olmo(writer: Any, c: Any) -> None:
@@ -251,6 +264,7 @@ KEYS: dict[str, Callable[[Any, Any], None]] = {
     "granitemoe": add_granite,
     "granitemoeshared": add_granite,
     "cohere": add_cohere,
+    "llama4_text": add_llama4,
     "olmo": add_olmo,
     "phimoe": add_phimoe,
     "exaone4": add_window,
@@ -292,6 +306,11 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
         groups = c.num_kv_heads if c.new_decoder_architecture else 1
         parts = data.reshape(groups, c.num_attention_heads // groups + 2, -1, *data.shape[1:])
         return {name: np.concatenate([p.reshape(-1, *data.shape[1:]) for p in np.split(parts, [-2, -1], axis=1)])}
+    if kind == "llama4_text" and ".experts." in name:
+        rows, part = data.swapaxes(1, 2), name.split(".")[2]
+        if name.endswith("down_proj"):
+            return {f"blk.{part}.ffn_down_exps.weight": rows}
+        return {f"blk.{part}.ffn_{p}_exps.weight": r for p, r in zip(("gate", "up"), np.split(rows, 2, 1), strict=True)}
     if name.endswith("e_score_correction_bias"):
         return {f"{name.removesuffix('_bias')}.bias": data.reshape(-1)}
     if name.endswith("expert_bias"):

@@ -44,7 +44,10 @@ class Case:
         if self.softcap:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         distance = torch.arange(n)[:, None] - torch.arange(n)
-        hidden = (distance < 0) & self.causal | (distance >= self.window if self.window else distance < -n)
+        hidden = (distance < 0) & self.causal | (distance >= self.window if self.window > 0 else distance < -n)
+        if self.window < 0:
+            chunks = torch.arange(n) // -self.window
+            hidden |= chunks[:, None] != chunks
         scores = scores.masked_fill(hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, n, 1)
@@ -114,7 +117,7 @@ def test_against_float64(n, heads, kv_heads, dim):
     torch.testing.assert_close(attend([case], [[n]])[0], case.expected(), **CLOSE)
 
 
-@pytest.mark.parametrize("window", (1, 2, 16, 63, 64, 65, 400))
+@pytest.mark.parametrize("window", (1, 2, 16, 63, 64, 65, 400, -1, -16, -63, -400))
 @pytest.mark.parametrize("block_size", (16, 64, 128))
 def test_attention_within_windows(window, block_size):
     case = make(150, 4, 2, 16, window=window)

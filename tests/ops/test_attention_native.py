@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.ops import native
 from kvasir.ops.attention.relative import Relative, expand
+from kvasir.ops.attention.sizes import first_in_window
 from kvasir.plan import Work
 from tests.examples import examples
 from tests.isas import isas, restore_isa  # noqa: F401
@@ -58,7 +59,7 @@ def attend(
             slots += (tables[c][positions // block_size] * block_size + positions % block_size).tolist()
             table = tables[c].copy()
             if stale and first.window:
-                table[: max(0, start - first.window + 1) // block_size] = 1 << 30
+                table[: max(0, first_in_window(start, first.window)) // block_size] = 1 << 30
             works.append(Work(c, start, count, indivisible=not case.causal))
             starts.append(row)
             seen[c] = table
@@ -123,7 +124,7 @@ def test_against_the_torch_body_with_equal_bits_on_every_isa(shape, format):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    "options", [{"window": 1}, {"window": 33}, {"softcap": 5.0}, {"causal": False}, {"sinks": True}]
+    "options", [{"window": 1}, {"window": 33}, {"window": -33}, {"softcap": 5.0}, {"causal": False}, {"sinks": True}]
 )
 def test_attention_options_agree_with_torch(options: dict[str, Any], format: str):
     if "sinks" in options:

@@ -135,11 +135,9 @@ class Attention(Module):
         return q_TD.view(-1, self.heads, self.head_dim), k_TD.view(-1, self.kv_heads, self.head_dim)
 
     def _rotated(self, q_THd: Tensor, k_TKd: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self.rope is None or self.query_rope is None:
-            return q_THd, k_TKd
-        angles = batch.angles(self.rope)
-        of_queries = angles if self.query_rope is self.rope else batch.angles(self.query_rope)
-        return self.query_rope(q_THd, of_queries), self.rope(k_TKd, angles)
+        if self.query_rope is not None:
+            q_THd = self.query_rope(q_THd, batch.angles(self.query_rope))
+        return q_THd, k_TKd if self.rope is None else self.rope(k_TKd, batch.angles(self.rope))
 
 
 class GatedAttention(Attention):

@@ -11,9 +11,10 @@ from kvasir.plan import CacheGroup
 
 Spec = Sequence[CacheKind | Shared]
 AROUND = "attention within a distance in both directions"
+CHUNKED = "attention within chunks"
 LATENT = "latent attention"
 # The values of caches.Kind.needs that the eager executor supports.
-_COMPUTES = ("attention", "recurrent layers", AROUND, LATENT)
+_COMPUTES = ("attention", "recurrent layers", AROUND, CHUNKED, LATENT)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 CODED = ("int8", "fp8")  # types of keys and values that are stored as codes with scales
 

@@ -68,6 +68,16 @@ class PlainLayerNorm(LayerNorm):
         return super().put(name, array, place)
 
 
+class BareRMSNorm(RMSNorm):
+    """An RMSNorm without weights."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, None, self.eps)
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
 class BareLayerNorm(RMSNorm):
     """A LayerNorm without weights."""
 

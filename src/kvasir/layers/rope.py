@@ -21,6 +21,7 @@ from kvasir.ops.rope import rope
 if TYPE_CHECKING:
     from torch import Tensor
 
+STILL = "still"
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 MAX_POSITIONS = 1 << 26
 PIECE = 256  # positions per computation of angles: about two milliseconds
@@ -43,6 +44,7 @@ class RopeScaling:
                 same in all sequences. cos and sin multiplied by `attention_factor`, or by `long_attention_factor` if
                 it is not 0. Without long_factors the context cannot exceed original_max_position
       factors   frequency i divided by factors[i] (GGUF `rope_freqs.weight`)
+      still     no rotation
       proportional   the first `share` of the frequencies divided by `factor`, the others 0 (Gemma 4)
     """
 
@@ -86,6 +88,8 @@ class RopeScaling:
 
 def frequencies(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
     """Radians per position, float64 [dim / 2]."""
+    if scaling.kind == STILL:
+        return np.zeros(dim // 2)
     plain = np.array([power(theta, -i, dim) for i in range(0, dim, 2)])
     if scaling.kind == "linear":
         return plain / scaling.factor
@@ -105,7 +109,10 @@ def _llama3(plain: np.ndarray, s: RopeScaling) -> np.ndarray:
     """Blends the two: a share of 1 keeps a frequency, 0 divides it. 1 for short wavelengths, 0 for long ones, linear in
     1 / wavelength in between."""
     waves_in_original = s.original_max_position * plain / (2 * math.pi)
-    share = (waves_in_original - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    if s.high_freq_factor == s.low_freq_factor:
+        share = (waves_in_original >= s.low_freq_factor).astype(np.float64)
+    else:
+        share = (waves_in_original - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
     share = np.clip(share, 0.0, 1.0)
     return (1 - share) * plain / s.factor + share * plain
 
@@ -127,8 +134,8 @@ class Rope:
     """A rotary embedding, shared by the layers that use it. A row of angles depends only on its position.
 
     dim: number of rotated dimensions of a head. growth: (beta, length): vectors at position p also grow by 1 + beta
-    log(1 + floor(p / length)), as the queries of Llama 4 and Ministral 3 do (arXiv:2501.19399); all dimensions must
-    rotate.
+    log(1 + floor(p / length)), as the queries of Ministral 3 do (arXiv:2501.19399); all dimensions must rotate. A third
+    number is added to p. Llama 4 has it in layers without rotation, which have the kind "still".
     """
 
     def __init__(
@@ -136,7 +143,7 @@ class Rope:
         dim: int,
         theta: float,
         scaling: RopeScaling | None = None,
-        growth: tuple[float, int] | None = None,
+        growth: tuple[float, int] | tuple[float, int, int] | None = None,
     ):
         self.dim, self.theta, self.scaling, self.growth = dim, theta, scaling or RopeScaling(), growth
         self.tensors: Any = None  # the eager executor's tables (rope_tensors)
@@ -166,8 +173,8 @@ class Rope:
         """Of the positions [start, end), float64 [end - start, 1]."""
         if self.growth is None or start == end:
             return np.ones((end - start, 1))
-        beta, length = self.growth
-        first, steps = start // length, np.arange(start, end) // length
+        beta, length, more = self.growth if len(self.growth) == 3 else (*self.growth, 0)
+        first, steps = (start + more) // length, (np.arange(start, end) + more) // length
         values = [1 + beta * log(1.0 + step) for step in range(first, steps[-1] + 1)]
         return np.array(values)[steps - first, None]
 

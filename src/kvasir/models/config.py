@@ -161,6 +161,11 @@ def affects_arithmetic(name: str) -> bool:
     return any(word.startswith(_MEANING) for word in re.split(r"[._]", name.lower()))
 
 
+def quoted_value(value: Any) -> str:
+    """A value of a config for messages."""
+    return _short(value)
+
+
 def _short(value: Any) -> str:
     """The value's repr for messages, at most 80 characters; a long value is never formatted in full."""
     text = _REPR.repr(value)

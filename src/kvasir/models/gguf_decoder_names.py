@@ -47,3 +47,10 @@ GPT2 = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+# Of a Llama 4, what differs from Llama's names.
+LLAMA4 = {
+    "ffn_gate_inp": "feed_forward.router",
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_exps": f"feed_forward.experts.*.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+}

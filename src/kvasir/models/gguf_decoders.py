@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.errors import ModelFileError
-from kvasir.models.config import Fields, is_number
+from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields, is_number
 from kvasir.models.gguf_fields import Shapes, read_decoder, read_expert_counts, rows_of
 
 Config = dict[str, Any]
@@ -68,6 +68,24 @@ def _glm(f: Fields, architecture: str, shapes: Shapes) -> Config:
     return read_decoder(f, shapes, partial=True) | {"model_type": "glm", "attention_bias": bias}
 
 
+def _llama4(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """As in llama.cpp, the chunks and the growth of queries have the published sizes, and only the model with 128
+    experts has no head norms."""
+    f.expect("leading_dense_block_count", 0)
+    for known in ("expert_gating_func", "expert_shared_count"):
+        f.get(known)
+    config, experts = read_decoder(f, shapes), read_expert_counts(f)
+    return config | experts | {
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": config["intermediate_size"],
+        "intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "interleave_moe_layer_step": f.integer("interleave_moe_layer_step", 1, MAX_LAYERS),
+        "attention_chunk_size": 8192 if f.flag("expert_swa", True) else None,
+        "use_qk_norm": experts["num_local_experts"] != 128,
+        "attention_bias": _has_bias(shapes, "attn_q"),
+    }  # fmt: skip
+
+
 def _olmo(f: Fields, architecture: str, shapes: Shapes) -> Config:
     f.expect("attention.layer_norm_epsilon", 1e-5)
     config = read_decoder(f, shapes, eps="layer_norm_eps")
@@ -98,6 +116,7 @@ READERS = {
     "command-r": _command_r,
     "falcon": _falcon,
     "gemma": _gemma,
+    "llama4": _llama4,
     "olmo": _olmo,
     "phi2": _phi2,
     "phimoe": _phimoe,

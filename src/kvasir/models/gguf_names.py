@@ -257,6 +257,7 @@ FAMILIES = {
     "jamba": NameTable(state_spaces.JAMBA, "model.layers", named=("ssm_dt",)),
     "mamba": NameTable(state_spaces.MAMBA, "backbone.layers", named=("ssm_dt",)),
     "mamba2": NameTable(state_spaces.MAMBA2, "backbone.layers", flat=state_spaces.FLAT),
+    "llama4": NameTable({**_LLAMA_NAMES, **others.LLAMA4}, "model.layers"),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),

@@ -128,6 +128,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "mamba": ("mamba", "MambaModel", ("MambaForCausalLM",)),
     "mamba2": ("mamba", "Mamba2Model", ("Mamba2ForCausalLM",)),
+    "llama4": ("llama4", "Llama4", ("Llama4ForConditionalGeneration",)),
+    "llama4_text": ("llama4", "Llama4Text", ("Llama4ForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
     "mistral3": ("mistral", "Mistral3", ("Mistral3ForConditionalGeneration",)),

@@ -111,8 +111,8 @@ def _read_scaling(f: Fields, max_position: int) -> RopeScaling:
 def _read_llama3(f: Fields, factor: float, original: int) -> RopeScaling:
     low = f.number("low_freq_factor", 1e-6, 1e6)
     high = f.number("high_freq_factor", 1e-6, 1e6)
-    if high <= low:
-        raise ModelFileError(f"{f.where}: high_freq_factor {high} is not above low_freq_factor {low}")
+    if high < low:
+        raise ModelFileError(f"{f.where}: high_freq_factor {high} is below low_freq_factor {low}")
     return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from kvasir.caches import CacheKind, Latent
-from kvasir.layers.kv_layout import AROUND, LATENT, Bank, KVLayout, Spec
+from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.layers.pages import paged
 from kvasir.ops.attention.native import FORMATS, MAX_HEAD_DIM, CacheLayoutStruct, cache_block_bytes
@@ -23,7 +23,7 @@ _ITEM = {
 }
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
-_COMPUTES = ("attention", "recurrent layers", AROUND, LATENT)  # values of caches.Kind.needs that have kernels
+_COMPUTES = ("attention", "recurrent layers", AROUND, CHUNKED, LATENT)  # values of caches.Kind.needs that have kernels
 
 
 def _padded(dim: int) -> int:

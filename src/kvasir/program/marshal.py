@@ -97,7 +97,7 @@ class Marshal:
         s.specs, s.states, s.pieces, s.results = map(ctypes.addressof, (specs, states, pieces, results))
         self._keep.append(specs)
         for g, group in enumerate(cache.groups):
-            s.num_blocks[g], s.windows[g] = cache.num_blocks[g], group.kind.reach
+            s.num_blocks[g], s.windows[g] = cache.num_blocks[g], min(0, group.kind.window) or group.kind.reach
             s.slots[g] = self._array(np.int64, self._max_tokens)
         scratch = aligned(self._scratch * self._threads)
         self._keep.append(scratch)

@@ -11,7 +11,7 @@ from typing import Any
 from kvasir import device as devices
 from kvasir.errors import ConfigError, UnsupportedModel, quoted
 from kvasir.layers.attention import Attention
-from kvasir.layers.kv_layout import AROUND, LATENT, KVLayout, Spec, no_op
+from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, KVLayout, Spec, no_op
 from kvasir.layers.latent_attention import LatentAttention
 from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.models.config import read_hf_config
@@ -142,7 +142,7 @@ def no_attention(model: Any) -> str:
 def _no_triton_kernel(spec: Spec) -> str:
     """Why no Triton kernel computes with these caches; "" if one does, or if that is known only from the ops."""
     for kind in KVLayout.of(spec).kinds:
-        if kind.needs in (AROUND, LATENT):
+        if kind.needs in (AROUND, CHUNKED, LATENT):
             return f"no kernel for {kind.needs}"
         if kind.key_dim != kind.value_dim:
             return f"no kernel for keys of {kind.key_dim} and values of {kind.value_dim}"

@@ -98,7 +98,8 @@ def fill(
     hold: called first for each tensor; it returns True if it has stored the tensor in the module in another format.
     Raises ModelFileError that names a missing, misshapen or unused tensor.
     """
-    source = ExpertsView(source, getattr(model, "transposed_experts", False))
+    transposed, in_turns = getattr(model, "transposed_experts", False), getattr(model, "experts_in_turns", True)
+    source = ExpertsView(source, transposed, in_turns)
     if getattr(model, "leaves_adapters", False):
         source = WithoutAdapters(source)
     if flat := getattr(model, "flat_experts", 0):

@@ -34,14 +34,14 @@ class ExpertsView:
     `experts.3.gate_proj.weight` [I, H] and `experts.3.gate_proj.bias` [I]. Other tensors are the source's own.
 
     Stacks: `experts.gate_up_proj` [E, 2 I, H], with the gate's rows before up's, and `experts.down_proj` [E, H, I];
-    with `transposed`, [E, H, 2 I] and [E, I, H] with the columns of gate and up in turns. Biases, in the same order of
-    rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H]. Granite's stacks are named
-    `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`.
+    with `transposed`, [E, H, 2 I] and [E, I, H] with the columns of gate and up in turns, or gate's before up's.
+    Biases, in the same order of rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H].
+    Granite's stacks are named `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`.
     """
 
-    def __init__(self, source: WeightSource, transposed: bool = False):
-        """Raises ModelFileError for a stack of a bad shape."""
-        self._source, self._transposed = source, transposed
+    def __init__(self, source: WeightSource, transposed: bool = False, in_turns: bool = True):
+        """in_turns: whether the columns of transposed stacks are. Raises ModelFileError for a stack of a bad shape."""
+        self._source, self._transposed, self._in_turns = source, transposed, transposed and in_turns
         self._parts: dict[str, _Part] = {}
         self._names: list[str] = []
         for name in source.names():
@@ -117,7 +117,7 @@ class ExpertsView:
 
     def _of(self, stack: np.ndarray, part: _Part) -> np.ndarray:
         rows = stack[part.expert]
-        if self._transposed:
+        if self._in_turns:
             return rows[part.index :: part.count]
         size = len(rows) // part.count
         return rows[part.index * size : (part.index + 1) * size]

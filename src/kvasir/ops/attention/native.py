@@ -17,6 +17,7 @@ import numpy as np
 
 from kvasir.ops import native
 from kvasir.ops.attention.relative import Relative
+from kvasir.ops.attention.sizes import first_in_window
 from kvasir.plan import Work
 
 PIECE_SAMPLE, PIECE_BIDIRECTIONAL, PIECE_LOGITS = 1, 2, 4
@@ -208,7 +209,7 @@ def attention(
     """
     rows, heads, _ = q_THd.shape
     out = np.zeros((rows, heads, layout.mixed_dim), np.float32) if out is None else out
-    if heads == 0 or heads % layout.kv_heads or threads < 1 or not 0 <= window <= _MAX or not 0 <= distance <= _MAX:
+    if heads == 0 or heads % layout.kv_heads or threads < 1 or abs(window) > _MAX or not 0 <= distance <= _MAX:
         raise ValueError(f"{heads} heads, {layout.kv_heads} KV heads, {threads} threads, window {window}")
     struct = layout._struct()
     k, v = _halves(layout, cache)
@@ -265,7 +266,7 @@ def _check(layout: Layout, cache: Any, work: Work, first: int, table: np.ndarray
     """Raises ValueError if a work's rows or blocks do not exist; blocks entirely before the window may be stale."""
     if not (0 <= first <= rows - work.count and work.count >= 0 <= work.start and work.end <= _MAX):
         raise ValueError(f"a work on rows {first} to {first + work.count} of {rows}, from {work.start}")
-    low = max(0, work.start - window + 1) // layout.block_size if window else 0
+    low = max(0, first_in_window(work.start, window)) // layout.block_size
     used = table[low : -(-work.end // layout.block_size)]
     if len(table) * layout.block_size < work.end or ((used < 0) | (used >= len(cache[0]))).any():
         raise ValueError(f"the table of a work to {work.end} names blocks out of range")

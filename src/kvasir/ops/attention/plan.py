@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.ops.attention.sizes import BUDGET, TILE
+from kvasir.ops.attention.sizes import BUDGET, TILE, first_in_window
 from kvasir.plan import Work
 
 ROWS = 16
@@ -80,7 +80,8 @@ def plan_attention(
     distance: int = 0,
 ) -> AttentionPlan:
     """starts: the first token row of each work. tables: int32 block ids for this kind of layer, indexed by a work's
-    row. group: query heads per KV head. window: maximum keys that a row attends to, itself included; 0 for all.
+    row. group: query heads per KV head. window: maximum keys that a row attends to, itself included; 0 for all, -n for
+    those in its chunk of n.
 
     width: kv_heads * head_dim, for the memory bound. block_size divides TILE or is a multiple of it. distance: how far
     from a row of an indivisible work the keys that it attends to may lie, on both sides; 0 for any distance.
@@ -115,13 +116,13 @@ class _Planner:
 
     def low(self, work: Work) -> int:
         """The first key that any row of the work attends to."""
-        return max(0, work.start - self.window + 1) if self.window else 0
+        return max(0, first_in_window(work.start, self.window))
 
     def seen(self, start: int, end: int, work: Work) -> tuple[int, int]:
         """The keys that the rows [start, end) of a work attend to."""
         if self.distance:
             return max(0, start - self.distance), min(end + self.distance, work.end)
-        return max(0, start - self.window + 1) if self.window else 0, work.end if work.indivisible else end
+        return max(0, first_in_window(start, self.window)), work.end if work.indivisible else end
 
     def first_unit(self, work: Work) -> int:
         return self.low(work) // self.unit
@@ -188,7 +189,7 @@ class _Planner:
         causal = np.array([not work.indivisible for work, _, _ in items])[:, None]
         work_ends = np.array([work.end for work, _, _ in items])[:, None]
         high = np.where(causal, positions + 1, work_ends) * real
-        low = positions - self.window + 1 if self.window else np.zeros_like(positions)
+        low = first_in_window(positions, self.window)
         if self.distance:
             low, high = positions - self.distance, np.minimum(high, positions + self.distance + 1)
         keys = base[:, None, None] + np.arange(count * TILE)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir.ops.attention import paged_attention
 from kvasir.ops.attention.plan import plan_attention
 from kvasir.ops.attention.relative import Relative
+from kvasir.ops.attention.sizes import first_in_window
 from kvasir.plan import Work
 
 _COLUMNS = 64  # positions per pass
@@ -38,7 +39,7 @@ def attention_weights(
     `paged_attention`.
     """
     size, kv_heads = k_cache.shape[1:3]
-    low, blocks = max(0, work.start - window + 1) // size if window else 0, -(-work.end // size)
+    low, blocks = max(0, first_in_window(work.start, window)) // size, -(-work.end // size)
     k = k_cache.new_zeros(blocks, *k_cache.shape[1:])
     k[low:] = k_cache[torch.from_numpy(table[low:blocks].astype(np.int64)).to(k.device)]
     plan = plan_attention(
