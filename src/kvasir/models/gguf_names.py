@@ -67,25 +67,10 @@ _QWEN3MOE_NAMES = {
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
-_SHARED = {
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-_DEEPSEEK_NAMES = {**_QWEN3MOE_NAMES, **_SHARED, "exp_probs_b": "mlp.gate.e_score_correction_bias"}
-_LATENT = {
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_k_b": "self_attn.k_b_proj",
-    "attn_v_b": "self_attn.v_b_proj",
-}
+_DEEPSEEK_NAMES = {**_QWEN3MOE_NAMES, **others.SHARED, "exp_probs_b": "mlp.gate.e_score_correction_bias"}
 _QWEN2MOE_NAMES = {
     **_QWEN3MOE_NAMES,
-    **{name: hf.replace("experts", "expert") for name, hf in _SHARED.items()},
+    **{name: hf.replace("experts", "expert") for name, hf in others.SHARED.items()},
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 # Norms after attention and the MLP, and none before.
@@ -125,7 +110,7 @@ _GPT_OSS_NAMES = {
 }
 _GRANITEMOE_NAMES = {
     **_QWEN3MOE_NAMES,
-    **{name: hf.replace("mlp.shared_experts", "shared_mlp") for name, hf in _SHARED.items()},
+    **{name: hf.replace("mlp.shared_experts", "shared_mlp") for name, hf in others.SHARED.items()},
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.*.gate_proj",
     "ffn_up_exps": "block_sparse_moe.experts.*.up_proj",
@@ -141,7 +126,7 @@ _HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "se
 _HUNYUANMOE_NAMES = {
     **_QWEN3MOE_NAMES,
     **_HUNYUAN_NORMS,
-    **{name: hf.replace("shared_experts", "shared_mlp") for name, hf in _SHARED.items()},
+    **{name: hf.replace("shared_experts", "shared_mlp") for name, hf in others.SHARED.items()},
     "ffn_gate_inp": "mlp.gate.wg",
 }
 _DELTA_NAMES = {
@@ -222,7 +207,7 @@ FAMILIES = {
         {**_LLAMA_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, "model.layers"
     ),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
-    "deepseek2": NameTable({**_DEEPSEEK_NAMES, **_LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
+    "deepseek2": NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -251,7 +236,7 @@ FAMILIES = {
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
-    "minicpm3": NameTable({**_LLAMA_NAMES, **_LATENT}, "model.layers"),
+    "minicpm3": NameTable({**_LLAMA_NAMES, **others.LATENT}, "model.layers"),
     "falcon-h1": NameTable(state_spaces.FALCON_H1, "model.layers", flat=state_spaces.FLAT),
     "granitehybrid": NameTable(state_spaces.GRANITE_HYBRID, "model.layers", paired_rows=_QK, flat=state_spaces.FLAT),
     "jamba": NameTable(state_spaces.JAMBA, "model.layers", named=("ssm_dt",)),
