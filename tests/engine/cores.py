@@ -128,6 +128,9 @@ CLASSIFIERS = {
     "xlm-roberta-labels": {
         **ENCODERS["xlm-roberta"], "architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 3,
     },
+    "deberta-pairs": {
+        **ENCODERS["deberta-v3"], "architectures": ["DebertaV2ForSequenceClassification"], "num_labels": 1,
+    },
     "eurobert-labels": {
         **ENCODERS["eurobert"], "architectures": ["EuroBertForSequenceClassification"], "num_labels": 3,
     },

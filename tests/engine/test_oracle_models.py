@@ -149,6 +149,19 @@ def test_embeddings_do_not_depend_on_the_batch(tmp_path, kind, threads):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["nomic", "jina"])
+def test_embeddings_of_models_without_transformers_code(tmp_path, name):
+    from tests.models import test_published_encoders as apart
+
+    config, make, _ = apart.MODELS[name]
+    folder = str(apart.saved(config, make(), tmp_path))
+    requests = embed_requests(apart.VOCAB, longest=100)
+    expected = plain(core_of(folder, threads=1, max_num_seqs=1), requests)
+    same(expected, together(core_of(folder, threads=2, block_size=16), requests))
+    assert all(a.embedding for a in expected.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["qwen3-0.6b", "llama-1b"])
 def test_two_layers_of_real_shapes(shape, tmp_path):
     """Real widths and the full vocabulary, so that tails and long sums are seen."""

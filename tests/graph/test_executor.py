@@ -13,7 +13,7 @@ from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_replays import bucket_of, buckets
 from kvasir.runner.runner import Runner
 from kvasir.types import Request, SamplingParams
-from tests.engine.cores import core_of
+from tests.engine.cores import core_of, random_model
 from tests.graph.models import folder_of, graph_core
 from tests.oracle import Answer, plain, same
 
@@ -22,6 +22,12 @@ def test_a_model_is_refused_by_the_name_of_an_op_without_a_kernel(tmp_path, monk
     monkeypatch.setattr(fold, "SINGLE", tuple(op for op in fold.SINGLE if op != "softcap"))
     with pytest.raises(ConfigError, match="the graph executor cannot run this: no Triton kernel for softcap"):
         graph_core(folder_of(tmp_path, "gemma2"))
+
+
+def test_scores_by_relative_position_are_refused(tmp_path):
+    folder = random_model("mpnet", tmp_path)
+    with pytest.raises(ConfigError, match="attention by relative position has no Triton kernel"):
+        graph_core(folder)
 
 
 def test_a_forward_that_cannot_be_traced_is_refused(tmp_path):
