@@ -32,6 +32,7 @@ def without_factor(name: str) -> dict[str, Any]:
 
 
 CONFIGS = {
+    "gemma3n": config_of("gemma3n"),
     "gemma4": without_factor("gemma4"),
     "gemma4-moe": without_factor("gemma4-moe"),
     "gemma4-full": {**without_factor("gemma4-moe"), "layer_types": ["full_attention"] * 3},
@@ -47,6 +48,10 @@ def add_keys(writer: Any, c: Any) -> None:
     writer.add_embedding_length(c.hidden_size)
     writer.add_block_count(c.num_hidden_layers)
     writer.add_head_count(c.num_attention_heads)
+    if c.model_type == "gemma3n_text":
+        add_gemma3n(writer, c)
+    else:
+        add_gemma4(writer, c)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     writer.add_rope_freq_base(c.rope_parameters["full_attention"]["rope_theta"])
     writer.add_rope_freq_base_swa(c.rope_parameters["sliding_attention"]["rope_theta"])
@@ -56,6 +61,21 @@ def add_keys(writer: Any, c: Any) -> None:
     writer.add_embedding_length_per_layer_input(c.hidden_size_per_layer_input)
     if c.final_logit_softcapping:
         writer.add_final_logit_softcapping(c.final_logit_softcapping)
+
+
+def add_gemma3n(writer: Any, c: Any) -> None:
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_altup_active_idx(c.altup_active_idx)
+    writer.add_altup_num_inputs(c.altup_num_inputs)
+    writer.add_activation_sparsity_scale(deviations(c))
+
+
+def deviations(c: Any) -> list[float]:
+    normal = torch.distributions.normal.Normal(0, 1)
+    return [normal.icdf(torch.tensor(s, dtype=torch.float32)).item() for s in c.activation_sparsity_pattern]
 
 
 def add_gemma4(writer: Any, c: Any) -> None:
@@ -84,6 +104,8 @@ def add_gemma4(writer: Any, c: Any) -> None:
 def converted(name: str, data: np.ndarray) -> tuple[str, np.ndarray]:
     """A tensor of a checkpoint under the name that its converter looks up, or the file's own."""
     layer = name.split(".")[2]
+    if name.startswith(("model.altup_projections", "model.altup_unembed_projections")):
+        return name.replace(f".{layer}.", "."), data
     if name.endswith("router.scale"):
         return f"blk.{layer}.ffn_gate_inp.scale", data
     if name.endswith("per_expert_scale"):
@@ -101,8 +123,11 @@ def write_gguf(hf: Any, path: Path, kind: Any = None) -> Path:
     names = gguf.get_tensor_name_map(numbers[architecture], c.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture)
     add_keys(writer, c)
-    add_gemma4(writer, c)
-    for name, tensor in stacked(state_of(hf)).items():
+    state = stacked(state_of(hf))
+    for part in ("altup_projections", "altup_unembed_projections"):
+        if parts := [state.pop(name) for name in sorted(state) if f".{part}." in name]:
+            state[f"model.{part}.0.weight"] = np.stack(parts)
+    for name, tensor in state.items():
         if name == "lm_head.weight":
             continue
         new, data = converted(name, tensor)
@@ -127,7 +152,7 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gemma3n"])
 def test_a_file_computes_what_its_folder_computes(tmp_path, name):
     hf = model_of(name)
     folder = load(save(hf, tmp_path / "folder"))
@@ -150,6 +175,20 @@ def test_quantized_experts_are_halves_of_the_stack(tmp_path):
     whole = source.array("blk.1.ffn_gate_up_exps.weight", 5)
     found = [view.array(f"model.layers.1.experts.5.{part}_proj.weight") for part in ("gate", "up")]
     assert np.array_equal(np.concatenate(found), whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_of_gemma3n_computes_what_its_folder_computes(tmp_path):
+    """torch and we invert the normal distribution with different roundings."""
+    hf = model_of("gemma3n")
+    cuts = [None if value == -np.inf else value for value in deviations(hf.config)]
+    path = save(hf, tmp_path / "folder")
+    for ours, theirs in zip(load(path).config.deviations, cuts, strict=True):
+        assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-6))
+    folder, file = load(path, activation_sparsity_scale=cuts), load(write_gguf(hf, tmp_path / "model.gguf"))
+    assert type(file) is type(folder)
+    ids = random_ids(100, 96)
+    assert torch.equal(logits_of(file, ids), logits_of(folder, ids))
 
 
 @pytest.mark.parametrize("factors", [[1.0] * 7 + [1e30], [2.0] * 8 + [1e30] * 8, [1e30] + [1.0] * 15])

@@ -15,6 +15,7 @@ from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types, ro
 from kvasir.models.gguf_lfm2 import read_kv_heads
 
 Config = dict[str, Any]
+_OWN = 20  # layers with keys and values of their own
 _NEVER = 1e20  # a divisor of frequencies beyond this one means that the pair does not turn
 
 
@@ -104,4 +105,45 @@ def _read_experts(f: Fields) -> Config:
     return {"enable_moe_block": True, **{name: value or None for name, value in found.items()}}
 
 
-READERS = {"gemma4": _gemma4}
+def _gemma3n(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """As in llama.cpp, the layers beyond the first 20 read keys and values of others if the file does not say so."""
+    layers = f.integer("block_count", 1, MAX_LAYERS)
+    inners = _per_layer(f, "feed_forward_length", layers, 1)
+    types = read_layer_types(f, layers, pattern=5)
+    config = read_decoder(f, shapes)
+    theta = config.pop("rope_theta")
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    return config | {
+        "model_type": "gemma3n_text",
+        "intermediate_size": inners,
+        "layer_types": types,
+        "num_kv_shared_layers": f.integer("attention.shared_kv_layers", 0, layers - 1, max(0, layers - _OWN)),
+        "sliding_window": f.integer("attention.sliding_window", 1, MAX_POSITIONS),
+        "final_logit_softcapping": f.number("final_logit_softcapping", 1e-3, 1e6, 30.0),
+        "rope_parameters": {
+            "full_attention": {**scaling, "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": f.number("rope.freq_base_swa", 1.0, 1e12, 1e4)},
+        },
+        "altup_num_inputs": f.integer("altup.num_inputs", 1, MAX_EXPERTS, 4),
+        "altup_active_idx": f.integer("altup.active_idx", 0, MAX_EXPERTS, 0),
+        "laurel_rank": rows_of(shapes, "blk.0.laurel_l.weight"),
+        "activation_sparsity_scale": _read_deviations(f, layers),
+        **_read_vectors(f, shapes),
+    }
+
+
+def _read_deviations(f: Fields, layers: int) -> list[float | None] | None:
+    """By how many standard deviations a gate must exceed the mean of its row; None for no cut, which the file states as
+    minus infinity."""
+    given = f.get("activation_sparsity_scale")
+    if given is None:
+        return None
+    values = given if isinstance(given, list) else [given] * layers
+    if len(values) != layers or not all(isinstance(value, float) and not math.isnan(value) for value in values):
+        raise ModelFileError(
+            f"{f.where}: activation_sparsity_scale is {given!r:.80}", f"expected a number for each of {layers} layers"
+        )
+    return [None if value == -math.inf else value for value in values]
+
+
+READERS = {"gemma3n": _gemma3n, "gemma4": _gemma4}

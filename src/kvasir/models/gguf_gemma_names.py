@@ -21,3 +21,17 @@ GEMMA4 = {
     "ffn_down_exps": "experts.*.down_proj",
 }
 SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
+GEMMA3N = {
+    **PER_LAYER,
+    "altup_proj": "model.altup_projections.*",
+    "altup_unembd_proj": "model.altup_unembed_projections.*",
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+STACKS = ("altup_proj", "altup_unembd_proj")  # one matrix per stream but the first

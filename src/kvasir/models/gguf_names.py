@@ -221,6 +221,7 @@ FAMILIES = {
     "gemma-embedding": NameTable(
         {**_GEMMA_NAMES, **encoders.DENSE}, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))
     ),
+    "gemma3n": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA3N}, "model.layers"),
     "gemma4": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4}, "model.layers", scales=gemmas.SCALES),
     "falcon": NameTable(others.FALCON, "transformer.h", parted=("attn_qkv",)),
     "gemma": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
@@ -270,7 +271,7 @@ FAMILIES = {
 # Tensors for multi-token prediction are not used either.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
-_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "ssm_a", "ssm_d", "ssm_dt")
+_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt")
 _BARE = ("ssm_a", "ssm_d", "ffn_norm")  # also without ".weight" in the file
 _CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")  # stored without the dimension of size 1
 _RATES = "ssm_a"  # stored as -exp(A_log)
@@ -477,7 +478,7 @@ def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
     """The indices in a stack of experts' matrices; (None,) for a tensor that is not a stack. Raises ModelFileError for
     a bad shape."""
     _, module, kind = _parts(name)
-    if module not in _EXPERTS or kind == "scale":
+    if module not in (*_EXPERTS, *gemmas.STACKS) or kind == "scale":
         return (None,)
     if len(shape) != (2 if name.endswith(".bias") else 3) or shape[0] > MAX_EXPERTS:
         raise ModelFileError(f"{name} has shape {list(shape)}", f"expected a stack of at most {MAX_EXPERTS} matrices")
