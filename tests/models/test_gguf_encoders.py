@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.errors import ModelFileError, TemplateError, UnsupportedModel
 from kvasir.models.gguf_config import hf_config_from_gguf
+from kvasir.text.chat import ChatTemplate
 from kvasir.types import Task
+from kvasir.weights.local import gguf_chat_templates
 from tests.models import test_published_encoders as apart
-from tests.models.hf import load, save
-from tests.models.oracle import state_of
+from tests.models.driver import make_cache, step
+from tests.models.families import config_of
+from tests.models.hf import load, randomized, save
+from tests.models.oracle import TOLERANCE, state_of
 from tests.models.test_classifiers import LABELS
 from tests.models.test_classifiers import oracle as classifier
 from tests.models.test_encoders import ENCODERS, hidden_of, ids_of, oracle
@@ -253,3 +257,59 @@ def test_files_that_cannot_be_are_refused(keys, shapes, error, match):
     metadata = {"general.architecture": "bert", **{f"bert.{key}": value for key, value in (SIZES | keys).items()}}
     with pytest.raises(error, match=match):
         hf_config_from_gguf(metadata, NoTensors({"token_embd.weight": (97, 48), **shapes}))
+
+
+# --- Qwen3-Reranker ---------------------------------------------------------------------------------
+
+
+def reranker(transformers: Any, labels: list[str]) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
+    """A model, and the metadata and tensors of its file: the rows of the logits of "yes" (7) and "no" (9)."""
+    config = transformers.Qwen3Config(**{**config_of("qwen3"), "tie_word_embeddings": True, "use_sliding_window": False,
+                                         "layer_types": None, "sliding_window": None})  # fmt: skip
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
+    c = hf.config
+    keys = {
+        **{"block_count": c.num_hidden_layers, "context_length": 256, "embedding_length": c.hidden_size},
+        **{"feed_forward_length": c.intermediate_size, "head_count": c.num_attention_heads},
+        **{"head_count_kv": c.num_key_value_heads, "key_length": c.head_dim, "value_length": c.head_dim},
+        **{"layer_norm_rms_eps": c.rms_norm_eps, "rope_freq_base": c.rope_parameters["rope_theta"]},
+        **{"pooling_type": gguf.PoolingType.RANK, "classifier_output_labels": labels},
+    }
+    state = {name: tensor.numpy() for name, tensor in state_of(hf).items() if name != "lm_head.weight"}
+    tensors = named("qwen3", c.num_hidden_layers, state)
+    return hf, keys, tensors | {"cls.output.weight": state["model.embed_tokens.weight"][[7, 9]]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_of_qwen3_reranker(transformers, tmp_path):
+    hf, keys, tensors = reranker(transformers, ["yes", "no"])
+    model = load(write_file(tmp_path / "model.gguf", "qwen3", keys, tensors))
+    assert model.tasks == (Task.CLASSIFY,) and model.config.pooling.activation == "sigmoid"
+    ids = ids_of(40)
+    cache = make_cache(model, blocks=9, fill=float("nan"))
+    rows = step(model, cache, [(ids, 0, np.arange(1, 9, dtype=np.int32))])[0].numpy()
+    with torch.no_grad():
+        logits = hf(torch.tensor([ids])).logits[0, -1]
+    assert abs(model.pool(rows, Task.CLASSIFY)[0] - float(logits[7] - logits[9])) < TOLERANCE * logits.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_classifiers_of_qwen3_are_refused(transformers, tmp_path):
+    _, keys, tensors = reranker(transformers, ["no", "yes"])
+    with pytest.raises(UnsupportedModel, match="yes and no"):
+        load(write_file(tmp_path / "model.gguf", "qwen3", keys, tensors))
+
+
+def test_the_template_of_two_texts():
+    text = "<|im_start|>user\n<Query>: {query}\n<Document>: {document} 'ü' \\n<|im_end|>\n"
+    templates = gguf_chat_templates({"tokenizer.chat_template.rerank": text})
+    template = ChatTemplate(templates)
+    try:
+        source = template.pair_source
+        assert source is not None
+        found = template.render_pair(source, "{document}", "{{ 1 }}").text
+        assert found == text.replace("{document}", "{{ 1 }}").replace("{query}", "{document}")
+        with pytest.raises(TemplateError, match="no place for an instruction"):
+            template.render_pair(source, "a", "b", "c")
+    finally:
+        template.close()

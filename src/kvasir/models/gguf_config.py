@@ -112,7 +112,8 @@ def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
 
 
 def _qwen(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    config = read_decoder(f, shapes) | {"model_type": architecture}
+    pair = gguf_encoders.token_pair(f, shapes) if architecture == "qwen3" else {}
+    config = read_decoder(f, shapes) | {"model_type": architecture} | pair
     for absent in ("expert_count", "expert_used_count", "attention.sliding_window"):
         f.expect(absent, 0)
     return config if architecture == "qwen2" else config | {"attention_bias": "blk.0.attn_q.bias" in shapes}

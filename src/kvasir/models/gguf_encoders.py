@@ -14,7 +14,7 @@ from typing import Any
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models.config import MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from kvasir.models.gguf_fields import Shapes, read_decoder, read_pooling, read_vocab_size, rows_of
-from kvasir.models.pooling import Dense
+from kvasir.models.pooling import Dense, TokenPair
 
 _RANK = 4  # llama.cpp's pooling type of classifiers
 
@@ -73,6 +73,17 @@ def _pooling(f: Fields, shapes: Shapes, architecture: str) -> dict[str, Any]:
     if f.get("pooling_type") == _RANK and not labels:
         raise UnsupportedModel(f"{f.where}: pooling_type is {_RANK} (RANK)", "the file has no classifier")
     return labels or read_pooling(f)
+
+
+def token_pair(f: Fields, shapes: Shapes) -> dict[str, Any]:
+    """`pooling` of Qwen3-Reranker, whose file has the rows of the logits of "yes" and "no"; empty for other files."""
+    if "cls.output.weight" not in shapes:
+        return {}
+    labels = f.get("classifier.output_labels")
+    if labels != ["yes", "no"] or rows_of(shapes, "cls.output.weight") != 2 or f.get("pooling_type") != _RANK:
+        raise UnsupportedModel(f"{f.where}: a classifier with the labels {labels!r}", "supported: yes and no, by RANK")
+    f.values = {**f.values, "pooling_type": None}
+    return {"pooling": TokenPair((0, 1), matrix="cls.output")}
 
 
 # --- architectures ----------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ _DELTA = NameTable(
 FAMILIES = {
     "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=_QK),
     "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
-    "qwen3": NameTable(_LLAMA_NAMES, "model.layers"),
+    "qwen3": NameTable({**_LLAMA_NAMES, "cls.output": "cls.output"}, "model.layers"),
     "qwen3moe": NameTable(_QWEN3MOE_NAMES, "model.layers"),
     "gemma2": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),
     "gemma3": NameTable(_GEMMA_NAMES, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))),

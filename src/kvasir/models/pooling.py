@@ -85,6 +85,7 @@ class Pooling:
     own limit applies. dense: layers before that. task: the only one that the checkpoint has a head for, None if it is
     not stated. labels, activation: of a classifier: their names, and the function of its logits that gives scores.
     tokens: the ids of one or two tokens: the classifier's logit is that of the first minus that of the second.
+    token_matrix: the name of the matrix with their rows, "" for that of the model's logits.
     token_heads: layers over each row.
     """
 
@@ -96,6 +97,7 @@ class Pooling:
     labels: tuple[str, ...] = ()
     activation: str = ""
     tokens: tuple[int, ...] = ()
+    token_matrix: str = ""
     token_heads: TokenHeads = TokenHeads()
 
     @np.errstate(all="ignore")  # faulty rows give infinities and NaN
@@ -195,7 +197,7 @@ class Pooler(Module):
     vocabulary: the name of the matrix that gives logits, "" for none."""
 
     def __init__(self, pooling: Pooling, width: int, head: HeadShape | None = None, vocabulary: str = ""):
-        self.pooling, self._vocabulary = pooling, vocabulary
+        self.pooling, self._vocabulary = pooling, pooling.token_matrix or vocabulary
         for dense, inputs in zip(pooling.dense, (width, *(d.outputs for d in pooling.dense)), strict=False):
             if dense.inputs != inputs:
                 raise ModelFileError(f"{dense.folder} takes {dense.inputs} numbers and gets {inputs}",
@@ -255,11 +257,12 @@ class TokenPair:
 
     tokens: tuple[int, ...]
     activation: str = "sigmoid"
+    matrix: str = ""
 
     def fields(self) -> dict[str, Any]:
         """The fields of Pooling."""
         return {"kind": "last", "task": Task.CLASSIFY, "labels": ("LABEL_0",), "activation": self.activation,
-                "tokens": self.tokens}  # fmt: skip
+                "tokens": self.tokens, "token_matrix": self.matrix}  # fmt: skip
 
 
 # --- configs ----------------------------------------------------------------------------------------

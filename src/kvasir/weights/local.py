@@ -1,5 +1,6 @@
 """The files of a model on disk: in a Hugging Face folder, or GGUF files."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,12 +70,28 @@ def group_gguf(names: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+_PAIR_TEMPLATE = "rerank"
+
+
 def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     """The chat templates in a GGUF file's metadata, by name, the default one as "default"."""
     prefix = "tokenizer.chat_template"
     named = {key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")}
     templates = {DEFAULT_TEMPLATE: metadata.get(prefix), **named}
-    return {name: text for name, text in templates.items() if isinstance(text, str)}
+    found = {name: text for name, text in templates.items() if isinstance(text, str)}
+    return found | {name: _pair_template(found[name]) for name in found if name == _PAIR_TEMPLATE}
+
+
+def _pair_template(text: str) -> str:
+    """In Jinja, a template that llama.cpp fills in for two texts: with {query} and {document} in it."""
+    if any(mark in text for mark in ("{{", "{%")) or not all(mark in text for mark in ("{query}", "{document}")):
+        return text
+    places = {"query": "messages[-2]['content']", "document": "messages[-1]['content']"}
+    refused = "this model's template has no place for an instruction"
+    source = f"{{% if messages | length > 2 %}}{{{{ raise_exception({refused!r}) }}}}{{% endif %}}"
+    for i, part in enumerate(re.split(r"\{(query|document)\}", text)):
+        source += f"{{{{ {places[part] if i % 2 else repr(part)} }}}}"
+    return source
 
 
 def _safetensors(folder: Path) -> list[Path]:
