@@ -28,7 +28,19 @@ MODELS = [
     *("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe", "qwen3-next"),
 ]
 # One for each mechanism.
-FEW = ["mini", "llama", "qwen3", "gpt2", "gemma2", "gemma3", "mixtral", "qwen3-next", "lfm2", "granite-hybrid"]
+FEW = [
+    "mini",
+    "llama",
+    "qwen3",
+    "gpt2",
+    "gemma2",
+    "gemma3",
+    "mixtral",
+    "qwen3-next",
+    "lfm2",
+    "granite-hybrid",
+    "deepseek-v2",
+]
 FAST = [(model, "bfloat16", "program") for model in FEW]
 FAST += [("gemma3", "float32", "program"), ("llama", "bfloat16", "eager")]
 SLOW = [(model, "bfloat16", "program") for model in MODELS if model not in FEW]
@@ -131,8 +143,9 @@ def test_nan_in_foreign_blocks_stays_there(case):
     cache.fill_(float("nan"))
 
     def poison(core) -> None:
-        for tensor, free in zip(cache.tensors, free_blocks(core), strict=True):
-            tensor[:, :, sorted(free)] = NANS.get(str(tensor.dtype), float("nan"))
+        for group, free in enumerate(free_blocks(core)):
+            for tensor in (tensor for _, own in cache.of_group(group) for tensor in own):
+                tensor[:, :, sorted(free)] = NANS.get(str(tensor.dtype), float("nan"))
 
     same(expected, together(core, requests, seed=5, each_step=poison))
 

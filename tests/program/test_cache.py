@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvasir.caches import PagedKV, Window
+from kvasir.caches import Latent, PagedKV, Window
 from kvasir.layers.kv_cache import KVCache
 from kvasir.ops import native
-from kvasir.ops.attention.native import Layout, store_kv
+from kvasir.ops.attention.native import Layout, attention, store_kv
+from kvasir.plan import Work
 from kvasir.program.cache import NativeCache
 
 torch = pytest.importorskip("torch")
@@ -88,3 +89,60 @@ def test_int8_keeps_numbers_and_scales_of_each_token(dim):
     for i, layer in enumerate((0, 2)):
         exact = rows[layer].permute(0, 2, 1, 3).numpy()
         assert np.abs(numbers[i] * scales[i] - exact).max() <= 0.51 * scales.max()
+
+
+# Keys of another width than values; latent rows, of which the values are the beginning.
+UNEVEN = {"uneven": [PagedKV(2, 24, 18), PagedKV(2, 24, 18)], "latent": [Latent(40, 22), Latent(40, 22)]}
+
+
+def store_rows(cache: NativeCache, block: int, seed: int) -> list:
+    """Fills a block of each layer: the rows of keys and values of each layer, [tokens, heads, dim]."""
+    rng, rows = torch.Generator().manual_seed(seed), []
+    slots = torch.arange(cache.block_size) + block * cache.block_size
+    for layer, kind in enumerate(cache.spec):
+        latent = isinstance(kind, Latent)
+        k, v = (torch.randn(cache.block_size, kind.heads, dim, generator=rng) for dim in (kind.key_dim, kind.value_dim))
+        layout = Layout(cache.kv_dtype, kind.heads, kind.key_dim, cache.block_size, kind.value_dim, latent)
+        arrays = [torch.from_numpy(array[0]).view(torch.uint8) for array in cache.arrays(layer)]
+        store_kv(layout, arrays, k, k if latent else v, slots)
+        rows.append((k, v))
+    return rows
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("kv_dtype", FORMATS)
+def test_uneven_blocks_go_out_and_come_back(kv_dtype, name):
+    """Into another block, whose values follow from the keys where rows are latent."""
+    cache, other = (NativeCache(UNEVEN[name], [5], 32, kv_dtype) for _ in range(2))
+    cache.fill_(float("nan"))
+    other.fill_(float("nan"))
+    rows = store_rows(cache, 2, seed=4)
+    data = cache.export(0, 2)
+    other.import_(0, 3, data)
+    assert bytes(other.export(0, 3)) == bytes(data)
+    numbers = 40 if name == "latent" else 2 * (24 + 18)
+    scales = 4 * (1 if name == "latent" else 4) if kv_dtype == "int8" else 0
+    item = {"float32": 4, "int8": 1}.get(kv_dtype, 2)
+    assert len(data) == 2 * 32 * (numbers * item + scales)
+    layout = Layout(kv_dtype, cache.spec[0].heads, cache.spec[0].key_dim, 32, cache.spec[0].value_dim, name == "latent")
+    q, tables = torch.randn(1, 4, cache.spec[0].key_dim), [np.array([2], np.int32), np.array([3], np.int32)]
+    found = []
+    for at, source in enumerate((cache, other)):
+        arrays = [torch.from_numpy(array[0]).view(torch.uint8) for array in source.arrays(1)]
+        found.append(attention(layout, arrays, q, [Work(at, 31, 1)], [0], tables, 0.2))
+    assert np.array_equal(*found)
+    keys, values = rows[1][0][:, [0, 0, -1, -1]], (rows[1][1] if name != "latent" else rows[1][0][..., :22])
+    weights = torch.softmax(torch.einsum("qhd,thd->qht", q, keys) * 0.2, -1)
+    expected = torch.einsum("qht,thd->qhd", weights, values[:, [0, 0, -1, -1]])
+    assert np.abs(found[0] - expected.numpy()).max() < {"float32": 1e-5, "int8": 0.08}.get(kv_dtype, 0.03)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("kv_dtype", FORMATS[:3])
+def test_uneven_bytes_are_those_of_the_plain_cache(kv_dtype, name):
+    cache = NativeCache(UNEVEN[name], [5], 32, kv_dtype)
+    plain = KVCache(cache.spec, [5], cache.block_size, getattr(torch, kv_dtype))
+    for layer, (k, v) in enumerate(store_rows(cache, 2, seed=5)):
+        plain.store(layer, torch.arange(32) + 4 * 32, k.to(plain.dtype), v.to(plain.dtype))
+    assert cache.order(0) == plain.order(0)
+    assert bytes(cache.export(0, 2)) == bytes(plain.export(0, 4))

@@ -1,4 +1,4 @@
-"""Converts the metadata of GGUF files of decoders with latent attention to the `config.json` that our classes read.
+"""Converts the metadata of GGUF files of decoders with latent attention, and of MiMo-V2, to the `config.json` that our classes read.
 
 What a file does not say is what llama.cpp assumes for the architecture: its converters and `llama-model.cpp`.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvasir.errors import ModelFileError, quoted
 from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
-from kvasir.models.gguf_fields import Shapes, read_decoder
+from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of gating functions
 
@@ -83,4 +84,49 @@ def _minicpm3(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-READERS = {"deepseek2": _deepseek2, "minicpm3": _minicpm3}
+def _mimo2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """The numbers of key-value heads are per layer, those for multi-token prediction included. The window counts the
+    token's own position, as in llama.cpp."""
+    drafting = f.integer("nextn_predict_layers", 0, MAX_LAYERS, 0)
+    layers = f.integer("block_count", 1 + drafting, MAX_LAYERS) - drafting
+    slides = [kind == "sliding_attention" for kind in read_layer_types(f, layers + drafting, pattern=6)]
+    counts = f.get("attention.head_count_kv")
+    counts = counts if isinstance(counts, list) else [counts] * (layers + drafting)
+    if len(counts) != len(slides) or len(found := set(zip(slides, counts, strict=True))) > 2:
+        raise ModelFileError(f"{f.where}: attention.head_count_kv is {quoted(counts)}",
+                             "expected a number per layer, the same for all with a window")  # fmt: skip
+    heads = dict(found)
+    full, windowed = heads.get(False, counts[0]), heads.get(True, counts[0])
+    values = f.integer("attention.value_length", 1, MAX_HEAD_DIM)
+    lengths = {"attention.value_length": f.get("attention.key_length"), "attention.head_count_kv": full}
+    config = read_decoder(Fields({**f.values, **lengths}, f.where, f.read), shapes, partial=True)
+    share, theta = config.pop("partial_rotary_factor"), config.pop("rope_theta")
+    thetas = theta, f.number("rope.freq_base_swa", 1.0, 1e12, theta)
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    kinds = zip(("full_attention", "sliding_attention"), thetas, strict=True)
+    f.expect("expert_gating_func", _SIGMOID)
+    f.expect("expert_weights_norm", True)
+    return config | {
+        "model_type": "mimo_v2_flash",
+        "num_hidden_layers": layers,
+        **({"num_nextn_predict_layers": drafting} if drafting else {}),
+        "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in slides[:layers]],
+        "mlp_layer_types": ["sparse" if f"blk.{i}.ffn_gate_inp.weight" in shapes else "dense" for i in range(layers)],
+        "swa_num_key_value_heads": windowed,
+        "v_head_dim": values,
+        "rope_parameters": {
+            kind: {**scaling, "rope_theta": one, "partial_rotary_factor": share} for kind, one in kinds
+        },
+        "sliding_window": f.integer("attention.sliding_window", 1, MAX_POSITIONS),
+        "attention_value_scale": f.number("attention.value_scale", 0.0, 1e3, 1.0),
+        "n_routed_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": f.integer("expert_used_count", 1, MAX_EXPERTS),
+        "moe_intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "routed_scaling_factor": f.number("expert_weights_scale", 1e-6, 1e6, 1.0),
+        "n_group": f.integer("expert_group_count", 1, MAX_EXPERTS, 1),
+        "topk_group": f.integer("expert_group_used_count", 1, MAX_EXPERTS, 1),
+        "attention_bias": any(name.endswith("attn_q.bias") for name in shapes),
+    }
+
+
+READERS = {"deepseek2": _deepseek2, "mimo2": _mimo2, "minicpm3": _minicpm3}

@@ -237,6 +237,7 @@ FAMILIES = {
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
+    "mimo2": NameTable({**_DEEPSEEK_NAMES, "attn_sinks": "self_attn.attention_sink_bias"}, "model.layers"),
     "minicpm3": NameTable({**_LLAMA_NAMES, **others.LATENT}, "model.layers"),
     "falcon-h1": NameTable(state_spaces.FALCON_H1, "model.layers", flat=state_spaces.FLAT),
     "granitehybrid": NameTable(state_spaces.GRANITE_HYBRID, "model.layers", paired_rows=_QK, flat=state_spaces.FLAT),

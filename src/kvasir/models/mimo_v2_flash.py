@@ -11,7 +11,7 @@ from kvasir.errors import ModelFileError, quoted
 from kvasir.layers.attention import Attention
 from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope, RopeScaling
-from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_POSITIONS, Fields, read_sliding_layers
+from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import read_sizes
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.glm4_moe import Glm4Moe, Glm4MoeConfig, read_deepseek_experts
@@ -61,12 +61,12 @@ class MiMoV2FlashConfig(Glm4MoeConfig):
         bias, scale = f.flag("attention_bias", False), f.number("attention_value_scale", 0.0, 1e3, 1.0)
         experts = read_deepseek_experts(f, layers)
         experts["sparse"] = read_sparse_layers(f, layers) or experts["sparse"]
-        windows = _windows(f, layers)
+        windows, drafting = _windows(f, layers), f.integer("num_nextn_predict_layers", 0, MAX_LAYERS, 0)
         f.finish()
         theta, scaling = read_rope(Fields(local, "config.json"), sizes["max_position"], _WINDOW_THETA, partial=True)
         return cls(
             **sizes, **experts, windows=windows, qkv_bias=bias, value_dim=value_dim, value_scale=scale,
-            window_kv_heads=window_kv_heads, window_theta=theta, window_scaling=scaling,
+            window_kv_heads=window_kv_heads, window_theta=theta, window_scaling=scaling, drafting=drafting,
         )  # fmt: skip
 
 
