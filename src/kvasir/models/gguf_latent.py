@@ -1,4 +1,5 @@
-"""Converts the metadata of GGUF files of decoders with latent attention, and of MiMo-V2, to the `config.json` that our classes read.
+"""Converts the metadata of GGUF files of decoders with latent attention, and of MiMo-V2, to the `config.json` that our
+classes read.
 
 What a file does not say is what llama.cpp assumes for the architecture: its converters and `llama-model.cpp`.
 """

@@ -29,8 +29,8 @@ def read_deepseek_experts(
     """The experts' settings in the fields of DeepSeek-V2 and V3, as keyword arguments of `MixtralConfig`. scores,
     best_of_group: of the `Routing`. methods: supported values of topk_method, the default first; "greedy" has no
     groups. normalise: the default of norm_topk_prob. Raises ModelFileError."""
-    f.get("output_router_logits")
-    f.get("router_aux_loss_coef")
+    for training in ("output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "ep_size"):
+        f.get(training)
     f.choice("hidden_act", EXPERT_ACTIVATIONS, "silu")
     f.expect("scoring_func", scores)
     is_grouped = f.choice("topk_method", methods, methods[0]) != "greedy"
