@@ -3,6 +3,7 @@ disentangled attention (arXiv:2006.03654). Their tables are computed once, on th
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -133,10 +134,10 @@ class Disentangled(Positions):
         x_PD = self.embeddings.values if self.norm is None else self.norm(self.embeddings.values)
         span = self.embeddings.rows // 2
         reach = span
-        buckets = list(range(span + 1))
+        buckets = tuple(range(span + 1))
         if self.buckets:
             reach = self.farthest
-            buckets = [log_bucket(n, self.buckets, self.farthest) for n in range(reach + 1)]
+            buckets = log_buckets(self.buckets, self.farthest)
         signed = np.minimum(np.array(buckets), span)
 
         def place(away: np.ndarray) -> np.ndarray:
@@ -153,16 +154,17 @@ class Disentangled(Positions):
         return found
 
 
-def log_bucket(distance: int, buckets: int, farthest: int) -> int:
-    """The bucket of a distance: itself up to half of the buckets, then half + ceil(log(distance / half) /
-    log((farthest - 1) / half) * (half - 1)). Exact, in integers."""
-    half = buckets // 2
-    if distance <= half:
-        return distance
-    last, more = farthest - 1, 0
-    while distance ** (half - 1) * half**more > last**more * half ** (half - 1):
-        more += 1
-    return half + more
+@cache
+def log_buckets(buckets: int, farthest: int) -> tuple[int, ...]:
+    """The bucket of each distance up to `farthest`: itself up to half of the buckets, then half + ceil(log(distance /
+    half) / log((farthest - 1) / half) * (half - 1)). Exact, in integers."""
+    half, last, more = buckets // 2, farthest - 1, 0
+    found = list(range(half + 1))
+    for distance in range(half + 1, farthest + 1):
+        while distance ** (half - 1) * half**more > last**more * half ** (half - 1):
+            more += 1
+        found.append(half + more)
+    return tuple(found)
 
 
 def _project(linear: VectorLinear, x_PD: np.ndarray) -> np.ndarray:
