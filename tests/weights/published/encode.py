@@ -281,12 +281,13 @@ def assert_same_packed(source: WeightSource, name: str) -> None:
 
 
 def write(folder: Path, config: dict[str, Any], tensors: Tensors, name: str) -> Path:
-    """A model in a published format: the matrices of its layers are encoded, the rest is bfloat16. tensors: float32, by
+    """A model in a published format: the matrices of its layers are encoded, if they are whole
+    groups of 128; the rest is bfloat16. tensors: float32, by
     their names in the checkpoint."""
     chosen, stored = FORMATS[name], {}
     for tensor, values in tensors.items():
         stem = tensor.removesuffix(".weight")
-        if values.ndim == 2 and (stem.endswith("_proj") or chosen.embeds):
+        if values.ndim == 2 and values.shape[1] % 128 == 0 and (stem.endswith("_proj") or chosen.embeds):
             stored |= {f"{stem}.{kind}": np.ascontiguousarray(part) for kind, part in chosen.encode(values).items()}
         else:
             stored[tensor] = values.astype(BF16)

@@ -227,6 +227,8 @@ def _fp8(stored: Stored, block: tuple[int, int]) -> Decoded:
 
 def _fp4(stored: Stored, kind: str) -> Decoded:
     rows, half = _matrix(stored, kind)
+    if stored.info(kind).dtype != "U8":
+        stored.refuse(f"{kind} is stored as {stored.info(kind).dtype}", "expected I32 (integers) or U8 (FP4)")
     cols, scale = 2 * half, stored.info("weight_scale")
     group = _GROUP if scale.dtype == "U8" else 16
     if tuple(scale.shape) != (rows, cols // group) or cols % group:

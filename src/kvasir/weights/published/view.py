@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from kvasir.errors import ModelFileError
+from kvasir.errors import KvasirError, ModelFileError
 from kvasir.quant.gguf_types import GGMLType, dequantize
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import WeightSource
@@ -75,21 +75,33 @@ class DecodedView:
         if tensor is None:
             return self._source.array(name)
         if tensor.is_packed and tensor.values is None:
-            return dequantize(tensor.compute(), GGMLType[tensor.dtype], tensor.shape)
-        return (tensor.values or tensor.compute)()
+            return dequantize(_computed(tensor, tensor.compute), GGMLType[tensor.dtype], tensor.shape)
+        return _computed(tensor, tensor.values or tensor.compute)
 
     def raw(self, name: str) -> np.ndarray:
         """As `WeightSource.raw`."""
         tensor = self._decoded.get(name)
         if tensor is None:
             return self._source.raw(name)
-        return np.ascontiguousarray(tensor.compute()).view(np.uint8)
+        return np.ascontiguousarray(_computed(tensor, tensor.compute)).view(np.uint8)
 
     def drop(self, name: str) -> None:
         """As `WeightSource.drop`, of all parts."""
         tensor = self._decoded.get(name)
         for part in tensor.parts if tensor else (name,):
             self._source.drop(part)
+
+
+def _computed(tensor: Decoded, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Readers check what they rely on for the shape of a matrix; NumPy refuses parts that do not fit that."""
+    try:
+        return compute()
+    except KvasirError:
+        raise
+    except (ValueError, IndexError, TypeError) as error:
+        raise ModelFileError(
+            f"{tensor.name}: its parts ({', '.join(tensor.parts)}) do not fit together: {error}", "is the file damaged?"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +116,14 @@ class Stored:
         return f"{self.stem}.{kind}" in self.present
 
     def info(self, kind: str) -> TensorInfo:
+        """Of a tensor. Raises ModelFileError if it is missing."""
+        if kind not in self:
+            self.refuse(f"there is no tensor {kind}", "is the download complete?")
         return self.source.info(f"{self.stem}.{kind}")
 
     def array(self, kind: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """A tensor; with `shape`, checked against it."""
+        self.info(kind)
         found = self.source.array(f"{self.stem}.{kind}")
         if shape is not None and found.shape != shape:
             self.refuse(f"{kind} has shape {list(found.shape)}", f"expected {list(shape)}")
