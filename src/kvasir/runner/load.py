@@ -30,7 +30,7 @@ from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
-from kvasir.weights.published import unquantized
+from kvasir.weights.published import unquantized, with_own_file
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
@@ -314,7 +314,7 @@ def open_checkpoint(files: ModelFiles, overrides: Overrides = NONE) -> tuple[dic
         **found,
         "pooling_tokens": _token_heads(files.root, source),
     }
-    return unquantized(config, source)
+    return unquantized(with_own_file(config, files.root), source)
 
 
 def _with_parts(root: Path, folders: Collection[str]) -> WeightSource:

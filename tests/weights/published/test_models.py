@@ -22,6 +22,7 @@ from tests.models.families import config_of  # noqa: E402
 from tests.models.hf import load  # noqa: E402
 from tests.models.oracle import distance, dummy_source, random_ids  # noqa: E402
 from tests.program.made import Driver, program_of  # noqa: E402
+from tests.weights.published.encode import write  # noqa: E402
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
@@ -73,6 +74,25 @@ def test_gpt_oss_as_published(tmp_path):
     driver.hidden(len(ids) - 1, 1)
     found = torch.from_numpy(driver.program.logits_of([0]).copy())
     assert distance(found[0], expected[-1]) < 0.05, "its kernels round the rows to int8"
+
+
+@pytest.mark.parametrize(("name", "packed", "most"), [("fp8-blocks", "FP8", 0.02), ("mlx-4", "AFFINE4", 0.08)])
+def test_experts_keep_their_codes(name, packed, most, tmp_path):
+    from kvasir.models.registry import model_class_for
+
+    sizes = dict.fromkeys(("hidden_size", "moe_intermediate_size", "intermediate_size"), 128)
+    config = {**config_of("qwen3-moe"), **sizes, "architectures": ["Qwen3MoeForCausalLM"]}
+    kind = model_class_for(config)
+    source = dummy_source(kind(kind.Config.from_hf(config)))
+    tensors = {name: source.array(name).astype(np.float32) for name in source.names()}
+    folder, ids = write(tmp_path, config, tensors, name), random_ids(40, config["vocab_size"])
+    expected = logits_of(load(folder), ids)
+    if not native.available():
+        return
+    model = load_model(find_model(str(folder)), "float32", options=LoadOptions("program"))
+    assert set(model.formats) == {packed, "BF16"}
+    found = torch.from_numpy(Driver(program_of(model), ids).logits(0, len(ids)))
+    assert distance(found, expected) < most, "rounded rows, which may choose another expert"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.weights.published import unquantized
+from kvasir.weights.published import unquantized, with_own_file
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import SafetensorsSource
 from tests.weights.published import encode
@@ -81,6 +81,26 @@ def test_gptq_with_rules_per_module(tmp_path):
         codes, zeros, scales = encode.with_zeros(WEIGHT, group, bits, np.float16)
         expected = (codes.astype(np.float32) - spread(zeros, 256)) * spread(scales, 256)
         assert np.array_equal(view.array(f"a.{name}.weight"), expected)
+
+
+def test_modelopt_settings_in_a_file_of_their_own(tmp_path):
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    assert with_own_file({"hidden_size": 8}, tmp_path) == {"hidden_size": 8}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    config = with_own_file({"hidden_size": 8}, tmp_path)
+    view = opened(tmp_path, config["quantization_config"], encode.nvfp4(WEIGHT))
+    assert view.info("a.weight").dtype == "NVFP4_SCALED" and "KV cache" in view.note
+    assert with_own_file({"quantization_config": {"quant_method": "x"}}, tmp_path)["quantization_config"] == {
+        "quant_method": "x"
+    }
+
+
+def test_nf4_under_another_type(tmp_path):
+    tensors = encode.nf4(WEIGHT)
+    expected = opened(tmp_path, {"quant_method": "bitsandbytes"}, tensors).array("a.weight")
+    tensors["weight"] = tensors["weight"].reshape(-1).view(ml_dtypes.bfloat16)[:, None]
+    found = opened(tmp_path, {"quant_method": "bitsandbytes"}, tensors).array("a.weight")
+    assert np.array_equal(found, expected)
 
 
 # --- HQQ --------------------------------------------------------------------------------------------

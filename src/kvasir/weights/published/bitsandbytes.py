@@ -71,8 +71,8 @@ def _four_bits(source: WeightSource, stem: str, state: str) -> Decoded:
     count, block = rows * cols, settings["blocksize"]
 
     def all_codes() -> np.ndarray:
-        data = stored.array("weight").reshape(-1)
-        if len(data) != -(-count // 2) or data.dtype != np.uint8:
+        data = source.raw(f"{stem}.weight")  # bytes; a file may name another type (`bnb_4bit_quant_storage`)
+        if len(data) != -(-count // 2):
             stored.refuse(f"weight has {len(data)} bytes", f"expected {-(-count // 2)} for {[rows, cols]}")
         return np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[:count]
 

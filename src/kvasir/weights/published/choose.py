@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.json_file import read_json_object
 from kvasir.weights.published import bitsandbytes, experts_mxfp4, grouped, hqq, mlx, scaled, torchao
 from kvasir.weights.published.rows import scheme_of
 from kvasir.weights.published.view import Decoded, DecodedView
@@ -14,6 +16,7 @@ from kvasir.weights.source import WeightSource
 _NAMES = {"quantization_config", "compression_config", "quantization"}
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION", "FP8_PB_WO")
 _BITS = (2, 3, 4, 8)
+_MAX_BYTES = 1 << 24
 
 
 def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[str, Any], WeightSource]:
@@ -36,6 +39,15 @@ def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[s
         )
     tensors, dropped = _METHODS[method](settings, source)
     return plain, DecodedView(source, tensors, str(method), dropped, scheme_of(settings))
+
+
+def with_own_file(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with the settings that ModelOpt writes to a file beside it, unless it has settings itself. Raises
+    ModelFileError for a malformed file."""
+    path = folder / "hf_quant_config.json"
+    if any(config.get(name) for name in _NAMES) or not path.is_file():
+        return dict(config)
+    return {**config, "quantization_config": {"quant_method": "modelopt", **read_json_object(path, _MAX_BYTES)}}
 
 
 _Read = tuple[Iterable[Decoded], str]
@@ -82,6 +94,8 @@ def _compressed(settings: Mapping[str, Any], source: WeightSource) -> _Read:
 
 def _modelopt(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     inner = settings.get("quantization") or settings
+    if not isinstance(inner, Mapping):
+        raise ModelFileError(f"quantization is {quoted(inner)}", "expected an object with quant_algo")
     _choice(inner, "quant_algo", _ALGORITHMS, "FP8")
     return scaled.read(source, (128, 128)), scaled.DROPPED
 
