@@ -55,7 +55,7 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> di
     if not isinstance(architecture, str):
         raise ModelFileError("the GGUF file has no general.architecture", "is this a model, not a vocabulary?")
     if architecture not in FAMILIES:
-        raise unsupported(architecture)
+        raise unsupported(architecture, known=FAMILIES)
     fields = architecture_fields(metadata, architecture)
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     config = _READERS[architecture](fields, architecture, shapes)

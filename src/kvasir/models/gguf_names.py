@@ -490,7 +490,7 @@ def _places(name: str, shape: tuple[int, ...]) -> Iterable[int | None]:
 
 def _family(architecture: str) -> NameTable:
     if architecture not in FAMILIES:
-        raise unsupported(architecture)
+        raise unsupported(architecture, known=FAMILIES)
     return FAMILIES[architecture]
 
 

@@ -6,7 +6,7 @@ instead; an unknown one raises UnsupportedModel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -236,12 +236,17 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     return model_class(model_type)
 
 
-def unsupported(name: str, architectures: list[str] | None = None, own_code: bool = False) -> UnsupportedModel:
-    """The error for an unknown architecture: it names the nearest supported ones and how to add one."""
-    known = [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
+def unsupported(
+    name: str, architectures: list[str] | None = None, own_code: bool = False, known: Iterable[str] = ()
+) -> UnsupportedModel:
+    """The error for an unknown architecture: it names the nearest supported ones, of `known` (by default model types
+    and classes), and how to add one."""
+    known = list(known) or [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
     near = get_close_matches(name, known, n=3, cutoff=0.4)
     hints = [
-        f"nearest supported: {', '.join(near)}" if near else f"supported: {', '.join(MODELS)}",
+        f"nearest supported: {', '.join(near)}"
+        if near
+        else f"supported: {', '.join(known if len(known) < len(MODELS) else MODELS)}",
         "code that comes with a model (auto_map) is never run" if own_code else "",
         HOWTO,
     ]
