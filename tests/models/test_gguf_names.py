@@ -14,7 +14,15 @@ from hypothesis.extra.numpy import arrays
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.layers.tensors import tensor_of
-from kvasir.models import gguf_encoders, gguf_gemma, gguf_lfm2, gguf_llamas
+from kvasir.models import (
+    gguf_decoders,
+    gguf_encoders,
+    gguf_gemma,
+    gguf_latent,
+    gguf_lfm2,
+    gguf_llamas,
+    gguf_state_spaces,
+)
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
@@ -101,9 +109,9 @@ def test_names_are_those_that_the_converter_reads(architecture):
     templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
     ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]
     assert len(ours) >= 9
-    split = (
-        ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps") if architecture == "granitemoe" else ()
-    )  # the converter splits and renames them
+    # The converter splits, merges or renames them.
+    split = ("_exps", "_shexp") if architecture in ("granitemoe", "granitehybrid", "nemotron_h_moe") else ()
+    split += ("ffn_gate", "ffn_up", "ffn_down") if architecture == "granitehybrid" else ()
     for name in (template.format(bid=2) for template in ours if not template.endswith(split or "?")):
         found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
         found = found.replace("dt_bias", "dt_proj_bias").replace("mlp.experts.w", "mlp.experts.mlp.w")
@@ -114,9 +122,9 @@ def test_names_are_those_that_the_converter_reads(architecture):
         found = re.sub(r"^(\d)_Dense/linear", r"dense_\1", found)
         if architecture == "modern-bert":
             found = found.removeprefix("model.").replace("classifier", "classifier.out_proj")
-        if found.endswith("_bias"):  # the converter's own change
+        if found.endswith("_bias") and not found.endswith("sink_bias"):  # the converter's own change
             found, name = f"{found.removesuffix('_bias')}.bias", f"{name}.bias"
-        suffixes = ("",) if found.endswith("sinks") else (".weight", ".bias")
+        suffixes = ("",) if found.endswith(("sinks", "sink_bias")) else (".weight", ".bias")
         assert to_gguf.get_name(found, try_suffixes=suffixes) in (f"{name}.weight", f"{name}.bias", name)
 
 
@@ -251,8 +259,9 @@ def metadata(architecture: str, **changes) -> dict:
     }
 
 
-# In test_gguf_encoders.py, test_gguf_gemma.py and test_gguf_llamas.py.
-TESTED = {*gguf_gemma.READERS, *gguf_llamas.READERS, *gguf_lfm2.READERS, *gguf_encoders.READERS} - {"bert"}
+# In tests of their own, as test_gguf_encoders.py, test_gguf_gemma.py and test_gguf_llamas.py.
+_OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
+TESTED = {name for module in _OTHERS for name in module.READERS} - {"bert"}
 
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:
@@ -429,7 +438,7 @@ def test_pooling_kinds(number, kind):
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("gemma", {}),
+        ("grok", {}),
         ("gemma3", {"attention__scale": 0.5}),
         ("qwen3", {"expert_count": 8}),
         ("qwen3moe", {"expert_weights_norm": False}),

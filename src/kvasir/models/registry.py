@@ -242,11 +242,9 @@ def unsupported(
     """The error for an unknown architecture: it names the nearest supported ones, of `known` (by default model types
     and classes), and how to add one."""
     known = list(known) or [*MODELS, *(a for entry in MODELS.values() for a in entry[2])]
-    near = get_close_matches(name, known, n=3, cutoff=0.4)
+    near = get_close_matches(name, known, n=3, cutoff=0.4) or get_close_matches(name, known, n=3, cutoff=0.0)
     hints = [
-        f"nearest supported: {', '.join(near)}"
-        if near
-        else f"supported: {', '.join(known if len(known) < len(MODELS) else MODELS)}",
+        f"nearest supported: {', '.join(near)}",
         "code that comes with a model (auto_map) is never run" if own_code else "",
         HOWTO,
     ]
