@@ -30,6 +30,16 @@ def test_scores_by_relative_position_are_refused(tmp_path):
         graph_core(folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("deepseek-v2", "no kernel for latent attention"), ("mimo-v2-flash", "no kernel for keys of 24 and values of 16")],
+)
+def test_latent_rows_and_uneven_keys_and_values_are_refused(tmp_path, family, reason):
+    folder = random_model(family, tmp_path)
+    with pytest.raises(ConfigError, match=f"the graph executor cannot run this: {reason}"):
+        graph_core(folder)
+
+
 def test_a_forward_that_cannot_be_traced_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot run this: the forward uses \.split of a tensor"):
         graph_core(folder_of(tmp_path, "qwen3-next", num_hidden_layers=4))

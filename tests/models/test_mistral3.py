@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models.mistral import Mistral3, Mistral3Config
+from kvasir.models.mistral4 import Mistral4
 from tests.models.driver import logits_of
 from tests.models.families import config_of
 from tests.models.hf import load, randomized, save
@@ -22,7 +23,7 @@ VISION = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["ministral3", "mistral"])
+@pytest.mark.parametrize("family", ["ministral3", "mistral", "mistral4"])
 @pytest.mark.parametrize("new_names", [False, True])
 def test_the_text_part_of_the_multimodal_checkpoint(family, new_names, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle of this test")
@@ -43,7 +44,8 @@ def test_the_text_part_of_the_multimodal_checkpoint(family, new_names, tmp_path)
         )
     assert "text_config" in json.loads((tmp_path / "config.json").read_text())
     model = load(tmp_path)
-    assert type(model) is Mistral3 and (model.config.growth is not None) == (family == "ministral3")
+    assert type(model) is (Mistral4 if family == "mistral4" else Mistral3)
+    assert (model.config.growth is not None) == (family != "mistral")
     assert distance(logits_of(model, ids), expected) < TOLERANCE
 
 

@@ -4,11 +4,11 @@ their position; and the text part of the multimodal Mistral 3."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
-from kvasir.layers.module import Entry
+from kvasir.layers.module import Entry, Take
 from kvasir.layers.rope import Rope
 from kvasir.models.config import MAX_POSITIONS, Fields
 from kvasir.models.decoder import DecoderConfig, read_sizes
@@ -25,7 +25,8 @@ _YARN = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_OF_IMAGES = ("projector_hidden_act", "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer")
+OF_IMAGES = ("projector_hidden_act", "multimodal_projector_bias", "spatial_merge_size", "vision_feature_layer")
+IMAGE_TENSORS = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 _DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 262144}
 _COPY = "max_position_embeddings"  # of the field beside the rope's
 _DEFAULT_WINDOW = 4096  # if the field is absent; null means no window
@@ -99,12 +100,7 @@ class Mistral3Config(Ministral3Config):
             raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
         if (kind := text.get("model_type", "mistral")) not in ("mistral", "ministral3"):
             raise UnsupportedModel(f"{f.where}: a text model of type {quoted(kind)}", "supported: mistral, ministral3")
-        for image in (
-            "projector_hidden_act",
-            "multimodal_projector_bias",
-            "spatial_merge_size",
-            "vision_feature_layer",
-        ):
+        for image in OF_IMAGES:
             f.get(image)
         f.finish()
         plain = {} if kind == "ministral3" or text.get("rope_parameters") else {"rope_parameters": _plain(text)}
@@ -123,20 +119,21 @@ class Mistral3(Ministral3):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of unused tensors, including those of the image tower."""
-        return (*super().ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+        return (*super().ignored, IMAGE_TENSORS)
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, whose modules lie beside the image tower."""
-        return {path: _within(entry) for path, entry in super().names().items()}
+        return {path: within(entry) for path, entry in super().names().items()}
 
 
-def _within(entry: Entry) -> Entry:
-    names = entry if isinstance(entry, tuple) else (entry,)
-    assert all(isinstance(name, str) for name in names)
-    inner = [str(name).removeprefix("model.") for name in names]
-    return (
-        *names,
-        *(f"model.language_model.{name}" for name in inner),
-        *(f"language_model.model.{name}" for name in inner),
-        *(f"language_model.{name}" for name in inner),
-    )
+def within(entry: Entry) -> Entry:
+    """The entry, and the same under the names of a language model beside an image tower."""
+    places = entry if isinstance(entry, tuple) else (entry,)
+    prefixes = ("model.language_model.", "language_model.model.", "language_model.")
+    return (*places, *(_beside(place, prefix) for prefix in prefixes for place in places))
+
+
+def _beside(place: str | Take, prefix: str) -> str | Take:
+    if isinstance(place, Take):
+        return replace(place, name=prefix + place.name.removeprefix("model."))
+    return prefix + place.removeprefix("model.")

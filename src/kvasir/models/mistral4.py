@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from kvasir.errors import ModelFileError
+from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope, still
 from kvasir.models.config import MAX_POSITIONS, Fields
 from kvasir.models.deepseek_v2 import LatentConfig, LatentDecoder, latent_fields, read_latent
 from kvasir.models.glm4_moe import read_deepseek_experts
+from kvasir.models.mistral import IMAGE_TENSORS, OF_IMAGES, within
 
 _YARN = {
     "rope_type": "yarn",
@@ -41,6 +43,7 @@ class Mistral4Config(LatentConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
+        config = _text(config)
         given = Fields(config.get("rope_parameters") or _YARN, "config.json: rope_parameters")
         rope = {key: value for key, value in given.values.items() if key not in _OWN}
         f = latent_fields({**config, "rope_parameters": rope}, _DEFAULTS)
@@ -60,6 +63,21 @@ class Mistral4Config(LatentConfig):
         return cls(**sizes, **experts, interleaved=interleaved, growth=growth)
 
 
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text model: the config itself, or its `text_config` without the image parts."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    f = Fields(config)
+    tied = f.flag("tie_word_embeddings", False)
+    for image in ("text_config", *OF_IMAGES):
+        f.get(image)
+    f.finish()
+    if not isinstance(text, Mapping):
+        raise ModelFileError(f"{f.where}: text_config is not an object", "expected that of the text model")
+    return {"tie_word_embeddings": tied, **text}
+
+
 class Mistral4(LatentDecoder):
     """A decoder with latent attention and queries that grow with their position."""
 
@@ -74,3 +92,12 @@ class Mistral4(LatentDecoder):
     def _latent_options(self, layer: int, c: Any) -> dict[str, Any]:
         more = {"query_rope": self.query_rope, "query_growth": self.query_growth} if c.growth else {}
         return {**super()._latent_options(layer, c), **more}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns of unused tensors, including those of the image tower."""
+        return (*super().ignored, IMAGE_TENSORS)
+
+    def names(self) -> Mapping[str, Entry]:
+        """The name table of `LatentDecoder.names`, whose modules may lie beside the image tower."""
+        return {path: within(entry) for path, entry in super().names().items()}

@@ -225,6 +225,9 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     model_type = _TYPES.get(architectures[0] if architectures else "", model_type)
     if model_type == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
         return model_class("jina_embeddings_v3")  # as its authors publish it
+    text = config.get("text_config")
+    if model_type == "mistral3" and isinstance(text, Mapping) and text.get("model_type") == "mistral4":
+        return model_class("mistral4")
     if model_type not in MODELS:
         raise unsupported(model_type, architectures, "auto_map" in config)
     ours = MODELS[model_type][2]
