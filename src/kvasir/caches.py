@@ -61,8 +61,9 @@ class CacheKind:
     -n for those in its own chunk of n.
     distance: how far before and after a token the positions lie that it attends to, 0 for all.
     fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
-    keeps_starts: a block also holds the state at its start. heads, key_dim, value_dim: what attention reads per
-    position, 0 if it reads nothing. row_shape: shape of the float32 array that each row of the runner has in addition.
+    keeps_starts: a block also holds the state at its start. latent: a value is the beginning of its key. heads,
+    key_dim, value_dim: what attention reads per position, 0 if it reads nothing. row_shape: shape of the float32 array
+    that each row of the runner has in addition.
     """
 
     owns = True  # has memory of its own, unlike Shared
@@ -73,6 +74,7 @@ class CacheKind:
     distance: int = 0
     fixed: int = 0
     keeps_starts: bool = False
+    latent: bool = False
     heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
@@ -292,6 +294,7 @@ class Latent(CacheKind):
 
     name = "latent"
     needs = "latent attention"
+    latent = True
     heads = 1
 
     def __post_init__(self) -> None:

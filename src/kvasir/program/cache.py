@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from kvasir.caches import CacheKind, Latent
+from kvasir.caches import CacheKind
 from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.layers.pages import paged
@@ -47,9 +47,8 @@ def no_kernel(spec: Spec | KVLayout) -> str:
 
 def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayoutStruct:
     """The kernels' description of a block of one layer."""
-    is_latent = isinstance(kind, Latent)
     return CacheLayoutStruct(
-        FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size, kind.value_dim, is_latent
+        FORMATS.index(kv_dtype), kind.heads, kind.key_dim, block_size, kind.value_dim, kind.latent
     )  # fmt: skip
 
 
@@ -158,7 +157,7 @@ class NativeCache(PagedMemory):
                 rest = rest[size:]
                 for i, (array, values) in enumerate(halves):
                     self._write(bank.kind, array, block, values, found[:, i])
-                if isinstance(bank.kind, Latent):
+                if bank.kind.latent:
                     self._write(bank.kind, arrays[1][:, 0], block, True, found[:, 0])
 
     def _write(self, kind: CacheKind, array: np.ndarray, block: int, values: bool, found: np.ndarray) -> None:
@@ -201,7 +200,7 @@ class NativeCache(PagedMemory):
 
 def _is_split(kind: CacheKind) -> bool:
     """Whether keys and values are stored in two arrays."""
-    return kind.key_dim != kind.value_dim or isinstance(kind, Latent)
+    return kind.key_dim != kind.value_dim or kind.latent
 
 
 def _dim(kind: CacheKind, values: bool) -> int:
@@ -214,7 +213,7 @@ def _exported(kind: CacheKind, arrays: list[np.ndarray]) -> list[list[tuple[np.n
     halves = [(arrays[0][:, 0], False), (arrays[-1][:, -1], True)]
     if not _is_split(kind):
         return [halves]
-    return [[half] for half in halves[: 1 if isinstance(kind, Latent) else 2]]
+    return [[half] for half in halves[: 1 if kind.latent else 2]]
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
