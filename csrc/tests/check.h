@@ -65,3 +65,4 @@ void test_program();
 void test_delta();
 void test_short_conv();
 void test_scan();
+void test_streams();

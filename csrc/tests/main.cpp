@@ -12,6 +12,7 @@ int main() {
         test_delta();
         test_short_conv();
         test_scan();
+        test_streams();
         std::printf("kernels on %s: passed\n", kvasir_isa_name());
     }
     return 0;
