@@ -275,6 +275,15 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"norm_topk_prob": False},
         {"routed_scaling_factor": 1.0},
     ],
+    "kimi-linear": [
+        {"rms_norm_eps": 1e-1},
+        {"moe_renormalize": False},
+        {"routed_scaling_factor": 1.0},
+        {"num_experts_per_token": 2},
+        {"topk_group": 3},
+        {"num_expert_group": 2, "topk_group": 1},
+        {"hidden_act": "gelu"},
+    ],
     "olmo-hybrid": [
         {"linear_allow_neg_eigval": False},
         {"rms_norm_eps": 1e-1},
@@ -432,7 +441,8 @@ def test_every_weight_moves_the_logits(transformers, name):
     for name, tensor in state.items():
         if name.endswith("k_layernorm.bias"):
             continue  # but for dimensions that rotate, it adds the same to all scores of a query
-        turned = tensor - 5.0 if tensor.numel() == 1 else tensor.flip(0 if len(tensor) > 1 else 1)
+        axis = next((i for i, size in enumerate(tensor.shape) if size > 1), None)
+        turned = tensor - 5.0 if axis is None else tensor.flip(axis)
         changed = state | {name: turned}  # not scaled: the next norm would undo it
         moved = distance(logits_of(ours(config, changed), ids), logits)
         assert moved > SENSITIVITY, name

@@ -143,6 +143,21 @@ _DELTA_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_KIMI_NAMES = {
+    **_DEEPSEEK_NAMES,
+    **_LATENT,
+    "ssm_conv1d_q": "self_attn.q_conv1d",
+    "ssm_conv1d_k": "self_attn.k_conv1d",
+    "ssm_conv1d_v": "self_attn.v_conv1d",
+    "ssm_f_a": "self_attn.f_a_proj",
+    "ssm_f_b": "self_attn.f_b_proj",
+    "ssm_g_a": "self_attn.g_a_proj",
+    "ssm_g_b": "self_attn.g_b_proj",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
 _LFM2_NAMES = {
     **{name: hf for name, hf in _LLAMA_NAMES.items() if name not in ("attn_norm", "output_norm")},
     "token_embd_norm": "model.embedding_norm",
@@ -181,6 +196,7 @@ class NameTable:
     flattened: tuple[str, ...] = ()  # stacks of the heads' matrices, which we read as one, below each other
     scales: Mapping[str, str] = field(default_factory=dict)  # names of the vectors that end in ".scale" in the file
     flat: tuple[str, ...] = ()  # stored as matrices, vectors in the checkpoint
+    wrapped: tuple[str, ...] = ()  # of any shape, [1, 1, n, 1] in the checkpoint
     named: tuple[str, ...] = ()  # of the modules in _VECTORS, those with ".weight" and ".bias" in the checkpoint
 
 
@@ -235,6 +251,7 @@ FAMILIES = {
     "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
     "jina-bert-v2": NameTable(encoders.JINA_V2, "encoder.layer"),
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
+    "kimi-linear": NameTable(_KIMI_NAMES, "model.layers", flattened=("attn_k_b", "attn_v_b"), wrapped=("ssm_a",)),
     "lfm2": NameTable(_LFM2_NAMES, "model.layers"),
     "lfm2moe": NameTable(_LFM2_NAMES, "model.layers"),
     "mimo2": NameTable({**_DEEPSEEK_NAMES, "attn_sinks": "self_attn.attention_sink_bias"}, "model.layers"),
@@ -274,7 +291,8 @@ _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LA
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
 _VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt")
 _BARE = ("ssm_a", "ssm_d", "ffn_norm")  # also without ".weight" in the file
-_CONVOLUTIONS = ("ssm_conv1d", "shortconv.conv")  # stored without the dimension of size 1
+# Stored without the dimension of size 1, or with more of them.
+_CONVOLUTIONS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv")
 _RATES = "ssm_a"  # stored as -exp(A_log)
 
 
@@ -389,8 +407,10 @@ class HFView:
             shape = (1, *shape[-1:])
         if _parts(stored)[1] in self._family.flattened and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])
-        if _parts(stored)[1] in _CONVOLUTIONS and len(shape) == 2:
-            shape = (shape[0], 1, shape[1])
+        if _parts(stored)[1] in _CONVOLUTIONS and len(shape) > 1:
+            shape = (prod(shape[:-1]), 1, shape[-1])
+        if _parts(stored)[1] in self._family.wrapped:
+            shape = (1, 1, prod(shape), 1)
         return replace(info, name=name, shape=shape)
 
     def array(self, name: str) -> np.ndarray:
@@ -410,10 +430,11 @@ class HFView:
         if module in self._family.flattened:
             return array.reshape(-1, array.shape[-1])
         if module in _CONVOLUTIONS and kind == "weight":
-            return array.reshape(len(array), 1, -1)
+            return array.reshape(-1, 1, array.shape[-1])
         if module == _RATES:
             with np.errstate(divide="ignore", invalid="ignore"):  # NaN in a bad file stays in its own answers
                 rates = np.log(-array.astype(np.float64)).astype(np.float32)
+            rates = rates.reshape(1, 1, -1, 1) if module in self._family.wrapped else rates
             return rates.reshape(-1) if module in self._family.flat else rates
         if module in self._family.flat:
             return array.reshape(-1)

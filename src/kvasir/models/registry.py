@@ -116,6 +116,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM", "JinaEmbeddingsV3ForSequenceClassification"),
     ),
     "kimi_k2": ("deepseek_v3", "DeepseekV3", ("DeepseekV3ForCausalLM",)),
+    "kimi_linear": ("kimi_linear", "KimiLinear", ("KimiLinearForCausalLM",)),
     "lfm2": ("lfm2", "Lfm2", ("Lfm2ForCausalLM",)),
     "lfm2_moe": ("lfm2", "Lfm2Moe", ("Lfm2MoeForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
