@@ -18,6 +18,7 @@ from kvasir.models import (
     gguf_decoders,
     gguf_encoders,
     gguf_gemma,
+    gguf_kimi,
     gguf_latent,
     gguf_lfm2,
     gguf_llamas,
@@ -260,7 +261,7 @@ def metadata(architecture: str, **changes) -> dict:
 
 
 # In tests of their own, as test_gguf_encoders.py, test_gguf_gemma.py and test_gguf_llamas.py.
-_OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
+_OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_kimi, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
 TESTED = {name for module in _OTHERS for name in module.READERS} - {"bert"}
 
 
