@@ -268,16 +268,17 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def assert_same_packed(source: WeightSource, name: str) -> None:
-    """The blocks that the kernels get have the values of the package, up to its rounding to 8 bits of mantissa, and NF4
-    up to 2^-14 of the largest of a block."""
+def assert_same_packed(source: WeightSource, name: str, roundings: int = 1) -> None:
+    """The blocks that the kernels get have the values of the package, up to its roundings to bfloat16, and NF4 up to
+    2^-14 of the largest of a block."""
     info = source.info(name)
     if info.dtype not in GGMLType.__members__ or GGMLType[info.dtype].is_plain:
         return
     values = source.array(name).astype(np.float32)
     packed = dequantize(source.raw(name), GGMLType[info.dtype], tuple(info.shape))
     slack = 2.0**-14 * np.abs(values).max(1, keepdims=True) if info.dtype == "NF4" else 0
-    assert (np.abs(packed - values) <= 2.0**-8 * np.abs(values) + slack + 1e-6 * np.abs(values).max()).all(), name
+    most = roundings * 2.0**-8 * np.abs(values) + slack + 1e-6 * np.abs(values).max()
+    assert (np.abs(packed - values) <= most).all(), name
 
 
 def write(folder: Path, config: dict[str, Any], tensors: Tensors, name: str) -> Path:
