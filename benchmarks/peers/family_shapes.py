@@ -117,11 +117,12 @@ def _qwen35(writer: Any) -> None:
 
 # --- Gemma 4 E2B ---------------------------------------------------------------------------------------
 
-_GEMMA_SHARED = 20  # the last layers, which read the keys and values of an earlier one
+_GEMMA_LAYERS = 35
+_GEMMA_SHARED = 20  # of them, the last, which read the keys and values of an earlier one
 
 
 def _gemma4_tensors() -> list[Tensor]:
-    hidden, vocabulary, layers, extra = 1536, 262144, 35, 256
+    hidden, vocabulary, layers, extra = 1536, 262144, _GEMMA_LAYERS, 256
     found = [
         Tensor("rope_freqs.weight", (256,), draw=lambda _, n: np.where(np.arange(n) < n // 4, 1.0, 1e30)),
         matrix("token_embd", vocabulary, hidden, gain=LOGITS), *norm("output_norm", hidden),
@@ -145,7 +146,7 @@ def _gemma4_tensors() -> list[Tensor]:
 
 
 def _gemma4(writer: Any) -> None:
-    layers = 35
+    layers = _GEMMA_LAYERS
     inner = [6144] * (layers - _GEMMA_SHARED) + [12288] * _GEMMA_SHARED
     _decoder(writer, layers, 1536, inner, 131072, 1e-6)
     writer.add_head_count(8)
