@@ -136,7 +136,9 @@ def _gemma4_tensors() -> list[Tensor]:
             found += norm(f"{block}.{name}", hidden)
         attention = _attention(block, hidden, 8 * dim, dim)
         found += attention if own else [t for t in attention if "attn_k" not in t.name and "attn_v" not in t.name]
-        found += [*norm(f"{block}.attn_q_norm", dim), *(norm(f"{block}.attn_k_norm", dim) if own else [])]
+        # Scores are not scaled: with a weight near 1 each token would attend to one other, chosen by rounding errors.
+        found += norm(f"{block}.attn_q_norm", dim, scale=2 * dim**-0.5)
+        found += norm(f"{block}.attn_k_norm", dim) if own else []
         found += [
             *_mlp(block, hidden, inner), matrix(f"{block}.inp_gate", extra, hidden),
             matrix(f"{block}.proj", hidden, extra),

@@ -43,9 +43,9 @@ def matrix(name: str, *shape: int, gain: float = 1.0) -> Tensor:
     return Tensor(f"{name}.weight", shape, gain * shape[-1] ** -0.5)
 
 
-def norm(name: str, width: int, bias: bool = False) -> list[Tensor]:
-    """A norm's weight near 1, and its bias."""
-    weight = Tensor(f"{name}.weight", (width,), draw=lambda random, n: 1 + 0.1 * random.standard_normal(n))
+def norm(name: str, width: int, bias: bool = False, scale: float = 1.0) -> list[Tensor]:
+    """A norm's weight near `scale`, and its bias."""
+    weight = Tensor(f"{name}.weight", (width,), draw=lambda random, n: scale * (1 + 0.1 * random.standard_normal(n)))
     return [weight, *([vector(f"{name}.bias", width)] if bias else [])]
 
 
