@@ -99,6 +99,7 @@ ENCODERS = {
         "model_type": "distilbert", "architectures": ["DistilBertModel"], "dim": 48, "hidden_dim": 96, "n_layers": 2,
         "n_heads": 4, "vocab_size": 300, "max_position_embeddings": 256,
     },
+    "albert": {**_ENCODER, "model_type": "albert", "architectures": ["AlbertModel"], "embedding_size": 20},
     "mpnet": {**_ENCODER, "model_type": "mpnet", "architectures": ["MPNetModel"], "pad_token_id": 1},
     "deberta-v3": {
         **_ENCODER, "model_type": "deberta-v2", "architectures": ["DebertaV2Model"], "type_vocab_size": 0,

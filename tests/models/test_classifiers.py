@@ -21,7 +21,7 @@ _BERT = {**ENCODERS["roberta"], "model_type": "bert", "pad_token_id": 0}
 _MODERN, _EURO = ENCODERS["modernbert"], ENCODERS["eurobert"]
 _WITH_HEADS = (
     *("roberta", "xlm-roberta", "camembert", "electra", "distilbert", "jina-v3", "nomic", "gte", "mpnet"),
-    *("deberta-v3", "deberta-v2"),
+    *("deberta-v3", "deberta-v2", "albert"),
 )
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     **{name: ENCODERS[name] for name in _WITH_HEADS},
@@ -35,7 +35,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
     **{name: config_of(name) for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")},
 }
 LABELS = 3
-TOKENS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "deberta-v3")
+TOKENS = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "deberta-v3", "albert")
 
 
 @cache

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvasir.layers.module import Entry
 from kvasir.models.bert import Bert
-from kvasir.models.config import Fields
+from kvasir.models.config import MAX_WIDTH, Fields
 from kvasir.models.encoder import EncoderConfig, read_encoder
 from kvasir.models.pooling import HeadShape
 from kvasir.types import Task
@@ -24,14 +25,14 @@ class ElectraConfig(EncoderConfig):
         f.expect("position_embedding_type", "absolute")
         for name in ("summary_activation", "summary_use_proj"):
             f.get(name)  # of heads that are not implemented
-        found = cls(**read_encoder(f, inner=1024))
-        f.expect("embedding_size", found.width)
+        sizes = read_encoder(f, inner=1024)
+        embeddings = f.integer("embedding_size", 1, MAX_WIDTH)
         f.finish()
-        return found
+        return cls(**sizes, embedding_width=0 if embeddings == sizes["width"] else embeddings)
 
 
 class Electra(Bert):
-    """A bidirectional encoder with embeddings of the model's width."""
+    """A bidirectional encoder. The embeddings of small ones are narrower than the model."""
 
     Config = ElectraConfig
     prefix: ClassVar[str] = "electra."
@@ -42,3 +43,7 @@ class Electra(Bert):
         if self.config.pooling.task is Task.TOKEN_CLASSIFY:
             return HeadShape("classifier")
         return HeadShape("classifier.out_proj", "classifier.dense", "gelu")
+
+    def names(self) -> Mapping[str, Entry]:
+        """The name table of `Bert.names`, with the layer that widens the embeddings."""
+        return {**super().names(), "widen": f"{self.prefix}embeddings_project"}

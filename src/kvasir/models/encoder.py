@@ -42,6 +42,7 @@ class EncoderConfig:
     max_position: maximum tokens of a text. first_position: the row of the position table that the first token gets.
     token_types: 0 if the model has none. rope_theta: 0 without a rotary embedding. learned_positions: whether there is
     a table of positions in its place. gated: whether the MLP has a gate.
+    embedding_width: of the embeddings if a layer widens them, 0 for that of the model.
     attn_bias, mlp_bias, down_bias: of the projections of attention, of the MLP's first and of its last. pooling: how a
     text's hidden rows become its embedding.
     """
@@ -60,6 +61,7 @@ class EncoderConfig:
     first_position: int = 0
     rope_theta: float = 0.0
     learned_positions: bool = True
+    embedding_width: int = 0
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
     gated: bool = False
     attn_bias: bool = True
@@ -124,15 +126,17 @@ class Encoder(Module):
 
     def __init__(self, config: EncoderConfig):
         c = self.config = config
-        self.embed = VocabularyEmbedding(c.vocab_size, c.width)
+        narrow = c.embedding_width or c.width
+        self.embed = VocabularyEmbedding(c.vocab_size, narrow)
         self.positions = self.rope = self.token_types = None
         if c.token_types:
-            self.token_types = Embedding(c.token_types, c.width)
+            self.token_types = Embedding(c.token_types, narrow)
         if c.rope_theta:
             self.rope = Rope(c.head_dim, c.rope_theta, c.rope_scaling)
         elif c.learned_positions:
-            self.positions = Embedding(c.max_position, c.width)
-        self.norm = LayerNorm(c.width, c.norm_eps)
+            self.positions = Embedding(c.max_position, narrow)
+        self.norm = LayerNorm(narrow, c.norm_eps)
+        self.widen = Plain(narrow, c.width, bias=True) if c.embedding_width else None
         self.layers = [self._block(i, c) for i in range(c.num_layers)]
         self.pooler = Pooler(c.pooling, c.width, self.classifier())
         size = c.pooling.token_heads.embed
@@ -176,6 +180,8 @@ class Encoder(Module):
         if self.positions is not None:
             x_TD = x_TD + self.positions(batch.positions_T)
         x_TD = self.norm(x_TD)
+        if self.widen is not None:
+            x_TD = self.widen(x_TD, batch)
         for i, layer in enumerate(self.layers):
             x_TD = layer(x_TD, batch)
             batch.after_layer(i, x_TD)

@@ -16,6 +16,17 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 # model_type -> module of this package, its class, and the `architectures` that the class implements.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "apertus": ("apertus", "Apertus", ("ApertusForCausalLM",)),
+    "albert": (
+        "albert",
+        "Albert",
+        (
+            "AlbertModel",
+            "AlbertForMaskedLM",
+            "AlbertForPreTraining",
+            "AlbertForSequenceClassification",
+            "AlbertForTokenClassification",
+        ),
+    ),
     "arcee": ("arcee", "Arcee", ("ArceeForCausalLM",)),
     "bamba": ("bamba", "Bamba", ("BambaForCausalLM",)),
     "bert": (
