@@ -72,6 +72,10 @@ CONFIGS = {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_layer": 2, "n_head": 3,
         "n_positions": 512, "vocab_size": 300, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
     },
+    "gpt-bigcode": {
+        "model_type": "gpt_bigcode", "architectures": ["GPTBigCodeForCausalLM"], "n_embd": 48, "n_layer": 2,
+        "n_head": 3, "n_positions": 512, "vocab_size": 300, "n_inner": 96,
+    },
     "bert": {
         "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 300, "max_position_embeddings": 256,

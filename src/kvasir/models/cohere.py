@@ -25,6 +25,9 @@ class CohereConfig(DecoderConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> CohereConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
+        # Command R states the length that it was trained for beside the one of its positions.
+        if f.get("model_max_length") is not None:
+            f.values = {**f.values, "max_position_embeddings": f.get("model_max_length")}
         sizes, bias = read_sizes(f, eps="layer_norm_eps"), f.flag("attention_bias", False)
         scale, head_norm = f.number("logit_scale", 1e-6, 1e6), f.flag("use_qk_norm", False)
         f.finish()

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.errors import ModelFileError
-from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields, is_number
-from kvasir.models.gguf_fields import Shapes, read_decoder, read_expert_counts, rows_of
+from kvasir.models.config import MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, is_number
+from kvasir.models.gguf_fields import Shapes, read_decoder, read_expert_counts, read_vocab_size, rows_of
 
 Config = dict[str, Any]
 
@@ -110,6 +110,21 @@ def _phimoe(f: Fields, architecture: str, shapes: Shapes) -> Config:
     }  # fmt: skip
 
 
+def _starcoder(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    f.expect("attention.head_count_kv", 1)
+    return {
+        "model_type": "gpt_bigcode",
+        "vocab_size": read_vocab_size(f, shapes),
+        "n_embd": f.integer("embedding_length", 1, MAX_WIDTH),
+        "n_inner": f.integer("feed_forward_length", 1, MAX_WIDTH),
+        "n_layer": f.integer("block_count", 1, MAX_LAYERS),
+        "n_head": f.integer("attention.head_count", 1, MAX_HEADS),
+        "n_positions": f.integer("context_length", 1, MAX_POSITIONS),
+        "layer_norm_epsilon": f.number("attention.layer_norm_epsilon", 0.0, 1.0),
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+
+
 READERS = {
     "apertus": _apertus,
     "chatglm": _glm,
@@ -120,4 +135,5 @@ READERS = {
     "olmo": _olmo,
     "phi2": _phi2,
     "phimoe": _phimoe,
+    "starcoder": _starcoder,
 }

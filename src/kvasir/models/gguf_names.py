@@ -253,6 +253,7 @@ FAMILIES = {
     "seed_oss": NameTable(_LATE_NORM_NAMES, "model.layers"),
     "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "stablelm": NameTable(_LLAMA_NAMES, "model.layers"),
+    "starcoder": NameTable(others.GPT2, "transformer.h"),
     "starcoder2": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "model.layers"),
 }
 # Tensors that are read into the config or duplicate it.

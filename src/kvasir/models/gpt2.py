@@ -108,6 +108,11 @@ class GPT2(Module):
         self.head = Head(config.width, config.vocab_size, tied=self.embed if config.tied else None)
 
     @property
+    def kv_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.config.heads
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of unused tensors: the causal masks of old checkpoints and a copy of a tied table."""
         copies = (r"lm_head\.weight",) if self.config.tied else ()
@@ -120,7 +125,7 @@ class GPT2(Module):
                 layer,
                 c.width,
                 c.heads,
-                c.heads,
+                self.kv_heads,
                 c.head_dim,
                 bias=True,
                 out_bias=True,

@@ -43,7 +43,7 @@ class Llama4Config(MixtralConfig):
         num_experts, top_k = read_experts(f, num_experts=16, top_k=1)
         chunk = f.integer("attention_chunk_size", 1, MAX_POSITIONS, 0 if "attention_chunk_size" in config else 8192)
         kinds = _read_kinds(f, rotates)
-        head_norm, grows = f.flag("use_qk_norm", True), f.flag("attn_temperature_tuning", True)
+        head_norm, grows = f.flag("use_qk_norm", True), _is_set(f, "attn_temperature_tuning")
         beta, length = f.number("attn_scale", 0.0, 1e3, 0.1), f.integer("floor_scale", 1, MAX_POSITIONS, 8192)
         sparse = _read_sparse(f, layers)
         f.expect("for_llm_compressor", False)
@@ -63,6 +63,12 @@ class Llama4Config(MixtralConfig):
             chunks=tuple(chunk if kind == "chunked_attention" else 0 for kind in kinds),
             growth=(beta, length, 1) if grows and beta else None,
         )
+
+
+def _is_set(f: Fields, name: str) -> bool:
+    """A flag that published configs also write as a number; true if absent."""
+    given = f.get(name)
+    return f.integer(name, 0, MAX_LAYERS) > 0 if type(given) is int else f.flag(name, True)
 
 
 def _flags(f: Fields, name: str, layers: int, every: int) -> tuple[bool, ...]:

@@ -106,6 +106,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLite", ("Glm4MoeLiteForCausalLM",)),
     "glm4_moe": ("glm4_moe", "Glm4Moe", ("Glm4MoeForCausalLM",)),
     "gpt2": ("gpt2", "GPT2", ("GPT2LMHeadModel",)),
+    "gpt_bigcode": ("gpt_bigcode", "GPTBigCode", ("GPTBigCodeForCausalLM",)),
     "gpt_neox": ("gpt_neox", "GPTNeoX", ("GPTNeoXForCausalLM",)),
     "gpt_oss": ("gpt_oss", "GptOss", ("GptOssForCausalLM",)),
     "granite": ("granite", "Granite", ("GraniteForCausalLM",)),
