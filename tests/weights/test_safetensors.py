@@ -48,6 +48,14 @@ def package_writes(dtype: torch.dtype) -> bool:
         return False
 
 
+def test_metadata_may_be_null(tmp_path):
+    """As MLX writes it."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(write.safetensors_bytes({"__metadata__": None}))
+    with SafetensorsFolder(path) as file:
+        assert file.metadata == {}
+
+
 def test_every_dtype_that_the_package_writes(tmp_path):
     known = {name for name in TORCH_DTYPES if package_writes(TORCH_DTYPES[name])}
     assert known >= {"F32", "F16", "BF16", "I64", "U8", "BOOL"}

@@ -238,6 +238,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _read_metadata(file: MappedFile, metadata: Any) -> dict[str, str]:
+    if metadata is None:  # as MLX writes it
+        return {}
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         file.refuse("'__metadata__' is not an object of strings")
     return metadata

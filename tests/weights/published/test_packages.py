@@ -56,3 +56,25 @@ def test_torchao(name, tmp_path):
     assert "0._weight_qdata" in tensors and json.loads(metadata["tensor_names"]) == ["0.weight"]
     source = opened(tmp_path, "torchao", tensors, metadata)
     assert_decoded(source, "0.weight", model[0].weight.dequantize())
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), [
+    *(("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)),
+    *(("affine", 4, 32), ("affine", 4, 128), ("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mlx(mode, bits, group, dtype, tmp_path):
+    """Up to a rounding of its own: MLX multiplies and adds in the dtype of the scales."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is the oracle of this test")
+    mx.set_default_device(mx.cpu)
+    weight = mx.array(np.random.default_rng(0).standard_normal((64, 256), np.float32)).astype(getattr(mx, dtype))
+    codes, scales, *biases = mx.quantize(weight, group, bits, mode=mode)
+    tensors = {"a.weight": codes, "a.scales": scales, **({"a.biases": biases[0]} if mode == "affine" else {})}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    settings = {"quantization": {"group_size": group, "bits": bits, "mode": mode}}
+    source = unquantized(settings, SafetensorsSource(tmp_path / "model.safetensors"))[1]
+    made = mx.dequantize(codes, scales, *biases, group_size=group, bits=bits, mode=mode)
+    expected, found = np.array(made.astype(mx.float32)), source.array("a.weight").astype(np.float32)
+    most = np.abs(expected).max(1, keepdims=True)
+    assert (np.abs(found - expected) <= 2.0**-7 * most).all() and np.abs(found - expected).mean() < 4e-3
+    assert_same_packed(source, "a.weight")
