@@ -71,6 +71,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope", "rope_scaling": None, "rope_theta": 160000, "type_vocab_size": 1,
         "unpad_inputs": "true", "use_memory_efficient_attention": "true", "vocab_size": 250048,
     },
+    "jinaai/jina-reranker-v2-base-multilingual": {
+        **_XLMR, **_BASE, **_RANKED, "emb_pooler": None, "load_trained_adapters": False, "lora_adaptations": None,
+        "lora_alpha": 4, "lora_dropout_p": 0.0, "lora_main_params_trainable": False, "lora_rank": 4,
+        "max_position_embeddings": 1026, "truncate_dim": None, "use_cache": False, "use_flash_attn": True,
+    },
     "jinaai/jina-embeddings-v3": {
         **_XLMR, **_LARGE, "emb_pooler": "mean", "load_trained_adapters": True, "lora_alpha": 1, "lora_rank": 4,
         "lora_adaptations": ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"],

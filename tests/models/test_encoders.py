@@ -228,6 +228,31 @@ def test_a_checkpoint_that_jina_publishes_gives_its_base_models_rows(transformer
     assert torch.equal(found, hidden_of(ours(hf.config.to_dict(), state_of(hf)), [ids_of(40)])[0])
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_jinas_names_of_xlm_roberta(transformers):
+    """As in jina-reranker-v2."""
+    hf = oracle(transformers, "xlm-roberta")
+    state, renamed = state_of(hf), {}
+    parts = {
+        "attention.output.dense": "mixer.out_proj", "attention.output.LayerNorm": "norm1", "output.LayerNorm": "norm2",
+        "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2",
+    }  # fmt: skip
+    for name, tensor in state.items():
+        if ".attention.self." in name:
+            layer, kind = name.split(".")[2], name.rsplit(".", 1)[1]
+            of = f"encoder.layer.{layer}.attention.self"
+            joined = torch.cat([state[f"{of}.{part}.{kind}"] for part in ("query", "key", "value")])
+            renamed[f"roberta.encoder.layers.{layer}.mixer.Wqkv.{kind}"] = joined
+            continue
+        name = name.replace("encoder.layer.", "encoder.layers.").replace("embeddings.LayerNorm", "emb_ln")
+        for old, new in parts.items():
+            name = name.replace(old, new)
+        renamed[f"roberta.{name}"] = tensor
+    config, ids = hf.config.to_dict(), ids_of(40)
+    found = hidden_of(ours(config | {"use_flash_attn": True, "lora_rank": 4}, renamed), [ids])[0]
+    assert torch.equal(found, hidden_of(ours(config, state), [ids])[0])
+
+
 def test_a_config_that_alibaba_publishes():
     published = {
         "architectures": ["NewModel", "NewForTokenClassification"], "model_type": "new", "hidden_size": 768,

@@ -15,6 +15,7 @@ from kvasir.layers.rope import RopeScaling
 from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, Fields
 from kvasir.models.encoder import Encoder, EncoderConfig, EncoderLayer, fused, read_encoder
 from kvasir.models.pooling import HeadShape
+from kvasir.models.roberta import JINA_HARMLESS
 from kvasir.models.rope import read_rope
 
 _QKV = "layers.*.attn.qkv.q layers.*.attn.qkv.k layers.*.attn.qkv.v"
@@ -36,13 +37,6 @@ def _read(f: Fields, theta: float, **defaults: Any) -> dict[str, Any]:
 # --- Jina ---------------------------------------------------------------------------------------------
 
 
-# Fields of the authors' configs, whose model type is xlm-roberta: of adapters, of training and of how to compute.
-_JINA_HARMLESS = """
-    emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable lora_rank
-    task_instructions truncate_dim use_flash_attn
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class JinaV3Config(EncoderConfig):
     """The sizes and settings of a Jina v3 encoder."""
@@ -54,7 +48,7 @@ class JinaV3Config(EncoderConfig):
         if f.get("model_type") == "xlm-roberta":
             f.choice("position_embedding_type", ("rotary",))
             f.expect("use_reg_tokens", False)
-            for name in _JINA_HARMLESS.split():
+            for name in JINA_HARMLESS.split():
                 f.get(name)
             f.values = {**f.values, "rope_theta": f.number("rotary_emb_base", 1.0, 1e12, 10000.0)}
         found = cls(
