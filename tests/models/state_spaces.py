@@ -51,6 +51,23 @@ _NO_ATTENTION = dict.fromkeys(
     ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"), ABSENT
 ) | {"max_position_embeddings": ABSENT, "num_hidden_layers": 2, "layer_norm_epsilon": 1e-3}
 _MAMBA = {**_NO_ATTENTION, "state_size": 6, "time_step_rank": 5, "use_bias": True, "hidden_act": "gelu"}
+_ZAMBA2 = {
+    "model_type": "zamba2",
+    "tie_word_embeddings": True,  # else transformers ties no blocks either
+    "head_dim": ABSENT,
+    "num_key_value_heads": 4,
+    "hidden_act": "gelu",
+    "mamba_d_state": 12,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 8,
+    "chunk_size": 16,
+    "time_step_min": 1e-9,
+    "add_bias_linear": True,
+    "adapter_rank": 5,
+}
+# How much more than others these models of random weights enlarge roundings. (Transformers' own logits of a Zamba2 move
+# by 1e-3 if its weights change by half a unit in the last place: its shared blocks have no residual.)
+ROUNDING = {"jamba": 10, "zamba2": 200, "zamba2-blocks": 200}
 STATE_SPACES: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA2, "model_type": "bamba", "attn_layer_indices": [1]},
     "falcon-h1": {
@@ -115,5 +132,18 @@ STATE_SPACES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 0,
         "position_embedding_type": "nope",
         "mamba_n_heads": 8,
+    },
+    "zamba2": {
+        **_ZAMBA2,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+        "use_shared_attention_adapter": True,
+        "use_mem_rope": True,
+    },
+    "zamba2-blocks": {
+        **_ZAMBA2,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+        "num_mem_blocks": 2,
     },
 }

@@ -83,7 +83,7 @@ def test_agree_with_merged_weights(case):
     folder, model = case
     plain, one, two = eager_of(folder), eager_of(folder), eager_of(folder)
     part = "mlp" if "Moe" not in model.architecture else "qkv"
-    agree = {"Jamba": 10, "OlmoHybrid": 5}.get(model.architecture, 1) * AGREE  # Mamba's scans keep roundings, too
+    agree = {"OlmoHybrid": 5, "Jamba": 10, "Zamba2": 200}.get(model.architecture, 1) * AGREE
     pairs = {1: made(plain, 1, 4), 2: made(plain, 2, 20, part if any(part in slot for slot in slots(plain)) else "out")}
     if model.architecture == "Mixtral":
         pairs[2] = made(plain, 2, 20, "router")

@@ -38,6 +38,8 @@ MORE = {
     "olmoe": WIDE,
 }
 OWN = {
+    "zamba2": {"hidden_size": 64},
+    "zamba2-blocks": {"hidden_size": 64},
     "mamba2": {"hidden_size": 64},
     "gpt2": {"n_embd": 256, "n_head": 8},
     "bert": {"hidden_size": 256, "num_attention_heads": 8},

@@ -203,6 +203,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "XLMRobertaForTokenClassification",
         ),
     ),
+    "zamba2": ("zamba2", "Zamba2", ("Zamba2ForCausalLM",)),
 }
 # Architectures whose configs state the model type of another.
 _TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
