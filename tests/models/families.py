@@ -88,6 +88,7 @@ LATENT = {
     "v_head_dim": 16,
     "rope_parameters": {**YARN, "rope_theta": 100.0, "mscale": 0.7, "mscale_all_dim": 0.5},
 }
+INDEXER = {"index_topk": 100, "index_head_dim": 16, "index_n_heads": 2}
 _RECURRENT = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
@@ -326,6 +327,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
     },
     "deepseek-v3": {**DEEPSEEK_MOE, **LATENT, "model_type": "deepseek_v3"},
+    "deepseek-v32": {**DEEPSEEK_MOE, **LATENT, "model_type": "deepseek_v32", **INDEXER},
+    "glm-moe-dsa": {**DEEPSEEK_MOE, **LATENT, "model_type": "glm_moe_dsa", **INDEXER},
     "glm4-moe-lite": {
         **DEEPSEEK_MOE,
         **LATENT,

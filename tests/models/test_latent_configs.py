@@ -61,6 +61,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc", "vocab_size": 129280,
     },
+    "GLM-5": {
+        **_COMMON, "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "ep_size": 1,
+        "first_k_dense_replace": 3, "head_dim": 64, "hidden_size": 6144, "index_head_dim": 128, "index_n_heads": 32,
+        "index_topk": 2048, "indexer_rope_interleave": True, "intermediate_size": 12288, "kv_lora_rank": 512,
+        "max_position_embeddings": 202752, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 78, "num_key_value_heads": 64, "num_nextn_predict_layers": 1,
+        "q_lora_rank": 2048, "qk_head_dim": 256, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_interleave": True, "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc",
+        "v_head_dim": 256, "vocab_size": 154880,
+    },
     "Kimi-K2-Instruct": {
         **_DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "bos_token_id": 163584,
         "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1, "hidden_size": 7168,
@@ -108,11 +120,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc", "vocab_size": 152576,
     },
 }  # fmt: skip
+PUBLISHED["DeepSeek-V3.2"] = {
+    **PUBLISHED["DeepSeek-V3"],
+    **{"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]},
+    **{"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
+}
 # context, numbers in the cache per token and layer, score scale times the square root of a query's dimensions
 FACTS = {
     "DeepSeek-V2-Lite": (163840, 576, 1.5896),
     "DeepSeek-V2": (163840, 576, 1.5896),
     "DeepSeek-V3": (163840, 576, 1.8739),
+    "DeepSeek-V3.2": (2048, 576, 1.8739),
+    "GLM-5": (2048, 576, 1.0),
     "Kimi-K2-Instruct": (131072, 576, 1.8133),
     "GLM-4.7-Flash": (202752, 576, 1.0),
     "MiniCPM3-4B": (32768, 288, 1.0),

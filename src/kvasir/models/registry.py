@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2", ("DeepseekV2ForCausalLM",)),
+    "deepseek_v32": ("deepseek_v32", "DeepseekV32", ("DeepseekV32ForCausalLM",)),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3", ("DeepseekV3ForCausalLM",)),
     "distilbert": (
         "distilbert",
@@ -102,6 +103,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "gemma4_unified": ("gemma4", "Gemma4", ("Gemma4UnifiedForConditionalGeneration",)),
     "gemma4_unified_text": ("gemma4_text", "Gemma4Text", ("Gemma4UnifiedForCausalLM",)),
     "glm": ("glm4", "Glm", ("GlmForCausalLM",)),
+    "glm_moe_dsa": ("deepseek_v32", "DeepseekV32", ("GlmMoeDsaForCausalLM",)),
     "glm4": ("glm4", "Glm4", ("Glm4ForCausalLM",)),
     "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLite", ("Glm4MoeLiteForCausalLM",)),
     "glm4_moe": ("glm4_moe", "Glm4Moe", ("Glm4MoeForCausalLM",)),
