@@ -20,6 +20,7 @@ needs_native = pytest.mark.skipif(not native.available(), reason=native.reason()
 CASES = [
     *(pytest.param("llama", "program", {"kv_dtype": kv}, marks=needs_native) for kv in ("float32", "int8")),
     *(pytest.param("gemma3", "program", {"dtype": d}, marks=needs_native) for d in ("float32", "bfloat16")),
+    pytest.param("gemma4", "program", {"kv_dtype": "int8"}, marks=needs_native),  # layers without blocks of their own
     pytest.param("llama", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
     ("mistral", "eager", {"dtype": "bfloat16"}),
     ("qwen3-next", "eager", {"dtype": "float32"}),

@@ -22,6 +22,7 @@ NAMES = (
     *("llama-biased-tied", "llama-3", "mistral", "qwen2-windows", "qwen3"),
     *("gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe-mixed", "qwen3-next"),
     pytest.param("granite-hybrid", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3n", "gemma4", "gemma4-moe")),
 )
 LENGTH = 100
 pytestmark = pytest.mark.usefixtures("exact_machine")
