@@ -244,6 +244,13 @@ void run_sample(const Instr& in, const Run& run, const Team& team) {
     }
 }
 
+void scale_parts(const Instr& in, Range r) {
+    const int64_t parts = in.n[1] ? in.n[1] : 1, width = in.n[0] / parts;
+    for (int64_t i = r.begin * parts; i < r.end * parts; ++i) {
+        kernels().scale(at<float>(in.p[0]) + i * width, at<float>(in.p[1]) + i * width, at<float>(in.p[2])[i], width);
+    }
+}
+
 void run_elementwise(const Instr& in, Range r) {
     const int64_t width = in.n[0], first = r.begin * width, count = (r.end - r.begin) * width;
     float* out = at<float>(in.p[0]) + first;
@@ -259,10 +266,7 @@ void run_elementwise(const Instr& in, Range r) {
         case OP_CLAMP: return k.clamp(out, a, in.f[0], in.f[1], count);
         case OP_XIELU: return k.xielu(out, a, at<float>(in.p[2]), count);
         case OP_SCALE_ROWS:
-            for (int64_t row = 0; row < r.end - r.begin; ++row) {
-                k.scale(out + row * width, a + row * width, at<float>(in.p[2])[r.begin + row], width);
-            }
-            return;
+            return scale_parts(in, r);
         default:
             for (int64_t row = 0; row < r.end - r.begin; ++row) {
                 k.add(out + row * width, a + row * width, at<float>(in.p[2]), width);

@@ -43,7 +43,7 @@ enum Op : int32_t {
     OP_ADAPT_INNER = 20,  // p: x                            n: slot           ranks add up a x before b is applied
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
     OP_GATED_DELTA = 22,  // p: DeltaArgs
-    OP_SCALE_ROWS = 23,   // p: out, x, factors [rows]       n: width
+    OP_SCALE_ROWS = 23,   // p: out, x, factors [rows, parts]  n: width, parts of a row with a factor each, 0 for one
     OP_SHORT_CONV = 24,   // p: ShortConvArgs
     OP_CONVOLUTION = 25,  // p: ConvolutionArgs
     OP_SCAN = 26,         // p: ScanArgs

@@ -32,9 +32,13 @@ def test_scores_by_relative_position_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("deepseek-v2", "no kernel for latent attention"), ("mimo-v2-flash", "no kernel for keys of 24 and values of 16")],
+    [
+        ("lfm2", "no Triton kernel for short_conv"),
+        ("deepseek-v2", "no kernel for latent attention"),
+        ("mimo-v2-flash", "no kernel for keys of 24 and values of 16"),
+    ],
 )
-def test_latent_rows_and_uneven_keys_and_values_are_refused(tmp_path, family, reason):
+def test_a_mechanism_without_a_kernel_is_refused_by_name(tmp_path, family, reason):
     folder = random_model(family, tmp_path)
     with pytest.raises(ConfigError, match=f"the graph executor cannot run this: {reason}"):
         graph_core(folder)

@@ -418,6 +418,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": ABSENT,
         "rope_parameters": {**PLAIN, "rope_theta": 100.0},
     },
+    "lfm3": {
+        **LFM2,
+        "model_type": "lfm3",
+        "num_hidden_layers": 5,
+        "layer_types": ["conv", "conv", "full_attention", "conv", "sliding_attention"],
+        "sliding_window": 24,
+        "attention_bias": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    },
     **STATE_SPACES,
     "apertus": {"model_type": "apertus", "hidden_act": "xielu", "rope_theta": 500.0, "rope_scaling": LLAMA3},
     "cohere": {
@@ -499,7 +511,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SWITCHED = (
     *("olmo2", "olmo3", "smollm3", "seed-oss", "arcee", "granite", "exaone4", "glm4", "ernie4-5", "cohere2"),
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
-    *("lfm2", "lfm2-moe", "kimi-linear", "olmo-hybrid"),
+    *("lfm2", "lfm2-moe", "lfm3", "kimi-linear", "olmo-hybrid"),
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,

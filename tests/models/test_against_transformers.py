@@ -285,6 +285,12 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"num_expert_group": 2, "topk_group": 1},
         {"hidden_act": "gelu"},
     ],
+    "lfm3": [
+        {"norm_eps": 1e-1},
+        {"sliding_window": 25},
+        {"layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"]},
+        {"rope_parameters": {"full_attention": PLAIN, "sliding_attention": PLAIN}},
+    ],
     "olmo-hybrid": [
         {"linear_allow_neg_eigval": False},
         {"rms_norm_eps": 1e-1},

@@ -11,7 +11,7 @@ from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.norm import HeadsLayerNorm, RMSNorm
 from kvasir.layers.relative import Positions
 from kvasir.layers.rope import Rope
-from kvasir.ops.activation import clamp, sigmoid
+from kvasir.ops.activation import clamp, scale_heads, sigmoid
 from kvasir.ops.attention import paged_attention
 from kvasir.parallel import Mesh
 
@@ -157,3 +157,20 @@ class GatedAttention(Attention):
         heads = self.heads
         super().split(mesh, segments)
         self.gate.hold_units("weight", heads, mesh.part(heads // self.heads) * self.heads, self.heads)
+
+
+class HeadGatedAttention(Attention):
+    """Attention whose heads are each multiplied by the sigmoid of one number, a projection of the layer's input."""
+
+    def __init__(self, layer: int, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
+        super().__init__(layer, width, heads, kv_heads, head_dim, **options)
+        self.gate = Plain(width, heads)
+
+    def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
+        q, k, v = self.qkv(x_TD, batch)
+        gate_TH = sigmoid(self.gate(x_TD, batch))
+        mixed_THd = self.mix(q.view(-1, self.heads, self.head_dim), k, v, batch)
+        return self.out(scale_heads(mixed_THd, gate_TH).flatten(1), batch)
+
+    def split(self, mesh: Mesh, segments: Segments) -> None:
+        """Stays whole on every rank: libraries add in another order for the few columns of a part of the gate."""

@@ -91,7 +91,7 @@ class Gemma4TextConfig(DecoderConfig):
         equal = f.flag("attention_k_eq_v", False)
         head_dims, kv_heads_of = _read_heads(f, sizes, slides, equal)
         full_dim = head_dims[slides.index(False)]
-        sizes["rope_theta"], sizes["rope_scaling"] = _read_full_rope(full, sizes["max_position"])
+        sizes["rope_theta"], sizes["rope_scaling"] = read_full_rope(full, sizes["max_position"])
         owners = read_owners(f, slides)
         wide = 2 if f.flag("use_double_wide_mlp", False) else 1
         window = f.integer("sliding_window", 1, MAX_POSITIONS)
@@ -138,7 +138,7 @@ def _split_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return dict(local), dict(full)
 
 
-def _read_full_rope(full: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling]:
+def read_full_rope(full: Mapping[str, Any], max_position: int) -> tuple[float, RopeScaling]:
     """The rotary base and scaling of full-attention layers."""
     if full.get("rope_type") != "proportional":
         return read_rope(Fields({"rope_parameters": full}), max_position)

@@ -133,6 +133,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "kimi_linear": ("kimi_linear", "KimiLinear", ("KimiLinearForCausalLM",)),
     "lfm2": ("lfm2", "Lfm2", ("Lfm2ForCausalLM",)),
     "lfm2_moe": ("lfm2", "Lfm2Moe", ("Lfm2MoeForCausalLM",)),
+    "lfm3": ("lfm3", "Lfm3", ("Lfm3ForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),

@@ -22,7 +22,8 @@ from kvasir.program.trace import Trace
 
 ALIGN = 64
 FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
-ELEMENTWISE = (*FUNCTIONS, "add", "multiply", "add_vector", "scale", "scale_rows", "softcap", "clamp", "xielu")
+SCALES = ("scale", "scale_rows", "scale_heads")
+ELEMENTWISE = (*FUNCTIONS, *SCALES, "add", "multiply", "add_vector", "softcap", "clamp", "xielu")
 # Ops on rows of several streams, and others on whole rows.
 STREAMS = ("predict_streams", "correct_streams", "add_to_streams")
 WHOLE_ROWS = (*STREAMS, "gaussian_cut", "match_magnitude", "scale_columns")

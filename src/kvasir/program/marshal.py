@@ -445,6 +445,11 @@ class Marshal:
     def _choose(self, instr: native.Instr, instruction: Instruction) -> None:
         self._set(instr, "choose", [self._at(b) for b in instruction.buffers], [instruction.outs[0].width])
 
+    def _scale_heads(self, instr: native.Instr, instruction: Instruction) -> None:
+        x, factors = instruction.inputs
+        p = [self._at(buffer) for buffer in instruction.buffers]
+        self._set(instr, "scale_rows", p, [x.width, factors.width])
+
     def _elementwise(self, instr: native.Instr, instruction: Instruction) -> None:
         if instruction.op not in ELEMENTWISE:
             raise CannotTrace(f"no kernel for {instruction.op}")

@@ -54,6 +54,12 @@ def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
 
 
 @op
+def scale_heads(x_THd: Tensor, factor_TH: Tensor) -> Tensor:
+    """Each head of each row times its own factor. factor: float32 [T, H]."""
+    ...
+
+
+@op
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): close to x where x is small, never beyond the cap (arXiv:2408.00118)."""
     ...

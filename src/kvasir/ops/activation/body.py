@@ -42,6 +42,10 @@ def scale_rows(x_TD: Tensor, factor_T1: Tensor) -> Tensor:
     return x_TD * factor_T1
 
 
+def scale_heads(x_THd: Tensor, factor_TH: Tensor) -> Tensor:
+    return x_THd * factor_TH[..., None]
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     return torch.tanh(x / cap) * cap
 
