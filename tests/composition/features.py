@@ -143,14 +143,20 @@ def tier(name: str, options: Callable[[], Values], fresh: bool = False) -> Featu
 
     def fired(run: Run) -> int:
         can = any(len(r.prompt_ids) > run.block_size and not needs_prompt_rows(r) for r in run.requests)
-        return run.total("loaded_tokens") if can else run.saved
+        return run.total("loaded_tokens") if can else kept(run, run.saved)
 
     return Feature(f"prefix: {name}", "prefix", "tokens read from there, or parts of blocks written where no request "
-                   "can use any", fired, lambda _: {"prefix_cache": True, **options()}, act=warm)  # fmt: skip
+                   "can use any; none of embeddings", fired,
+                   lambda _: {"prefix_cache": True, **options()}, act=warm)  # fmt: skip
 
 
 def disk() -> Values:
     return {"cache_dir": models.fresh_folder()}
+
+
+def kept(run: Run, count: int) -> int:
+    """The count of what answers leave in the cache; of embeddings, which leave nothing, whether there is nothing."""
+    return count if any(r.task is Task.GENERATE for r in run.requests) else int(not count)
 
 
 def evictions(policy: str) -> Feature:
@@ -160,8 +166,8 @@ def evictions(policy: str) -> Feature:
         if run.step == 0:
             run.warm(lambda ids: (11, *ids[1:]), {"no_cache": False})
 
-    return Feature(f"evictions: {policy}", "evictions", "blocks evicted by that policy",
-                   lambda run: run.evicted * run.says(f"prefix cache on ({policy})"),
+    return Feature(f"evictions: {policy}", "evictions", "blocks evicted by that policy; none of embeddings",
+                   lambda run: kept(run, run.evicted) * run.says(f"prefix cache on ({policy})"),
                    {"prefix_cache": True, "cache_eviction": policy}, act=storm, besides=("tiny pool", "neighbours"),
                    )  # fmt: skip
 
@@ -216,8 +222,9 @@ def chunks(name: str, **options: int) -> Feature:
 
 CLASSES = tuple(ServiceClass)
 COMPUTED = [
-    Feature("neighbours", "neighbours", "steps with several sequences",
-            lambda run: sum(len(plan.works) > 1 for plan in run.plans), {"max_num_seqs": 6}),
+    Feature("neighbours", "neighbours", "steps with several sequences, or of embeddings, some that waited for memory",
+            lambda run: sum(len(plan.works) > 1 for plan in run.plans) or kept(run, 0) * run.waited,
+            {"max_num_seqs": 6}),
     chunks("chunks of 1", max_chunk=1),
     chunks("chunks of 13", max_chunk=13),
     chunks("steps of 29 tokens", max_num_batched_tokens=29),
@@ -236,8 +243,8 @@ COMPUTED = [
     tier("in host memory", lambda: {"cache_host": 1 << 30}),
     tier("on disk", disk),
     tier("on disk, of an engine before", disk, fresh=True),
-    Feature("pins", "pins", "blocks pinned", lambda run: run.pinned, {"prefix_cache": True},
-            fields=lambda i: {"cache_ttl": 0.2}),
+    Feature("pins", "pins", "blocks pinned; none of embeddings", lambda run: kept(run, run.pinned),
+            {"prefix_cache": True}, fields=lambda i: {"cache_ttl": 0.2}),
     Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),
     Feature("paused by a slow reader", "readers", "answers paused", lambda run: run.total("pauses"),
             act=pause_for_readers),
