@@ -47,7 +47,7 @@ SLOW = [(model, "bfloat16", "program") for model in MODELS if model not in FEW]
 SLOW += [(model, "float32", "program") for model in ["mini", *MODELS] if model != "gemma3"]
 SLOW += [(model, "bfloat16", "eager") for model in ("mini", "mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
 SLOW += [(model, "float32", "eager") for model in ("llama", "qwen3", "gemma3", "mixtral", "qwen3-next")]
-SLOW += [(model, "bfloat16", "program") for model in ("qwen3-5-tiled", *SWITCHED) if model not in FEW]
+SLOW += [(model, "bfloat16", "program") for model in ("qwen3-5-tiled", "gpt-bigcode", *SWITCHED) if model not in FEW]
 CASES = [pytest.param(case, id="-".join(case)) for case in FAST]
 CASES += [pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW]
 

@@ -465,6 +465,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma": {"model_type": "gemma", "head_dim": 32, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    "helium": {"model_type": "helium"},
+    "internlm3": {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True},
+    "ministral": {
+        "model_type": "ministral",
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "vaultgemma": {**GEMMA, "model_type": "vaultgemma", "attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0},
     "glm": {"model_type": "glm", "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}},
     "olmo": {"model_type": "olmo", "clip_qkv": 2.0, "rms_norm_eps": ABSENT, "head_dim": ABSENT},
     "phi": {
@@ -513,6 +521,7 @@ SWITCHED = (
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
     *("lfm2", "lfm2-moe", "lfm3", "kimi-linear", "olmo-hybrid"),
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
+    *("helium", "ministral", "vaultgemma"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),

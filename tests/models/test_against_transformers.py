@@ -419,6 +419,10 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"use_qk_norm": False},
         {"num_experts_per_tok": 2},
     ],
+    "helium": [{"rms_norm_eps": 1e-1}],
+    "internlm3": [{"rms_norm_eps": 1e-1}],
+    "ministral": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}],
+    "vaultgemma": [{"query_pre_attn_scalar": 48}, {"attn_logit_softcapping": None}, {"sliding_window": 21}],
     "olmo": [{"clip_qkv": None}, {"clip_qkv": 1.0}],
     "phi": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
     "phimoe": [

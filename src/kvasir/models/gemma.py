@@ -1,4 +1,4 @@
-"""Gemma (arXiv:2403.08295): a Llama with norms whose weights are stored minus 1, and scaled embeddings."""
+"""Gemma (arXiv:2403.08295): a Llama with norms whose weights are stored minus 1, and scaled embeddings; VaultGemma."""
 
 from __future__ import annotations
 
@@ -41,3 +41,9 @@ class Gemma(Gemma2):
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`."""
         return Decoder.names(self)
+
+
+class VaultGemma(Gemma2):
+    """A Gemma 2 without norms after attention and the MLP (arXiv:2510.15001)."""
+
+    norms: ClassVar[tuple[str, ...]] = ("attn_norm", "mlp_norm")

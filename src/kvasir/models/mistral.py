@@ -10,7 +10,7 @@ from typing import Any
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.layers.module import Entry, Take
 from kvasir.layers.rope import Rope
-from kvasir.models.config import MAX_POSITIONS, Fields
+from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
 
@@ -51,6 +51,28 @@ class Mistral(Llama):
     """A Llama with the windows of its config."""
 
     Config = MistralConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MinistralConfig(MistralConfig):
+    """The sizes and settings of a Ministral, whose layers may have a window or not."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> MinistralConfig:
+        """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
+        f = Fields(config)
+        sizes = read_sizes(f, kv_heads=8)
+        absent, layers = 0 if "sliding_window" in config else _DEFAULT_WINDOW, sizes["num_layers"]
+        window = f.integer("sliding_window", 1, MAX_POSITIONS, absent)
+        slides = read_sliding_layers(f, layers) or (True,) * layers
+        f.finish()
+        return cls(**sizes, windows=tuple(window if sliding else 0 for sliding in slides))
+
+
+class Ministral(Mistral):
+    """A Mistral with the windows of its layers."""
+
+    Config = MinistralConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "granitemoehybrid": ("granite_hybrid", "GraniteHybrid", ("GraniteMoeHybridForCausalLM",)),
     "granitemoeshared": ("granite", "GraniteMoe", ("GraniteMoeSharedForCausalLM",)),
     "gte": ("rope_encoder", "Gte", ("GteModel", "GteForMaskedLM", "GteForSequenceClassification")),
+    "helium": ("helium", "Helium", ("HeliumForCausalLM",)),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "hunyuan_v1_moe": ("hunyuan", "HunyuanMoe", ("HunYuanMoEV1ForCausalLM",)),
     "jina_bert": (
@@ -134,6 +135,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lfm2": ("lfm2", "Lfm2", ("Lfm2ForCausalLM",)),
     "lfm2_moe": ("lfm2", "Lfm2Moe", ("Lfm2MoeForCausalLM",)),
     "lfm3": ("lfm3", "Lfm3", ("Lfm3ForCausalLM",)),
+    "internlm3": ("internlm3", "InternLM3", ("InternLM3ForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),
@@ -147,6 +149,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "llama4": ("llama4", "Llama4", ("Llama4ForConditionalGeneration",)),
     "llama4_text": ("llama4", "Llama4Text", ("Llama4ForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
+    "ministral": ("mistral", "Ministral", ("MinistralForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
     "mistral3": ("mistral", "Mistral3", ("Mistral3ForConditionalGeneration",)),
     "mistral": ("mistral", "Mistral", ("MistralForCausalLM", "MistralModel", "MistralForSequenceClassification")),
@@ -196,6 +199,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "smollm3": ("smollm3", "SmolLM3", ("SmolLM3ForCausalLM",)),
     "stablelm": ("stablelm", "StableLM", ("StableLmForCausalLM",)),
     "starcoder2": ("starcoder2", "Starcoder2", ("Starcoder2ForCausalLM",)),
+    "vaultgemma": ("gemma", "VaultGemma", ("VaultGemmaForCausalLM",)),
     "xlm-roberta": (
         "roberta",
         "Roberta",
