@@ -423,6 +423,16 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "internlm3": [{"rms_norm_eps": 1e-1}],
     "ministral": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}],
     "vaultgemma": [{"query_pre_attn_scalar": 48}, {"attn_logit_softcapping": None}, {"sliding_window": 21}],
+    "cohere2-moe": [
+        {"layer_norm_eps": 1e-1},
+        {"rms_norm_eps": 1e-3},
+        {"num_experts_per_tok": 2},
+        {"expert_selection_fn": "softmax"},
+        {"norm_topk_prob": False},
+        {"shared_expert_combination_strategy": "sum"},
+        {"layer_types": ["sliding_attention"] * 4},
+        {"prefix_dense_sliding_window_pattern": 2},
+    ],
     "olmo": [{"clip_qkv": None}, {"clip_qkv": 1.0}],
     "phi": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**PLAIN, "partial_rotary_factor": 1.0}}],
     "phimoe": [

@@ -169,7 +169,7 @@ class LatentMoE(PlainMoE):
 
 class SharedMoE(MoE):
     """A mixture with an additional shared expert, of its own width, that processes every row. gated: whether it is
-    weighted by a gate of its own."""
+    weighted by a gate of its own. shared_scale: of its output."""
 
     def __init__(
         self,
@@ -180,9 +180,11 @@ class SharedMoE(MoE):
         shared_inner: int,
         *,
         gated: bool = True,
+        shared_scale: float = 1.0,
         **options: Any,
     ):
         super().__init__(width, inner, num_experts, routing, **options)
+        self.shared_scale = shared_scale
         self.shared = GatedMLP(width, shared_inner, options.get("act", "silu"))
         self.shared_gate = Plain(width, 1) if gated else None
 
@@ -190,6 +192,8 @@ class SharedMoE(MoE):
         shared_TD = self.shared(x_TD, batch)
         if self.shared_gate is not None:
             shared_TD = scale_rows(shared_TD, sigmoid(self.shared_gate(x_TD, batch)))
+        if self.shared_scale != 1.0:
+            shared_TD = shared_TD * self.shared_scale
         return super().__call__(x_TD, batch) + shared_TD
 
     def split(self, mesh: Mesh, segments: Segments) -> None:

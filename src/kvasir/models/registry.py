@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "deepseek_v2": ("deepseek_v2", "DeepseekV2", ("DeepseekV2ForCausalLM",)),
     "deepseek_v32": ("deepseek_v32", "DeepseekV32", ("DeepseekV32ForCausalLM",)),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3", ("DeepseekV3ForCausalLM",)),
+    "cohere2_moe": ("cohere2_moe", "Cohere2Moe", ("Cohere2MoeForCausalLM",)),
     "distilbert": (
         "distilbert",
         "DistilBert",
