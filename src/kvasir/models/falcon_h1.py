@@ -107,10 +107,6 @@ class ParallelMixer(Module):
         attended_TD, scanned_TD = (scaled(mixer(scaled(x_TD, i), batch), o) for mixer, i, o in mixers)
         return scanned_TD + attended_TD
 
-    def caches(self) -> tuple[CacheKind, CacheKind]:
-        """The two caches of the layer."""
-        return self.attention.cache(), self.mamba.cache()
-
 
 class ScaledMLP(GatedMLP):
     """A gated MLP. scales: of its gate and of its result."""
@@ -130,17 +126,17 @@ class FalconH1(Llama):
 
     def _block(self, layer: int, c: Any) -> DecoderLayer:
         options = self._attention_options(layer, c)
-        attention = Attention(2 * layer, c.width, c.heads, c.kv_heads, c.head_dim, **options)
-        mamba = c.mamba.layer(2 * layer + 1, c.width, c.norm_eps)
+        attention = Attention(layer, c.width, c.heads, c.kv_heads, c.head_dim, **options)
+        mamba = c.mamba.layer(c.num_layers + layer, c.width, c.norm_eps)
         mlp = ScaledMLP(c.width, c.inner, c.act, c.mlp_bias)
         mlp.scales = c.mlp_scales
         mixer: Any = ParallelMixer(attention, mamba, c.inputs, c.outputs)
         return DecoderLayer(self._norm(), mixer, self._norm(), mlp)
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
-        """Two caches per layer: of attention and of Mamba 2."""
+        """Two caches per layer: those of attention, in the order of the layers, then those of Mamba 2."""
         mixers: list[Any] = [layer.attn for layer in self.layers]
-        return tuple(kind for mixer in mixers for kind in mixer.caches())
+        return (*(m.attention.cache() for m in mixers), *(m.mamba.cache() for m in mixers))
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the Mamba 2."""
