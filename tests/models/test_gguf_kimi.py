@@ -1,5 +1,5 @@
-"""GGUF files of Kimi Linear, written with gguf-py as llama.cpp's converter writes them, compute what the folders compute
-that they were made from."""
+"""GGUF files of Kimi Linear, written with gguf-py as llama.cpp's converter writes them, compute what the folders that
+they were made from compute."""
 
 from __future__ import annotations
 
