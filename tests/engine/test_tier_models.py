@@ -21,6 +21,11 @@ CASES = [
     *(pytest.param("llama", "program", {"kv_dtype": kv}, marks=needs_native) for kv in ("float32", "int8")),
     *(pytest.param("gemma3", "program", {"dtype": d}, marks=needs_native) for d in ("float32", "bfloat16")),
     pytest.param("gemma4", "program", {"kv_dtype": "int8"}, marks=needs_native),  # layers without blocks of their own
+    *(
+        pytest.param(model, "program", {"kv_dtype": "int8"}, marks=[needs_native, pytest.mark.slow])
+        for model in ("deepseek-v2", "mimo-v2-flash")
+    ),
+    pytest.param("deepseek-v2", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
     pytest.param("llama", "eager", {"dtype": "float32"}, marks=pytest.mark.slow),
     ("mistral", "eager", {"dtype": "bfloat16"}),
     ("qwen3-next", "eager", {"dtype": "float32"}),

@@ -23,6 +23,7 @@ NAMES = (
     *("gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe-mixed", "qwen3-next"),
     pytest.param("granite-hybrid", marks=pytest.mark.slow),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3n", "gemma4", "gemma4-moe")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek-v2", "mimo-v2-flash")),
 )
 LENGTH = 100
 pytestmark = pytest.mark.usefixtures("exact_machine")
