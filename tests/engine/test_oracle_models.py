@@ -37,7 +37,6 @@ FEW = [
     "gemma3",
     "mixtral",
     "qwen3-next",
-    "lfm2",
     "granite-hybrid",
     "deepseek-v2",
 ]
