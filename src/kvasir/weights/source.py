@@ -171,7 +171,7 @@ class DummySource:
         values = normal.standard_normal(shape, dtype=np.float32)
         if len(shape) > 1:
             return values / np.float32(shape[-1] ** 0.5)
-        return np.float32(0.1) * values + np.float32(name.endswith("weight"))
+        return np.asarray(np.float32(0.1) * values + np.float32(name.endswith("weight")))  # also of a single number
 
     def drop(self, name: str) -> None:
         """Does nothing: there is no file."""
