@@ -48,13 +48,15 @@ class Gemma3nLayer(DecoderLayer):
 
     def of_streams(self, x_TN: Tensor, vector_Td: Tensor, batch: Batch) -> Tensor:
         """vector: the layer's own, float32 [T, d]."""
+        attn, mlp = self.attn, self.mlp
+        assert attn is not None and mlp is not None
         predicted_TN = self.altup.predict(x_TN, batch)
         active_TD = self.altup.active_stream(predicted_TN)
         read_TD = self.attn_norm(active_TD)
         beside_TD = self.laurel(read_TD, batch)
-        mixed_TD = active_TD + self.attn_post_norm(self.attn(read_TD, batch)) + beside_TD
+        mixed_TD = active_TD + self.attn_post_norm(attn(read_TD, batch)) + beside_TD
         mixed_TD = mixed_TD * math.sqrt(0.5)
-        computed_TD = mixed_TD + self.mlp_post_norm(self.mlp(self.mlp_norm(mixed_TD), batch))
+        computed_TD = mixed_TD + self.mlp_post_norm(mlp(self.mlp_norm(mixed_TD), batch))
         corrected_TN = self.altup.correct(predicted_TN, computed_TD, batch)
         added_TD = self.per_layer(self.altup.scaled_stream(corrected_TN), vector_Td, batch)
         return self.altup.add(corrected_TN, added_TD)
