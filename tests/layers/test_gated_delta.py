@@ -15,7 +15,7 @@ from kvasir.ops.gated_delta import Heads
 from tests.layers.parts import Part, batch_of, fill, on_ranks, randn
 
 WIDTH, TAPS, LENGTH, EPS = 32, 4, 40, 1e-6
-HEADS = Heads(qk=4, v=8, dim=4, v_dim=6)
+HEADS = Heads(qk=4, v=8, dim=16, v_dim=12)
 X = randn(64, WIDTH, seed=7)[:LENGTH]
 
 

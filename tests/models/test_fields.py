@@ -253,7 +253,7 @@ def test_a_kind_without_code_is_refused_by_name(kind):
     [
         {"rope_scaling": {"type": "linear"}},
         {"rope_scaling": {"type": "linear", "factor": 0.5}},
-        {"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
+        {"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 0.5}},
         {"rope_scaling": {"type": "factors", "factors": [0.0, 1.0]}},
         {"rope_scaling": {"type": "factors", "factors": []}},
         {"rope_scaling": {"type": "longrope", "factor": 2.0}},
