@@ -142,7 +142,7 @@ def _gemma4_tensors() -> list[Tensor]:
         found += [
             *_mlp(block, hidden, inner), matrix(f"{block}.inp_gate", extra, hidden),
             matrix(f"{block}.proj", hidden, extra),
-            Tensor(f"{block}.layer_output_scale.weight", (1,), draw=lambda _, n: np.full(n, 0.5)),
+            Tensor(f"{block}.layer_output_scale.weight", (1,), draw=lambda _, n: np.ones(n)),
         ]  # fmt: skip
     return found
 
