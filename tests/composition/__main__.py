@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from multiprocessing import get_context
@@ -16,6 +17,7 @@ WORKERS = 2
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python -m tests.composition", description=__doc__).parse_args()
     prepare_torch()
     print(f"random sets: {COUNT} from seed {SEED}", flush=True)
     begun, verdicts, failed = time.perf_counter(), {}, 0

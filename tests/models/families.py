@@ -544,6 +544,14 @@ SWITCHED = (
     *("gemma3n", "gemma4", "gemma4-moe"),
 )
 
+# One kind for each mechanism, by the names in tests/engine/cores.py; many tests of other kinds are slow.
+FEW = {
+    *("llama", "mistral", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-next", "qwen3-5-tiled", "gpt2", "bert"),
+    *("olmo2", "cohere2", "granite", "granite-hybrid", "gpt-oss", "glm4-moe", "lfm2", "minimax-m2", "deepseek-v2"),
+    "gemma3n",
+    "gemma4",
+}
+
 
 def config_of(name: str) -> dict[str, Any]:
     """A copy, for transformers writes into what it is given."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, LATENT, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
+from tests.models.families import FAMILIES, FEW, LATENT, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
@@ -446,7 +446,11 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "change"),
-    [pytest.param(n, c, id=f"{n}-{i}") for n, changes in CHANGES.items() for i, c in enumerate(changes)],
+    [
+        pytest.param(n, c, id=f"{n}-{i}", marks=[pytest.mark.slow] if n in SWITCHED and n not in FEW else [])
+        for n, changes in CHANGES.items()
+        for i, c in enumerate(changes)
+    ],
 )
 def test_every_field_moves_the_logits(transformers, name, change):
     config, state, ids, logits = unchanged(transformers, name)

@@ -164,7 +164,10 @@ def test_every_field_moves_the_rows(transformers, name, change):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("roberta", "modernbert") else pytest.param(name, marks=pytest.mark.slow) for name in ENCODERS],
+)
 def test_every_weight_moves_the_rows(transformers, name):
     hf = oracle(transformers, name)
     config, state, ids = hf.config.to_dict(), state_of(hf), ids_of(LENGTH)

@@ -137,7 +137,7 @@ def test_it_runs_as_a_program(tmp_path):
     assert core.info.executor == "program" and not any("note" in line for line in core.summary), core.summary
     needs = read_needs(find_model(folder), 256)
     assert needs.executor == "program" and not needs.reason
-    states = 2 * (2 * 4 * (4 * 12 * 16 + (3 + 64) * (2 * 2 * 16 + 4 * 12 + 2 * 4)) // 64)
+    states = 2 * 2 * 4 * (4 * 12 * 16 + (3 + 64) * (2 * 2 * 16 + 4 * 12 + 2 * 4))  # two blocks in two layers
     assert [m.kv_context for m in needs.memory] == [256 * 2 * 2 * 16 * size + states for size in (2, 4)]
 
 

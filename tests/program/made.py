@@ -17,15 +17,9 @@ from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
+from tests.models.families import FEW
 
 SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
-# One kind for each mechanism; tests that take other kinds from `EACH` are slow.
-FEW = {
-    *("llama", "mistral", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-next", "qwen3-5-tiled", "gpt2", "bert"),
-    *("olmo2", "cohere2", "granite", "granite-hybrid", "gpt-oss", "glm4-moe", "lfm2", "minimax-m2", "deepseek-v2"),
-    "gemma3n",
-    "gemma4",
-}
 EACH = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 
 
