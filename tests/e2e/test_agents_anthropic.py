@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-import anthropic
-import openai
 import pytest
 
 from tests.e2e.test_agents_openai import TOOLS as FUNCTIONS
 from tests.e2e.test_agents_openai import run
 from tests.e2e.test_serve import settled
+from tests.later import anthropic, openai
 
 MODEL = "kvasir-mini"
 TOOLS = [

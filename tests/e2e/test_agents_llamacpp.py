@@ -7,10 +7,10 @@ import json
 import re
 
 import httpx
-import openai
 import pytest
 
 from tests.e2e.test_serve import settled
+from tests.later import openai
 
 pytestmark = pytest.mark.slow
 

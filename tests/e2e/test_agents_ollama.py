@@ -7,7 +7,6 @@ import json
 
 import httpx
 import ollama
-import openai
 import pytest
 
 from kvasir.weights.find import ASSETS as BUNDLED
@@ -15,6 +14,7 @@ from tests.e2e.server import serving
 from tests.e2e.test_agents_openai import MODEL, TOOLS, run
 from tests.e2e.test_serve import settled
 from tests.e2e.test_structured import ASK, PERSON, is_person
+from tests.later import openai
 
 ASSETS = BUNDLED / MODEL
 GREEDY = {"temperature": 0, "num_predict": 120}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-import openai
 import pytest
 
 from tests.e2e.test_serve import settled
+from tests.later import openai
 
 MODEL = "kvasir-mini"
 AGES = {"Anna": 31, "Peter": 54}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import openai
 import pydantic
 import pytest
 
@@ -14,6 +13,7 @@ from tests.e2e.server import serving
 from tests.e2e.test_agents_openai import TOOLS as FUNCTIONS
 from tests.e2e.test_agents_openai import run
 from tests.e2e.test_serve import settled
+from tests.later import openai
 from tests.serve.http.test_streams import wait_until
 
 pytestmark = pytest.mark.slow

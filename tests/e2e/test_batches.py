@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 
 from tests.e2e.server import serving
+from tests.later import openai
 from tests.serve.http.test_streams import wait_until
 
 MODEL = "kvasir-mini"

@@ -10,9 +10,9 @@ import signal
 from pathlib import Path
 
 import httpx
-import openai
 
 from tests.e2e.server import engine_pid, serving
+from tests.later import openai
 
 MODEL = "kvasir-mini"
 

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import httpx
-import openai
 import psutil
 import pytest
 
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.store import ModelStore
 from tests.e2e.server import SRC, serving
+from tests.later import openai
 
 
 @pytest.fixture

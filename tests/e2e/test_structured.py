@@ -6,7 +6,6 @@ import json
 import re
 
 import httpx
-import openai
 import pytest
 
 from kvasir import AsyncLLM, SamplingParams
@@ -14,6 +13,7 @@ from kvasir.guided.rule import Rule
 from kvasir.guided.tools import Function, free_text, tool_grammar
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.parse.table import choose
+from tests.later import openai
 
 MODEL = "kvasir-mini"
 PERSON = {

@@ -7,17 +7,17 @@ import pytest
 from kvasir.layers.relative import growing_bucket, head_slopes, log_buckets
 
 torch = pytest.importorskip("torch")
-deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
-mpnet = pytest.importorskip("transformers.models.mpnet.modeling_mpnet")
 
 
 @pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (16, 120), (32, 64)])
 def test_buckets_of_deberta(buckets, farthest):
+    deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     expected = deberta.make_log_bucket_position(torch.arange(farthest + 1), buckets, farthest).long().tolist()
     assert list(log_buckets(buckets, farthest)) == expected
 
 
 def test_the_buckets_of_mpnet():
+    mpnet = pytest.importorskip("transformers.models.mpnet.modeling_mpnet")
     expected = mpnet.MPNetEncoder.relative_position_bucket(torch.arange(400)).tolist()
     assert [16 + growing_bucket(min(n, 128), 16, 128) for n in range(1, 400)] == expected[1:]
     assert growing_bucket(0, 16, 128) == expected[0] == 0

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pkgutil import resolve_name
 from typing import Any
 
-import anthropic
-import ollama._types as ollama_types
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params, model_list_params
-from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
-from anthropic.types.beta import message_create_params as beta_create_params
-from anthropic.types.messages import batch_create_params as message_batch_create_params
-from anthropic.types.messages import batch_list_params as message_batch_list_params
-from huggingface_hub import TextGenerationInput
-from openai.types import (
-    batch_create_params,
-    batch_list_params,
-    completion_create_params,
-    embedding_create_params,
-    file_list_params,
-)
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
 
+from tests.later import anthropic
 from tests.serve.dialects.vendors import Asked, Path, filled, simplest
 from tests.serve.running import client
 
@@ -50,28 +35,29 @@ OLLAMA = {
 }
 TGI = {"value": "true"}  # a JSON schema, and a regular expression
 BODIES = {
-    "/v1/chat/completions": chat_create_params.CompletionCreateParamsStreaming,
-    "/v1/completions": completion_create_params.CompletionCreateParamsStreaming,
-    "/v1/embeddings": embedding_create_params.EmbeddingCreateParams,
-    "/v1/responses": response_create_params.ResponseCreateParamsStreaming,
-    "/v1/messages": message_create_params.MessageCreateParamsStreaming,
-    "/v1/messages?beta=true": beta_create_params.MessageCreateParamsStreaming,
-    "/v1/messages/count_tokens": message_count_tokens_params.MessageCountTokensParams,
-    "/v1/messages/count_tokens?beta=true": beta_count_tokens_params.MessageCountTokensParams,
-    "/v1/messages/batches": message_batch_create_params.BatchCreateParams,
-    "/v1/batches": batch_create_params.BatchCreateParams,
-    "/api/generate": ollama_types.GenerateRequest,
-    "/api/chat": ollama_types.ChatRequest,
-    "/api/embed": ollama_types.EmbedRequest,
-    "/api/embeddings": ollama_types.EmbeddingsRequest,
-    "/api/show": ollama_types.ShowRequest,
-    "/": TextGenerationInput,
+    "/v1/chat/completions": "openai.types.chat.completion_create_params:CompletionCreateParamsStreaming",
+    "/v1/completions": "openai.types.completion_create_params:CompletionCreateParamsStreaming",
+    "/v1/embeddings": "openai.types.embedding_create_params:EmbeddingCreateParams",
+    "/v1/responses": "openai.types.responses.response_create_params:ResponseCreateParamsStreaming",
+    "/v1/messages": "anthropic.types.message_create_params:MessageCreateParamsStreaming",
+    "/v1/messages?beta=true": "anthropic.types.beta.message_create_params:MessageCreateParamsStreaming",
+    "/v1/messages/count_tokens": "anthropic.types.message_count_tokens_params:MessageCountTokensParams",
+    "/v1/messages/count_tokens?beta=true": "anthropic.types.beta.message_count_tokens_params:MessageCountTokensParams",
+    "/v1/messages/batches": "anthropic.types.messages.batch_create_params:BatchCreateParams",
+    "/v1/batches": "openai.types.batch_create_params:BatchCreateParams",
+    "/api/generate": "ollama._types:GenerateRequest",
+    "/api/chat": "ollama._types:ChatRequest",
+    "/api/embed": "ollama._types:EmbedRequest",
+    "/api/embeddings": "ollama._types:EmbeddingsRequest",
+    "/api/show": "ollama._types:ShowRequest",
+    "/": "huggingface_hub:TextGenerationInput",
 }
-QUERIES: dict[str, tuple[Any, dict[str, str]]] = {
-    "/v1/files": (file_list_params.FileListParams, {}),
-    "/v1/batches": (batch_list_params.BatchListParams, {}),
-    "/v1/models": (model_list_params.ModelListParams, {"anthropic-version": "2023-06-01"}),
-    "/v1/messages/batches": (message_batch_list_params.BatchListParams, {}),
+SEPARATE = "anthropic.types.message_create_params:MessageCreateParamsNonStreaming"  # a line of batches is this body
+QUERIES: dict[str, tuple[str, dict[str, str]]] = {
+    "/v1/files": ("openai.types.file_list_params:FileListParams", {}),
+    "/v1/batches": ("openai.types.batch_list_params:BatchListParams", {}),
+    "/v1/models": ("anthropic.types.model_list_params:ModelListParams", {"anthropic-version": "2023-06-01"}),
+    "/v1/messages/batches": ("anthropic.types.messages.batch_list_params:BatchListParams", {}),
 }
 HEADERS = ("betas", "user_profile_id", "workspace_id")  # the client sends them as headers
 KEPT_ONES = ("previous_response_id", "conversation")  # name what is not there
@@ -128,11 +114,11 @@ def refused_by_name(asked: Asked, status: int, text: str) -> bool:
 @pytest.mark.parametrize("url", BODIES)
 async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
     given = TGI if url == "/" else OLLAMA if url.startswith("/api/") else GIVEN
-    closed: set[type] = {message_create_params.MessageCreateParamsNonStreaming}  # used by batches as a separate body
+    closed: set[type] = {resolve_name(SEPARATE)}
     wrong: list[str] = []
     count = 0
     async with client(max_model_len=160) as http:
-        for asked in filled(BODIES[url], given, closed, set()):
+        for asked in filled(resolve_name(BODIES[url]), given, closed, set()):
             if asked.path[-1] in (*HEADERS, *KEPT_ONES):
                 continue
             count += 1
@@ -154,7 +140,9 @@ async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
 @pytest.mark.parametrize("url", QUERIES)
 async def test_each_field_of_a_query_is_honoured_or_refused_by_name(url):
     kind, headers = QUERIES[url]
-    asked = [a for a in filled(kind, {"limit": 2, "purpose": "batch"}, (), set()) if a.path[-1] not in HEADERS]
+    asked = [
+        a for a in filled(resolve_name(kind), {"limit": 2, "purpose": "batch"}, (), set()) if a.path[-1] not in HEADERS
+    ]
     assert asked
     async with client() as http:
         for one in asked:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx
 import ollama._types as ollama_types
 import pytest
-from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from huggingface_hub import TextGenerationOutput, TextGenerationStreamOutput
-from openai.types import Completion, CreateEmbeddingResponse, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 
 from kvasir.engine.front import Front
 from kvasir.text.chat import ChatTemplate
@@ -33,22 +30,31 @@ INPUT = {"model": "fake", "input": SAID + "<eos>", "temperature": 0, "max_output
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 # Per kind of answer the requests that together show all of it.
-ASKED: dict[str, tuple[Any, list[tuple[str, dict]]]] = {
-    "chat": (ChatCompletion, [("/v1/chat/completions", {**SCORED, "tools": TOOLS, "service_tier": "auto"})]),
+ASKED: dict[str, tuple[str | type, list[tuple[str, dict]]]] = {
+    "chat": (
+        "openai.types.chat:ChatCompletion",
+        [("/v1/chat/completions", {**SCORED, "tools": TOOLS, "service_tier": "auto"})],
+    ),
     "chat stream": (
-        ChatCompletionChunk,
+        "openai.types.chat:ChatCompletionChunk",
         [
             ("/v1/chat/completions", {**SCORED, "tools": TOOLS, "service_tier": "auto", "stream": True}),
             ("/v1/chat/completions", {**ASK, "stream": True, "stream_options": {"include_usage": True}}),
         ],
     ),
-    "completion": (Completion, [("/v1/completions", {"model": "fake", "prompt": "hi", "logprobs": 1})]),
-    "embedding": (CreateEmbeddingResponse, [("/v1/embeddings", {"model": "fake", "input": "hi"})]),
-    "response": (Response, [("/v1/responses", {**INPUT, "tools": [FUNCTION]})]),
-    "response stream": (ResponseStreamEvent, [("/v1/responses", {**INPUT, "tools": [FUNCTION], "stream": True})]),
-    "message": (Message, [("/v1/messages", {**ASK, "tools": [TOOL]})]),
-    "message stream": (RawMessageStreamEvent, [("/v1/messages", {**ASK, "tools": [TOOL], "stream": True})]),
-    "tokens": (MessageTokensCount, [("/v1/messages/count_tokens", {"messages": ASK["messages"]})]),
+    "completion": ("openai.types:Completion", [("/v1/completions", {"model": "fake", "prompt": "hi", "logprobs": 1})]),
+    "embedding": ("openai.types:CreateEmbeddingResponse", [("/v1/embeddings", {"model": "fake", "input": "hi"})]),
+    "response": ("openai.types.responses:Response", [("/v1/responses", {**INPUT, "tools": [FUNCTION]})]),
+    "response stream": (
+        "openai.types.responses:ResponseStreamEvent",
+        [("/v1/responses", {**INPUT, "tools": [FUNCTION], "stream": True})],
+    ),
+    "message": ("anthropic.types:Message", [("/v1/messages", {**ASK, "tools": [TOOL]})]),
+    "message stream": (
+        "anthropic.types:RawMessageStreamEvent",
+        [("/v1/messages", {**ASK, "tools": [TOOL], "stream": True})],
+    ),
+    "tokens": ("anthropic.types:MessageTokensCount", [("/v1/messages/count_tokens", {"messages": ASK["messages"]})]),
     "ollama chat": (
         ollama_types.ChatResponse,
         [("/api/chat", {**OLLAMA, "messages": ASK["messages"], "tools": TOOLS})],
@@ -60,9 +66,9 @@ ASKED: dict[str, tuple[Any, list[tuple[str, dict]]]] = {
     "tgi": (TextGenerationOutput, [("/generate", {"inputs": "hi", "parameters": SCORED_PROMPT})]),
     "tgi stream": (TextGenerationStreamOutput, [("/generate_stream", {"inputs": "hi", "parameters": PARAMETERS})]),
 }
-READ: dict[str, tuple[Any, str, dict[str, str]]] = {
-    "models": (list[Model], "/v1/models", {}),
-    "models of Anthropic": (list[ModelInfo], "/v1/models", ANTHROPIC),
+READ: dict[str, tuple[str | type, str, dict[str, str]]] = {
+    "models": ("openai.types:Model", "/v1/models", {}),
+    "models of Anthropic": ("anthropic.types:ModelInfo", "/v1/models", ANTHROPIC),
     "tags": (ollama_types.ListResponse, "/api/tags", {}),
     "ps": (ollama_types.ProcessResponse, "/api/ps", {}),
 }
@@ -124,6 +130,10 @@ def objects(answer: httpx.Response) -> list[Any]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+def named(kind: str | type) -> Any:
+    return resolve_name(kind) if isinstance(kind, str) else kind
+
+
 def judge(found: dict[Field, bool]) -> None:
     names = {f"{kind.__name__}.{name}" for (kind, name), there in found.items() if not there}
     needed = {f"{k.__name__}.{n}" for (k, n), there in found.items() if not there and fields_of(k)[n][1]}
@@ -137,7 +147,7 @@ def test_each_field_of_an_answer_is_there_or_has_a_reason(http, name):
     found: dict[Field, bool] = {}
     for path, body in requests:
         for answer in objects(http.post(path, json=body)):
-            found_in(kind, answer, found)
+            found_in(named(kind), answer, found)
     judge(found)
 
 
@@ -146,5 +156,5 @@ def test_each_field_of_a_list_is_there_or_has_a_reason(http, name):
     kind, path, headers = READ[name]
     found: dict[Field, bool] = {}
     for answer in objects(http.get(path, headers=headers)):
-        found_in(kind, answer.get("data", answer), found)
+        found_in(list[named(kind)] if "data" in answer else named(kind), answer.get("data", answer), found)
     judge(found)

@@ -10,13 +10,13 @@ import time
 from collections import defaultdict
 
 import httpx
-import openai
 import pytest
 
 import tests.serve.running
 from kvasir.engine import streams
 from kvasir.serve.server import bind
 from kvasir.serve.settings import ServeSettings
+from tests.later import openai
 from tests.serve.running import Live, assert_idle, events, live
 
 SLOW = {"step_seconds": 0.01}

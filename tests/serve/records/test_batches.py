@@ -8,7 +8,6 @@ import time
 from contextlib import asynccontextmanager
 
 import httpx
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from kvasir.serve.records.batches.upload import parse_form
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
 from tests.examples import examples
+from tests.later import openai
 from tests.serve.fakes import POISON
 from tests.serve.running import client, live, make_front
 

@@ -6,15 +6,13 @@ import json
 import time
 from contextlib import suppress
 
-import anthropic
 import httpx
-import openai
 import pytest
-from anthropic.types.messages import MessageBatchIndividualResponse
 
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.dialects.anthropic.batches import failed_results, results
 from kvasir.serve.settings import ServeSettings
+from tests.later import anthropic, openai
 from tests.serve.records.test_batches import ANN, AS_ANN, BOB
 from tests.serve.running import live, make_front
 
@@ -167,4 +165,4 @@ def test_requests_that_were_not_run_have_results():
     assert expired == {"custom_id": "b", "result": {"type": "expired"}}
     assert lost["result"]["error"]["type"] == "error" and lost["result"]["error"]["request_id"] == "r"
     for line in (result, expired, lost):
-        MessageBatchIndividualResponse.model_validate(line)
+        anthropic.types.messages.MessageBatchIndividualResponse.model_validate(line)

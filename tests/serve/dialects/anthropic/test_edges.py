@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-import anthropic
 import httpx
 import pytest
 
 from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.settings import ServeSettings
+from tests.later import anthropic
 from tests.serve.dialects.anthropic.messages_help import CALL, RESULT, TOOL, USE, body, front
 from tests.serve.fakes import POISON
 from tests.serve.running import client, live

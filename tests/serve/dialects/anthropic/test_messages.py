@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import anthropic
-import openai
 import pytest
 
 from kvasir.engine.front import Front
 from kvasir.text.chat import ChatTemplate
+from tests.later import anthropic, openai
 from tests.serve.dialects.anthropic.messages_help import CALL, FIRST, RESULT, SAID, SPOKEN, TOOL, USE, body, front
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import live

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import pytest
 
+from tests.later import anthropic
 from tests.serve.dialects.anthropic.messages_help import CALL, TOOL, front
 from tests.serve.running import live
 
@@ -25,7 +25,6 @@ ASK = {
 GIVEN = "It gave done with é, }."
 
 
-@anthropic.beta_tool
 def f(a: str) -> str:
     """does it
 
@@ -35,7 +34,6 @@ def f(a: str) -> str:
     return f"done with {a}"
 
 
-@anthropic.beta_async_tool(name="f")
 async def async_f(a: str) -> str:
     """does it"""
     return f"done with {a}"
@@ -53,38 +51,44 @@ def own(url):
         yield own
 
 
-def test_a_tool_runner_answers(own):
-    runner = own.beta.messages.tool_runner(**ASK, tools=[f])
+@pytest.fixture
+def tool():
+    return anthropic.beta_tool(f)
+
+
+def test_a_tool_runner_answers(own, tool):
+    runner = own.beta.messages.tool_runner(**ASK, tools=[tool])
     assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
     assert runner.until_done().content[-1].text == GIVEN
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
-def test_a_tool_runner_streams(own, eagerly):
-    runner = own.beta.messages.tool_runner(**ASK, tools=[f], stream=True, run_tools_eagerly=eagerly)
+def test_a_tool_runner_streams(own, tool, eagerly):
+    runner = own.beta.messages.tool_runner(**ASK, tools=[tool], stream=True, run_tools_eagerly=eagerly)
     texts = ["".join(event.text for event in stream if event.type == "text") for stream in runner]
     assert texts[-1] == GIVEN
 
 
 async def test_an_async_tool_runner_answers(url):
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as own:
-        message = await own.beta.messages.tool_runner(**ASK, tools=[async_f]).until_done()
+        tool = anthropic.beta_async_tool(async_f, name="f")
+        message = await own.beta.messages.tool_runner(**ASK, tools=[tool]).until_done()
     assert message.content[-1].text == GIVEN
 
 
-def test_a_refused_thread_has_the_error_details_that_the_client_reads(own):
+def test_a_refused_thread_has_the_error_details_that_the_client_reads(own, tool):
     for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
         with pytest.raises(anthropic.BadRequestError, match="whole conversation") as caught:
             own.beta.messages.create(**ASK, thread=thread)
         details = caught.value.body["error"]["details"]
         assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    thread = own.beta.messages.thread(**ASK, tools=[f], unsupported_request_behavior="continue_unthreaded")
+    thread = own.beta.messages.thread(**ASK, tools=[tool], unsupported_request_behavior="continue_unthreaded")
     assert thread.send().stop_reason == "tool_use"
 
 
-def test_what_goes_beside_a_thread_is_refused_as_without(own):
+def test_what_goes_beside_a_thread_is_refused_as_without(own, tool):
     with pytest.raises(anthropic.BadRequestError, match="container") as caught:
-        own.beta.messages.tool_runner(**ASK, tools=[f], container="c").until_done()
+        own.beta.messages.tool_runner(**ASK, tools=[tool], container="c").until_done()
     assert "details" not in caught.value.body["error"]
 
 

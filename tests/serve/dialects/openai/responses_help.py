@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from kvasir.engine.front import Front
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.settings import ServeSettings
 from kvasir.text.chat import ChatTemplate
+from tests.later import openai
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client
 
@@ -21,7 +22,11 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é, }"}}\n</tool_call>'
 THOUGHT = "<think>\nI need f.\n</think>\n\n"
 SAID = f"{THOUGHT}One moment.\n{CALL}\n{CALL}"
 TEMPLATE = "{{ messages[-1].content }}{# <think> <tool_call> #}"
-EVENT: TypeAdapter = TypeAdapter(ResponseStreamEvent)
+
+
+@cache
+def event_type() -> TypeAdapter:
+    return TypeAdapter(openai.types.responses.ResponseStreamEvent)
 
 
 def thinker(**engine) -> Front:
@@ -47,7 +52,7 @@ def body(reply: str = SAID, **fields) -> dict:
 async def create(http, **fields) -> dict:
     answer = await http.post("/v1/responses", json=fields)
     assert answer.status_code == 200, answer.text
-    Response.model_validate(answer.json())
+    openai.types.responses.Response.model_validate(answer.json())
     return answer.json()
 
 
@@ -66,7 +71,7 @@ def reported(text: str) -> list[dict]:
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        EVENT.validate_python(event)
+        event_type().validate_python(event)
         events.append(event)
     numbers = [event["sequence_number"] for event in events]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

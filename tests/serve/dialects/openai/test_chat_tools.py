@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 
 from kvasir.engine.front import Front
@@ -13,6 +12,7 @@ from kvasir.serve.conversation.chat_format import to_tools
 from kvasir.serve.conversation.tools import Tools
 from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.text.chat import ChatTemplate
+from tests.later import openai
 from tests.serve.fakes import EchoEngine, byte_tokenizer
 from tests.serve.running import client, events, live
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from kvasir.engine.answer import Answer, TokenInfo
 from kvasir.engine.front import Front
 from kvasir.serve.conversation.ranking import best
+from tests.later import openai
 from tests.serve.fakes import VOCAB, EchoEngine, byte_tokenizer, template
 from tests.serve.running import client, live
 from tests.text.test_fim import QWEN, tokenizer

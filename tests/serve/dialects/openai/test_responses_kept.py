@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-import openai
 import pytest
 
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.settings import ServeSettings
+from tests.later import openai
 from tests.serve.dialects.openai.responses_help import TOOLS, body, create, keeping, refused, reported, same
 from tests.serve.fakes import POISON
 from tests.serve.http.test_streams import wait_until
