@@ -1,6 +1,8 @@
 // Dispatches products with packed matrices to the float or the integer kernels.
 #include "linear.h"
 
+#include "linear_wide.h"
+
 namespace kvasir {
 namespace KVASIR_ISA {
 
@@ -12,8 +14,8 @@ void prepare(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, in
 
 void linear(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
             float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
-    (is_float(m) ? linear_float : linear_int)(m, activated, rows, first_panel, last_panel, out, out_stride, bias,
-                                              residual, residual_stride);
+    const auto product = is_float(m) ? linear_float : is_wide(m) ? linear_wide : linear_int;
+    product(m, activated, rows, first_panel, last_panel, out, out_stride, bias, residual, residual_stride);
 }
 
 void lookup_rows(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count) {

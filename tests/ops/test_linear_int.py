@@ -398,3 +398,11 @@ def test_the_largest_sums_are_exact():
             for rows in (x, np.abs(x), -np.abs(x)):
                 seen = quantized(packed, rows)
                 assert np.allclose(native.product(packed, rows), seen @ weight.T, rtol=1e-5, atol=1e-3), (name, isa)
+
+
+@pytest.mark.parametrize(("rows", "segments"), [(1, 8), (3, 1), (4, 2), (39, 4)])
+def test_wide_levels_of_several_slabs_and_chunks(rows, segments):
+    """NF4 on AVX2: tiles that decode as they go, slabs of 32 rows, and 8 blocks decoded at a time."""
+    packed, _ = pack("NF4", 37, 64 * 9 * segments, segments, rows)
+    x = draw(rows + 1, rows, packed.cols, hostile=0.001)
+    assert_only_the_row_counts(packed, x, draw(rows + 2, 37), draw(rows + 3, rows, 37), rows)
