@@ -27,9 +27,10 @@ KVASIR_INLINE f32x16 group_minimum(const uint8_t* block, int chunk, f32x16 scale
 // -zero times the sum of the group; for levels in two tables, in units of the upper.
 template <int FORMAT>
 KVASIR_INLINE i32x16 group_start(const Group32& x) {
-    constexpr int zero = int_layout_of(FORMAT).zero;
+    constexpr int zero = zero_of(FORMAT);
     if constexpr (zero == 0) return broadcast_i32(0);
     const i32x16 eight = broadcast_i32(x.start);
+    if constexpr (zero == -128) return sub(broadcast_i32(0), shift_left<4>(eight));
     return zero == 8192  ? shift_left<3>(eight)
            : zero == 128 ? shift_left<4>(eight)
            : zero == 16  ? shift_left<1>(eight)
@@ -57,16 +58,14 @@ KVASIR_INLINE void add_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)
         }
         start_dots(dots, start);
         const Chunk<P> planes = chunk_of<FORMAT>(block, chunk);
-        add_half<FORMAT, 0>(dots, planes, x, x_stride);
-        add_half<FORMAT, 1>(dots, planes, x, x_stride);
+        add_chunk<FORMAT>(dots, planes, x, x_stride);
         if constexpr (FORMAT == FORMAT_NF4) {
             KVASIR_UNROLL
             for (int m = 0; m < M; ++m) {
                 KVASIR_UNROLL
                 for (int p = 0; p < P; ++p) dots[m][p] = shift_left<7>(dots[m][p]);
             }
-            add_half<FORMAT, 0, 1>(dots, planes, x, x_stride);
-            add_half<FORMAT, 1, 1>(dots, planes, x, x_stride);
+            add_chunk<FORMAT, 1>(dots, planes, x, x_stride);
         }
         KVASIR_UNROLL
         for (int p = 0; p < P; ++p) {

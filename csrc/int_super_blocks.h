@@ -34,10 +34,11 @@ KVASIR_INLINE i32x16 minimum_pair(const uint8_t* block, int pair) {
 template <int FORMAT>
 KVASIR_INLINE i32x16 sub_start(const Group256& x, int sub) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    if constexpr (l.zero == 0) return broadcast_i32(0);
+    constexpr int zero = zero_of(FORMAT);
+    if constexpr (zero == 0) return broadcast_i32(0);
     if constexpr (l.sub == 16) return broadcast_i32(x.start[sub]);
     const i32x16 both = broadcast_i32(x.start[2 * sub] + x.start[2 * sub + 1]);
-    return l.zero == 128 ? shift_left<2>(both) : both;
+    return zero == 128 ? shift_left<2>(both) : both;
 }
 
 template <int FORMAT, int M, int P>
@@ -102,8 +103,7 @@ KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&b
         i32x16 dots[M][P];
         if constexpr (l.sub == 32) {
             start_dots<FORMAT>(dots, chunk, x, x_stride);
-            add_half<FORMAT, 0>(dots, planes, q, x_stride);
-            add_half<FORMAT, 1>(dots, planes, q, x_stride);
+            add_chunk<FORMAT>(dots, planes, q, x_stride);
             add_dots<FORMAT>(part, dots, block, chunk);
         } else {
             start_dots<FORMAT>(dots, 2 * chunk, x, x_stride);

@@ -75,10 +75,58 @@ KVASIR_INLINE Chunk<P> chunk_of(const uint8_t* const (&block)[P], int chunk) {
     return planes;
 }
 
-// dots += columns 4 C to 4 C + 3 of the chunk for all rows, whose quantized values begin at q. Iterating over the rows
+#if defined(KVASIR_AVX2)
+
+// AVX2 adds products of bytes in 16 bits. Levels above 128 are too great for that, so they are centred, and `zero` with
+// them; small levels leave room for the products of several words.
+constexpr int centre_of(int format) { return max_level(format) > 128 ? 128 : 0; }
+constexpr int words_in_pairs(int format) {
+    return centre_of(format) || format == FORMAT_NF4 ? 1 : 32767 / (2 * 127 * max_level(format));
+}
+
+template <int FORMAT, int C, int PART>
+KVASIR_INLINE auto factors(const uint8_t* low, const uint8_t* high) {
+    if constexpr (centre_of(FORMAT) != 0) return centred(levels<FORMAT, C, PART>(low, high));
+    else return levels<FORMAT, C, PART>(low, high);
+}
+
+// sums += columns 4 C to 4 END - 1 of the chunk. FIRST: the sums are not set yet.
+template <int FORMAT, int C, int END, int PART, bool FIRST, int M, int P>
+KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        const auto w = factors<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) {
+            const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
+            sums[m][p] = FIRST ? products : add(sums[m][p], products);
+        }
+    }
+    if constexpr (C + 1 < END) add_to_pairs<FORMAT, C + 1, END, PART, false>(sums, chunk, q, x_stride);
+}
+
+// dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q.
+template <int FORMAT, int C, int END, int PART, int M, int P>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+    constexpr int room = words_in_pairs(FORMAT), middle = END - C < room ? END : C + room;
+    i16x32 sums[M][P];
+    add_to_pairs<FORMAT, C, middle, PART, true>(sums, chunk, q, x_stride);
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) dots[m][p] = add_pairs(dots[m][p], sums[m][p]);
+    }
+    if constexpr (middle < END) add_words<FORMAT, middle, END, PART>(dots, chunk, q, x_stride);
+}
+
+#else
+
+constexpr int centre_of(int) { return 0; }
+
+// dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q. Iterating over the rows
 // within a column keeps M * P independent sums in flight.
-template <int FORMAT, int C, int PART, int M, int P>
-KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, int M, int P>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
     u8x64 w[P];
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
@@ -88,15 +136,24 @@ KVASIR_INLINE void add_word(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const u
         KVASIR_UNROLL
         for (int p = 0; p < P; ++p) dots[m][p] = dot<max_level(FORMAT)>(dots[m][p], w[p], x);
     }
+    if constexpr (C + 1 < END) add_words<FORMAT, C + 1, END, PART>(dots, chunk, q, x_stride);
 }
+
+#endif
+
+// The level that counts as 0 in the dots.
+constexpr int zero_of(int format) { return int_layout_of(format).zero - centre_of(format); }
 
 // Half a chunk: columns 16 HALF to 16 HALF + 15.
 template <int FORMAT, int HALF, int PART = 0, int M, int P>
 KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
-    add_word<FORMAT, 4 * HALF, PART>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 1, PART>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 2, PART>(dots, chunk, q, x_stride);
-    add_word<FORMAT, 4 * HALF + 3, PART>(dots, chunk, q, x_stride);
+    add_words<FORMAT, 4 * HALF, 4 * HALF + 4, PART>(dots, chunk, q, x_stride);
+}
+
+// A whole chunk of 32 columns.
+template <int FORMAT, int PART = 0, int M, int P>
+KVASIR_INLINE void add_chunk(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+    add_words<FORMAT, 0, 8, PART>(dots, chunk, q, x_stride);
 }
 
 }  // namespace

@@ -178,8 +178,13 @@ KVASIR_INLINE u8x64 lookup(const uint8_t* table16, u8x64 a) {
     const __m256i t = _mm256_broadcastsi128_si256(load_128(table16));
     return {_mm256_shuffle_epi8(t, a.low), _mm256_shuffle_epi8(t, a.high)};
 }
+// Keeps gcc from adding products in another order, as a tree, for which it needs more registers than there are.
+KVASIR_INLINE __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
 KVASIR_INLINE __m256i add_products(__m256i acc, __m256i products) {  // of neighbouring int16
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+    return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 }
 // Bytes above 128 are split in halves, whose pairs of products fit 16 bits: 128 * 127 * 2 < 2^15.
 KVASIR_INLINE __m256i dot_wide(__m256i acc, __m256i w, __m256i x) {
@@ -196,6 +201,35 @@ KVASIR_INLINE i32x16 dot(i32x16 acc, u8x64 w, int32_t x) {
     if (MAX_WEIGHT > 128) return {dot_wide(acc.low, w.low, xs), dot_wide(acc.high, w.high, xs)};
     return {add_products(acc.low, _mm256_maddubs_epi16(w.low, xs)),
             add_products(acc.high, _mm256_maddubs_epi16(w.high, xs))};
+}
+// For each row the products of bytes in 16 bits, added in two pairs: w[0] x[0] + w[1] x[1], w[2] x[2] + w[3] x[3].
+struct i16x32 {
+    __m256i low, high;
+};
+KVASIR_INLINE i16x32 pairs(u8x64 w, int32_t x) {
+    const __m256i xs = _mm256_set1_epi32(x);
+    return {_mm256_maddubs_epi16(w.low, xs), _mm256_maddubs_epi16(w.high, xs)};
+}
+KVASIR_INLINE i16x32 add(i16x32 a, i16x32 b) {
+    return {in_order(_mm256_add_epi16(a.low, b.low)), in_order(_mm256_add_epi16(a.high, b.high))};
+}
+KVASIR_INLINE i32x16 add_pairs(i32x16 acc, i16x32 sums) {
+    return {add_products(acc.low, sums.low), add_products(acc.high, sums.high)};
+}
+// Bytes minus 128, as magnitudes and as the numbers themselves, which give x their signs.
+struct Centred {
+    u8x64 size, number;
+};
+KVASIR_INLINE Centred centred(u8x64 w) {
+    const __m256i top = _mm256_set1_epi8(-128);
+    const __m256i low = _mm256_xor_si256(w.low, top), high = _mm256_xor_si256(w.high, top);
+    return {{_mm256_abs_epi8(low), _mm256_abs_epi8(high)}, {low, high}};
+}
+// The same of centred bytes; x must not have -128. They fit 16 bits: 128 * 127 * 2 < 2^15.
+KVASIR_INLINE i16x32 pairs(const Centred& w, int32_t x) {
+    const __m256i xs = _mm256_set1_epi32(x);
+    return {_mm256_maddubs_epi16(w.size.low, _mm256_sign_epi8(xs, w.number.low)),
+            _mm256_maddubs_epi16(w.size.high, _mm256_sign_epi8(xs, w.number.high))};
 }
 // acc[row] + w[row][0] * x[0] + w[row][1] * x[1] of int16 pairs in words. Exact where it fits.
 KVASIR_INLINE i32x16 dot_i16(i32x16 acc, i32x16 w, int32_t x) {
