@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from tests.models.families_further import FURTHER
 from tests.models.state_spaces import ABSENT, STATE_SPACES
 
 SIZES: dict[str, Any] = {
@@ -430,6 +431,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
     },
+    **FURTHER,
     **STATE_SPACES,
     "apertus": {"model_type": "apertus", "hidden_act": "xielu", "rope_theta": 500.0, "rope_scaling": LLAMA3},
     "cohere": {
@@ -538,6 +540,7 @@ SWITCHED = (
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
     *("helium", "ministral", "vaultgemma", "cohere2-moe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
+    *FURTHER,
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
     "mimo-v2-flash",

@@ -70,7 +70,7 @@ def randomized(model: Any, seed: int = 0) -> Any:
                 gain = 4.0 if "modality_router" in name else gain  # whose inputs are divided by their width
                 tensor.copy_(noise * gain)
             else:
-                around = name.endswith(("norm.weight", "scale", "scalar")) and not adds_one
+                around = re.search(r"norm(_\d|s\.\d+)?\.weight$|scale$|scalar$", name) is not None and not adds_one
                 tensor.copy_(noise * 0.3 + around)
     return model.eval()
 

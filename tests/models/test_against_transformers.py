@@ -9,6 +9,7 @@ import torch
 
 from tests.models.driver import logits_of
 from tests.models.families import FAMILIES, FEW, LATENT, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
+from tests.models.families_further import FURTHER_CHANGES
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`
@@ -75,6 +76,7 @@ FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta":
 MIMO_ROPE = FAMILIES["mimo-v2-flash"]["rope_parameters"]["sliding_attention"]
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
+    **FURTHER_CHANGES,
     "llama": [
         {"rms_norm_eps": 1e-1},
         {"hidden_act": "gelu"},

@@ -17,6 +17,7 @@ from kvasir.layers.tensors import tensor_of
 from kvasir.models import (
     gguf_decoders,
     gguf_encoders,
+    gguf_further,
     gguf_gemma,
     gguf_kimi,
     gguf_latent,
@@ -115,7 +116,8 @@ def test_names_are_those_that_the_converter_reads(architecture):
     split += ("ffn_gate", "ffn_up", "ffn_down") if architecture == "granitehybrid" else ()
     for name in (template.format(bid=2) for template in ours if not template.endswith(split or "?")):
         found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
-        found = found.replace("dt_bias", "dt_proj_bias").replace("mlp.experts.w", "mlp.experts.mlp.w")
+        found = found.replace("dt_bias", "dt_proj_bias")
+        found = re.sub(r"(mlp|ffn)\.experts\.([wv]\d)", r"\1.experts.mlp.\2", found)
         if architecture == "lfm2moe" and ".experts." in found:  # the converter's name of a merged tensor
             found = found.removeprefix("model.")
         if found.endswith("expert_bias"):
@@ -260,9 +262,9 @@ def metadata(architecture: str, **changes) -> dict:
     }
 
 
-# In tests of their own, as test_gguf_encoders.py, test_gguf_gemma.py and test_gguf_llamas.py.
+# In tests of their own, as test_gguf_encoders.py, test_gguf_further.py, test_gguf_gemma.py and test_gguf_llamas.py.
 _OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_kimi, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
-TESTED = {name for module in _OTHERS for name in module.READERS} - {"bert"}
+TESTED = {name for module in (*_OTHERS, gguf_further) for name in module.READERS} - {"bert"}
 
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:

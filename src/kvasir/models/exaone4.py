@@ -26,21 +26,23 @@ class Exaone4Config(DecoderConfig):
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **config})
         sizes = read_sizes(f, kv_heads=32)
-        layers = sizes["num_layers"]
-        window = f.integer("sliding_window", 1, MAX_POSITIONS, 0 if "sliding_window" in config else 4096)
-        slides = _read_windows(f, layers) if window else (False,) * layers
-        for name in ("sliding_window_pattern", "layer_types"):
-            f.get(name)  # not used without a window
+        windows = read_exaone_windows(f, sizes["num_layers"], absent=0 if "sliding_window" in config else 4096)
         f.finish()
-        return cls(
-            **sizes,
-            windows=tuple(window if sliding else 0 for sliding in slides),
-            rotates=tuple(slides) if window else (),
-            head_norm=True,
-        )
+        return cls(**sizes, **windows, head_norm=True)
 
 
-def _read_windows(f: Fields, layers: int) -> tuple[bool, ...]:
+def read_exaone_windows(f: Fields, layers: int, absent: int) -> dict[str, tuple[Any, ...]]:
+    """The layers' windows, and which layers rotate: with windows, only those that have one. As keyword arguments of
+    `DecoderConfig`. absent: the window if the config states none."""
+    window = f.integer("sliding_window", 1, MAX_POSITIONS, absent)
+    slides = _read_slides(f, layers) if window else (False,) * layers
+    for name in ("sliding_window_pattern", "layer_types"):
+        f.get(name)  # not used without a window
+    windows = tuple(window if sliding else 0 for sliding in slides)
+    return {"windows": windows, "rotates": tuple(slides) if window else ()}
+
+
+def _read_slides(f: Fields, layers: int) -> tuple[bool, ...]:
     """Which layers have a window, from `layer_types` or from a pattern: a text such as "LLLG", or its length."""
     slides, pattern = read_sliding_layers(f, layers), f.get("sliding_window_pattern")
     if slides is not None:

@@ -13,6 +13,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models import (
     gguf_decoders,
     gguf_encoders,
+    gguf_further,
     gguf_gemma,
     gguf_kimi,
     gguf_latent,
@@ -193,6 +194,7 @@ _READERS = {
     "gpt2": _gpt2,
     **gguf_decoders.READERS,
     **gguf_encoders.READERS,
+    **gguf_further.READERS,
     **gguf_kimi.READERS,
     **gguf_latent.READERS,
     **gguf_lfm2.READERS,

@@ -34,6 +34,20 @@ GPT_NEOX = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+DBRX = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.norm_f",
+    "output": "lm_head",
+    "attn_norm": "norm_attn_norm.norm_1",
+    "attn_qkv": "norm_attn_norm.attn.Wqkv",
+    "attn_output": "norm_attn_norm.attn.out_proj",
+    "attn_output_norm": "norm_attn_norm.norm_2",
+    "ffn_gate_inp": "ffn.router.layer",
+    "ffn_gate_exps": "ffn.experts.*.w1",
+    "ffn_up_exps": "ffn.experts.*.v1",
+    "ffn_down_exps": "ffn.experts.*.w2",
+}
+STABLELM_NORMS = {"attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
 GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",

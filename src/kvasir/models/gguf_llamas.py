@@ -149,6 +149,7 @@ def _stablelm(f: Fields, architecture: str, shapes: Shapes) -> Config:
         "model_type": "stablelm",
         "use_parallel_residual": f.flag("use_parallel_residual", "blk.0.ffn_norm.weight" not in shapes),
         "use_qkv_bias": _biased(shapes, "attn_q"),
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in shapes,
     }
 
 

@@ -188,6 +188,7 @@ FAMILIES = {
         {**_LLAMA_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, "model.layers"
     ),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
+    "dbrx": NameTable(others.DBRX, "transformer.blocks"),
     "deepseek2": NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
@@ -198,6 +199,7 @@ FAMILIES = {
         nested=("exp_probs_b",),
     ),
     "eurobert": NameTable(_LLAMA_NAMES, "model.layers"),
+    "exaone-moe": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "exaone4": NameTable(_POST_NORM_NAMES, "model.layers"),
     "gemma-embedding": NameTable(
         {**_GEMMA_NAMES, **encoders.DENSE}, "model.layers", raised=tuple(m for m in _GEMMA_NAMES if m.endswith("norm"))
@@ -252,7 +254,7 @@ FAMILIES = {
     "qwen35moe": _DELTA,
     "seed_oss": NameTable(_LATE_NORM_NAMES, "model.layers"),
     "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
-    "stablelm": NameTable(_LLAMA_NAMES, "model.layers"),
+    "stablelm": NameTable({**_LLAMA_NAMES, **others.STABLELM_NORMS}, "model.layers"),
     "starcoder": NameTable(others.GPT2, "transformer.h"),
     "starcoder2": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "model.layers"),
 }

@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "cohere": ("cohere", "Cohere", ("CohereForCausalLM",)),
     "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
+    "dbrx": ("dbrx", "Dbrx", ("DbrxForCausalLM",)),
     "deberta-v2": (
         "deberta_v2",
         "DebertaV2",
@@ -85,11 +86,13 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "dots1": ("glm4_moe", "Dots1", ("Dots1ForCausalLM",)),
     "ernie4_5_moe": ("ernie4_5", "Ernie45Moe", ("Ernie4_5_MoeForCausalLM",)),
     "eurobert": ("eurobert", "EuroBert", ("EuroBertModel", "EuroBertForMaskedLM", "EuroBertForSequenceClassification")),
+    "exaone_moe": ("exaone_moe", "ExaoneMoe", ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM")),
     "exaone4": ("exaone4", "Exaone4", ("Exaone4ForCausalLM",)),
     "falcon": ("falcon", "Falcon", ("FalconForCausalLM",)),
     "gemma": ("gemma", "Gemma", ("GemmaForCausalLM", "GemmaModel", "GemmaForSequenceClassification")),
     "falcon_h1": ("falcon_h1", "FalconH1", ("FalconH1ForCausalLM",)),
     "falcon_mamba": ("mamba", "MambaModel", ("FalconMambaForCausalLM",)),
+    "flex_olmo": ("flex_olmo", "FlexOlmo", ("FlexOlmoForCausalLM",)),
     "gemma2": ("gemma2", "Gemma2", ("Gemma2ForCausalLM", "Gemma2Model", "Gemma2ForSequenceClassification")),
     "gemma3": ("gemma3", "Gemma3", ("Gemma3ForConditionalGeneration",)),
     "gemma3_text": (
@@ -118,6 +121,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "granitemoeshared": ("granite", "GraniteMoe", ("GraniteMoeSharedForCausalLM",)),
     "gte": ("rope_encoder", "Gte", ("GteModel", "GteForMaskedLM", "GteForSequenceClassification")),
     "helium": ("helium", "Helium", ("HeliumForCausalLM",)),
+    "hy_v3": ("hy_v3", "HyV3", ("HYV3ForCausalLM",)),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "hunyuan_v1_moe": ("hunyuan", "HunyuanMoe", ("HunYuanMoEV1ForCausalLM",)),
     "jina_bert": (

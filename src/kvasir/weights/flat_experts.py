@@ -12,13 +12,13 @@ from kvasir.errors import ModelFileError
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import WeightSource
 
-_STACK = re.compile(r"(.*\bmlp\.experts)\.mlp\.(w1|w2)")
+_STACK = re.compile(r"(.*\b(?:mlp|ffn)\.experts)\.mlp\.(w1|v1|w2)")
 
 
 class FlatExpertsView:
-    """A source in which `experts.mlp.w1` and `experts.mlp.w2`, both [E * I, D], have the names and shapes of separate
-    tensors: `experts.3.w1.weight` [I, D], and `experts.3.w2.weight` [D, I], which is transposed. Other tensors are the
-    source's own."""
+    """A source in which `experts.mlp.w1`, `experts.mlp.v1` and `experts.mlp.w2`, all [E * I, D], have the names and
+    shapes of separate tensors: `experts.3.w1.weight` and `experts.3.v1.weight` [I, D], and `experts.3.w2.weight` [D,
+    I], which is transposed. Other tensors are the source's own."""
 
     def __init__(self, source: WeightSource, experts: int):
         """experts: E. Raises ModelFileError for a matrix that is not one of E experts."""

@@ -17,6 +17,7 @@ import numpy as np
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.weights.adapted import WithoutAdapters
 from kvasir.weights.flat_experts import FlatExpertsView
+from kvasir.weights.head_norms import HeadNormsView
 from kvasir.weights.source import WeightSource
 from kvasir.weights.stacks import ExpertsView
 
@@ -104,6 +105,8 @@ def fill(
         source = WithoutAdapters(source)
     if flat := getattr(model, "flat_experts", 0):
         source = FlatExpertsView(source, flat)
+    if getattr(model, "norms_by_head", False):
+        source = HeadNormsView(source)
     wanted = list(_wanted(model, source))
     sizes = {item.stored: source.info(item.stored).nbytes for item in wanted}
     _check_all_used(model, source, sizes.keys())

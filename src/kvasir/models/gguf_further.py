@@ -1,0 +1,62 @@
+"""Converts the metadata of GGUF files of further decoders to the `config.json` that our classes read, as in
+`gguf_llamas`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvasir.models.config import MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
+from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types, read_vocab_size
+
+Config = dict[str, Any]
+
+
+def _dbrx(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    f.expect("attention.layer_norm_epsilon", 1e-5)
+    theta = f.number("rope.freq_base", 1.0, 1e12, 10000.0)
+    return {
+        "model_type": "dbrx",
+        "vocab_size": read_vocab_size(f, shapes),
+        "d_model": f.integer("embedding_length", 1, MAX_WIDTH),
+        "n_layers": f.integer("block_count", 1, MAX_LAYERS),
+        "n_heads": f.integer("attention.head_count", 1, MAX_HEADS),
+        "max_seq_len": f.integer("context_length", 1, MAX_POSITIONS),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attn_config": {
+            "kv_n_heads": f.integer("attention.head_count_kv", 1, MAX_HEADS),
+            "clip_qkv": f.number("attention.clamp_kqv", 0.0, 1e6, 0.0) or None,
+            "rope_theta": theta,
+        },
+        "ffn_config": {
+            "ffn_hidden_size": f.integer("feed_forward_length", 1, MAX_WIDTH),
+            "moe_num_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+            "moe_top_k": f.integer("expert_used_count", 1, MAX_EXPERTS),
+        },
+    }
+
+
+def _exaone_moe(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """The file's last layers may be those for multi-token prediction."""
+    f.expect("expert_gating_func", 2)  # sigmoid
+    f.get("expert_shared_feed_forward_length")  # the product of two others
+    config = read_decoder(f, shapes)
+    layers = config["num_hidden_layers"] - f.integer("nextn_predict_layers", 0, config["num_hidden_layers"] - 1, 0)
+    window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0)
+    return config | {
+        "model_type": "exaone_moe",
+        "num_hidden_layers": layers,
+        "sliding_window": window or None,
+        "layer_types": read_layer_types(f, layers, pattern=4) if window else ["full_attention"] * layers,
+        "num_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": f.integer("expert_used_count", 1, MAX_EXPERTS),
+        "moe_intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "num_shared_experts": f.integer("expert_shared_count", 0, MAX_EXPERTS, 0),
+        "first_k_dense_replace": f.integer("leading_dense_block_count", 0, MAX_LAYERS, 0),
+        "routed_scaling_factor": f.number("expert_weights_scale", 1e-6, 1e6, 1.0),
+        "norm_topk_prob": f.flag("expert_weights_norm", True),
+        "n_group": f.integer("expert_group_count", 1, MAX_EXPERTS, 1),
+        "topk_group": f.integer("expert_group_used_count", 1, MAX_EXPERTS, 1),
+    }
+
+
+READERS = {"dbrx": _dbrx, "exaone-moe": _exaone_moe}

@@ -1,0 +1,84 @@
+"""Tiny configurations of further decoders, as in `families`, and the changes of single fields that the logits must
+notice, as in `test_against_transformers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.models.state_spaces import ABSENT
+
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+_OTHER_BASE = {"rope_type": "default", "rope_theta": 20.0}
+_NO_LLAMA = dict.fromkeys(
+    (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act"),
+    ),
+    ABSENT,
+)
+_DBRX_ATTENTION = {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0}
+_DBRX_EXPERTS = {"ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 3}
+_SIGMOID = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "num_shared_experts": 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        **_NO_LLAMA,
+        "model_type": "dbrx",
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 256,
+        "attn_config": _DBRX_ATTENTION,
+        "ffn_config": _DBRX_EXPERTS,
+        "rope_parameters": _PLAIN,
+    },
+    "exaone-moe": {
+        **_SIGMOID,
+        "model_type": "exaone_moe",
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "n_group": 3,
+        "topk_group": 2,
+    },
+    "flex-olmo": {"model_type": "flex_olmo", "num_experts": 6, "num_experts_per_tok": 3},
+    "hy-v3": {**_SIGMOID, "model_type": "hy_v3", "attention_bias": True},
+    "stablelm-12b": {
+        "model_type": "stablelm",
+        "layer_norm_eps": 1e-3,
+        "rms_norm_eps": ABSENT,
+        "head_dim": ABSENT,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
+        "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25},
+    },
+}
+
+FURTHER_CHANGES: dict[str, list[dict[str, Any]]] = {
+    "dbrx": [
+        {"attn_config": {**_DBRX_ATTENTION, "clip_qkv": None}},
+        {"attn_config": {**_DBRX_ATTENTION, "clip_qkv": 1.0}},
+        {"ffn_config": {**_DBRX_EXPERTS, "moe_top_k": 2}},
+        {"ffn_config": {**_DBRX_EXPERTS, "moe_normalize_expert_weights": None}},
+        {"ffn_config": {**_DBRX_EXPERTS, "ffn_act_fn": {"name": "gelu"}}},
+        {"rope_parameters": _OTHER_BASE, "attn_config": {**_DBRX_ATTENTION, "rope_theta": 20.0}},
+    ],
+    "exaone-moe": [
+        {"rms_norm_eps": 1e-1},
+        {"sliding_window": 25},
+        {"sliding_window": None},
+        {"topk_group": 3},
+        {"num_experts_per_tok": 2},
+        {"norm_topk_prob": False},
+        {"routed_scaling_factor": 1.0},
+        {"rope_parameters": _OTHER_BASE},
+    ],
+    "flex-olmo": [{"num_experts_per_tok": 2}, {"rms_norm_eps": 1e-1}],  # a norm follows the sum of the experts
+    "hy-v3": [{"router_scaling_factor": 1.0}, {"num_experts_per_tok": 2}, {"rope_parameters": _OTHER_BASE}],
+    "stablelm-12b": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 1.0}}],
+}
