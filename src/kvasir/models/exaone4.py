@@ -31,7 +31,7 @@ class Exaone4Config(DecoderConfig):
         return cls(**sizes, **windows, head_norm=True)
 
 
-def read_exaone_windows(f: Fields, layers: int, absent: int) -> dict[str, tuple[Any, ...]]:
+def read_exaone_windows(f: Fields, layers: int, absent: int) -> dict[str, Any]:
     """The layers' windows, and which layers rotate: with windows, only those that have one. As keyword arguments of
     `DecoderConfig`. absent: the window if the config states none."""
     window = f.integer("sliding_window", 1, MAX_POSITIONS, absent)

@@ -39,7 +39,7 @@ class ExaoneMoeConfig(Glm4MoeConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> ExaoneMoeConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         f = Fields({**_DEFAULTS, **_renamed(config), **config})
-        for name in (*_NAMES, "mtp_share_layers", "num_nextn_predict_layers"):
+        for name in (*_NAMES, "mtp_share_layers", "mtp_loss_scaling_factor", "num_nextn_predict_layers"):
             f.get(name)  # the modules for multi-token prediction are not loaded
         sizes = read_sizes(f, kv_heads=32)
         layers = sizes["num_layers"]
