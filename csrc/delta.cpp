@@ -13,6 +13,9 @@ void activate(int32_t, float*, const float*, int64_t);
 namespace {
 
 constexpr int64_t RUN = 16;  // tokens that are prepared at a time: their q and k stay in the first cache
+// Some columns of a state lie apart in memory, which the first cache cannot hold; at least FEW tokens copy them to a
+// strip of at most this many floats.
+constexpr int64_t STRIP = 4096, FEW = 4;
 #if defined(KVASIR_AVX512)
 constexpr int MOST_VECTORS = 4;
 #elif defined(KVASIR_AVX2)
@@ -234,10 +237,27 @@ private:
     // even and of odd rows. EACH: every row of the state has its own decay.
     template <int V, bool REST, bool EACH>
     void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
+        const bool copied = !REST && count >= FEW && a.dim * V * LANES <= STRIP;
+        alignas(64) float strip[STRIP];
+        if (copied) copy<V>(strip, V * LANES, state + column, a.v_dim);
+        walk<V, REST, EACH>(tokens, count, column, out, copied ? strip : state + column, copied ? V * LANES : a.v_dim);
+        if (copied) copy<V>(state + column, a.v_dim, strip, V * LANES);
+    }
+
+    // V vectors of every row of the state.
+    template <int V>
+    void copy(float* to, int64_t to_stride, const float* from, int64_t from_stride) const {
+        for (int64_t i = 0; i < a.dim; ++i, to += to_stride, from += from_stride) {
+            for (int v = 0; v < V; ++v) KVASIR_ISA::store(to + v * LANES, load(from + v * LANES));
+        }
+    }
+
+    // first: of these columns, whose rows are `stride` floats apart.
+    template <int V, bool REST, bool EACH>
+    void walk(const Tokens& tokens, int64_t count, int64_t column, float* out, float* first, int64_t stride) {
         const int64_t e = a.v_dim, rest = e - column;
         const auto get = [&](const float* from) { return REST ? load_first(from, rest) : load(from); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : KVASIR_ISA::store(to, x); };
-        float* const first = state + column;
         for (int64_t t = 0; t < count; ++t) {
             const float *k = tokens.k[t], *q = tokens.q[t], *fades = tokens.decays[t];
             const float* known_by = EACH ? tokens.fading[t] : k;
@@ -248,13 +268,13 @@ private:
             };
             const auto predict = [&](int64_t i, f32x16* sums) {
                 const f32x16 factor = broadcast(known_by[i]);
-                for (int v = 0; v < V; ++v) sums[v] = fma(get(first + i * e + v * LANES), factor, sums[v]);
+                for (int v = 0; v < V; ++v) sums[v] = fma(get(first + i * stride + v * LANES), factor, sums[v]);
             };
             const auto update = [&](int64_t i, f32x16* sums) {
                 const f32x16 write = broadcast(k[i]), read = broadcast(q[i]);
                 const f32x16 fade = EACH ? broadcast(fades[i]) : whole;
                 for (int v = 0; v < V; ++v) {
-                    float* at = first + i * e + v * LANES;
+                    float* at = first + i * stride + v * LANES;
                     const f32x16 next = fma(wanted[v], write, mul(get(at), fade));
                     put(at, next);
                     sums[v] = fma(next, read, sums[v]);
