@@ -281,7 +281,8 @@ void run_embed(const Instr& in, const Program& p, Range r) {
     float* out = at<float>(in.p[1]) + r.begin * width;
     if (!in.n[3]) return kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
     for (int64_t row = r.begin; row < r.end; ++row, out += width) {
-        const int64_t id = ids[row] - first;
+        int64_t id = ids[row] - first;
+        if ((id < 0 || id >= table.rows) && in.n[3] == 2) id = 0;
         if (id >= 0 && id < table.rows) kernels().lookup(table, out, width, &id, 1);
         else std::memset(out, 0, static_cast<size_t>(width) * sizeof *out);
     }

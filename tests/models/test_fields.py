@@ -318,6 +318,14 @@ def test_without_it_the_models_eos_holds(tmp_path):
     assert generation(tmp_path, None).eos_ids == ()
 
 
+def test_suppressed_ids_are_read_whether_or_not_it_samples(tmp_path):
+    for sample in (True, False):
+        assert generation(tmp_path, {"do_sample": sample, "suppress_tokens": [5, 7, 5]}).suppressed == (5, 7)
+    assert generation(tmp_path, {"suppress_tokens": None}).suppressed == ()
+    with pytest.raises(ModelFileError, match="suppress_tokens"):
+        generation(tmp_path, {"suppress_tokens": [-1]})
+
+
 def test_do_sample_false_voids_the_sampling_values(tmp_path):
     assert generation(tmp_path, {"do_sample": False, "temperature": 0.6}).sampling == {}
 

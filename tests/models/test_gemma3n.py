@@ -65,6 +65,17 @@ def test_the_text_part_of_the_multimodal_checkpoint(transformers):
         ours(config, state | {"model.language_model.layers.0.self_attn.extra.weight": torch.ones(1)})
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_logits_agree_for_tokens_beyond_the_table_of_the_layers(transformers):
+    config = {k: v for k, v in config_of("gemma3n").items() if k != "model_type"}
+    config = transformers.Gemma3nTextConfig(**config | {"vocab_size_per_layer_input": 80})
+    hf = randomized(transformers.Gemma3nForCausalLM._from_config(config, attn_implementation="eager"))
+    ids = [*range(70, 96), *random_ids(20, 96)]
+    with torch.no_grad():
+        expected = hf(torch.tensor([ids])).logits[0]
+    assert distance(logits_of(ours(hf.config.to_dict(), state_of(hf)), ids), expected) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -119,6 +119,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     scheduler = Scheduler(
         runner.capacity,
         eos_ids=info.eos_ids,
+        suppressed=tuple(i for i in generation.suppressed if i < info.vocab_size),
         bidirectional=facts.bidirectional,
         max_chunk=config.max_chunk,
         max_waiting=config.max_waiting,

@@ -286,9 +286,9 @@ def _attention(node: Node) -> Call:
 
 
 def _embedding(node: Node) -> Call:
-    ids, weight, first = node.inputs
+    ids, weight, first, _ = node.inputs
     if first is not None:
-        raise CannotTrace("a vocabulary split over ranks has no Triton kernel")
+        raise CannotTrace("a part of a vocabulary has no Triton kernel")
     return Call("embedding", (ids,), _outs(node), {"weight": weight})
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class PerLayerEmbedding(Module):
     """tokens: int64 [T], x: float32 [T, D], their scaled embeddings -> float32 [T, L * d].
 
-    vocab: rows of the table; a token beyond it has a row of zeros. every_token: whether there is no such token.
+    vocab: rows of the table; a token beyond it has the first row. every_token: whether there is no such token.
     """
 
     def __init__(self, vocab: int, width: int, layers: int, size: int, eps: float, *, every_token: bool):
@@ -37,7 +37,9 @@ class PerLayerEmbedding(Module):
         self.scale = 1 / math.sqrt(width)
 
     def __call__(self, tokens_T: Tensor, x_TD: Tensor, embed_scale: float, batch: Batch) -> Tensor:
-        looked_up = embedding(tokens_T, self.embed.weight, None if self.every_token else 0) * embed_scale
+        weight = self.embed.weight
+        rows = embedding(tokens_T, weight) if self.every_token else embedding(tokens_T, weight, 0, or_first=True)
+        looked_up = rows * embed_scale
         projected = (self.project(x_TD, batch) * self.scale).view(-1, self.layers, self.size)
         return (self.norm(projected).flatten(1) + looked_up) * math.sqrt(0.5)
 

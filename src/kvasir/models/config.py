@@ -36,6 +36,7 @@ MAX_HEAD_DIM = 1024
 MAX_VOCAB = 1 << 22
 MAX_POSITIONS = 1 << 26
 MAX_EOS_IDS = 64
+MAX_SUPPRESSED = 1024
 MAX_EXPERTS = 1024
 
 _REQUIRED: Any = object()
@@ -190,6 +191,7 @@ class GenerationDefaults:
 
     eos_ids: tuple[int, ...] = ()
     sampling: dict[str, float] = field(default_factory=dict)
+    suppressed: tuple[int, ...] = ()  # never sampled
 
 
 def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = None) -> GenerationDefaults:
@@ -205,8 +207,9 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     text = config.get("text_config")  # of a multimodal model
     given = (f, Fields(config), Fields(text if isinstance(text, Mapping) else {}))
     eos_ids = next((ids for ids in map(read_eos_ids, given) if ids), ())
+    suppressed = _read_ids(f, "suppress_tokens", MAX_SUPPRESSED)
     if not f.flag("do_sample", True):
-        return GenerationDefaults(eos_ids)
+        return GenerationDefaults(eos_ids, suppressed=suppressed)
     sampling: dict[str, float] = {}
     for row in FIELDS:
         if row.recommended and f.get(row.name) is not None:
@@ -215,16 +218,19 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
                 sampling[row.name] = f.integer(row.name, int(low), int(high))
             else:
                 sampling[row.name] = f.number(row.name, low, high)
-    return GenerationDefaults(eos_ids, sampling)
+    return GenerationDefaults(eos_ids, sampling, suppressed)
 
 
 def read_eos_ids(f: Fields) -> tuple[int, ...]:
     """The ids in `eos_token_id`, which is one id or a list of ids. Drops duplicates and keeps the order."""
-    value = f.get("eos_token_id")
+    return _read_ids(f, "eos_token_id", MAX_EOS_IDS)
+
+
+def _read_ids(f: Fields, name: str, most: int) -> tuple[int, ...]:
+    value = f.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if len(ids) > MAX_EOS_IDS or any(type(i) is not int or not 0 <= i < MAX_VOCAB for i in ids):
-        raise ModelFileError(f"{f.where}: eos_token_id is {_short(value)}",
-                             f"expected a token id or at most {MAX_EOS_IDS} of them")  # fmt: skip
+    if len(ids) > most or any(type(i) is not int or not 0 <= i < MAX_VOCAB for i in ids):
+        raise ModelFileError(f"{f.where}: {name} is {_short(value)}", f"expected a token id or at most {most} of them")
     return tuple(dict.fromkeys(ids))
 
 

@@ -117,9 +117,9 @@ class Marshal:
                 target[i] = value
 
     def _embedding(self, instr: native.Instr, instruction: Instruction) -> None:
-        ids, weight, first = instruction.inputs
+        ids, weight, first, or_first = instruction.inputs
         (out,) = instruction.buffers
-        n = [weight.cols, int(ids.base is self._positions.base), first or 0, int(first is not None)]
+        n = [weight.cols, int(ids.base is self._positions.base), first or 0, 0 if first is None else 1 + or_first]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
 
     def _type_rows(self, instr: native.Instr, instruction: Instruction) -> None:

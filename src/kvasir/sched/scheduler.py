@@ -70,6 +70,7 @@ class Scheduler:
         capacity: Capacity,
         *,
         eos_ids: Iterable[int] = (),
+        suppressed: Iterable[int] = (),
         bidirectional: bool = False,
         max_chunk: int = 2**31,
         max_waiting: int = 1024,
@@ -84,7 +85,8 @@ class Scheduler:
         service: Service | None = None,
         drafter: Drafter | None = None,
     ):
-        """bidirectional: the model attends in both directions, so prompts are indivisible.
+        """suppressed: ids that are never sampled.
+        bidirectional: the model attends in both directions, so prompts are indivisible.
         max_chunk: most tokens of one sequence in a step. max_waiting: sequences that may wait before QueueFull.
         prefix_cache: whether requests share prefixes; the sequences of one request always do.
         eviction: a name of kv.policy.POLICIES. targets: of each class. clock: monotonic, in seconds.
@@ -104,7 +106,7 @@ class Scheduler:
         self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
         self.prefixes = Prefixes(self.kv.tree, capacity.block_size, prefix_cache)
-        self.eos_ids = frozenset(eos_ids)
+        self.eos_ids, self._suppressed = frozenset(eos_ids), tuple((i,) for i in suppressed)
         self.bidirectional = bidirectional
         self.max_chunk = min(max_chunk, capacity.max_tokens_per_step)
         self.max_waiting = max_waiting
@@ -129,6 +131,8 @@ class Scheduler:
         """Takes a request. Raises InvalidRequest if it can never be computed, QueueFull if too many sequences wait."""
         if request.id in self.table.requests:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
+        if self._suppressed:
+            request = replace(request, bad_word_ids=(*request.bad_word_ids, *self._suppressed))
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")

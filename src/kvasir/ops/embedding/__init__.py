@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _width(ids_T: Tensor, weight_ND: Tensor, first: int | None) -> tuple[tuple[int, ...], ...]:
+def _width(ids_T: Tensor, weight_ND: Tensor, first: int | None, or_first: bool) -> tuple[tuple[int, ...], ...]:
     return ((weight_ND.shape[-1],),)
 
 
 @op_with(_width)
-def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None) -> Tensor:
+def embedding(ids_T: Tensor, weight_ND: Tensor, first: int | None = None, or_first: bool = False) -> Tensor:
     """Float32 [T, D]. ids: int64 [T], within the table. weight: any float dtype.
 
-    first: if given, the weight is the part of the table that starts at this id; rows for ids outside it are zeros.
+    first: if given, the weight is the part of the table that starts at this id; rows for ids outside it are zeros, or
+    with or_first the part's first row.
     """
     ...
 
