@@ -12,8 +12,10 @@ void activate(int32_t, float*, const float*, int64_t);
 
 namespace {
 
-constexpr int64_t RUN = 16;    // tokens that are prepared at a time
-constexpr int64_t SHARE = 64;  // channels of a convolution that a thread computes at a time
+constexpr int64_t RUN = 16;  // tokens that are prepared at a time
+// Some columns of a state lie apart in memory, which the first cache cannot hold; at least FEW tokens copy them to a
+// strip of at most this many floats.
+constexpr int64_t STRIP = 4096, FEW = 4;
 #if defined(KVASIR_AVX512)
 constexpr int MOST_VECTORS = 4;
 #elif defined(KVASIR_AVX2)
@@ -237,10 +239,28 @@ private:
     // have two chains, of even and of odd rows.
     template <int V, bool REST, bool CHANNELS>
     void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
+        const bool copied = !REST && !CHANNELS && count >= FEW && a.dim * V * LANES <= STRIP;
+        alignas(64) float strip[STRIP];
+        if (copied) copy<V>(strip, V * LANES, state + column, a.width);
+        walk<V, REST, CHANNELS>(tokens, count, column, out, copied ? strip : state + column,
+                                copied ? V * LANES : a.width);
+        if (copied) copy<V>(state + column, a.width, strip, V * LANES);
+    }
+
+    // V vectors of every row of the state.
+    template <int V>
+    void copy(float* to, int64_t to_stride, const float* from, int64_t from_stride) const {
+        for (int64_t i = 0; i < a.dim; ++i, to += to_stride, from += from_stride) {
+            for (int v = 0; v < V; ++v) store(to + v * LANES, load(from + v * LANES));
+        }
+    }
+
+    // first: of these channels, whose rows are `stride` floats apart.
+    template <int V, bool REST, bool CHANNELS>
+    void walk(const Tokens& tokens, int64_t count, int64_t column, float* out, float* first, int64_t stride) {
         const int64_t width = a.width, rest = width - column, inner = a.inner(), from = head * width + column;
         const auto get = [&](const float* x) { return REST ? load_first(x, rest) : load(x); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : store(to, x); };
-        float* const first = state + column;
         const float* const rates = CHANNELS ? a.rates + from : nullptr;
         for (int64_t t = 0; t < count; ++t) {
             const float *b = tokens.b[t], *c = tokens.c[t];
@@ -256,7 +276,7 @@ private:
             const auto update = [&](int64_t i, f32x16* sums) {
                 const f32x16 factor = broadcast(b[i]), read = broadcast(c[i]);
                 for (int v = 0; v < V; ++v) {
-                    float* at = first + i * width + v * LANES;
+                    float* at = first + i * stride + v * LANES;
                     const f32x16 kept_share = CHANNELS ? exp(mul(get(rates + i * inner + v * LANES), minus[v])) : decay;
                     const f32x16 next = fma(write[v], factor, mul(get(at), kept_share));
                     put(at, next);
@@ -281,14 +301,10 @@ private:
 }  // namespace
 
 void causal_convolution(const ConvolutionArgs& args, const Team& team) {
-    const int64_t shares = (args.channels + SHARE - 1) / SHARE;
-    for (int64_t i = 0; i < args.num_pieces; ++i) {
-        for (int64_t share = 0; share < shares; ++share) {
-            if ((i * shares + share) % team.threads != team.thread) continue;
-            const int64_t first = share * SHARE, rest = args.channels - first;
-            convolve_piece(args, args.pieces[i], first, rest < SHARE ? rest : SHARE);
-        }
-    }
+    const Range mine = share(team, (args.channels + LANES - 1) / LANES);
+    const int64_t first = mine.begin * LANES, end = mine.end * LANES < args.channels ? mine.end * LANES : args.channels;
+    if (first >= end) return;
+    for (int64_t i = 0; i < args.num_pieces; ++i) convolve_piece(args, args.pieces[i], first, end - first);
 }
 
 void selective_scan(const ScanArgs& args, const Team& team) {
