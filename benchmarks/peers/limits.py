@@ -1,5 +1,6 @@
 """The limit of a figure: the longer of two times, reading what must be read at the measured bandwidth, and the
-multiply-adds at the measured rate of the vector units (int8 for quantized weights, bf16 for others).
+multiply-adds at the measured rate of the vector units: for int8, for int8 and weights of 4 bits, which most weights of
+Q4_K_M have, or for bf16.
 
 Read are all weights once, of a mixture the experts that independent tokens are expected to choose, the keys and values
 of the context, and recurrent states, which are also written. Attention and recurrences count no multiply-adds, so the
@@ -19,6 +20,7 @@ from kvasir.caches import State
 from kvasir.cli.model_facts import Needs, TokenWork, read_needs, read_stored, token_work
 
 _FLOATS = ("bf16", "F16", "F32")
+_FOUR_BITS = ("MXFP4", "Q4_0", "Q4_K_M")
 
 
 @cache
@@ -78,7 +80,7 @@ def kv_token(needs: Needs, dtype: str = "bfloat16") -> int:
 def limit(row: Row, model: Path, rates: Rates) -> float | None:
     """The maximum tokens per second for decode and prefill, or texts per second; None for other figures, and if a rate
     is unknown."""
-    macs = rates.bf16_macs_per_s if row.kind in _FLOATS else rates.int8_macs_per_s
+    macs = _macs_per_s(row.kind, rates)
     if row.figure == "decode":
         return row.users / _decode_step(row, model, rates.bytes_per_s, macs or float("inf"))
     if row.figure not in ("prefill", "embed") or not macs:
@@ -86,6 +88,12 @@ def limit(row: Row, model: Path, rates: Rates) -> float | None:
     texts = row.users if row.figure == "embed" else 1
     seconds = _prompts(row.prompt, texts, model, rates.bytes_per_s, macs, head=row.figure == "prefill")
     return row.users / seconds if row.figure == "embed" else row.prompt / seconds
+
+
+def _macs_per_s(kind: str, rates: Rates) -> float:
+    if kind in _FLOATS:
+        return rates.bf16_macs_per_s
+    return rates.int4_macs_per_s if kind in _FOUR_BITS else rates.int8_macs_per_s
 
 
 def _decode_step(row: Row, model: Path, bytes_per_s: float, macs_per_s: float) -> float:

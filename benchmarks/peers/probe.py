@@ -14,17 +14,19 @@ import psutil
 
 SOURCE = Path(__file__).with_name("probe.c")
 METHODS = {
-    "probe.c": "best of 5 passes: reads of 512 MiB in four streams per thread; vpdpbusd and vdpbf16ps on registers",
+    "probe.c": "best of 5 passes: reads of 512 MiB in four streams per thread; on registers vpdpbusd and vdpbf16ps, or "
+    "else vpmaddubsw (sums widened at once, or after eight for 4 bits) and vfmadd231ps",
     "kvasir.cli.bench.probe": "no C compiler for probe.c: see BANDWIDTH_METHOD and ARITHMETIC_METHOD there",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Current maximum rates per second; 0 if the machine has no such instruction, or if it was not measured."""
+    """Current maximum rates per second; 0 if one was not measured. int4: of int8 and weights of 4 bits."""
 
     bytes_per_s: float
     int8_macs_per_s: float
+    int4_macs_per_s: float
     bf16_macs_per_s: float
     method: str
 
@@ -36,7 +38,7 @@ def rates(threads: int) -> Rates:
         from kvasir.cli.bench.probe import probe
 
         gave = probe("cpu", "bfloat16", threads)
-        return Rates(gave.bytes_per_s, 0.0, gave.macs_per_s, "kvasir.cli.bench.probe")
+        return Rates(gave.bytes_per_s, 0.0, 0.0, gave.macs_per_s, "kvasir.cli.bench.probe")
     ran = subprocess.run([program, str(threads)], capture_output=True, text=True, check=True)
     return Rates(**json.loads(ran.stdout), method="probe.c")
 

@@ -36,7 +36,7 @@ from benchmarks.peers.workers.protocol import Timeline, TooShort, in_step
 
 MINI = ROOT / "src" / "kvasir" / "assets" / "kvasir-mini"
 ROW = Row("mini decode 2", "mini", "bf16", "decode", 2, 8, 6, (LLAMA, VLLM), 1.5, 3.0)
-RATES = Rates(1e10, 2e11, 1e11, "probe.c")
+RATES = Rates(1e10, 2e11, 3e11, 1e11, "probe.c")
 WORKER = """
 import itertools, os, sys
 from benchmarks.peers.workers.protocol import Timeline, in_step, serve
@@ -204,13 +204,18 @@ def test_limits_are_bytes_and_multiply_adds():
     assert reads and limit(prefill, MINI, replace(RATES, bf16_macs_per_s=2e11)) == pytest.approx(2 * reads)
     assert limit(prefill, MINI, replace(RATES, bf16_macs_per_s=0.0)) is None
     assert limit(replace(ROW, figure="http"), MINI, RATES) is None
+    four_bits, eight_bits = replace(prefill, kind="Q4_K_M"), replace(prefill, kind="Q8_0")
+    assert limit(eight_bits, MINI, RATES) == pytest.approx(2 * reads)
+    assert limit(four_bits, MINI, RATES) == pytest.approx(3 * reads)
 
 
 @pytest.mark.slow
 def test_the_machine_report_has_its_rates():
     gave = rates(1)
     assert gave.bytes_per_s > 1e8 and gave.method in probe.METHODS
-    assert all(math.isfinite(rate) and rate >= 0 for rate in (gave.int8_macs_per_s, gave.bf16_macs_per_s))
+    assert all(
+        math.isfinite(rate) and rate >= 0 for rate in (gave.int8_macs_per_s, gave.int4_macs_per_s, gave.bf16_macs_per_s)
+    )
 
 
 def test_without_a_compiler_the_project_probes(tmp_path, monkeypatch):
