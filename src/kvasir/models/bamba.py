@@ -9,7 +9,7 @@ from typing import Any
 from kvasir.errors import ModelFileError
 from kvasir.layers.block import Mixer
 from kvasir.layers.module import Entry
-from kvasir.models.config import MAX_LAYERS, Fields
+from kvasir.models.config import MAX_LAYERS, Fields, inner_object
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
 from kvasir.models.state_spaces import Mamba2Settings, mamba2_names, read_mamba2
@@ -27,7 +27,7 @@ class BambaConfig(DecoderConfig):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BambaConfig:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
-        named = {**config, **(config.get("rope_parameters") or {})}
+        named = {**config, **inner_object(config, "rope_parameters")}
         share = {} if "partial_rotary_factor" in named else {"partial_rotary_factor": 0.5}
         f = Fields({**_DEFAULTS, **share, **config})
         sizes = read_sizes(f, kv_heads=8, partial=True)

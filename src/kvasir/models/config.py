@@ -145,6 +145,16 @@ class Fields:
         return value
 
 
+def inner_object(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of the object `name` of a config.json, empty if it is absent. Raises ModelFileError for other values."""
+    value = config.get(name)
+    if _neutral(value):
+        return {}
+    if not isinstance(value, Mapping):
+        raise ModelFileError(f"config.json: {name} is {_short(value)}", "expected an object")
+    return dict(value)
+
+
 def is_number(value: Any) -> bool:
     """Whether the value is a finite int or float within the range of a float64; a bool is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -11,7 +11,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.module import Entry, Take
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, Routing
 from kvasir.layers.norm import PlainLayerNorm, RMSNorm
-from kvasir.models.config import MAX_EXPERTS, MAX_HEADS, MAX_WIDTH, Fields
+from kvasir.models.config import MAX_EXPERTS, MAX_HEADS, MAX_WIDTH, Fields, inner_object
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import Mixtral, MixtralConfig
 
@@ -66,9 +66,9 @@ def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attention(config: Mapping[str, Any], attn: Fields) -> dict[str, Any]:
     """The base of the rotary embedding is a field of `attn_config`; newer configs have it in `rope_parameters`, too."""
-    rope, own = config.get("rope_parameters") or {}, attn.get("rope_theta")
+    rope, own = inner_object(config, "rope_parameters"), attn.get("rope_theta")
     found = {"num_key_value_heads": attn.integer("kv_n_heads", 1, MAX_HEADS, 1)}
-    stated = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+    stated = rope.get("rope_theta")
     if own is None or stated == own:
         return found
     if stated is not None:

@@ -10,7 +10,15 @@ from typing import Any
 from kvasir.errors import ModelFileError
 from kvasir.layers.module import Entry
 from kvasir.layers.moe import EXPERT_ACTIVATIONS, Routing
-from kvasir.models.config import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, read_sliding_layers
+from kvasir.models.config import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_WIDTH,
+    Fields,
+    inner_object,
+    read_sliding_layers,
+)
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names
 
@@ -86,7 +94,7 @@ class Glm4MoeConfig(MixtralConfig):
 
 
 def _names_share(config: Mapping[str, Any]) -> bool:
-    return "partial_rotary_factor" in {**config, **(config.get("rope_parameters") or {})}
+    return "partial_rotary_factor" in {**config, **inner_object(config, "rope_parameters")}
 
 
 class Glm4Moe(Mixtral):

@@ -12,7 +12,7 @@ from kvasir.layers.attention import HeadGatedAttention
 from kvasir.layers.block import DecoderLayer, Mixer
 from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope, RopeScaling
-from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, Fields
+from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, inner_object
 from kvasir.models.decoder import read_sizes
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.gemma4_config import read_full_rope
@@ -49,8 +49,8 @@ class Lfm3Config(Lfm2Config):
         kinds, window = _kinds(f, layers), f.integer("sliding_window", 1, MAX_POSITIONS, 256)
         plain = ["conv" if kind == "conv" else "full_attention" for kind in kinds]
         settings = read_convolutions(replace_values(f, layer_types=plain), layers)
-        theta, scaling = read_full_rope(full.get("rope_parameters") or _FULL, most)
-        of_windows = Fields({"rope_parameters": local.get("rope_parameters") or _LOCAL})
+        theta, scaling = read_full_rope(inner_object(full, "rope_parameters") or _FULL, most)
+        of_windows = Fields({"rope_parameters": inner_object(local, "rope_parameters") or _LOCAL})
         local_theta, local_scaling = read_rope(of_windows, most)
         sandwich, gated = f.flag("use_sandwich_norm", True), f.flag("use_attention_gate", True)
         f.finish()

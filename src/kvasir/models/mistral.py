@@ -10,7 +10,7 @@ from typing import Any
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.layers.module import Entry, Take
 from kvasir.layers.rope import Rope
-from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
+from kvasir.models.config import MAX_POSITIONS, Fields, inner_object, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.llama import Llama
 
@@ -85,7 +85,7 @@ class Ministral3Config(MistralConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Ministral3Config:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-        given = Fields(config.get(name) or _YARN, f"config.json: {name}")
+        given = Fields(inner_object(config, name) or _YARN, f"config.json: {name}")
         beta = given.number("llama_4_scaling_beta", 0.0, 1e3, 0.0)
         rope = {key: value for key, value in given.values.items() if key not in ("llama_4_scaling_beta", _COPY)}
         f = Fields({**_DEFAULTS, **config, name: rope})

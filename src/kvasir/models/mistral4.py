@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from kvasir.errors import ModelFileError
 from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope, still
-from kvasir.models.config import MAX_POSITIONS, Fields
+from kvasir.models.config import MAX_POSITIONS, Fields, inner_object
 from kvasir.models.deepseek_v2 import LatentConfig, LatentDecoder, latent_fields, read_latent
 from kvasir.models.glm4_moe import read_deepseek_experts
 from kvasir.models.mistral import IMAGE_TENSORS, OF_IMAGES, within
@@ -44,7 +44,7 @@ class Mistral4Config(LatentConfig):
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Reads a `config.json`. Raises ModelFileError for bad values, UnsupportedModel for features without code."""
         config = _text(config)
-        given = Fields(config.get("rope_parameters") or _YARN, "config.json: rope_parameters")
+        given = Fields(inner_object(config, "rope_parameters") or _YARN, "config.json: rope_parameters")
         rope = {key: value for key, value in given.values.items() if key not in _OWN}
         f = latent_fields({**config, "rope_parameters": rope}, _DEFAULTS)
         sizes = read_latent(f)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope
-from kvasir.models.config import MAX_POSITIONS, Fields, read_sliding_layers
+from kvasir.models.config import MAX_POSITIONS, Fields, inner_object, read_sliding_layers
 from kvasir.models.decoder import DecoderConfig, read_sizes
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.llama import Llama
@@ -46,7 +46,7 @@ class Olmo3Config(Olmo2Config):
         sizes, bias = read_sizes(f), f.flag("attention_bias", False)
         layers, window = sizes["num_layers"], f.integer("sliding_window", 1, MAX_POSITIONS)
         slides = read_sliding_layers(f, layers) or [(i + 1) % 4 != 0 for i in range(layers)]
-        inner = Fields({"rope_type": "default", **(local.get("rope_parameters") or {})})
+        inner = Fields({"rope_type": "default", **inner_object(local, "rope_parameters")})
         inner.expect("rope_type", "default")
         f.finish()
         return cls(

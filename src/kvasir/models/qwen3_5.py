@@ -11,7 +11,7 @@ from typing import Any
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.module import Entry, Take
 from kvasir.layers.moe import Routing
-from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields
+from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields, inner_object
 from kvasir.models.decoder import read_sizes
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
@@ -66,9 +66,7 @@ class Qwen35MoeTextConfig(Qwen35TextConfig):
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `rope_parameters` without the sections of M-RoPE: without images all sections have the token's position."""
-    given = config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise ModelFileError(f"config.json: rope_parameters is {given!r:.80}", "expected an object")
+    given = inner_object(config, "rope_parameters")
     sections = given.get("mrope_section", [])
     if not isinstance(sections, list) or not all(type(size) is int and size >= 0 for size in sections):
         raise ModelFileError(f"config.json: mrope_section is {sections!r:.80}", "expected a list of sizes")
