@@ -4,7 +4,11 @@ The fast tests draw the same few examples every time, so that a verdict is about
 `make test-all` draws many new ones (`--hypothesis-profile=explore`) and prints how to draw a failing one again."""
 
 import atexit
+import contextlib
 import gc
+import importlib
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +37,19 @@ def pytest_configure(config):
     """What does not run, because -x ends the tests before, is no unused snapshot."""
     if config.option.maxfail:
         config.option.disable_unused_snapshots = True
+
+
+def pytest_collection(session):
+    """In a clean checkout, what a worker has compiled is there for the others: each begins with other modules."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    if count == 1 or session.config.args != session.config.getini("testpaths"):
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    begin = int(worker[2:]) * len(modules) // count
+    for path in (*modules[begin:], *modules[:begin]):
+        name = ".".join(path.relative_to(session.config.rootpath).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # said when it is collected
+            importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(items):

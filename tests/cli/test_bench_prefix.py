@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvasir.cli.app import app
 from kvasir.cli.bench.prefix import check_equal, measure_rounds, ratio_to, rotated
+from kvasir.cli.bench.probe import Probe
 from kvasir.cli.bench.workloads import BRANCHES, LEVELS, LONG, TURNS, WORKLOADS, Exchange, Load, blocks_needed, play
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
@@ -144,7 +145,8 @@ class Wrong(FakeEngine):
             yield replace(delta, token_ids=tuple((token + 1) % VOCABULARY for token in delta.token_ids))
 
 
-async def test_answers_that_differ_are_no_measurement():
+async def test_answers_that_differ_are_no_measurement(monkeypatch):
+    monkeypatch.setattr("kvasir.cli.bench.prefix.probe", lambda *_: Probe(1e9, 1e9))
     engines = {"off": FakeEngine, "on": Wrong}
     fronts = {name: Front(engine(num_blocks=200, vocab_size=VOCABULARY)) for name, engine in engines.items()}
     for front in fronts.values():

@@ -27,7 +27,12 @@ def _threads_as_before():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cell", sample(1, seed=2027), ids=repr)
+def on_program(cell: Cell) -> Cell:
+    """On the eager executor one cell takes as long as all others here: tests/engine/test_oracle_models.py has it."""
+    return Cell(cell.names - {"eager executor"})
+
+
+@pytest.mark.parametrize("cell", [*map(on_program, sample(1, seed=2027))], ids=repr)
 def test_a_sample(cell):
     assert cell.run().word == "equal"
 

@@ -18,13 +18,12 @@ from tests.models.driver import logits_of, make_cache
 from tests.models.families import config_of
 from tests.models.oracle import dummy, random_ids
 
-NAMES = (
-    *("llama-biased-tied", "llama-3", "mistral", "qwen2-windows", "qwen3"),
-    *("gemma2", "gemma3", "phi3", "mixtral", "qwen3-moe-mixed", "qwen3-next"),
-    pytest.param("granite-hybrid", marks=pytest.mark.slow),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3n", "gemma4", "gemma4-moe")),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek-v2", "mimo-v2-flash")),
+FEW = ("llama-biased-tied", "gemma2", "gemma3", "qwen3-moe-mixed", "qwen3-next")  # one for each mechanism
+MORE = (
+    *("llama-3", "mistral", "qwen2-windows", "qwen3", "phi3", "mixtral", "granite-hybrid"),
+    *("gemma3n", "gemma4", "gemma4-moe", "deepseek-v2", "mimo-v2-flash"),
 )
+NAMES = (*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE))
 LENGTH = 100
 pytestmark = pytest.mark.usefixtures("exact_machine")
 

@@ -21,12 +21,14 @@ from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
 from tests.layers.parts import Part, batch_of  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
-from tests.program.made import EACH, Company, bits, loaded, program_of  # noqa: E402
+from tests.program.made import EACH, SMALL, Company, bits, loaded, program_of, random_model  # noqa: E402
 
 IDS = [(13 * i * i + 7 * i + 3) % 300 for i in range(50)]
 OTHER = [(5 * i * i + 3 * i + 8) % 300 for i in range(50)]
 AGREE = 2e-5
 KINDS = [kind for kind in EACH if kind != "bert"]
+FEW = ("llama", "gpt2", "mixtral", "qwen3-next", "deepseek-v2", "granite-hybrid")
+ON_EAGER = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL if kind != "bert"]
 
 
 def made(model, seed: int, rank: int, only: str = "") -> dict:
@@ -148,9 +150,9 @@ def test_rows_without_one_keep_their_bits(case):
     assert program.struct.adapted == 0
 
 
-def test_eager_rows_have_the_same_bits_alone_and_batched(case):
-    folder, _ = case
-    model = eager_of(folder)
+@pytest.mark.parametrize("kind", ON_EAGER)
+def test_eager_rows_have_the_same_bits_alone_and_batched(kind, tmp_path):
+    model = eager_of(random_model(kind, tmp_path))
     (plain,) = eager_hidden(model, [IDS], [0])
     set_adapter(model, 1, made(model, 1, 16), torch.from_numpy)
     set_adapter(model, 2, made(model, 2, 3), torch.from_numpy)
