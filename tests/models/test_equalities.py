@@ -56,7 +56,7 @@ def test_chunks_equal_one_step(name, dtype):
         assert torch.equal(logits_of(model, ids, chunks=chunks, dtype=dtype, fill=torch.nan), logits)
 
 
-@both
+@mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
 def test_the_block_size_changes_no_bit(name, dtype):
     model, ids, logits = model_of(name, dtype)

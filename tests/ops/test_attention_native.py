@@ -185,7 +185,7 @@ def test_tables_of_queries_need_the_keys_of_the_step():
         attend([case], [[20]], "float32", relative=tables)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["float32", "int8"])
 def test_chunks_of_1024_keys_are_merged(format):
     case = make(2100, 2, 1, 16)
     whole = attend([case], [[2100]], format, 64)[0]
@@ -196,13 +196,12 @@ def test_chunks_of_1024_keys_are_merged(format):
     assert torch.equal(attend([windowed], [[2100]], format, 64)[0], parts)
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
-    ("shape", "lengths", "last", "window"),
+    ("shape", "lengths", "last", "window", "format"),
     [
-        ((4, 2, 16), [6000], [1], 0),
-        ((16, 1, 8), [4500, 40, 2100], [3, 40, 1], 0),
-        ((3, 3, 10), [30, 5000, 30, 30], [1, 2, 1, 1], 3000),
+        ((4, 2, 16), [6000], [1], 0, "bfloat16"),
+        ((16, 1, 8), [4500, 40, 2100], [3, 40, 1], 0, "int8"),
+        *(((3, 3, 10), [30, 5000, 30, 30], [1, 2, 1, 1], 3000, format) for format in FORMATS),
     ],
 )
 def test_splitting_long_sequences_over_threads_does_not_change_bits(shape, lengths, last, window, format):

@@ -1,6 +1,17 @@
 import pytest
 
+from kvasir.text.template_process import TemplateRenderer
 from tests.serve.running import client, live
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_renderer():
+    """Of all chat templates of these tests: each would start a process of its own."""
+    renderer = TemplateRenderer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvasir.text.chat.TemplateRenderer", lambda: renderer)
+        yield
+    renderer.close()
 
 
 @pytest.fixture

@@ -68,13 +68,11 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.dialects = DIALECTS
     of_dialects = (router for dialect in DIALECTS for router in dialect.routers)
     routers = (*of_dialects, models.router, meta.router, live.router)
-    for router in routers:
-        app.include_router(router)
-    app.router.routes += static.routes
+    app.state.routes = [*(route for router in routers for route in router.routes), *static.routes]
+    app.router.routes += app.state.routes  # including the routers would build all routes again for each application
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(ClientGone, _on_gone)
-    app.state.routes = [*(route for router in routers for route in router.routes), *static.routes]
     _wrap(app, catalogue.settings, catalogue.quotas, Managing(app.state.routes))
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app

@@ -188,7 +188,8 @@ async def test_an_answer_states_its_service_tier_if_one_was_asked_for(fields, he
 async def test_chat_and_responses_judge_a_tier_alike(tier):
     async with client() as http:
         reported = []
-        for path, body in ((CHAT, {"messages": [{"role": "user", "content": "a"}]}), ("/v1/responses", {"input": "a"})):
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        for path, body in ((CHAT, chat), ("/v1/responses", {"input": "a", "max_output_tokens": 2})):
             answer = await http.post(path, json={**body, "service_tier": tier})
             found = answer.json()
             reported.append((answer.status_code, found.get("service_tier"), found.get("error")))
