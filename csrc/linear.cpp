@@ -1,6 +1,7 @@
 // Dispatches products with packed matrices to the float or the integer kernels.
 #include "linear.h"
 
+#include "input_rule.h"
 #include "linear_wide.h"
 
 namespace kvasir {
@@ -10,6 +11,8 @@ static bool is_float(const Matrix& m) { return m.format < FORMAT_Q4_0; }
 
 void prepare(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows) {
     (is_float(m) ? prepare_float : prepare_int)(m, out, x, x_stride, rows);
+    const InputRule* rule = input_rule(m);
+    if (rule && rule->rounding == ROUND_FP8) round_fp8(m, *rule, out, rows);
 }
 
 void linear(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,

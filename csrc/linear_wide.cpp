@@ -1,8 +1,10 @@
-// Products with levels of more than 8 bits (NF4) on AVX2: levels are decoded to int16, for several tiles of rows only
+// Products on AVX2 with more than 8 bits: NF4's levels, and INT8 where a checkpoint's scheme rounds rows to -128, for
+// which the products of bytes have no room. Levels are decoded to int16, for several tiles of rows only
 // once, and multiplied by activations that are widened to int16 as well. The dots are the same exact integers as those
 // of the two tables in int_unpack.h, and everything after them is in the same order.
 #include "linear_wide.h"
 
+#include "input_rule.h"
 #include "int_groups.h"
 
 #if defined(KVASIR_AVX2)
@@ -47,7 +49,13 @@ struct WideWord {
     __m256i of[2];
 };
 
-KVASIR_INLINE WideWord widen_levels(__m256i codes) {
+KVASIR_INLINE WideWord widen_bytes(__m256i codes) {  // INT8
+    const __m256i low = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+    const __m256i high = _mm256_cmpgt_epi8(_mm256_setzero_si256(), low);
+    return {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
+}
+
+KVASIR_INLINE WideWord widen_levels(__m256i codes) {  // NF4
     const __m256i low = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_128(NF4_WIDE.low)), codes);
     const __m256i high = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_128(NF4_WIDE.high)), codes);
     return {{_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}};
@@ -57,12 +65,19 @@ KVASIR_INLINE __m256i lower_nibbles(__m256i v) { return _mm256_and_si256(v, _mm2
 KVASIR_INLINE __m256i upper_nibbles(__m256i v) { return lower_nibbles(_mm256_srli_epi16(v, 4)); }
 
 // Where a tile reads the levels of 32 columns by eight rows: eight words, two at a time.
-struct FromCodes {  // the planes of the packed block: 64 bytes have two words of both halves of the panel
+template <int FORMAT>
+struct FromCodes {  // the planes of the packed block: 64 bytes have two words of both halves of the panel, INT8 one
+    static constexpr int CHUNK = FORMAT == FORMAT_NF4 ? 256 : 512;  // bytes
     const uint8_t* planes;
     KVASIR_INLINE void take(WideWord (&words)[2], int pair) const {
-        const __m256i v = load_256(planes + 64 * pair);
-        words[0] = widen_levels(lower_nibbles(v));
-        words[1] = widen_levels(upper_nibbles(v));
+        if constexpr (FORMAT == FORMAT_NF4) {
+            const __m256i v = load_256(planes + 64 * pair);
+            words[0] = widen_levels(lower_nibbles(v));
+            words[1] = widen_levels(upper_nibbles(v));
+        } else {
+            words[0] = widen_bytes(load_256(planes + 128 * pair));
+            words[1] = widen_bytes(load_256(planes + 128 * pair + 64));
+        }
     }
 };
 
@@ -76,12 +91,14 @@ struct FromLevels {
 };
 
 // 64 columns of a panel to levels: for each chunk of 32 columns and each half of the panel, its eight words.
+template <int FORMAT>
 void widen_block(int16_t* to, const uint8_t* block) {
     for (int chunk = 0; chunk < 2; ++chunk) {
         for (int half = 0; half < 2; ++half) {
-            for (int plane = 0; plane < 4; ++plane, to += 2 * WIDE_LEVELS) {
-                const __m256i v = load_256(block + 256 * chunk + 64 * plane + 32 * half);
-                const WideWord words[2] = {widen_levels(lower_nibbles(v)), widen_levels(upper_nibbles(v))};
+            const FromCodes<FORMAT> codes = {block + FromCodes<FORMAT>::CHUNK * chunk + 32 * half};
+            for (int pair = 0; pair < 4; ++pair, to += 2 * WIDE_LEVELS) {
+                WideWord words[2];
+                codes.take(words, pair);
                 for (int i = 0; i < 4; ++i) {
                     _mm256_store_si256(reinterpret_cast<__m256i*>(to + 16 * i), words[i / 2].of[i % 2]);
                 }
@@ -118,10 +135,10 @@ KVASIR_INLINE void wide_dots(__m256i (&dots)[ROWS], Levels from, const int16_t* 
 }
 
 // Adds `blocks` blocks to the sums of ROWS rows, whose groups begin at x: from the slab's levels, or from the blocks.
-template <int ROWS, bool DECODED>
+template <int FORMAT, int ROWS, bool DECODED>
 __attribute__((noinline)) void add_wide(f32x16* sums, WideSlab& slab, const uint8_t* block, int64_t blocks,
                                         const uint8_t* x, int64_t x_stride) {
-    constexpr IntLayout l = int_layout_of(FORMAT_NF4);
+    constexpr IntLayout l = int_layout_of(FORMAT);
     for (int m = 0; m < ROWS; ++m) {
         const Group32* groups = reinterpret_cast<const Group32*>(x + m * x_stride);
         for (int64_t g = 0; g < 2 * blocks; ++g) {
@@ -146,9 +163,9 @@ __attribute__((noinline)) void add_wide(f32x16* sums, WideSlab& slab, const uint
             wide_dots<ROWS>(low, FromLevels{levels}, q);
             wide_dots<ROWS>(high, FromLevels{levels + 8 * WIDE_LEVELS}, q);
         } else {
-            const uint8_t* planes = from + g % 2 * 256;
-            wide_dots<ROWS>(low, FromCodes{planes}, q);
-            wide_dots<ROWS>(high, FromCodes{planes + 32}, q);
+            const uint8_t* planes = from + g % 2 * FromCodes<FORMAT>::CHUNK;
+            wide_dots<ROWS>(low, FromCodes<FORMAT>{planes}, q);
+            wide_dots<ROWS>(high, FromCodes<FORMAT>{planes + 32}, q);
         }
         const f32x16 scale = load(reinterpret_cast<const float*>(from + l.scales));
         KVASIR_UNROLL
@@ -161,37 +178,38 @@ __attribute__((noinline)) void add_wide(f32x16* sums, WideSlab& slab, const uint
     for (int m = 0; m < ROWS; ++m) sums[m] = acc[m];
 }
 
-template <bool DECODED>
+template <int FORMAT, bool DECODED>
 void add_tile(f32x16* sums, WideSlab& slab, const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride,
               int64_t rows) {
     static_assert(WIDE_TILE == 4, "a case for each number of rows");
     switch (rows) {
-        case 1: return add_wide<1, DECODED>(sums, slab, block, blocks, x, x_stride);
-        case 2: return add_wide<2, DECODED>(sums, slab, block, blocks, x, x_stride);
-        case 3: return add_wide<3, DECODED>(sums, slab, block, blocks, x, x_stride);
-        default: return add_wide<4, DECODED>(sums, slab, block, blocks, x, x_stride);
+        case 1: return add_wide<FORMAT, 1, DECODED>(sums, slab, block, blocks, x, x_stride);
+        case 2: return add_wide<FORMAT, 2, DECODED>(sums, slab, block, blocks, x, x_stride);
+        case 3: return add_wide<FORMAT, 3, DECODED>(sums, slab, block, blocks, x, x_stride);
+        default: return add_wide<FORMAT, 4, DECODED>(sums, slab, block, blocks, x, x_stride);
     }
 }
 
 // The sums of all segments of one panel for `rows` (at most WIDE_ROWS) rows: slab.sums[segment][row]. A single tile
 // decodes as it goes.
+template <int FORMAT>
 void wide_sums(WideSlab& slab, const uint8_t* panel, const uint8_t* x, int64_t x_stride, int64_t rows,
                int64_t segments, int64_t blocks) {
-    constexpr IntLayout l = int_layout_of(FORMAT_NF4);
+    constexpr IntLayout l = int_layout_of(FORMAT);
     const int64_t tiles = (rows + WIDE_TILE - 1) / WIDE_TILE;
     for (int64_t s = 0; s < segments; ++s) {
         for (int64_t m = 0; m < rows; ++m) slab.sums[s][m] = broadcast(0.0f);
         for (int64_t first = 0; first < blocks; first += WIDE_BLOCKS) {
             const int64_t count = blocks - first < WIDE_BLOCKS ? blocks - first : WIDE_BLOCKS;
             if (tiles == 1) {
-                add_tile<false>(slab.sums[s], slab, panel, count, x, x_stride, rows);
+                add_tile<FORMAT, false>(slab.sums[s], slab, panel, count, x, x_stride, rows);
             } else {
                 for (int64_t b = 0; b < count; ++b) {
-                    widen_block(slab.levels + b * WIDE_WORDS * WIDE_LEVELS, panel + b * l.bytes);
+                    widen_block<FORMAT>(slab.levels + b * WIDE_WORDS * WIDE_LEVELS, panel + b * l.bytes);
                 }
                 for (int64_t t = 0; t < tiles; ++t) {
                     const int64_t begin = rows * t / tiles, tall = rows * (t + 1) / tiles - begin;
-                    add_tile<true>(slab.sums[s] + begin, slab, panel, count, x + begin * x_stride, x_stride, tall);
+                    add_tile<FORMAT, true>(slab.sums[s] + begin, slab, panel, count, x + begin * x_stride, x_stride, tall);
                 }
             }
             panel += count * l.bytes;
@@ -218,17 +236,21 @@ KVASIR_INLINE void finish(WideSlab& slab, int64_t row, int64_t segments, int64_t
 
 }  // namespace
 
-bool is_wide(const Matrix& m) { return m.format == FORMAT_NF4; }
+bool is_wide(const Matrix& m) {
+    const InputRule* rule = input_rule(m);
+    return m.format == FORMAT_NF4 || (rule && rule->rounding == ROUND_INT8);
+}
 
 void linear_wide(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
                  float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
     const int64_t bytes = int_panel_bytes(m), stride = int_activated_bytes(m), blocks = int_blocks(m);
+    const auto add_up = m.format == FORMAT_NF4 ? wide_sums<FORMAT_NF4> : wide_sums<FORMAT_INT8>;
     WideSlab slab;
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
         const int64_t col = panel * PANEL, left = m.rows - col, cols = left < LANES ? left : LANES;
         for (int64_t begin = 0; begin < rows; begin += WIDE_ROWS) {
             const int64_t count = rows - begin < WIDE_ROWS ? rows - begin : WIDE_ROWS;
-            wide_sums(slab, m.data + panel * bytes, activated + begin * stride, stride, count, m.segments, blocks);
+            add_up(slab, m.data + panel * bytes, activated + begin * stride, stride, count, m.segments, blocks);
             for (int64_t r = 0; r < count; ++r) {
                 const int64_t row = begin + r;
                 finish(slab, r, m.segments, cols, out + row * out_stride + col, bias ? bias + col : nullptr,

@@ -1,5 +1,6 @@
 // Converts rows to the activations of integer formats: int8 and a scale for each group, and the sums that zero points
 // and minima need.
+#include "input_rule.h"
 #include "int_formats.h"
 #include "linear.h"
 #include "simd.h"
@@ -27,6 +28,27 @@ KVASIR_INLINE float quantize(int8_t* q, const float* x) {
     return any(unordered(poison, poison)) ? __builtin_nanf("") : empty ? 0.0f : scale;
 }
 
+// The same with a scale that is given.
+template <int COUNT>
+KVASIR_INLINE float quantize_by(int8_t* q, const float* x, float scale) {
+    f32x16 poison = broadcast(0.0f);
+    for (int i = 0; i < COUNT; i += LANES) {
+        const f32x16 v = load(x + i);
+        poison = add(poison, mul(v, broadcast(0.0f)));
+        const f32x16 level = div(v, broadcast(scale));
+        store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-128.0f))));
+    }
+    return any(unordered(poison, poison)) ? __builtin_nanf("") : scale;
+}
+
+// The scale of a row of a multiple of 16 columns, 0 if it is all 0 or nearly so.
+float scale_of_row(const float* x, int64_t cols) {
+    f32x16 largest = broadcast(0.0f);
+    for (int64_t k = 0; k < cols; k += LANES) largest = max(abs(load(x + k)), largest);
+    const float scale = greatest(largest) / 127.5f;
+    return scale < 1.17549435e-38f ? 0.0f : scale;
+}
+
 template <int COUNT>
 KVASIR_INLINE int32_t sum_of(const int8_t* q) {
     int32_t sum = 0;
@@ -34,15 +56,16 @@ KVASIR_INLINE int32_t sum_of(const int8_t* q) {
     return sum;
 }
 
-void prepare_group(Group32& group, const float* x) {
-    group.scale = quantize<32>(group.q, x);
+// scale: given, or 0.
+void prepare_group(Group32& group, const float* x, float scale) {
+    group.scale = scale > 0.0f ? quantize_by<32>(group.q, x, scale) : quantize<32>(group.q, x);
     const int32_t half = sum_of<16>(group.q), sum = half + sum_of<16>(group.q + 16);
     group.start = -8 * sum;
     group.half_start = -8 * half;
     group.scaled_sum = group.scale * static_cast<float>(sum);
 }
 
-void prepare_group(Group256& group, const float* x) {
+void prepare_group(Group256& group, const float* x, float) {
     group.scale = quantize<256>(group.q, x);
     for (int i = 0; i < 16; ++i) {
         const int32_t sum = sum_of<16>(group.q + 16 * i);
@@ -53,17 +76,18 @@ void prepare_group(Group256& group, const float* x) {
     for (int32_t& word : group.reserved) word = 0;
 }
 
-// Quantizes the `cols` columns of one segment to `count` groups of SIZE, padding them with zeros.
+// Quantizes the `cols` columns of one segment to `count` groups of SIZE, padding them with zeros. order: of the columns
+// in the row x, which is else the segment's; or null.
 template <typename Group, int SIZE>
-void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols) {
-    for (int64_t g = 0; g < count; ++g, x += SIZE, cols -= SIZE) {
-        if (cols >= SIZE) {
-            prepare_group(groups[g], x);
-        } else {
-            float padded[SIZE] = {};
-            for (int64_t i = 0; i < cols; ++i) padded[i] = x[i];
-            prepare_group(groups[g], padded);
+void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols, const int32_t* order, float scale) {
+    for (int64_t g = 0; g < count; ++g, cols -= SIZE) {
+        const float* from = x + g * SIZE;
+        float gathered[SIZE] = {};
+        if (order || cols < SIZE) {
+            for (int64_t i = 0; i < SIZE && i < cols; ++i) gathered[i] = order ? x[order[g * SIZE + i]] : from[i];
+            from = gathered;
         }
+        prepare_group(groups[g], from, scale);
     }
 }
 
@@ -71,14 +95,22 @@ void prepare_segment(Group* groups, int64_t count, const float* x, int64_t cols)
 
 void prepare_int(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, int64_t rows) {
     const int64_t cols = m.cols / m.segments, blocks = int_blocks(m), bytes = int_activated_bytes(m);
+    const InputRule* rule = input_rule(m);
+    const int32_t* order = rule && rule->ordered ? reinterpret_cast<const int32_t*>(rule + 1) : nullptr;
+    const bool by_row = rule && rule->rounding == ROUND_INT8;
     for (int64_t r = 0; r < rows; ++r) {
         uint8_t* to = out + r * bytes;
+        const float* row = x + r * x_stride;
+        const float scale = !by_row ? 0.0f : rule->scale > 0.0f ? rule->scale : scale_of_row(row, m.cols);
         for (int64_t s = 0; s < m.segments; ++s) {
-            const float* from = x + r * x_stride + s * cols;
+            const float* from = order ? row : row + s * cols;
+            const int32_t* places = order ? order + s * cols : nullptr;
             if (int_layout_of(m.format).cols == 64) {
-                prepare_segment<Group32, 32>(reinterpret_cast<Group32*>(to) + 2 * s * blocks, 2 * blocks, from, cols);
+                Group32* groups = reinterpret_cast<Group32*>(to) + 2 * s * blocks;
+                prepare_segment<Group32, 32>(groups, 2 * blocks, from, cols, places, scale);
             } else {
-                prepare_segment<Group256, 256>(reinterpret_cast<Group256*>(to) + s * blocks, blocks, from, cols);
+                Group256* groups = reinterpret_cast<Group256*>(to) + s * blocks;
+                prepare_segment<Group256, 256>(groups, blocks, from, cols, places, scale);
             }
         }
     }

@@ -45,6 +45,7 @@ class Linear(Module):
 
     segments = 1
     reduces = False  # whether ranks may split the sum
+    own_inputs = True  # whether its rows are converted for it alone, and not for several matrices at once
     mesh: Mesh = SOLO
     sum_parts = 1  # the number of parts that ranks split the sum into
 
@@ -167,6 +168,8 @@ class Down(Reducing):
 class HeadLinear(Plain):
     """A matrix for each head of the rows: x float32 [T, heads, inputs] -> [T, heads, outputs]. The checkpoint has them
     below each other, [heads * outputs, inputs]. No adapter changes them."""
+
+    own_inputs = False
 
     def __init__(self, heads: int, inputs: int, outputs: int):
         super().__init__(inputs, heads * outputs)

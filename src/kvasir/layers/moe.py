@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.linear import Plain
@@ -56,6 +57,7 @@ class MoE(Module):
         self.router = Router(width, num_experts, bias)
         self.selection = Vector(num_experts, selection) if selection else None
         self.experts = [GatedMLP(width, inner, bias=bias) for _ in range(num_experts)]
+        _share_inputs(self.experts)
         self.routing, self.weigh_inputs = routing, weigh_inputs
         self.act = clamped_swiglu if act == "clamped_swiglu" else ACTIVATIONS[act]
 
@@ -111,6 +113,13 @@ class MoE(Module):
             expert.leave_out()
 
 
+def _share_inputs(experts: Sequence[GatedMLP | MLP]) -> None:
+    """The rows of all experts are converted at once."""
+    for expert in experts:
+        for linear in (*([expert.gate_up] if isinstance(expert, GatedMLP) else [expert.up]), expert.down):
+            linear.own_inputs = False
+
+
 class PlainMoE(MoE):
     """A mixture whose experts are MLPs without gates. total_bias: whether there is a bias of their weighted sum. Ranks
     do not split it."""
@@ -118,6 +127,7 @@ class PlainMoE(MoE):
     def __init__(self, width: int, inner: int, num_experts: int, routing: Routing, act: str, total_bias: bool = False):
         self.router = Router(width, num_experts, False)
         self.experts = [MLP(width, inner, act, bias=False) for _ in range(num_experts)]
+        _share_inputs(self.experts)
         self.bias = Vector(width, "bias") if total_bias else None
         self.routing, self.act = routing, ACTIVATIONS[act]
 

@@ -31,7 +31,8 @@ EXPERT_ROWS = 128  # rows per pass of the experts
 
 def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
     """The format that the input rows of a matrix are converted to (a key), and the bytes of such a row."""
-    return (weight.activation, weight.cols, weight.segments, weight.activated_bytes), weight.activated_bytes
+    rule = weight.inputs.key if weight.inputs else None
+    return (weight.activation, weight.cols, weight.segments, weight.activated_bytes, rule), weight.activated_bytes
 
 
 class Marshal:

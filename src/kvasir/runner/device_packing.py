@@ -96,6 +96,10 @@ class DevicePacker:
             return matrix_from_floats(array, dtype, segments, self._put)
         if kind not in GGMLType.__members__:
             raise UnsupportedModel(f"tensor {quoted(stored)} is stored as {kind}, which no GPU kernel reads")
+        if (inputs := source.info(stored).inputs) and inputs.order is not None:
+            self._note("matrices with activation order are decoded on a GPU")
+            array = source.array(stored).astype(np.float32)
+            return matrix_from_floats(take.of(array) if take else array, dtype, segments, self._put)
         raw = source.raw(stored)
         raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
         if kind in GGUF:

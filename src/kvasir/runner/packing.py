@@ -25,6 +25,8 @@ from kvasir.layers.linear import Head, Linear
 from kvasir.layers.module import Shard
 from kvasir.layers.places import HostPlace
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, packed_bytes, take_columns
+from kvasir.quant.inputs import Inputs
+from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import WeightSource
 
 FLOATS = ("F32", "F16", "BF16")
@@ -66,10 +68,11 @@ class Packer:
         shard = _shard(leaf, name)
         if not all(shard.shape):
             return True  # all of it is on other ranks
-        kind, rows = _raw_rows(source, stored, take)
-        self._note_decoded(source.info(stored).dtype, take)
         cols = leaf.expects()[name][1]
-        packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard)
+        inputs, decodes = self._inputs(leaf, source.info(stored), take, shard, cols)
+        kind, rows = _decoded_rows(source, stored, take) if decodes else _raw_rows(source, stored, take)
+        self._note_decoded(source.info(stored).dtype, take)
+        packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard, inputs)
         if self.quantize:
             self._count(stored, self._why_kept(leaf, kind, cols))
         leaf.hold(name, packed)
@@ -78,6 +81,16 @@ class Packer:
         if packed.note and packed.note not in self.notes:
             self.notes.append(packed.note)
         return True
+
+    def _inputs(self, leaf: Any, info: TensorInfo, take: Any, shard: Shard, cols: int) -> tuple[Inputs | None, bool]:
+        """What the checkpoint says about the input rows of a matrix, if the kernels can follow it, and whether
+        the matrix must be decoded, since they cannot."""
+        if info.inputs is None:
+            return None, False
+        is_whole, is_turned = shard.columns == (0, cols), take is not None and take.turned
+        if info.inputs.order is not None and not (is_whole and getattr(leaf, "own_inputs", False) and not is_turned):
+            return None, not is_turned
+        return info.inputs, False
 
     def _note_decoded(self, kind: str, take: Any) -> None:
         note = f"matrices of {kind} that are used transposed are decoded"
@@ -119,7 +132,9 @@ class Packer:
         """Number of segments of a reducing linear's sum, for a tensor of type `kind`."""
         return self._plan(leaf, "F32" if kind == "F64" else kind, leaf.inputs)[1]
 
-    def _pack(self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int, shard: Shard) -> PackedMatrix:
+    def _pack(
+        self, leaf: Any, stored: str, kind: str, rows: np.ndarray, cols: int, shard: Shard, inputs: Inputs | None
+    ) -> PackedMatrix:
         """Packs a shard. rows: of the shard, with all columns. cols: of the whole matrix. The shard has its part of the
         whole matrix's segments."""
         to, segments = self._plan(leaf, kind, cols)
@@ -127,7 +142,7 @@ class Packer:
         kind, rows, to = take_columns(kind, rows, cols, shard.columns, to)
         packed = pack_rows(
             kind, rows, *shard.shape, segments // shard.parts,
-            to=to, activation="float32" if in_float32 else "auto", threads=self.threads,
+            to=to, activation="float32" if in_float32 else "auto", threads=self.threads, inputs=inputs,
         )  # fmt: skip
         if self.report and to != kind and to not in FLOATS:
             self.report(stored, packed, _floats(kind, rows))
@@ -187,6 +202,14 @@ def _raw_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.nda
         return "F32" if kind == "F64" else kind, array.view(np.uint8)
     raw = source.raw(stored)
     return kind, take.of_rows(raw) if take else raw
+
+
+def _decoded_rows(source: WeightSource, stored: str, take: Any) -> tuple[str, np.ndarray]:
+    """As `_raw_rows`, of the values of a matrix whose bytes the kernels cannot use."""
+    array = source.array(stored)
+    array = np.ascontiguousarray(take.of(array) if take else array)
+    kind = next(name for name, dtype in _TYPES.items() if array.dtype == dtype)
+    return kind, array.view(np.uint8)
 
 
 def _floats(kind: str, rows: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from kvasir.errors import ModelFileError
+from kvasir.quant.inputs import Inputs
 
 # Private and writable, because torch has no read-only tensors: an accidental write then changes our memory instead of
 # the file, and does not crash the process. Without NORESERVE, Linux refuses to map files larger than memory.
@@ -23,13 +24,16 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A file's description of a tensor. dtype: the file format's own name for it ("BF16", "Q4_K")."""
+    """A file's description of a tensor. dtype: the file format's own name for it ("BF16", "Q4_K"). inputs: what the
+    checkpoint says about the input rows of a quantized matrix; bytes (`WeightSource.raw`) are in its order of columns,
+    values (`array`) in the model's."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     file: Path
+    inputs: Inputs | None = None
 
 
 class MappedFile:

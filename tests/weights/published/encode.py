@@ -84,6 +84,15 @@ def gptq(w: np.ndarray, group: int = 128) -> Tensors:
     return {"qweight": packed.T, "qzeros": words(zeros.T, 4), "scales": scales.T, "g_idx": index}
 
 
+def gptq_act_order(w: np.ndarray, group: int = 128) -> Tensors:
+    """With activation order: a group has columns that are anywhere in a row."""
+    order = np.random.default_rng(w.shape[1]).permutation(w.shape[1])
+    tensors, back = gptq_asymmetric(np.ascontiguousarray(w[:, order]), group), np.argsort(order)
+    data = np.ascontiguousarray(tensors["qweight"].T).view(np.uint8)
+    codes = np.stack((data & 15, data >> 4), axis=-1).reshape(w.shape)[:, back]
+    return {**tensors, "qweight": words(np.ascontiguousarray(codes), 4).T, "g_idx": (back // group).astype(np.int32)}
+
+
 def gptq_asymmetric(w: np.ndarray, group: int = 128, bits: int = 4) -> Tensors:
     """Of checkpoint_format gptq_v2."""
     codes, zeros, scales = with_zeros(w, group, bits, np.float16)
@@ -250,6 +259,7 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 FORMATS: dict[str, Format] = {
     "gptq": Format(_GPTQ | {"sym": True, "desc_act": False}, gptq),
     "gptq-asymmetric": Format(_GPTQ | {"sym": False, "checkpoint_format": "gptq_v2"}, gptq_asymmetric),
+    "gptq-act-order": Format(_GPTQ | {"sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"}, gptq_act_order),
     "awq": Format(_AWQ | {"version": "gemm"}, awq),
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "w4a16": Format(_CT, w4a16),
@@ -276,6 +286,8 @@ def assert_same_packed(source: WeightSource, name: str, roundings: int = 1) -> N
         return
     values = source.array(name).astype(np.float32)
     packed = dequantize(source.raw(name), GGMLType[info.dtype], tuple(info.shape))
+    if info.inputs is not None and info.inputs.order is not None:
+        packed = packed[:, np.argsort(info.inputs.order)]
     slack = 2.0**-14 * np.abs(values).max(1, keepdims=True) if info.dtype == "NF4" else 0
     most = roundings * 2.0**-8 * np.abs(values) + slack + 1e-6 * np.abs(values).max()
     assert (np.abs(packed - values) <= most).all(), name

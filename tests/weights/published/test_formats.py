@@ -41,6 +41,7 @@ class Bound(NamedTuple):
 BOUNDS = {
     "gptq": Bound("Q4_0", 0.0105, 0.14),
     "gptq-asymmetric": Bound("INT4_ZP", 0.0105, 0.135),
+    "gptq-act-order": Bound("INT4_ZP", 0.0105, 0.135),
     "awq": Bound("INT4_ZP", 0.0105, 0.135),
     "awq-gemv": Bound("INT4_ZP", 0.0105, 0.135),
     "w4a16": Bound("Q4_0", 0.0105, 0.145),

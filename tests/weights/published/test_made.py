@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
+from kvasir.quant.gguf_types import GGMLType, dequantize
 from kvasir.weights.published import unquantized
 from kvasir.weights.source import SafetensorsSource, WeightSource
 from tests.weights.published.encode import assert_same_packed
@@ -70,10 +71,26 @@ def test_gptq(tmp_path, bits, form, sorted_groups):
             )
     assert list(source.names()) == ["a.weight"] and source.info("a.weight").shape == (32, IN)
     assert np.array_equal(source.array("a.weight").astype(np.float16), expected)
-    packed = sorted_groups and bits < 8
-    assert source.info("a.weight").dtype == ("Q8_0" if packed else "F16")
-    if not packed:
+    info = source.info("a.weight")
+    assert info.dtype == ("Q8_0" if bits < 8 else "F16")
+    if bits == 8:
         assert source.raw("a.weight").tobytes() == expected.tobytes()
+        return
+    assert (info.inputs is None) == sorted_groups
+    packed = dequantize(source.raw("a.weight"), GGMLType.Q8_0, (32, IN))
+    if not sorted_groups:
+        packed, found = packed[:, np.argsort(info.inputs.order)], groups[info.inputs.order]
+        assert (np.diff(found) >= 0).all(), "the columns of a group are adjacent"
+    assert np.array_equal(packed.astype(np.float16), expected)
+
+
+def test_groups_of_unequal_sizes_are_decoded(tmp_path):
+    groups = np.minimum(np.arange(IN) // GROUP, 1)
+    source = opened(
+        tmp_path, {"quant_method": "gptq", "bits": 4}, a__qweight=words(codes(32, IN), 4).T,
+        a__qzeros=words(codes(IN // GROUP, 32), 4), a__scales=halves(IN // GROUP, 32), a__g_idx=groups.astype(np.int32),
+    )  # fmt: skip
+    assert source.info("a.weight").dtype == "F16"
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_0"), (8, "Q8_0")])

@@ -27,10 +27,12 @@ from kvasir.errors import ConfigError
 from kvasir.ops.linear import native
 from kvasir.ops.linear.native import ACTIVATIONS, FORMATS, PANEL, MatrixStruct
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from kvasir.quant.inputs import Inputs
 
 MAX_SEGMENTS = 8
 _HUGE_PAGE = 2 << 20
 CHUNK = 1 << 20  # weights per packing task
+_RULED = 16  # csrc/input_rule.h
 _FLOATS = {"F32": 1, "F16": 1, "BF16": 2, "FP8": 128}  # with their group sizes
 
 
@@ -40,21 +42,38 @@ class PackedMatrix:
     format: one of FORMATS. segments: how many segments the sum over cols has. activation: one of ACTIVATIONS, the
     format that input rows are converted to, activated_bytes each. struct: the structure that kernels read, at
     `address`; both stay valid as long as this object. note: a message for users if the file's format could not be kept.
+    inputs: how the checkpoint wants the input rows, None if as the format does it.
     """
 
-    def __init__(self, format: str, rows: int, cols: int, segments: int, activation: str = "auto", note: str = ""):
+    def __init__(
+        self,
+        format: str,
+        rows: int,
+        cols: int,
+        segments: int,
+        activation: str = "auto",
+        note: str = "",
+        inputs: Inputs | None = None,
+    ):
         """Raises ValueError for an unsupported matrix."""
+        _check_inputs(format, cols, inputs)
         self.format = format
         self.rows, self.cols, self.segments = rows, cols, segments
-        self.activation = _activation(format, activation)
+        self.activation = _activation(format, "float32" if inputs and inputs.rounding == "fp8" else activation)
         self.note = note
+        self.inputs = inputs
         self.struct = MatrixStruct(
             FORMATS.index(format), ACTIVATIONS.index(self.activation), segments, 0, rows, cols, None
         )
-        self.nbytes = native.matrix_bytes(self.struct)
+        panels = self.nbytes = native.matrix_bytes(self.struct)
         self.activated_bytes = native.activated_bytes(self.struct)
+        record = inputs.record() if inputs else b""
+        self.nbytes += len(record)
         self.memory = _allocate(self.nbytes)
         self.struct.data = self.memory.ctypes.data
+        if inputs:
+            self.memory[panels:] = record
+            self.struct.activation += _RULED
 
     @property
     def address(self) -> int:
@@ -68,7 +87,7 @@ class PackedMatrix:
     @property
     def key(self) -> tuple:
         """Equal for matrices that one kernel call can process."""
-        return self.format, self.activation, self.rows, self.cols, self.segments
+        return self.format, self.activation, self.rows, self.cols, self.segments, self.inputs and self.inputs.key
 
     @property
     def dtype(self) -> str:
@@ -78,6 +97,7 @@ class PackedMatrix:
     def runs(self, count: int) -> list[MatrixStruct]:
         """The matrices of `count` equal runs of rows, each of whole panels, in the memory of this one."""
         each = self.rows // count
+        assert self.inputs is None, "the rule of the inputs follows the whole matrix"
         assert each * count == self.rows and each % PANEL == 0, f"{count} runs of panels of {self.rows} rows"
         found = []
         for first in range(0, self.rows, each):
@@ -105,20 +125,22 @@ def pack_rows(
     to: str | None = None,
     activation: str = "auto",
     threads: int = 2,
+    inputs: Inputs | None = None,
 ) -> PackedMatrix:
     """Packs rows in a file's format: uint8 [n, row bytes] of GGML type `source_type`, from one matrix or several that
     are joined, with `rows` rows of `cols` weights in total. The inputs are only read, so they may be views of a mapped
     file.
 
     to: a format other than the file's (floats convert to any float format, Q8_0 or Q4_0, with rounding where
-    necessary). activation: "float32" keeps the input rows of bfloat16 weights as they are. Raises ConfigError if the
-    conversion is not supported, ValueError for inconsistent sizes.
+    necessary). activation: "float32" keeps the input rows of bfloat16 weights as they are. inputs: how the checkpoint
+    wants the input rows; "int8" is for INT8, "fp8" for FP8. Raises ConfigError if the conversion is not supported,
+    ValueError for inconsistent sizes.
     """
     kind = _known(source_type)
     parts = [parts] if isinstance(parts, np.ndarray) else list(parts)
     _check(kind, parts, rows, cols)
     format, note = _choose(kind, to)
-    packed = PackedMatrix(format, rows, cols, segments, activation, note)
+    packed = PackedMatrix(format, rows, cols, segments, activation, note, inputs)
     # Types that the kernels cannot read are converted through float32.
     is_read = native.can_pack(packed.struct, kind)
     if not is_read and native.format_of(kind) == format:
@@ -237,6 +259,20 @@ def _activation(format: str, asked: str) -> str:
     if format in _FLOATS:
         return "bfloat16" if format in ("BF16", "FP8") and asked == "auto" else "float32"
     return "q8_256" if _group(format) == 256 else "q8_32"
+
+
+def _check_inputs(format: str, cols: int, inputs: Inputs | None) -> None:
+    """Raises ValueError for a rule that the kernels do not have."""
+    if inputs is None:
+        return
+    if inputs.rounding and inputs.rounding != {"INT8": "int8", "FP8": "fp8"}.get(format):
+        raise ValueError(f"inputs of {format} are not rounded to {inputs.rounding}")
+    if inputs.group % PANEL or (inputs.group and inputs.rounding != "fp8") or not 0 <= inputs.scale < np.inf:
+        raise ValueError(f"inputs cannot be scaled by {inputs.scale} in groups of {inputs.group}")
+    if inputs.order is not None and (
+        format in _FLOATS or not np.array_equal(np.sort(inputs.order), np.arange(cols, dtype=np.int32))
+    ):
+        raise ValueError(f"the order of the inputs of {format} is not a permutation of {cols} columns")
 
 
 def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> None:

@@ -7,8 +7,9 @@
           more], in order
     Marlin   B [in / 16, 2 out]: tiles of 16 by 16 in the order of `_marlin_order`, 4 bits with zero 8; s [groups, out]
 
-A value is (code - zero) * scale. Where the inputs of a group are adjacent, codes, zeros and scales become INT4_ZP or
-INT8_ZP, or code - zero and scale GGML's Q4_0 or Q8_0, else the values are rounded to float16. GPTQ's first version
+A value is (code - zero) * scale. Codes, zeros and scales become INT4_ZP or INT8_ZP, or code - zero and scale GGML's
+Q4_0 or Q8_0; where the inputs of a group are not adjacent (GPTQ with activation order), in the order of the groups.
+Groups of other sizes than those of the formats are decoded, and their values rounded to float16. GPTQ's first version
 stores zeros minus 1. Sources: AutoGPTQ and GPTQModel (`qlinear`); AutoAWQ (`packing_utils`, `WQLinear_GEMV`); Marlin
 (Frantar et al. 2024; `Layer.pack`).
 """
@@ -20,6 +21,7 @@ from functools import partial
 
 import numpy as np
 
+from kvasir.quant.inputs import Inputs
 from kvasir.weights.published.codes import (
     OWN_GROUP,
     exact_halves,
@@ -217,9 +219,25 @@ def _decoded(
     parts = tuple(f"{stored.stem}.{kind}" for kind in ("qweight", "qzeros", "scales", "g_idx") if kind in stored)
     name, shape, index = f"{stored.stem}.weight", (outputs, inputs), _groups(stored, inputs, scales[0])
     group = inputs // scales[0]
-    whole = group % _GROUP == 0 and np.array_equal(index, np.arange(inputs) // group)
-    if not whole or exact_halves(stored.array("scales")) is None:
-        return Decoded(name, shape, "F16", parts, lambda: _values(stored, codes(), zeros(), index))
+
+    def values() -> np.ndarray:
+        return _values(stored, codes(), zeros(), index)
+
+    order = _order(index, scales[0])
+    if order is None or group % _GROUP or exact_halves(stored.array("scales")) is None:
+        return Decoded(name, shape, "F16", parts, values)
+    sorted_codes, of_column = codes, index
+    if is_ordered := not np.array_equal(order, np.arange(inputs)):
+        of_column = index[order]
+
+        def sorted_codes() -> np.ndarray:
+            return np.ascontiguousarray(codes()[:, order])
+
+    def packed(kind: str, blocks: Callable[[], np.ndarray]) -> Decoded:
+        if not is_ordered:
+            return Decoded(name, shape, kind, parts, blocks)
+        return Decoded(name, shape, kind, parts, blocks, values, Inputs(order=order))
+
     middle = bool((zeros() == 1 << bits - 1).all())
 
     def halves(of: int = _GROUP) -> np.ndarray:
@@ -227,18 +245,25 @@ def _decoded(
 
     def with_zeros() -> np.ndarray:
         each = zeros().astype(np.float16).repeat(group // OWN_GROUP, 1)
-        return to_own_blocks(f"INT{4 if bits < 8 else 8}_ZP", codes(), d=halves(OWN_GROUP), zero=each)
+        return to_own_blocks(f"INT{4 if bits < 8 else 8}_ZP", sorted_codes(), d=halves(OWN_GROUP), zero=each)
 
     def q8_0() -> np.ndarray:
-        return to_q8_0_blocks(codes().astype(np.int16) - zeros()[:, index], halves())
+        return to_q8_0_blocks(sorted_codes().astype(np.int16) - zeros()[:, of_column], halves())
 
     if bits == 4 and middle:
-        return Decoded(name, shape, "Q4_0", parts, lambda: to_q4_0_blocks(np.ascontiguousarray(codes()), halves()))
+        return packed("Q4_0", lambda: to_q4_0_blocks(np.ascontiguousarray(sorted_codes()), halves()))
     if group % OWN_GROUP == 0 and (bits < 8 or not middle):
-        return Decoded(name, shape, f"INT{4 if bits < 8 else 8}_ZP", parts, with_zeros)
+        return packed(f"INT{4 if bits < 8 else 8}_ZP", with_zeros)
     if bits < 8 or middle:
-        return Decoded(name, shape, "Q8_0", parts, q8_0)
-    return Decoded(name, shape, "F16", parts, lambda: _values(stored, codes(), zeros(), index))
+        return packed("Q8_0", q8_0)
+    return Decoded(name, shape, "F16", parts, values)
+
+
+def _order(index: np.ndarray, groups: int) -> np.ndarray | None:
+    """The inputs by group (int32), those of a group in their order; None unless all groups have as many."""
+    if (np.bincount(index, minlength=groups) != len(index) // groups).any():
+        return None
+    return np.argsort(index, kind="stable").astype(np.int32)
 
 
 def _groups(stored: Stored, inputs: int, groups: int) -> np.ndarray:

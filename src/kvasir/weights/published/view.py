@@ -12,6 +12,7 @@ import numpy as np
 
 from kvasir.errors import KvasirError, ModelFileError
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from kvasir.quant.inputs import Inputs
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import WeightSource
 
@@ -20,7 +21,8 @@ from kvasir.weights.source import WeightSource
 class Decoded:
     """A tensor that is computed. dtype: of the result, as in `TensorInfo`, or the name of a GGML type, of which
     `compute` returns the rows' bytes. parts: the tensors it is computed from. values: of a GGML type, the values as the
-    format's own package rounds them; by default those of the type."""
+    format's own package rounds them; by default those of the type. inputs: of the matrix that the bytes are of; with an
+    order, `values` are in the model's."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,6 +30,7 @@ class Decoded:
     parts: tuple[str, ...]
     compute: Callable[[], np.ndarray]
     values: Callable[[], np.ndarray] | None = None
+    inputs: Inputs | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -67,7 +70,8 @@ class DecodedView:
         if tensor is None:
             return self._source.info(name)
         parts = [self._source.info(part) for part in tensor.parts]
-        return TensorInfo(name, tensor.shape, tensor.dtype, sum(part.nbytes for part in parts), parts[0].file)
+        size = sum(part.nbytes for part in parts)
+        return TensorInfo(name, tensor.shape, tensor.dtype, size, parts[0].file, tensor.inputs)
 
     def array(self, name: str) -> np.ndarray:
         """As `WeightSource.array`."""
