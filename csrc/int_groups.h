@@ -46,9 +46,9 @@ KVASIR_INLINE void start_dots(i32x16 (&dots)[M][P], const i32x16 (&start)[M]) {
     }
 }
 
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void add_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
-                              int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int M, int P>
+KVASIR_INLINE void add_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                              const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
         i32x16 dots[M][P], start[M];
@@ -57,7 +57,7 @@ KVASIR_INLINE void add_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)
             start[m] = group_start<FORMAT>(*reinterpret_cast<const Group32*>(x + m * x_stride));
         }
         start_dots(dots, start);
-        const Chunk<P> planes = chunk_of<FORMAT>(block, chunk);
+        const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         add_chunk<FORMAT>(dots, planes, x, x_stride);
         if constexpr (FORMAT == FORMAT_NF4) {
             KVASIR_UNROLL
@@ -87,9 +87,9 @@ KVASIR_INLINE f32x16 fp4_scale(const uint8_t* bytes) {
     return bits_to_float(add(shift_left<20>(load_u8(bytes)), broadcast_i32(117 << 23)));
 }
 
-template <int FORMAT, int HALF, int M, int P>
-KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M][P], const uint8_t* const (&block)[P], int chunk, const uint8_t* x,
-                                int64_t x_stride) {
+template <int FORMAT, int HALF, bool UNPACKED, int M, int P>
+KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                int chunk, const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     i32x16 dots[M][P], start[M];
     KVASIR_UNROLL
@@ -98,7 +98,7 @@ KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M][P], const uint8_t* const (&blo
         start[m] = broadcast_i32(2 * (HALF == 0 ? group.half_start : group.start - group.half_start));
     }
     start_dots(dots, start);
-    add_half<FORMAT, HALF>(dots, chunk_of<FORMAT>(block, chunk), x, x_stride);
+    add_half<FORMAT, HALF>(dots, chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked), x, x_stride);
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) {
         const f32x16 scale = fp4_scale(block[p] + l.scales + LANES * (2 * chunk + HALF));
@@ -110,14 +110,14 @@ KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M][P], const uint8_t* const (&blo
     }
 }
 
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
-                                  int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int M, int P>
+KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                  const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
         f32x16 part[M][P];
-        add_fp4_half<FORMAT, 0>(part, block, chunk, x, x_stride);
-        add_fp4_half<FORMAT, 1>(part, block, chunk, x, x_stride);
+        add_fp4_half<FORMAT, 0, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
+        add_fp4_half<FORMAT, 1, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
         KVASIR_UNROLL
         for (int p = 0; p < P; ++p) {
             const f32x16 d = load(reinterpret_cast<const float*>(block[p] + l.d));

@@ -87,9 +87,9 @@ KVASIR_INLINE void add_minima(f32x16 (&acc)[M][P], const uint8_t* const (&block)
     }
 }
 
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
-                                   int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int M, int P>
+KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                   const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     f32x16 part[M][P];
     KVASIR_UNROLL
@@ -98,7 +98,7 @@ KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&b
         for (int p = 0; p < P; ++p) part[m][p] = broadcast(0.0f);
     }
     for (int chunk = 0; chunk < 8; ++chunk) {
-        const Chunk<P> planes = chunk_of<FORMAT>(block, chunk);
+        const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         const uint8_t* q = x + 32 * chunk;
         i32x16 dots[M][P];
         if constexpr (l.sub == 32) {

@@ -56,19 +56,25 @@ KVASIR_INLINE u8x64 levels(const uint8_t* low, const uint8_t* high) {
     return v;
 }
 
-// The planes of one chunk of 32 columns, for each panel.
-template <int P>
+// One chunk of 32 columns for each panel: its planes or, if UNPACKED, its levels (in `low`).
+template <int P, bool UNPACKED>
 struct Chunk {
     const uint8_t* low[P];
     const uint8_t* high[P];
 };
 
-template <int FORMAT, int P>
-KVASIR_INLINE Chunk<P> chunk_of(const uint8_t* const (&block)[P], int chunk) {
+// unpacked: the levels of the block, which only one panel can have.
+template <int FORMAT, bool UNPACKED, int P>
+KVASIR_INLINE Chunk<P, UNPACKED> chunk_of(const uint8_t* const (&block)[P], int chunk, const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    Chunk<P> planes;
+    static_assert(P == 1 || !UNPACKED, "levels of one panel");
+    Chunk<P, UNPACKED> planes;
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) {
+        if constexpr (UNPACKED) {
+            planes.low[p] = unpacked + 32 * LANES * chunk;
+            continue;
+        }
         planes.low[p] = block[p] + l.low + 64 * l.low_bits * chunk;
         planes.high[p] = block[p] + l.high + 64 * l.high_bits * chunk;
     }
@@ -84,18 +90,21 @@ constexpr int words_in_pairs(int format) {
     return centre_of(format) || format == FORMAT_NF4 ? 1 : 32767 / (2 * 127 * max_level(format));
 }
 
-template <int FORMAT, int C, int PART>
+template <int FORMAT, int C, int PART, bool UNPACKED>
 KVASIR_INLINE auto factors(const uint8_t* low, const uint8_t* high) {
-    if constexpr (centre_of(FORMAT) != 0) return centred(levels<FORMAT, C, PART>(low, high));
-    else return levels<FORMAT, C, PART>(low, high);
+    u8x64 w;
+    if constexpr (UNPACKED) w = load(low + 64 * C);
+    else w = levels<FORMAT, C, PART>(low, high);
+    if constexpr (centre_of(FORMAT) != 0) return centred(w);
+    else return w;
 }
 
 // sums += columns 4 C to 4 END - 1 of the chunk. FIRST: the sums are not set yet.
-template <int FORMAT, int C, int END, int PART, bool FIRST, int M, int P>
-KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, bool FIRST, int M, int P, bool U>
+KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) {
-        const auto w = factors<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
+        const auto w = factors<FORMAT, C, PART, U>(chunk.low[p], chunk.high[p]);
         KVASIR_UNROLL
         for (int m = 0; m < M; ++m) {
             const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
@@ -106,8 +115,8 @@ KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P>& chunk, con
 }
 
 // dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q.
-template <int FORMAT, int C, int END, int PART, int M, int P>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, int M, int P, bool U>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     constexpr int room = words_in_pairs(FORMAT), middle = END - C < room ? END : C + room;
     i16x32 sums[M][P];
     add_to_pairs<FORMAT, C, middle, PART, true>(sums, chunk, q, x_stride);
@@ -123,10 +132,10 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const 
 
 constexpr int centre_of(int) { return 0; }
 
-// dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q. Iterating over the rows
+// dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q. Iterating over rows
 // within a column keeps M * P independent sums in flight.
-template <int FORMAT, int C, int END, int PART, int M, int P>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, int M, int P, bool U>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     u8x64 w[P];
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
@@ -145,14 +154,14 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const 
 constexpr int zero_of(int format) { return int_layout_of(format).zero - centre_of(format); }
 
 // Half a chunk: columns 16 HALF to 16 HALF + 15.
-template <int FORMAT, int HALF, int PART = 0, int M, int P>
-KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int HALF, int PART = 0, int M, int P, bool U>
+KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 4 * HALF, 4 * HALF + 4, PART>(dots, chunk, q, x_stride);
 }
 
 // A whole chunk of 32 columns.
-template <int FORMAT, int PART = 0, int M, int P>
-KVASIR_INLINE void add_chunk(i32x16 (&dots)[M][P], const Chunk<P>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int PART = 0, int M, int P, bool U>
+KVASIR_INLINE void add_chunk(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 0, 8, PART>(dots, chunk, q, x_stride);
 }
 

@@ -38,18 +38,20 @@ struct Sums {
 
 struct Source {
     const uint8_t* panel;
+    const uint8_t* unpacked;  // its levels, if the tile reads those
     const uint8_t* x;
     int64_t panel_bytes, x_stride, segments, blocks;
     int64_t ahead;  // prefetch distance in bytes, 0 for none
 };
 
 // Computes the sum of each segment, for M rows and P panels.
-template <int FORMAT, int M, int P>
+template <int FORMAT, int M, int P, bool UNPACKED = false>
 __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
     const int64_t panel_bytes = from.panel_bytes, x_stride = from.x_stride, ahead = from.ahead;
     const uint8_t* w = from.panel;
+    const uint8_t* unpacked = from.unpacked;
     const uint8_t* x = from.x;
     for (int64_t s = 0; s < from.segments; ++s) {
         f32x16 acc[M][P];
@@ -67,9 +69,10 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
             const uint8_t* block[P];
             KVASIR_UNROLL
             for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
-            if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT>(acc, block, x, x_stride);
-            else if constexpr (l.cols == 64) add_groups<FORMAT>(acc, block, x, x_stride);
-            else add_super_block<FORMAT>(acc, block, x, x_stride);
+            if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+            else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+            else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+            if constexpr (UNPACKED) unpacked += l.cols * LANES;
         }
         KVASIR_UNROLL
         for (int m = 0; m < M; ++m) {
@@ -95,36 +98,100 @@ constexpr Tile TILES[2][MAX_ROWS] = {
 #endif
 };
 
+// CASE for every format.
+#define KVASIR_INT_FORMATS(CASE) \
+    CASE(Q4_0) \
+    CASE(Q4_1) \
+    CASE(Q5_0) \
+    CASE(Q5_1) \
+    CASE(Q8_0) \
+    CASE(IQ4_NL) \
+    CASE(MXFP4) \
+    CASE(INT4) \
+    CASE(INT8) \
+    CASE(INT4_ZP) \
+    CASE(INT8_ZP) \
+    CASE(AFFINE4) \
+    CASE(AFFINE8) \
+    CASE(NF4) \
+    CASE(NVFP4) \
+    CASE(Q2_K) \
+    CASE(Q3_K) \
+    CASE(Q4_K) \
+    CASE(Q5_K) \
+    CASE(Q6_K) \
+    CASE(IQ4_XS) \
+    CASE(TERNARY)
+
 Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 #define KVASIR_TILE(name) \
     case FORMAT_##name: return TILES<FORMAT_##name>[panels - 1][rows - 1];
     switch (format) {
-        KVASIR_TILE(Q4_0)
-        KVASIR_TILE(Q4_1)
-        KVASIR_TILE(Q5_0)
-        KVASIR_TILE(Q5_1)
-        KVASIR_TILE(Q8_0)
-        KVASIR_TILE(IQ4_NL)
-        KVASIR_TILE(MXFP4)
-        KVASIR_TILE(INT4)
-        KVASIR_TILE(INT8)
-        KVASIR_TILE(INT4_ZP)
-        KVASIR_TILE(INT8_ZP)
-        KVASIR_TILE(AFFINE4)
-        KVASIR_TILE(AFFINE8)
-        KVASIR_TILE(NF4)
-        KVASIR_TILE(NVFP4)
-        KVASIR_TILE(Q2_K)
-        KVASIR_TILE(Q3_K)
-        KVASIR_TILE(Q4_K)
-        KVASIR_TILE(Q5_K)
-        KVASIR_TILE(Q6_K)
-        KVASIR_TILE(IQ4_XS)
-        KVASIR_TILE(TERNARY)
+        KVASIR_INT_FORMATS(KVASIR_TILE)
         default: return nullptr;
     }
 #undef KVASIR_TILE
 }
+
+#if defined(KVASIR_AVX2)
+
+// Levels that take several instructions are unpacked once for all tiles of a panel, if they fit the second cache.
+constexpr int64_t MAX_UNPACKED = 8192 * LANES, UNPACK_FROM = 12;
+
+template <int FORMAT>
+constexpr bool unpacks() {
+    return FORMAT != FORMAT_NF4 && (int_layout_of(FORMAT).high_bits > 0 || int_table_of(FORMAT) != nullptr);
+}
+
+template <int FORMAT, int C>
+KVASIR_INLINE void unpack_words(uint8_t* to, const uint8_t* low, const uint8_t* high) {
+    const u8x64 v = levels<FORMAT, C, 0>(low, high);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 64 * C), v.low);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 64 * C + 32), v.high);
+    if constexpr (C < 7) unpack_words<FORMAT, C + 1>(to, low, high);
+}
+
+// The levels of `blocks` blocks of a panel: for each four columns 64 bytes.
+template <int FORMAT>
+__attribute__((noinline)) void unpack_panel(uint8_t* to, const uint8_t* from, int64_t blocks) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    for (int64_t b = 0; b < blocks; ++b, from += l.bytes) {
+        for (int chunk = 0; chunk < l.cols / 32; ++chunk, to += 32 * LANES) {
+            const uint8_t* low = from + l.low + 64 * l.low_bits * chunk;
+            const uint8_t* high = from + l.high + 64 * l.high_bits * chunk;
+            unpack_words<FORMAT, 0>(to, low, high);
+        }
+    }
+}
+
+// How a format's panels are unpacked, and the tiles that read the levels, of three and of four rows.
+struct Unpacking {
+    void (*unpack)(uint8_t*, const uint8_t*, int64_t);
+    Tile tiles[2];
+};
+
+template <int FORMAT>
+constexpr Unpacking unpacking() {
+    if constexpr (unpacks<FORMAT>()) {
+        return {unpack_panel<FORMAT>, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
+    } else {
+        return {nullptr, {nullptr, nullptr}};
+    }
+}
+
+Unpacking unpacking_of(const Matrix& m, int64_t rows) {
+    const int64_t cols = m.segments * int_blocks(m) * int_layout_of(m.format).cols;
+    if (rows < UNPACK_FROM || cols * LANES > MAX_UNPACKED) return {nullptr, {nullptr, nullptr}};
+#define KVASIR_UNPACKING(name) \
+    case FORMAT_##name: return unpacking<FORMAT_##name>();
+    switch (m.format) {
+        KVASIR_INT_FORMATS(KVASIR_UNPACKING)
+        default: return {nullptr, {nullptr, nullptr}};
+    }
+#undef KVASIR_UNPACKING
+}
+
+#endif
 
 struct Target {
     float* out;
@@ -161,17 +228,33 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
                 float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
     const int64_t bytes = int_panel_bytes(m), stride = int_activated_bytes(m), blocks = int_blocks(m);
     Sums sums;
+#if defined(KVASIR_AVX2)
+    alignas(64) uint8_t room[MAX_UNPACKED];
+    const Unpacking unpacking = unpacking_of(m, rows);
+#endif
     for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
         width = rows >= PAIR_FROM && last_panel - panel >= 2 ? 2 : 1;
         const int64_t tile_rows = MAX_TILE_ROWS[width - 1], tiles = (rows + tile_rows - 1) / tile_rows;
+        const uint8_t* unpacked = nullptr;
+#if defined(KVASIR_AVX2)
+        if (unpacking.unpack) {
+            unpacking.unpack(room, m.data + panel * bytes, m.segments * blocks);
+            unpacked = room;
+        }
+#endif
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
             // Few rows prefetch a short distance ahead. With more rows, the first tile prefetches the next panels while
             // it computes on these, so that the other tiles find theirs in the cache.
             const int64_t step = rows < PAIR_FROM ? AHEAD : panel + width < last_panel ? width * bytes : 0;
-            const Source source = {m.data + panel * bytes, activated + begin * stride, bytes,
+            const Source source = {m.data + panel * bytes, unpacked, activated + begin * stride, bytes,
                                    stride, m.segments, blocks, t == 0 ? step : 0};
-            tile_of(m.format, count, width)(sums, source);
+#if defined(KVASIR_AVX2)
+            const Tile tile = unpacked ? unpacking.tiles[count - 3] : tile_of(m.format, count, width);
+#else
+            const Tile tile = tile_of(m.format, count, width);
+#endif
+            tile(sums, source);
             for (int p = 0; p < width; ++p) {
                 const int64_t col = (panel + p) * PANEL, left = m.rows - col;
                 const Target target = {out + begin * out_stride + col, bias ? bias + col : nullptr,
