@@ -3,29 +3,41 @@
 #include "input_rule.h"
 #include "int_formats.h"
 #include "linear.h"
+#include "row_activation.h"
 #include "simd.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// Quantizes x to int8 and returns the scale: NaN if a value is not finite, 0 if all values are 0 or nearly so.
-template <int COUNT>
-KVASIR_INLINE float quantize(int8_t* q, const float* x) {
+// The largest magnitude of `count` values, a multiple of 16, and whether one of them is not finite.
+struct Range {
+    float largest;
+    bool is_finite;
+};
+
+KVASIR_INLINE Range range_of(const float* x, int64_t count) {
     f32x16 largest = broadcast(0.0f), poison = broadcast(0.0f);
-    for (int i = 0; i < COUNT; i += LANES) {
+    for (int64_t i = 0; i < count; i += LANES) {
         const f32x16 v = load(x + i);
         largest = max(abs(v), largest);
         poison = add(poison, mul(v, broadcast(0.0f)));
     }
-    const float max_abs = greatest(largest), scale = max_abs / 127.0f;
+    return {greatest(largest), !any(unordered(poison, poison))};
+}
+
+// Quantizes x to int8 by the range of the values that share a scale, and returns the scale: NaN if one of them is not
+// finite, 0 if all are 0 or nearly so.
+template <int COUNT>
+KVASIR_INLINE float quantize(int8_t* q, const float* x, Range range) {
+    const float scale = range.largest / 127.0f;
     const bool empty = scale < 1.17549435e-38f;  // the least normal float
-    const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / max_abs);
+    const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / range.largest);
     for (int i = 0; i < COUNT; i += LANES) {
         const f32x16 level = mul(load(x + i), factor);
         store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-127.0f))));
     }
-    return any(unordered(poison, poison)) ? __builtin_nanf("") : empty ? 0.0f : scale;
+    return range.is_finite ? empty ? 0.0f : scale : __builtin_nanf("");
 }
 
 // The same with a scale that is given.
@@ -58,15 +70,15 @@ KVASIR_INLINE int32_t sum_of(const int8_t* q) {
 
 // scale: given, or 0.
 void prepare_group(Group32& group, const float* x, float scale) {
-    group.scale = scale > 0.0f ? quantize_by<32>(group.q, x, scale) : quantize<32>(group.q, x);
+    group.scale = scale > 0.0f ? quantize_by<32>(group.q, x, scale) : quantize<32>(group.q, x, range_of(x, 32));
     const int32_t half = sum_of<16>(group.q), sum = half + sum_of<16>(group.q + 16);
     group.start = -8 * sum;
     group.half_start = -8 * half;
     group.scaled_sum = group.scale * static_cast<float>(sum);
 }
 
-void prepare_group(Group256& group, const float* x, float) {
-    group.scale = quantize<256>(group.q, x);
+void prepare_group(Group256& group, const float* x, Range range) {
+    group.scale = quantize<256>(group.q, x, range);
     for (int i = 0; i < 16; ++i) {
         const int32_t sum = sum_of<16>(group.q + 16 * i);
         group.start[i] = -32 * sum;
@@ -74,6 +86,16 @@ void prepare_group(Group256& group, const float* x, float) {
     }
     for (int i = 0; i < 8; ++i) group.sum32[i] = static_cast<int16_t>(group.sum16[2 * i] + group.sum16[2 * i + 1]);
     for (int32_t& word : group.reserved) word = 0;
+}
+
+void prepare_group(Group256& group, const float* x, float) { prepare_group(group, x, range_of(x, 256)); }
+
+// ACT_Q8_ROW, for columns in whole groups: all share the range of the row, which counts as at least 1e-5 (BitLinear,
+// arXiv:2402.17764).
+void prepare_row(Group256* groups, const float* x, int64_t cols) {
+    Range range = range_of(x, cols);
+    range.largest = range.largest > 1e-5f ? range.largest : 1e-5f;
+    for (int64_t g = 0; g < cols / 256; ++g) prepare_group(groups[g], x + 256 * g, range);
 }
 
 // Quantizes the `cols` columns of one segment to `count` groups of SIZE, padding them with zeros. order: of the columns
@@ -101,6 +123,10 @@ void prepare_int(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride
     for (int64_t r = 0; r < rows; ++r) {
         uint8_t* to = out + r * bytes;
         const float* row = x + r * x_stride;
+        if (m.activation == ACT_Q8_ROW && int_layout_of(m.format).cols == 256 && cols % 256 == 0) {
+            prepare_row(reinterpret_cast<Group256*>(to), row, m.cols);
+            continue;
+        }
         const float scale = !by_row ? 0.0f : rule->scale > 0.0f ? rule->scale : scale_of_row(row, m.cols);
         for (int64_t s = 0; s < m.segments; ++s) {
             const float* from = order ? row : row + s * cols;

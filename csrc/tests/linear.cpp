@@ -1,6 +1,7 @@
 // Tests products with integer matrices and FP8: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
 // The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch.
 #include "../matrix.h"
+#include "../row_activation.h"
 #include "check.h"
 
 using kvasir::Matrix;
@@ -68,9 +69,11 @@ struct Case {
     int32_t segments;
 };
 
-void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile) {
+// whole: whether the activations of a row share one scale.
+void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, bool whole = false) {
     const int32_t format = kvasir_format_of(kind.type);
     const int32_t activation = format == kvasir::FORMAT_FP8 ? kvasir::ACT_BF16
+                               : whole                       ? kvasir::ACT_Q8_ROW
                                : kind.cols == 256           ? kvasir::ACT_Q8_256
                                                             : kvasir::ACT_Q8_32;
     const int64_t row_bytes = c.k / kind.cols * kind.bytes, bytes = kvasir_matrix_bytes(format, c.n, c.k, c.segments);
@@ -132,6 +135,7 @@ void test_linear() {
             for (const Case& c : {Case{1, 1, k, 1}, Case{9, 16, k, 1}, Case{5, 33, 3 * k, 1}, Case{12, 50, 2 * k, 2},
                                   Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}}) {
                 check(random, kind, c, hostile);
+                if (kind.type == 35) check(random, kind, c, hostile, true);
             }
         }
         const Matrix m = {kvasir_format_of(kind.type), kvasir::ACT_Q8_256, 2, 0, 16, 3 * kind.cols, nullptr};

@@ -239,6 +239,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "seed-oss": {"model_type": "seed_oss", "attention_out_bias": True},
     "arcee": {"model_type": "arcee", "hidden_act": "relu2"},
+    "bitnet": {"model_type": "bitnet", "hidden_act": "relu2", "head_dim": ABSENT, "attention_bias": True},
     "granite": {
         "model_type": "granite",
         "embedding_multiplier": 3.0,
@@ -538,7 +539,7 @@ SWITCHED = (
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
     *("lfm2", "lfm2-moe", "lfm3", "kimi-linear", "olmo-hybrid"),
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
-    *("helium", "ministral", "vaultgemma", "cohere2-moe"),
+    *("helium", "ministral", "vaultgemma", "cohere2-moe", "bitnet"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *FURTHER,
     *STATE_SPACES,

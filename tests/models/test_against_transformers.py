@@ -218,6 +218,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
     ],
     "seed-oss": [{"rms_norm_eps": 1e-1}],
+    "bitnet": [{"hidden_act": "silu"}, {"rms_norm_eps": 1e-1}],
     "arcee": [{"hidden_act": "relu"}, {"rms_norm_eps": 1e-1}],
     "granite": [
         {"embedding_multiplier": 1.0},

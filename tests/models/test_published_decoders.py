@@ -45,6 +45,13 @@ APERTUS_8B = {
         "rope_type": "llama3", "type": "llama3",
     },
 }  # fmt: skip
+BITNET_2B = {
+    "architectures": ["BitNetForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "hidden_act": "relu2", "hidden_size": 2560, "initializer_range": 0.02,
+    "intermediate_size": 6912, "max_position_embeddings": 4096, "model_type": "bitnet", "num_attention_heads": 20,
+    "num_hidden_layers": 30, "num_key_value_heads": 5, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
 LLAMA_4_SCOUT = {
     "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
     "image_token_index": 200092, "model_type": "llama4", "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1},
@@ -108,6 +115,7 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "falcon-7b": (FALCON_7B, (32, 4544, 71, 1, 64, 2048)),
     "falcon-40b": (FALCON_40B, (60, 8192, 128, 8, 64, 2048)),
     "Apertus-8B": (APERTUS_8B, (32, 4096, 32, 8, 128, 65536)),
+    "BitNet-2B-4T": (BITNET_2B, (30, 2560, 20, 5, 128, 4096)),
     "Llama-4-Scout": (LLAMA_4_SCOUT, (48, 5120, 40, 8, 128, 10485760)),
     "command-r": (COMMAND_R, (40, 8192, 64, 64, 128, 131072)),
     "gemma-2b": (GEMMA_2B, (18, 2048, 8, 1, 256, 8192)),

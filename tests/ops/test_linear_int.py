@@ -121,6 +121,39 @@ def test_a_group_that_is_not_finite_is_nan(name, poison):
             assert np.array_equal(groups, before), isa
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+def test_rows_of_bitnet_share_one_scale(segments):
+    raw = raw_rows(GGMLType.BITNET, 40, 1024)
+    raw.view(GGMLType.BITNET.layout)["d"] = 1 / 3  # which float16 has not
+    packed = pack_rows("BITNET", raw, 40, 1024, segments, threads=1)
+    assert (packed.format, packed.activation) == ("TERNARY", "q8_row") and packed.scale == np.float32(1 / 3)
+    x = draw(1, 6, 1024)
+    x[1], x[2, 700], x[3] = 0, 1e20, x[3] * 1e-9
+    most = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-5))
+    q = np.rint(x * (np.float32(127) / most))
+    poisoned = x.copy()
+    poisoned[4, 3] = np.inf
+    for isa in ISAS:
+        door.force_isa(isa)
+        groups = groups_of(packed, x)
+        assert np.array_equal(groups["q"].reshape(6, -1), q), isa
+        assert np.array_equal(groups["scale"].reshape(6, -1), np.repeat(most / np.float32(127), 4, axis=1)), isa
+        assert np.isnan(groups_of(packed, poisoned)["scale"][4]).all(), isa
+    bias, residual = draw(3, 40), draw(4, 6, 40)
+    assert_only_the_row_counts(packed, x, bias, residual, 0)
+
+
+def test_bitnet_keeps_scales_that_float16_has():
+    raw = raw_rows(GGMLType.BITNET, 40, 512)
+    scales = raw.view(GGMLType.BITNET.layout)["d"]
+    scales[:] = np.random.default_rng(0).uniform(0.1, 1, scales.shape).astype(np.float16)
+    packed = pack_rows("BITNET", raw, 40, 512, 2, threads=1)
+    assert packed.scale == 1 and np.array_equal(all_rows(packed), values_of(GGMLType.BITNET, raw, 512))
+    scales[0, 0] = 1 / 3
+    with pytest.raises(ValueError, match="different scales"):
+        pack_rows("BITNET", raw, 40, 512, 2, threads=1)
+
+
 def parts_of(name: str, raw: np.ndarray) -> tuple[np.ndarray, ...]:
     """(levels without zero point, int64 [N, K]; then float32 [N, K / sub or 256]: what levels are scaled by and what
     is added), each as the file's own numbers, for four formats that stand for the others.

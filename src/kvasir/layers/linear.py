@@ -25,7 +25,7 @@ from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.heads import head_linear
-from kvasir.ops.linear import linear
+from kvasir.ops.linear import linear, round_rows
 from kvasir.ops.linear.low_rank import LowRankPair, add_low_rank
 from kvasir.ops.linear.packed import num_segments
 from kvasir.parallel import SOLO, Mesh, cut
@@ -57,6 +57,8 @@ class Linear(Module):
         self.biases: dict[str, Tensor] = {}
         self.rows = {part: (0, size) for part, size in parts.items()}  # held by this rank
         self.adapters: dict[str, dict[int, LowRankPair]] = {}  # by part, then by adapter id
+        self.scales: dict[str, float] = {}  # of packed matrices, applied to their products
+        self.rounding: set[str] = set()  # parts whose input rows are rounded; packed matrices do that themselves
 
     def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
         out_TN = self.product(part, x_TK, batch)
@@ -64,7 +66,9 @@ class Linear(Module):
 
     def product(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
         """The product without bias, with adapters."""
-        out_TN = linear(x_TK, self.weights[part])
+        out_TN = linear(round_rows(x_TK) if part in self.rounding else x_TK, self.weights[part])
+        if part in self.scales:
+            out_TN = out_TN * self.scales[part]
         if self.sum_parts > 1:
             out_TN = all_reduce(out_TN, self.mesh, self.sum_parts)
         pairs = self.adapters.get(part)
@@ -98,7 +102,14 @@ class Linear(Module):
 
     def hold(self, name: str, matrix: Any) -> None:
         """Takes a weight as a packed matrix (kvasir.ops.linear.packed) instead of a tensor."""
-        self.weights[name.rpartition(".")[0] or next(iter(self.outputs))] = matrix
+        part = name.rpartition(".")[0] or next(iter(self.outputs))
+        self.weights[part] = matrix
+        if (scale := getattr(matrix, "scale", 1.0)) != 1.0:
+            self.scales[part] = scale
+
+    def round_rows(self, name: str) -> None:
+        """Rounds the input rows of a weight to int8, as BitNet does. For a weight that is put, not held."""
+        self.rounding.add(name.rpartition(".")[0] or next(iter(self.outputs)))
 
     def put(self, name: str, array: Any, place: Place) -> Any:
         prefix, _, kind = name.rpartition(".")

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models import (
+    gguf_bitnet,
     gguf_decoders,
     gguf_encoders,
     gguf_further,
@@ -192,6 +193,7 @@ _READERS = {
     "gemma-embedding": _gemma_embedding,
     "phi3": _phi3,
     "gpt2": _gpt2,
+    **gguf_bitnet.READERS,
     **gguf_decoders.READERS,
     **gguf_encoders.READERS,
     **gguf_further.READERS,

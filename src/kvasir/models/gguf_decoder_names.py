@@ -11,6 +11,11 @@ FALCON = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+BITNET = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
+BITNET_SCALES = {
+    **{f"attn_{p}": f"self_attn.{p[0]}_proj.weight_scale" for p in ("q", "k", "v", "output")},
+    **{f"ffn_{p}": f"mlp.{p}_proj.weight_scale" for p in ("gate", "up", "down")},
+}
 PHI = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.final_layernorm",

@@ -182,6 +182,7 @@ FAMILIES = {
     "phi3": NameTable(_PHI3_NAMES, "model.layers"),
     "gpt2": NameTable(others.GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(encoders.BERT, "encoder.layer"),
+    "bitnet": NameTable({**_LLAMA_NAMES, **others.BITNET}, "model.layers", scales=others.BITNET_SCALES),
     "apertus": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.up_proj"}, "model.layers"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "chatglm": NameTable(

@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "BertForTokenClassification",
         ),
     ),
+    "bitnet": ("bitnet", "BitNet", ("BitNetForCausalLM", "BitnetForCausalLM")),
     "camembert": (
         "roberta",
         "Roberta",

@@ -5,6 +5,7 @@
     AFFINE        value = code * d + m, d and m bfloat16
     NVFP4_SCALED  value = FP4 * (E4M3 * d), an E4M3 scale per 16
     FP8           value = E4M3 * d
+    BITNET        value = (code - 1) * d, codes in the order of TQ2_0, as which they are packed
 
 The kernels read these blocks (csrc/pack_int.cpp, csrc/pack_float.cpp), and compute the same values.
 """
@@ -12,13 +13,14 @@ The kernels read these blocks (csrc/pack_int.cpp, csrc/pack_float.cpp), and comp
 import ml_dtypes
 import numpy as np
 
-from kvasir.quant.blocks import F32, column
+from kvasir.quant.blocks import F32, column, fields
 
 SCALED = np.dtype([("d", "<f4"), ("qs", "u1", 64)])
 ZERO_POINT = np.dtype([("d", "<f2"), ("zero", "<f2"), ("qs", "u1", 64)])
 AFFINE = np.dtype([("d", "<u2"), ("m", "<u2"), ("qs", "u1", 64)])
 NVFP4_SCALED = np.dtype([("d", "<f4"), ("scales", "u1", 4), ("qs", "u1", 64)])
 FP8 = np.dtype([("d", "<f4"), ("qs", "u1", 128)])
+BITNET = np.dtype([("d", "<f4"), ("qs", "u1", 64)])
 
 # The values of NormalFloat4, as bitsandbytes has them (QLoRA, Dettmers et al. 2023, appendix E).
 NF4 = np.array(
@@ -83,6 +85,12 @@ def fp8(blocks: np.ndarray, out: np.ndarray) -> None:
     codes = blocks["qs"]
     out[:] = codes.view(ml_dtypes.float8_e4m3fn).astype(F32)
     out[codes == 0x7F], out[codes == 0xFF] = 480, -480
+    out *= column(blocks["d"])
+
+
+def bitnet(blocks: np.ndarray, out: np.ndarray) -> None:
+    out.reshape(-1, 2, 4, 32)[:] = fields(blocks["qs"], 32, 2)
+    out -= 1
     out *= column(blocks["d"])
 
 

@@ -69,6 +69,7 @@ class GGMLType(IntEnum):
     AFFINE8 = 1006
     NF4 = 1007
     NVFP4_SCALED = 1008
+    BITNET = 1009
 
     @property
     def block_size(self) -> int:
@@ -155,6 +156,7 @@ _BLOCKS: dict[GGMLType, tuple[int, np.dtype, Decoder | None]] = {
     GGMLType.AFFINE8: (64, own.AFFINE, own.affine8),
     GGMLType.NF4: (64, own.SCALED, own.nf4),
     GGMLType.NVFP4_SCALED: (64, own.NVFP4_SCALED, own.nvfp4),
+    GGMLType.BITNET: (256, own.BITNET, own.bitnet),
 }
 
 

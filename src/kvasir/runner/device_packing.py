@@ -32,6 +32,7 @@ from kvasir.ops.linear.triton_matrix import (
     unit,
 )
 from kvasir.quant.gguf_types import GGMLType, dequantize
+from kvasir.weights.load import ROUNDED_ROWS
 from kvasir.weights.source import WeightSource
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
@@ -102,6 +103,8 @@ class DevicePacker:
             return matrix_from_floats(take.of(array) if take else array, dtype, segments, self._put)
         raw = source.raw(stored)
         raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
+        if kind == ROUNDED_ROWS:
+            raise CannotTrace(f"no Triton kernel rounds the rows of {kind} matrices")
         if kind in GGUF:
             return matrix_from_gguf(kind, raw, rows, cols, segments, dtype, self._put)
         self._note(f"{kind} has no kernels of its own on a GPU: its weights are rounded to {dtype}")

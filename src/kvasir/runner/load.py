@@ -28,9 +28,9 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
-from kvasir.weights.load import Progress, choose_dtype, fill
+from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
-from kvasir.weights.published import unquantized, with_own_file
+from kvasir.weights.published import unquantized, with_own_file, with_rounded_rows
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
@@ -245,7 +245,11 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Pack
     cuts: dict[int, int] = {}
 
     def note(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
-        if packer and getattr(leaf, "reduces", False) and name == "weight":
+        if not getattr(leaf, "reduces", False) or name != "weight":
+            return True
+        if source.info(stored).dtype == ROUNDED_ROWS:
+            cuts[id(leaf)] = 1  # the scale of a row needs all of it
+        elif packer:
             cuts[id(leaf)] = packer.segments(leaf, source.info(stored).dtype)
         return True
 
@@ -303,7 +307,8 @@ def open_checkpoint(files: ModelFiles, overrides: Overrides = NONE) -> tuple[dic
         source = GGUFSource(files.weights[0])
         metadata = source.model.metadata
         config = overrides.apply(hf_config_from_gguf(metadata, source))
-        return config, HFView(source, config, str(metadata["general.architecture"]))
+        architecture = str(metadata["general.architecture"])
+        return config, with_rounded_rows(HFView(source, config, architecture), architecture)
     assert files.config is not None, "a safetensors folder needs a config.json"
     found = read_pooling(files.root)
     pooling = found.get("pooling")

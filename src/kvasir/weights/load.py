@@ -28,6 +28,7 @@ Hold = Callable[[Any, str, WeightSource, str, Any], bool]
 DTYPES = ("float32", "bfloat16", "float16")  # of weights
 _SHOWN = 5
 _VIEWS = ("F32", "F16", "BF16", "F64")  # types of which sources give views of the file
+ROUNDED_ROWS = "BITNET"  # the type of matrices whose input rows are rounded to int8, by one scale for a row
 _NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # dtypes that are not real-valued weights
 
 
@@ -36,6 +37,7 @@ class Leaf(Protocol):
 
     def expects(self) -> dict[str, tuple[int, ...]]: ...
     def put(self, name: str, array: Any, place: Any) -> Any: ...
+    def round_rows(self, name: str) -> None: ...
 
 
 class Fillable(Protocol):
@@ -119,6 +121,8 @@ def fill(
                 progress(done, total)
             continue
         array = source.array(item.stored)
+        if source.info(item.stored).dtype == ROUNDED_ROWS:
+            item.leaf.round_rows(item.name)
         kept = item.leaf.put(item.name, item.take.of(array) if item.take else array, place)
         held += kept.nbytes
         if _is_within(kept, array) and source.info(item.stored).dtype in _VIEWS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvasir.ops.registry import op_with
+from kvasir.ops.registry import op, op_with
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,4 +30,11 @@ def linear(x_TK: Tensor, weight_SNK: Tensor, bias_N: Tensor | None = None) -> Te
     ends in zero columns. For 16-bit weights, x is rounded to their dtype; products are accumulated in float32 and
     rounded to that dtype per segment. The segments are added by a balanced tree in float32.
     """
+    ...
+
+
+@op
+def round_rows(x_TK: Tensor) -> Tensor:
+    """Each row rounded to multiples of its greatest magnitude (at least 1e-5) / 127, ties to even, float32 [T, K]: the
+    int8 activations of BitLinear (arXiv:2402.17764). Programs do this in the products with such matrices."""
     ...

@@ -53,3 +53,8 @@ def _product(x_tk: Tensor, weight_Nk: Tensor) -> Tensor:
     for k in range(CHAIN, width, CHAIN):
         out += F.linear(x_tk[:, k : k + CHAIN], weight_Nk[:, k : k + CHAIN])
     return out
+
+
+def round_rows(x_TK: Tensor) -> Tensor:
+    largest = x_TK.abs().amax(-1, keepdim=True).clamp_min(1e-5)
+    return (x_TK * (127.0 / largest)).round().clamp(-127, 127) * (largest / 127.0)

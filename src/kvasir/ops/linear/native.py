@@ -19,7 +19,7 @@ FORMATS = (
     *("INT4", "INT8", "INT4_ZP", "INT8_ZP", "AFFINE4", "AFFINE8", "NF4", "NVFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TERNARY"),
 )
-ACTIVATIONS = ("float32", "bfloat16", "q8_32", "q8_256")
+ACTIVATIONS = ("float32", "bfloat16", "q8_32", "q8_256", "q8_row")
 PANEL = 16
 LINE = 64  # alignment of the kernels' arrays, in bytes
 

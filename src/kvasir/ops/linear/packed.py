@@ -6,6 +6,7 @@ A matrix keeps the format of its file if there is a layout for it, so that its v
     F32, F16, BF16                    the same
     Q4_0 ... Q6_K, IQ4_*, MXFP4       the same
     TQ1_0, TQ2_0                      TERNARY
+    BITNET (ternary safetensors)      TERNARY, with rows rounded by one scale, and a `scale` of the product
     FP8, INT4 ... NF4, NVFP4_SCALED   the same (published formats of safetensors)
     other quantized types             Q8_0, and with a `note`
     F64, integers                     F32, and with a `note`
@@ -42,8 +43,11 @@ class PackedMatrix:
     format: one of FORMATS. segments: how many segments the sum over cols has. activation: one of ACTIVATIONS, the
     format that input rows are converted to, activated_bytes each. struct: the structure that kernels read, at
     `address`; both stay valid as long as this object. note: a message for users if the file's format could not be kept.
-    inputs: how the checkpoint wants the input rows, None if as the format does it.
+    inputs: how the checkpoint wants the input rows, None if as the format does it. scale: a
+    factor that the layer applies to the product.
     """
+
+    scale = 1.0
 
     def __init__(
         self,
@@ -140,8 +144,11 @@ def pack_rows(
     parts = [parts] if isinstance(parts, np.ndarray) else list(parts)
     _check(kind, parts, rows, cols)
     format, note = _choose(kind, to)
-    packed = PackedMatrix(format, rows, cols, segments, activation, note, inputs)
+    rounding = "q8_row" if kind == GGMLType.BITNET and format == "TERNARY" else activation
+    packed = PackedMatrix(format, rows, cols, segments, rounding, note, inputs)
     # Types that the kernels cannot read are converted through float32.
+    if kind == GGMLType.BITNET:
+        kind, parts, packed.scale = GGMLType.TQ2_0, *_bitnet_parts(parts)
     is_read = native.can_pack(packed.struct, kind)
     if not is_read and native.format_of(kind) == format:
         raise ValueError(f"{cols} columns of {format} cannot be cut into {segments} segments of whole groups")
@@ -239,6 +246,8 @@ def _choose(kind: GGMLType, to: str | None) -> tuple[str, str]:
     if to in FORMATS:
         return to, ""
     kind = kind if to is None else _known(to)
+    if kind == GGMLType.BITNET:
+        return "TERNARY", ""
     if found := native.format_of(kind):
         return found, ""
     format = "F32" if kind.is_plain else "Q8_0"
@@ -254,6 +263,8 @@ def _group(format: str) -> int:
 
 
 def _activation(format: str, asked: str) -> str:
+    if asked == "q8_row" and format == "TERNARY":
+        return asked
     if asked not in ("auto", "float32"):
         raise ConfigError(f"activation is {asked!r}", "choose auto or float32")
     if format in _FLOATS:
@@ -284,6 +295,23 @@ def _check(kind: GGMLType, parts: list[np.ndarray], rows: int, cols: int) -> Non
             raise ValueError(f"rows of {kind.name} are uint8 [n, {row_bytes}], not {part.dtype} {list(part.shape)}")
     if sum(map(len, parts)) != rows:
         raise ValueError(f"expected {rows} rows, got {sum(map(len, parts))}")
+
+
+def _bitnet_parts(parts: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """Rows of BITNET as rows of TQ2_0, and the factor of their values: 1 if float16 has all scales. Raises ValueError
+    if it does not, and they differ."""
+    blocks = [np.ascontiguousarray(part).view(GGMLType.BITNET.layout) for part in parts]
+    scales = np.concatenate([part["d"].reshape(-1) for part in blocks])
+    with np.errstate(over="ignore"):
+        exact = np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
+    if not exact and (scales != scales[0]).any():
+        raise ValueError("ternary blocks have different scales that are no float16 numbers")
+    found = []
+    for part in blocks:
+        made = np.empty(part.shape, GGMLType.TQ2_0.layout)
+        made["qs"], made["d"] = part["qs"], part["d"] if exact else 1
+        found.append(made.view(np.uint8))
+    return found, 1.0 if exact else float(scales[0])
 
 
 @cache

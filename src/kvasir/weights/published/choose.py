@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json_object
-from kvasir.weights.published import bitsandbytes, experts_mxfp4, grouped, hqq, mlx, scaled, torchao
+from kvasir.weights.published import bitnet, bitsandbytes, experts_mxfp4, grouped, hqq, mlx, scaled, torchao
 from kvasir.weights.published.rows import scheme_of
 from kvasir.weights.published.view import Decoded, DecodedView
 from kvasir.weights.source import WeightSource
@@ -37,6 +37,11 @@ def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[s
             f"config.json: weights quantized by {quoted(method)} are not supported",
             f"supported: {', '.join(_METHODS)}; or use a GGUF file of the model",
         )
+    if method == "bitnet" and config.get("model_type") not in bitnet.FAMILIES:
+        raise UnsupportedModel(
+            f"config.json: matrices of BitNet in a {quoted(config.get('model_type'))}",
+            f"supported for the model types {', '.join(bitnet.FAMILIES)}",
+        )
     tensors, dropped = _METHODS[method](settings, source)
     return plain, DecodedView(source, tensors, str(method), dropped, scheme_of(settings))
 
@@ -48,6 +53,12 @@ def with_own_file(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if any(config.get(name) for name in _NAMES) or not path.is_file():
         return dict(config)
     return {**config, "quantization_config": {"quant_method": "modelopt", **read_json_object(path, _MAX_BYTES)}}
+
+
+def with_rounded_rows(source: WeightSource, architecture: str) -> WeightSource:
+    """The weights of a GGUF file under Hugging Face's names. Ternary matrices of a BitNet get the int8 rows that they
+    were trained with."""
+    return DecodedView(source, bitnet.read_gguf(source), architecture) if architecture == "bitnet" else source
 
 
 _Read = tuple[Iterable[Decoded], str]
@@ -145,6 +156,20 @@ def _torchao(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     return torchao.read(source), ""
 
 
+def _bitnet(settings: Mapping[str, Any], source: WeightSource) -> _Read:
+    kind = _choice(settings, "linear_class", ("bitlinear", "autobitlinear"), "bitlinear")
+    mode = _choice(settings, "quantization_mode", ("offline", "online"), "offline")
+    _choice(settings, "use_rms_norm", (False, None), False)
+    kept = settings.get("modules_to_not_convert") or []
+    if not isinstance(kept, list) or not all(isinstance(name, str) and name for name in kept):
+        raise ModelFileError(
+            f"config.json: quantization_config: modules_to_not_convert is {quoted(kept)}", "expected a list of names"
+        )
+    if kind == "autobitlinear" and mode == "online":
+        return bitnet.read_online(source, kept), ""
+    return bitnet.read(source, inverse=kind == "bitlinear"), ""
+
+
 def _bitsandbytes(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     return bitsandbytes.read(source), bitsandbytes.DROPPED
 
@@ -166,6 +191,7 @@ def _mlx(settings: Mapping[str, Any], source: WeightSource) -> _Read:
 
 _METHODS = {
     "awq": _awq,
+    "bitnet": _bitnet,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fp8,
