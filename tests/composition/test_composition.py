@@ -60,9 +60,30 @@ def passes(cell: tuple[str, ...]) -> Verdict:
     return Cell(cell).run()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+# One fault for each thing that `same` compares or a feature proves.
+QUICK = {
+    "a chunk sees keys of its own future",
+    "the last key of a window is skipped",
+    "a row of the sampler keeps what the one before asked for",
+    "a penalty is lost beside a neighbour",
+    "answers of a request share a seed",
+    "log-probabilities of the neighbour",
+    "the prefix tree claims one token more than it has",
+    "all share one namespace of the prefix tree",
+    "one token too many counts as computed after a preemption",
+    "a token sampled while its answer is paused is lost",
+    "an answer misses its last token under overlap",
+    "a drafted id that is wrong is kept",
+    "what a grammar allows is not heard",
+    "rows in columns get each other's tokens",
+}
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, id=f.name, marks=[] if f.name in QUICK else pytest.mark.slow) for f in FAULTS]
+)
 def test_a_planted_fault_is_found(fault):
-    assert len(FAULTS) >= 12
+    assert {fault.name for fault in FAULTS} >= QUICK
     found_in(fault, fault.cells[0])
 
 

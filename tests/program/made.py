@@ -23,6 +23,12 @@ SMALL = [kind for kind in CONFIGS if CONFIGS[kind]["vocab_size"] < 10000]
 EACH = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 
 
+def only(*few: str, but: str = "") -> list[Any]:
+    """All kinds of SMALL except for `but`, for a parameter; those that are not named are slow."""
+    assert {*few} <= {*SMALL}
+    return [kind if kind in few else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL if kind != but]
+
+
 def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> LoadedModel:
     return load_model(find_model(random_model(kind, folder)), dtype, options=LoadOptions("program", **wish))
 

@@ -21,14 +21,12 @@ from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
 from tests.layers.parts import Part, batch_of  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
-from tests.program.made import EACH, SMALL, Company, bits, loaded, program_of, random_model  # noqa: E402
+from tests.program.made import Company, bits, loaded, only, program_of, random_model  # noqa: E402
 
 IDS = [(13 * i * i + 7 * i + 3) % 300 for i in range(50)]
 OTHER = [(5 * i * i + 3 * i + 8) % 300 for i in range(50)]
 AGREE = 2e-5
-KINDS = [kind for kind in EACH if kind != "bert"]
-FEW = ("llama", "gpt2", "mixtral", "qwen3-next", "deepseek-v2", "granite-hybrid")
-ON_EAGER = [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL if kind != "bert"]
+SLOTS = ("llama", "gpt2", "mixtral", "qwen3-next", "granite-hybrid", "deepseek-v2")  # each has slots of its own
 
 
 def made(model, seed: int, rank: int, only: str = "") -> dict:
@@ -73,7 +71,7 @@ def eager_of(folder):
     return load_model(find_model(str(folder)), "float32").model
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=only(*SLOTS, "phi3", "gemma2", "gemma3n", "gemma4", "lfm2", but="bert"))
 def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, loaded(request.param, folder)
@@ -150,7 +148,7 @@ def test_rows_without_one_keep_their_bits(case):
     assert program.struct.adapted == 0
 
 
-@pytest.mark.parametrize("kind", ON_EAGER)
+@pytest.mark.parametrize("kind", only(*SLOTS, but="bert"))
 def test_eager_rows_have_the_same_bits_alone_and_batched(kind, tmp_path):
     model = eager_of(random_model(kind, tmp_path))
     (plain,) = eager_hidden(model, [IDS], [0])

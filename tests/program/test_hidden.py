@@ -22,14 +22,14 @@ from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import random_model  # noqa: E402
 from tests.layers.parts import batch_of  # noqa: E402
 from tests.models.driver import make_cache, piece  # noqa: E402
-from tests.program.made import EACH, Company, bits, loaded, program_of  # noqa: E402
+from tests.program.made import Company, bits, loaded, only, program_of  # noqa: E402
 
 NAMES = ("layers.0", "layers.1", "last")
 IDS = [(11 * i * i + 5 * i + 2) % 300 for i in range(60)]
 AGREE = 1e-5  # max |a - b| / max |b|
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=only("llama", "gpt2", "gemma3n", "mixtral", "qwen3-next", "deepseek-v2", "bert"))
 def case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return folder, loaded(request.param, folder, hidden=NAMES)

@@ -21,7 +21,12 @@ ASKED = {
     "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
     "/completion": {"prompt": "a", "n_predict": 2},
     "/tokenize": {"content": "a"},
-    "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "a"}], "stream": False},
+    "/api/chat": {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "a"}],
+        "stream": False,
+        "options": {"num_predict": 2},
+    },
 }
 
 

@@ -18,9 +18,9 @@ ROUTES = {
     "/v1/chat/completions": (ChatRequest, CHAT),
     "/v1/completions": (CompletionRequest, {"prompt": "ab"}),
     "/v1/embeddings": (EmbeddingRequest, {"input": "ab"}),
-    "/v1/responses": (ResponseRequest, {"model": "fake", "input": "ab"}),
+    "/v1/responses": (ResponseRequest, {"model": "fake", "input": "ab", "max_output_tokens": 3}),
     "/v1/messages": (MessagesRequest, CHAT | {"max_tokens": 3}),
-    "/api/chat": (OllamaChat, CHAT | {"stream": False}),
+    "/api/chat": (OllamaChat, CHAT | {"stream": False, "options": {"num_predict": 3}}),
     "/completion": (LlamaRequest, {"prompt": "ab", "n_predict": 3}),
 }
 SHAPES = {
