@@ -13,10 +13,12 @@ import pytest
 from kvasir.caches import State
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.graph.fold import fold
+from kvasir.layers.batch import Batch
 from kvasir.layers.ssm import Mamba1, Mamba2, head_share
 from kvasir.models.config import read_hf_config
 from kvasir.models.registry import model_class_for
 from kvasir.ops.graph import CannotTrace
+from tests.models.driver import logits_of
 from tests.models.families import config_of
 from tests.models.oracle import dummy
 from tests.program.made import loaded
@@ -183,6 +185,16 @@ def test_each_layer_has_its_cache():
     assert isinstance(mamba2, Mamba2) and isinstance(mamba, Mamba1)
     assert mamba2.cache() == State((6, 16, 12), 96 + 2 * 3 * 12 + 6, 2)
     assert mamba.cache() == State((2, 64, 6), 128 + 128 + 6, 3)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("nemotron-h", [2]), ("zamba2", [0, 2])])
+def test_attention_weights_are_named_by_the_models_layers(name, layers, monkeypatch):
+    """Other layers have no cache, or two."""
+    model, found = dummy(config_of(name)), []
+    monkeypatch.setattr(Batch, "note_weights", lambda batch, layer, cache, *inputs: found.append((layer, cache)))
+    logits_of(model, [1, 2, 3])
+    assert [layer for layer, _ in found] == layers
+    assert all(model.cache_spec()[cache].needs == "attention" for _, cache in found)
 
 
 @pytest.mark.parametrize(("inner", "share"), [(8192, 64), (1536, 64), (96, 48), (70, 35), (13, 13), (251, 1)])

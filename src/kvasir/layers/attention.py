@@ -59,6 +59,7 @@ class Attention(Module):
         value_scale: float = 1.0,
     ):
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
+        self.model_layer = layer  # differs from `layer`, that of its cache, if some layers have none or two
         self.rope, self.query_rope = rope, query_rope or rope
         self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         self.softcap, self.clip = softcap, clip
@@ -112,7 +113,7 @@ class Attention(Module):
         batch.store(self.layer, k_TKd, v_TKe)
         sinks_H = self.sinks.values if self.sinks else None
         relative = self.relative.tables() if self.relative else None
-        batch.note_weights(self.layer, q_THd, k_TKd, self.scale, self.softcap, sinks_H, relative)
+        batch.note_weights(self.model_layer, self.layer, q_THd, k_TKd, self.scale, self.softcap, sinks_H, relative)
         return paged_attention(
             q_THd,
             batch.kv.k(self.layer),

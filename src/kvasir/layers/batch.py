@@ -122,6 +122,7 @@ class Batch:
 
     def note_weights(
         self,
+        model_layer: int,
         layer: int,
         q_THd: Tensor,
         k_TKd: Tensor | None,
@@ -131,8 +132,8 @@ class Batch:
         relative: Relative | None = None,
     ) -> None:
         """Computes a layer's attention weights from its queries q, if they are wanted. Its keys must be in the
-        cache; k: those of the step, which only tables of positions need."""
-        if (name := f"attention.{layer}") not in self.wanted:
+        cache of `layer`; k: those of the step, which only tables of positions need."""
+        if (name := f"attention.{model_layer}") not in self.wanted:
             return
         table, kind = self.tables[self.kv.group_of(layer)], self.kv.spec[layer]
         for at, work in enumerate(self.works):

@@ -56,6 +56,7 @@ class LatentAttention(Module):
         bias: bool = False,
     ):
         self.layer, self.heads, self.scale = layer, heads, scale
+        self.model_layer = layer  # as in Attention
         self.plain, self.turning, self.rank = plain, turning, rank
         self.rope, self.query_rope, self.query_growth = rope, query_rope or rope, query_growth
         self.q_down = Plain(width, q_rank, bias) if q_rank else None
@@ -75,7 +76,7 @@ class LatentAttention(Module):
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         q_THd, k_T1d = self._queries(x_TD, batch), self._rows(x_TD, batch)
         batch.store(self.layer, k_T1d, k_T1d)
-        batch.note_weights(self.layer, q_THd, k_T1d, self.scale, 0.0, None)
+        batch.note_weights(self.model_layer, self.layer, q_THd, k_T1d, self.scale, 0.0, None)
         mixed_THr = paged_attention(
             q_THd,
             batch.kv.k(self.layer),

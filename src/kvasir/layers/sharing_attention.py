@@ -53,7 +53,7 @@ class SharingAttention(Attention):
         q_THd = self.rope(self.q_norm(q.view(-1, self.heads, self.head_dim)), batch.angles(self.rope))
         if kv:
             self._store(kv[0], kv[-1], batch)
-        batch.note_weights(self.layer, q_THd, None, self.scale, self.softcap, None)
+        batch.note_weights(self.model_layer, self.layer, q_THd, None, self.scale, self.softcap, None)
         keys, values = batch.kv.k(self.layer), batch.kv.v(self.layer)
         plan = batch.attention(self.layer, self.heads // self.kv_heads)
         mixed_THd = paged_attention(q_THd, keys, values, plan, self.scale, self.softcap, None)

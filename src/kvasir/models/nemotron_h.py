@@ -146,7 +146,9 @@ class NemotronH(Llama):
         at = sum(kind in ("mamba", "attention") for kind in c.kinds[:layer])  # only these have a cache
         if c.kinds[layer] == "mamba":
             return c.mamba.layer(at, c.width, c.norm_eps)
-        return Attention(at, c.width, c.heads, c.kv_heads, c.head_dim)
+        mixer = Attention(at, c.width, c.heads, c.kv_heads, c.head_dim)
+        mixer.model_layer = layer
+        return mixer
 
     def _mlp(self, layer: int, c: Any) -> Any:
         if c.kinds[layer] == "mlp":

@@ -151,6 +151,8 @@ class Zamba2(Llama):
                 rope=self.rope if c.rotates[0] else None,
                 scale=c.attn_scale,
             )
+            for use, attention in self.blocks[first].attention.items():
+                attention.model_layer = c.hybrid[use]
 
     def _cache_of(self, layer: int) -> int:
         """The first cache of a layer: that of its shared block if it has one, else of its Mamba 2."""

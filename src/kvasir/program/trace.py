@@ -56,7 +56,7 @@ class TracedBatch:
         """Names rows that a task is pooled from."""
         self.layers[name] = x_TD
 
-    def note_weights(self, layer: int, q_THd: Traced, *inputs: Any) -> None:
+    def note_weights(self, model_layer: int, layer: int, q_THd: Traced, *inputs: Any) -> None:
         """Does nothing: programs do not export attention weights (see `trace`)."""
 
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:

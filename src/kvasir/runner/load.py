@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from kvasir.layers.attention import Attention
 from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, KVLayout, Spec, no_op
 from kvasir.layers.latent_attention import LatentAttention
 from kvasir.layers.places import Place, SizePlace, no_memory
+from kvasir.layers.shared_block import SharedBlock
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
@@ -289,9 +290,17 @@ def _check_room(needed: int, device: str) -> None:
         )
 
 
+def _attentions(model: Any) -> Iterator[Attention | LatentAttention]:
+    for _, part in model.walk():
+        if isinstance(part, Attention | LatentAttention):
+            yield part
+        elif isinstance(part, SharedBlock):
+            yield from part.attention.values()
+
+
 def _check_hidden(names: tuple[str, ...], model: Any) -> None:
     layers = len(model.layers)
-    weights = {f"attention.{part.layer}" for _, part in model.walk() if isinstance(part, Attention | LatentAttention)}
+    weights = {f"attention.{part.model_layer}" for part in _attentions(model)}
     there = {"last", *(f"layers.{i}" for i in range(layers)), *weights}
     if unknown := [name for name in names if name not in there]:
         raise ConfigError(
