@@ -9,10 +9,15 @@
 
 // One for each source file of this folder.
 void fuzz_attention(const uint8_t* data, size_t size);
+void fuzz_delta(const uint8_t* data, size_t size);
 void fuzz_linear(const uint8_t* data, size_t size);
 void fuzz_program(const uint8_t* data, size_t size);
+void fuzz_router(const uint8_t* data, size_t size);
 void fuzz_rows(const uint8_t* data, size_t size);
 void fuzz_sampler(const uint8_t* data, size_t size);
+void fuzz_scan(const uint8_t* data, size_t size);
+void fuzz_short_conv(const uint8_t* data, size_t size);
+void fuzz_streams(const uint8_t* data, size_t size);
 
 namespace kvasir_fuzz {
 

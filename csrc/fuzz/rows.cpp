@@ -34,7 +34,7 @@ std::vector<float> run(const std::vector<float>& a, const std::vector<float>& b,
         kernels().rope(out.data, stride, x.data, stride, y.data, x.data, stride, rows, 1, cols, half);
         keep();
     }
-    for (int32_t f = kvasir::FUNCTION_NONE - 1; f <= kvasir::FUNCTION_EXP + 1; ++f) {
+    for (int32_t f = kvasir::FUNCTION_NONE - 1; f <= kvasir::FUNCTION_RELU2 + 1; ++f) {
         kernels().activate(f, out.data, x.data, size);
         keep();
         kernels().gated(f, out.data, x.data, y.data, size);
