@@ -4,7 +4,7 @@ and the head: from hidden rows to logits or to an embedding. The blocks are in e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.layers.batch import Batch
+    from kvasir.models.drafting import Drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,11 @@ class Decoder(Module):
         logits_RV = self.head(hidden_RD)
         return logits_RV if self.config.logit_scale == 1.0 else logits_RV * self.config.logit_scale
 
+    @property
+    def drafting(self) -> Drafting | None:
+        """The layers for multi-token prediction that its config names; None if there are none."""
+        return None
+
     def pool(self, hidden_nD: np.ndarray, task: str = Task.EMBED) -> np.ndarray:
         """One sequence's hidden rows, float32 [n, D], to the result of a task, float32."""
         return self.pooler(hidden_nD, task)
@@ -252,3 +258,16 @@ def runs(targets: str, name: str, sizes: tuple[int, ...]) -> dict[str, Take]:
     ends = tuple(accumulate(sizes))
     rows = zip((0, *ends), ends, strict=False)
     return {target: Take(name, run, every=ends[-1]) for target, run in zip(targets.split(), rows, strict=True)}
+
+
+def within(entry: Entry, old: str, new: str) -> Entry:
+    """An entry of a name table with another prefix, where it has the old one."""
+    if isinstance(entry, tuple):
+        return tuple(_renamed(one, old, new) for one in entry)
+    return _renamed(entry, old, new)
+
+
+def _renamed(entry: str | Take, old: str, new: str) -> str | Take:
+    if isinstance(entry, Take):
+        return replace(entry, name=str(_renamed(entry.name, old, new)))
+    return new + entry.removeprefix(old) if entry.startswith(old) else entry

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvasir.layers.module import Entry
+from kvasir.models.decoder import within
 from kvasir.models.gemma3n_config import Gemma3nTextConfig
 from kvasir.models.gemma3n_text import Gemma3nText
 from kvasir.models.gemma4 import text_config
-from kvasir.models.qwen3_5 import within
 
 
 class Gemma3nConfig(Gemma3nTextConfig):

@@ -8,9 +8,9 @@ from typing import Any
 from kvasir.errors import ModelFileError
 from kvasir.layers.module import Entry
 from kvasir.models.config import Fields
+from kvasir.models.decoder import within
 from kvasir.models.gemma4_config import Gemma4TextConfig
 from kvasir.models.gemma4_text import Gemma4Text
-from kvasir.models.qwen3_5 import within
 
 
 class Gemma4Config(Gemma4TextConfig):

@@ -119,3 +119,11 @@ LFM2 = {
     "ffn_up_exps": "feed_forward.experts.*.w3",
     "ffn_down_exps": "feed_forward.experts.*.w2",
 }
+MIMO_DRAFTING = {
+    "eh_proj": "model.mtp.layers.{}.eh_proj",
+    "enorm": "model.mtp.layers.{}.enorm",
+    "hnorm": "model.mtp.layers.{}.hnorm",
+    "shared_head.norm": "model.mtp.layers.{}.final_layernorm",
+    "post_attention_layernorm": "model.mtp.layers.{}.pre_mlp_layernorm",
+    "": "model.mtp.layers.{}",
+}

@@ -191,6 +191,8 @@ def _delta(f: Fields, architecture: str, shapes: Shapes) -> Config:
     config["rope_parameters"] = (config.pop("rope_scaling") or {"rope_type": "default"}) | rope
     every = f.integer("full_attention_interval", 1, MAX_LAYERS, 4)
     heads, keys = f.integer("ssm.time_step_rank", 1, MAX_WIDTH), f.integer("ssm.group_count", 1, MAX_WIDTH)
+    if architecture != "qwen3next":
+        config["mtp_num_hidden_layers"] = drafting
     config |= {
         "model_type": {"qwen3next": "qwen3_next", "qwen35": "qwen3_5_text"}.get(architecture, "qwen3_5_moe_text"),
         "attention_bias": _biased(shapes, "attn_q"),

@@ -163,15 +163,34 @@ class NameTable:
     flat: tuple[str, ...] = ()  # stored as matrices, vectors in the checkpoint
     wrapped: tuple[str, ...] = ()  # of any shape, [1, 1, n, 1] in the checkpoint
     named: tuple[str, ...] = ()  # of the modules in _VECTORS, those with ".weight" and ".bias" in the checkpoint
+    # Parts of layers for multi-token prediction -> their names, "{}" for the layer's number among them; "" -> the
+    # prefix of the rest. Empty if they are named as the model's own layers.
+    drafting: Mapping[str, str] = field(default_factory=dict)
 
 
 _QK = ("attn_q", "attn_k")
+# Parts of layers for multi-token prediction.
+_DRAFTING = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
 _DELTA = NameTable(
     _DELTA_NAMES,
     "model.layers",
-    raised=("attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm"),
+    raised=(
+        "attn_norm", "post_attention_norm", "output_norm", "attn_q_norm", "attn_k_norm", "nextn.enorm", "nextn.hnorm",
+        "nextn.shared_head_norm",
+    ),
     squeezed=("ffn_gate_inp_shexp",),
-)
+    drafting={
+        "eh_proj": "mtp.fc", "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+        "shared_head.norm": "mtp.norm", "": "mtp.layers.{}",
+    },
+)  # fmt: skip
 FAMILIES = {
     "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=_QK),
     "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -227,7 +246,9 @@ FAMILIES = {
     ),
     "lfm2": NameTable({**_LLAMA_NAMES, **others.LFM2}, "model.layers"),
     "lfm2moe": NameTable({**_LLAMA_NAMES, **others.LFM2}, "model.layers"),
-    "mimo2": NameTable({**_DEEPSEEK_NAMES, "attn_sinks": "self_attn.attention_sink_bias"}, "model.layers"),
+    "mimo2": NameTable(
+        {**_DEEPSEEK_NAMES, "attn_sinks": "self_attn.attention_sink_bias"}, "model.layers", drafting=others.MIMO_DRAFTING
+    ),
     "minicpm3": NameTable({**_LLAMA_NAMES, **others.LATENT}, "model.layers"),
     "falcon-h1": NameTable(state_spaces.FALCON_H1, "model.layers", flat=state_spaces.FLAT),
     "granitehybrid": NameTable(state_spaces.GRANITE_HYBRID, "model.layers", paired_rows=_QK, flat=state_spaces.FLAT),
@@ -260,8 +281,7 @@ FAMILIES = {
     "starcoder2": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "model.layers"),
 }
 # Tensors that are read into the config or duplicate it.
-# Tensors for multi-token prediction are not used either.
-_NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}(attn_rot_embd\.weight|nextn\..*)")
+_NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
 _VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt")
 _BARE = ("ssm_a", "ssm_d", "ffn_norm")  # also without ".weight" in the file
@@ -316,10 +336,11 @@ def hf_name(architecture: str, name: str) -> str | None:
     prefix = f"{family.layers}.{layer}." if layer is not None else ""
     if kind == "scale" and module in family.scales:
         return prefix + family.scales[module]
-    if module not in family.names or kind not in ("weight", "bias", *([""] if module in _BARE else [])):
+    names = {**_DRAFTING, **family.names}
+    if module not in names or kind not in ("weight", "bias", *([""] if module in _BARE else [])):
         raise ModelFileError(f"a GGUF file of architecture {architecture} holds the unknown tensor {name}")
     suffix = "" if module in _VECTORS and module not in family.named else f".{kind or 'weight'}"
-    return prefix + family.names[module] + suffix
+    return prefix + names[module] + suffix
 
 
 def halves_from_pairs(num_rows: int, num_heads: int) -> np.ndarray:
@@ -349,6 +370,7 @@ class HFView:
         for name in source.names():
             hf = hf_name(architecture, name)
             if hf is not None:
+                hf = self._drafting(hf, int(config.get("num_hidden_layers") or 0))
                 found = {hf.replace("*", str(i)): (name, i) for i in _places(name, source.info(name).shape)}
                 self._stored |= self._parted(found) if _parts(name)[1] == _FUSED else found
         self.close = source.close
@@ -361,6 +383,17 @@ class HFView:
             self._halves |= dict.fromkeys(names, half)
             parted |= names
         return parted
+
+    def _drafting(self, name: str, layers: int) -> str:
+        """The checkpoint's name of a tensor of a layer for multi-token prediction, of which the file's name continues
+        those of the model's own layers; any other name as it is."""
+        names, found = self._family.drafting, re.match(rf"{re.escape(self._family.layers)}\.(\d+)\.(.*)", name)
+        if not names or found is None or (number := int(found[1]) - layers) < 0:
+            return name
+        module, _, kind = found[2].rpartition(".")
+        if module in names:
+            return f"{names[module].format(number)}.{kind}"
+        return f"{names[''].format(number)}.{found[2]}"
 
     def names(self) -> Iterable[str]:
         """The checkpoint's names of all tensors that hold weights."""
@@ -491,7 +524,7 @@ def _family(architecture: str) -> NameTable:
 
 def _parts(name: str) -> tuple[str | None, str, str]:
     """ "blk.3.attn_q.weight" -> ("3", "attn_q", "weight"), "output.weight" -> (None, "output", "weight")."""
-    match = re.fullmatch(rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.)?\w+)(?:\.(\w+))?", name)
+    match = re.fullmatch(rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.|nextn\.)?\w+)(?:\.(\w+))?", name)
     if match is None:
         return None, name, ""
     return match[1], match[2], match[3] or ""

@@ -20,6 +20,7 @@ from kvasir.models.config import (
     read_sliding_layers,
 )
 from kvasir.models.decoder import read_sizes
+from kvasir.models.drafting import Drafting, longer
 from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names
 
 _DEFAULTS = {"rms_norm_eps": 1e-5}
@@ -75,7 +76,7 @@ def read_deepseek_experts(
 
 @dataclass(frozen=True, slots=True)
 class Glm4MoeConfig(MixtralConfig):
-    """The sizes and settings of a GLM-4.5. drafting: its layers for multi-token prediction, which are not loaded."""
+    """The sizes and settings of a GLM-4.5. drafting: its layers for multi-token prediction."""
 
     drafting: int = 0
 
@@ -104,8 +105,25 @@ class Glm4Moe(Mixtral):
     selection = "e_score_correction_bias"
 
     @property
+    def drafting(self) -> Drafting | None:
+        """As `Decoder.drafting`. The layers, all with experts, are numbered after the decoder's own."""
+        c, layer = self.config, "model.layers.*."
+        if not (count := getattr(c, "drafting", 0)):
+            return None
+        return Drafting(
+            longer(c, count, windows=0, sparse=True),
+            layer,
+            c.num_layers,
+            joint=layer + "eh_proj",
+            embed_norm=layer + "enorm",
+            hidden_norm=layer + "hnorm",
+            norm=layer + "shared_head.norm",
+            carries_normed=False,
+        )
+
+    @property
     def ignored(self) -> tuple[str, ...]:
-        """As `Decoder.ignored`, and the layers for multi-token prediction."""
+        """As `Decoder.ignored`, and the layers for multi-token prediction, which `MultiTokenHead` reads."""
         first = self.config.num_layers
         drafting = tuple(rf"model\.layers\.{first + i}\..*" for i in range(getattr(self.config, "drafting", 0)))
         return (*super().ignored, *drafting)

@@ -15,9 +15,8 @@ from kvasir.layers.moe import MoE, Routing, SharedMoE
 from kvasir.layers.norm import BareRMSNorm
 from kvasir.layers.rope import STILL, Rope, RopeScaling
 from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, quoted_value
-from kvasir.models.decoder import read_sizes
+from kvasir.models.decoder import read_sizes, within
 from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names, read_experts
-from kvasir.models.qwen3_5 import within
 from kvasir.models.rope import halves
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 131072}

@@ -13,6 +13,7 @@ from kvasir.layers.module import Entry
 from kvasir.layers.rope import Rope, RopeScaling
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, Fields, read_sliding_layers
 from kvasir.models.decoder import read_sizes
+from kvasir.models.drafting import Drafting, longer
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.glm4_moe import Glm4Moe, Glm4MoeConfig, read_deepseek_experts
 from kvasir.models.glm4_moe_lite import read_sparse_layers
@@ -118,6 +119,23 @@ class MiMoV2Flash(Glm4Moe):
     def __init__(self, config: MiMoV2FlashConfig):
         self.window_rope = Rope(config.rotary_dim, config.window_theta, config.window_scaling)
         super().__init__(config)
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """As `Decoder.drafting`. The layers have windows and dense MLPs."""
+        c, layer = self.config, "model.mtp.layers.*."
+        if not c.drafting:
+            return None
+        return Drafting(
+            longer(c, c.drafting, windows=max(c.windows), sparse=False),
+            layer,
+            0,
+            joint=layer + "eh_proj",
+            embed_norm=layer + "enorm",
+            hidden_norm=layer + "hnorm",
+            norm=layer + "final_layernorm",
+            renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
+        )
 
     @property
     def ignored(self) -> tuple[str, ...]:

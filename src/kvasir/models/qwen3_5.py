@@ -5,14 +5,14 @@ the whole model without images."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.layers.module import Entry, Take
+from kvasir.layers.module import Entry
 from kvasir.layers.moe import Routing
 from kvasir.models.config import MAX_LAYERS, MAX_WIDTH, Fields, inner_object
-from kvasir.models.decoder import read_sizes
+from kvasir.models.decoder import read_sizes, within
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen3_next import Qwen3Next, Qwen3NextConfig, read_delta
 
@@ -33,12 +33,13 @@ class Qwen35TextConfig(Qwen3NextConfig):
         f.expect("attn_output_gate", True)
         f.expect("mlp_only_layers", [])
         f.expect("mamba_ssm_dtype", "float32")  # of the states
-        f.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 0)  # they only draft
-        f.flag("mtp_use_dedicated_embeddings", False)
+        drafting = f.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 0)
+        f.flag("mtp_use_dedicated_embeddings", False)  # they only draft, with the decoder's own
         settings = {
             "windows": (0,) * layers,
             **cls._read_experts(f, layers),
             **read_delta(f, layers),
+            "drafting": drafting,
         }
         f.finish()
         return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
@@ -144,16 +145,3 @@ class Qwen35Moe(Qwen35):
     """A `Qwen35` with experts."""
 
     Config = Qwen35MoeConfig
-
-
-def within(entry: Entry, old: str, new: str) -> Entry:
-    """An entry of a name table with another prefix, where it has the old one."""
-    if isinstance(entry, tuple):
-        return tuple(_renamed(one, old, new) for one in entry)
-    return _renamed(entry, old, new)
-
-
-def _renamed(entry: str | Take, old: str, new: str) -> str | Take:
-    if isinstance(entry, Take):
-        return replace(entry, name=str(_renamed(entry.name, old, new)))
-    return new + entry.removeprefix(old) if entry.startswith(old) else entry

@@ -15,6 +15,7 @@ from kvasir.layers.moe import Routing
 from kvasir.layers.norm import OffsetRMSNorm, RMSNorm
 from kvasir.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from kvasir.models.decoder import read_sizes, runs
+from kvasir.models.drafting import Drafting, longer
 from kvasir.models.mixtral import read_experts
 from kvasir.models.qwen2_moe import Qwen2Moe, Qwen2MoeConfig
 from kvasir.models.qwen3_moe import read_sparse_layers
@@ -28,10 +29,11 @@ class Qwen3NextConfig(Qwen2MoeConfig):
     """The sizes and settings of a Qwen3-Next.
 
     recurrent: per layer, whether it is a Gated DeltaNet. delta: the heads of a Gated DeltaNet. taps: the length of its
-    convolution, in tokens.
+    convolution, in tokens. drafting: its layers for multi-token prediction.
     """
 
     recurrent: tuple[bool, ...] = ()
+    drafting: int = 0
     delta: Heads = field(kw_only=True)
     taps: int = 0
 
@@ -50,6 +52,7 @@ class Qwen3NextConfig(Qwen2MoeConfig):
             "shared_inner": f.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512),
             "sparse": read_sparse_layers(f, layers),
             **read_delta(f, layers),
+            "drafting": 1,  # which the published config does not name
         }
         f.finish()
         return cls(**sizes, **settings, qkv_bias=bias, out_bias=bias, head_norm=True)
@@ -102,7 +105,23 @@ class Qwen3Next(Qwen2Moe):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns of unused tensors, including the head for multi-token prediction."""
-        return (*super().ignored, r"mtp\..*")  # the head for multi-token prediction
+        return (*super().ignored, r"mtp\..*")  # which `MultiTokenHead` reads
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """As `Decoder.drafting`. The layers have gated attention, and experts if the last one of the decoder has."""
+        c = self.config
+        if not c.drafting:
+            return None
+        return Drafting(
+            longer(c, c.drafting, windows=0, sparse=c.sparse[-1], recurrent=False),
+            "mtp.layers.*.",
+            0,
+            joint="mtp.fc",
+            embed_norm="mtp.pre_fc_norm_embedding",
+            hidden_norm="mtp.pre_fc_norm_hidden",
+            norm="mtp.norm",
+        )
 
     def _mixer(self, layer: int, c: Qwen3NextConfig) -> GatedAttention | GatedDelta:
         if c.recurrent[layer]:

@@ -18,6 +18,7 @@ from kvasir.layers.shared_block import SharedBlock
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import HFView
+from kvasir.models.mtp import MultiTokenHead
 from kvasir.models.overrides import NONE, Overrides
 from kvasir.models.pooling import TokenHeads, read_pooling
 from kvasir.models.registry import model_class_for
@@ -43,7 +44,8 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class LoadedModel:
     """A model with its weights. config: in Hugging Face's form, also for a GGUF file. bytes: of the weights' files.
 
-    trace: None for the eager executor. executor: that it was loaded for. formats: bytes of packed weights by format.
+    trace: None for the eager executor. executor: that it was loaded for. mtp: its head for multi-token prediction, if
+    it was asked for. formats: bytes of packed weights by format.
     notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
     pages of the file.
     """
@@ -61,13 +63,14 @@ class LoadedModel:
     held: int = 0
     mapped: int = 0
     executor: str = "eager"
+    mtp: MultiTokenHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
-    load for. overrides: of the config."""
+    load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -77,6 +80,7 @@ class LoadOptions:
     hidden: tuple[str, ...] = ()
     mesh: Mesh = SOLO
     overrides: Overrides = NONE
+    mtp: bool = False
 
 
 def load_model(
@@ -218,17 +222,23 @@ def _load(
         notes = (*notes, source.note)
     weights_dtype = choose_dtype(dtype, source, device)
     hold = packer(weights_dtype) if packer else None
+    mtp = MultiTokenHead(model) if options.mtp else None
+    parts = [model, mtp] if mtp else [model]
     if options.mesh.size > 1:
-        split(model, options.mesh, source, weights_dtype, hold)
-    _check_room(weight_bytes(model, source, weights_dtype, hold), device)
-    filled = fill(model, source, _place(hold, weights_dtype, device), progress, hold)
+        for part in parts:
+            split(part, options.mesh, source, weights_dtype, hold)
+    _check_room(sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
+    place = _place(hold, weights_dtype, device)
+    filled = fill(model, source, place, progress, hold)
+    if mtp:
+        filled = filled + fill(mtp, source, place, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     if config.get("pooling_tokens", TokenHeads()).unread:
         notes = (*notes, "the layers over tokens (*_linear.pt) are pickled and not read: convert them to safetensors")
     return LoadedModel(
         model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
-        options.hidden, filled.bytes + sum(formats.values()), filled.mapped,
+        options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
     )  # fmt: skip
 
 

@@ -60,6 +60,9 @@ class Filled:
     bytes: int
     mapped: int
 
+    def __add__(self, other: Filled) -> Filled:
+        return Filled(self.parameters + other.parameters, self.bytes + other.bytes, self.mapped + other.mapped)
+
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:

@@ -1,0 +1,80 @@
+"""Heads for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers after a decoder's own that read
+its last hidden rows and the embeddings of the next tokens, and predict the tokens after these. They only draft: an
+answer does not depend on them. The tables of embeddings and logits are the decoder's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvasir.caches import CacheKind
+from kvasir.errors import UnsupportedModel
+from kvasir.layers.draft import DraftLayer
+from kvasir.layers.module import Entry, Module
+from kvasir.models.decoder import Decoder, within
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
+
+
+class MultiTokenHead(Module):
+    """The layers for multi-token prediction of one decoder. Their caches follow the decoder's own in `cache_spec`."""
+
+    prefix = ""
+    ignored = (r".*",)  # the decoder has used the rest of the checkpoint
+
+    def __init__(self, model: Decoder):
+        drafting = model.drafting
+        if drafting is None:
+            raise UnsupportedModel(f"{type(model).__name__} has no layers for multi-token prediction in its config")
+        self.drafting = drafting
+        whole = type(model)(drafting.config)
+        self._spec, self._names = whole.cache_spec(), whole.names()
+        added = whole.layers[model.config.num_layers :]
+        eps, width = model.config.norm_eps, model.config.width
+        layers = [DraftLayer(block, (model.Norm(width, eps), model.Norm(width, eps), model.Norm(width, eps)))
+                  for block in added]  # fmt: skip
+        self.layers: list[DraftLayer | None] = [*(None,) * drafting.first, *layers]
+        self.count = len(layers)
+
+    def draft(
+        self, model: Decoder, layer: int, tokens_T: Tensor, hidden_TD: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """One layer's prediction.
+
+        model: the decoder. layer: from 0. tokens: int64 [T], the token after each row's. hidden: float32 [T, D], of the
+        decoder's forward, or carried from the layer before. Returns the rows for `model.logits`, and those for the next
+        layer, both float32 [T, D].
+        """
+        step = self.layers[self.drafting.first + layer]
+        assert step is not None
+        embedded_TD = model.embed(tokens_T)
+        if model.embed_scale != 1.0:
+            embedded_TD = embedded_TD * model.embed_scale
+        rows_TD = step(embedded_TD, hidden_TD, batch)
+        normed_TD = step.norm(rows_TD)
+        return normed_TD, normed_TD if self.drafting.carries_normed else rows_TD
+
+    def cache_spec(self) -> tuple[CacheKind, ...]:
+        """The kinds of the caches of the decoder's layers, then of these."""
+        return self._spec
+
+    def names(self) -> Mapping[str, Entry]:
+        """As `Decoder.names`."""
+        d, own = self.drafting, "layers.*."
+        blocks = {
+            f"layers.*.block.{path.removeprefix(own)}": self._renamed(entry)
+            for path, entry in self._names.items()
+            if path.startswith(own)
+        }
+        parts = {"joint": d.joint, "embed_norm": d.embed_norm, "hidden_norm": d.hidden_norm, "norm": d.norm}
+        return {**blocks, **{own + part: name for part, name in parts.items()}}
+
+    def _renamed(self, entry: Entry) -> Entry:
+        for prefix in ("model.language_model.layers.*.", "model.layers.*."):
+            entry = within(entry, prefix, self.drafting.layer)
+        for old, new in self.drafting.renamed.items():
+            entry = within(entry, self.drafting.layer + old, self.drafting.layer + new)
+        return entry
