@@ -15,7 +15,7 @@ from typing import Any
 from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.models.config import read_generation_config, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
-from kvasir.models.gguf_names import HFView
+from kvasir.models.gguf_view import HFView
 from kvasir.models.pooling import Pooling, pooling_of, read_pooling
 from kvasir.models.registry import model_class_for
 from kvasir.quant.gguf_types import GGMLType

@@ -12,7 +12,7 @@ import torch
 
 from kvasir.errors import ModelFileError
 from kvasir.models.gguf_gemma import put_share
-from kvasir.models.gguf_names import HFView
+from kvasir.models.gguf_view import HFView
 from kvasir.weights.source import GGUFSource
 from tests.models.driver import logits_of
 from tests.models.families import config_of

@@ -27,7 +27,8 @@ from kvasir.models import (
 )
 from kvasir.models.config import Fields, read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
-from kvasir.models.gguf_names import FAMILIES, HFView, halves_from_pairs, hf_name
+from kvasir.models.gguf_names import FAMILIES, halves_from_pairs, hf_name
+from kvasir.models.gguf_view import HFView
 from kvasir.models.registry import model_class_for
 from kvasir.models.rope import read_rope
 from kvasir.weights.mapped import TensorInfo

@@ -1,4 +1,4 @@
-"""Heads for multi-token prediction. transformers does not load them, but a head's block is a model of one layer: fed with
+"""Heads for multi-token prediction. transformers does not load them, but a head's block is a model of one layer: with
 the rows that the head's matrix makes, under the head's norm, transformers' model is the oracle."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.tensors import TensorPlace
-from kvasir.models.gguf_names import HFView
+from kvasir.models.gguf_view import HFView
 from kvasir.models.mtp import MultiTokenHead
 from kvasir.models.registry import model_class_for
 from kvasir.runner.load import LoadOptions, load_model
@@ -53,8 +53,9 @@ def reference(transformers: Any, config: dict[str, Any], seed: int) -> Any:
 
 def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """A one-layer model's state, and the head's own parts, as a checkpoint names them."""
+    names: tuple[str, ...] = QWEN
     if kind.startswith("qwen"):
-        prefix, names = "mtp.layers.0.", QWEN
+        prefix = "mtp.layers.0."
     elif kind == "mimo-v2-flash":
         prefix = "model.mtp.layers.0."
         names = tuple(prefix + name for name in (*WHOLE[:3], "final_layernorm"))
@@ -68,7 +69,9 @@ def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tenso
     }
     if kind == "mimo-v2-flash":
         found = {name.replace("post_attention", "pre_mlp"): tensor for name, tensor in found.items()}
-    return found | {f"{name}.weight": part for name, part in zip(names, (*parts, state["model.norm.weight"]), strict=True)}
+    return found | {
+        f"{name}.weight": part for name, part in zip(names, (*parts, state["model.norm.weight"]), strict=True)
+    }
 
 
 @cache
@@ -146,7 +149,7 @@ def test_a_gguf_file_has_the_head_in_its_last_layers(transformers, kind, archite
     model, _, state, _, ids = made(transformers, kind)
     layers, numbers = model.config.num_layers, {arch: n for n, arch in gguf.MODEL_ARCH_NAMES.items()}
     maps = [gguf.get_tensor_name_map(numbers[arch], layers + 1) for arch in (architecture, "glm4moe")]
-    own = dict(zip(QWEN, (f"model.layers.{layers}.{name}" for name in WHOLE), strict=True))
+    own: dict[str, str] = dict(zip(QWEN, (f"model.layers.{layers}.{name}" for name in WHOLE), strict=True))
     file: dict[str, Tensor] = {}
     experts: dict[str, list[Tensor]] = {}
     for name, tensor in state.items():

@@ -97,6 +97,11 @@ class Ernie45Moe(Glm4Moe):
 
     Config = Ernie45MoeConfig
 
+    @property
+    def drafting(self) -> None:
+        """None: the layers for multi-token prediction have other names and parts, and are not read."""
+        return None
+
     def _mlp(self, layer: int, c: Any) -> GatedMLP | MoE:
         mlp = super()._mlp(layer, c)
         if isinstance(mlp, MoE):

@@ -42,7 +42,8 @@ from kvasir.models.gguf_fields import (
     read_routed_experts,
     read_vocab_size,
 )
-from kvasir.models.gguf_names import FAMILIES, TensorSource
+from kvasir.models.gguf_names import FAMILIES
+from kvasir.models.gguf_view import TensorSource
 from kvasir.models.registry import unsupported
 
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

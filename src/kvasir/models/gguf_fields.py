@@ -22,7 +22,7 @@ from kvasir.models.config import (
     MAX_WIDTH,
     Fields,
 )
-from kvasir.models.gguf_names import TensorSource
+from kvasir.models.gguf_view import TensorSource
 
 Shapes = Mapping[str, tuple[int, ...]]
 _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last"}  # the numbers of llama.cpp's llama_pooling_type

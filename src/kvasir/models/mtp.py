@@ -4,7 +4,7 @@ answer does not depend on them. The tables of embeddings and logits are the deco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from kvasir.caches import CacheKind
@@ -23,7 +23,7 @@ class MultiTokenHead(Module):
     """The layers for multi-token prediction of one decoder. Their caches follow the decoder's own in `cache_spec`."""
 
     prefix = ""
-    ignored = (r".*",)  # the decoder has used the rest of the checkpoint
+    ignored: Iterable[str] = (r".*",)  # the decoder has used the rest of the checkpoint
 
     def __init__(self, model: Decoder):
         drafting = model.drafting

@@ -17,7 +17,7 @@ from kvasir.layers.places import Place, SizePlace, no_memory
 from kvasir.layers.shared_block import SharedBlock
 from kvasir.models.config import read_hf_config
 from kvasir.models.gguf_config import hf_config_from_gguf
-from kvasir.models.gguf_names import HFView
+from kvasir.models.gguf_view import HFView
 from kvasir.models.mtp import MultiTokenHead
 from kvasir.models.overrides import NONE, Overrides
 from kvasir.models.pooling import TokenHeads, read_pooling
