@@ -29,6 +29,13 @@ MECHANISMS = {
     ".sinks": "attention sinks",
     ".q_norm": "q and k norms",
 }
+# What transformers' defaults lack, from DeepSeek-V2-Lite, dots.llm1, GLM-4.5-Air and Zamba2-2.7B.
+SIZES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "zamba2": {"n_mamba_heads": 80, "mamba_headdim": 64},
+}
 
 
 def facts_of(family: str) -> tuple[str, str]:
@@ -36,9 +43,9 @@ def facts_of(family: str) -> tuple[str, str]:
     default sizes); "-" where there are none, or transformers does not have the family."""
     tiny = [config_of(name) for name, config in FAMILIES.items() if config.get("model_type") == family]
     tiny += [config for config in ENCODERS.values() if config["model_type"] == family]
-    models = [_built(family, config) for config in tiny] or [_built(family, {})]
+    models = [_built(family, config) for config in tiny] or [_built(family, SIZES.get(family, {}))]
     names = {MECHANISMS[name] for model in models if model for name in _names(model) if name in MECHANISMS}
-    return ", ".join(sorted(names)) or "-", _memory(_built(family, {}))
+    return ", ".join(sorted(names)) or "-", _memory(_built(family, SIZES.get(family, {})))
 
 
 def _memory(model: Any) -> str:

@@ -28,6 +28,7 @@ from kvasir.models import registry
 from kvasir.models.gguf_names import FAMILIES as ARCHITECTURES
 from kvasir.models.registry import MODELS
 from tests.models.families_chat import NO_CHAT, TEMPLATES
+from tests.parse import published
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models-supported.md"
@@ -57,6 +58,11 @@ KINDS = {
     CHAT: Kind("parse", "test_table.py", "format_is_detected"),
     ORACLE: Kind("engine", "test_oracle_models.py", "(bfloat16 and program) or embeddings_do_not_depend"),
 }  # fmt: skip
+# Families that no class of llama.cpp's converter is for. Ministral 8B is published as a Mistral.
+NO_GGUF = {
+    *("albert", "deberta-v2", "electra", "flex_olmo", "gte", "helium", "lfm3", "ministral", "mpnet", "new"),
+    *("olmo_hybrid", "vaultgemma", "zamba2"),
+}
 _TEXT_PARTS = {"mistral3": "ministral3"}  # where the name says nothing
 _HEAD = """# Supported models
 
@@ -66,19 +72,20 @@ it); not written by hand. A family is **supported** where all four comparisons r
 - **logits**: random models of the family agree with transformers in float32, to 1e-4 of the largest logit (of encoders:
   of the hidden rows), on texts that cross windows and the original length of a scaled rotary embedding.
 - **GGUF**: a file written as llama.cpp's converter writes it gives the bits of the folder that it was made from, or
-  where the converter changes numbers, agrees to 1e-4.
-- **chat format**: the format of tool calls and of reasoning is found in the family's published template. `none`: its
-  models are not published with one.
+  where the converter changes numbers, agrees to 1e-4. `none`: llama.cpp has no such architecture.
+- **chat format**: the format of tool calls and of reasoning is found in the family's published template, and what
+  models write in it is read, whole and in pieces. Templates are in other packages; tests/parse/published.json has their
+  digests, `python -m tests.parse.published` repeats it. `none`: its models are not published with one.
 - **oracle**: the same bits alone, batched, in odd chunks, with drafts, with preemption, on one and more threads, with
   NaN in foreign memory.
 
 What was compared for a family also counts for others of the same class, and the text part's file and oracle for the
-multimodal checkpoint. Families for which some of them are missing are **partly** supported: what is missing may not
-exist (llama.cpp has no such architecture, there is no public template) or did not run, so what it would show is not
-known. Families that are only read, without any comparison, are **not tried**.
+multimodal checkpoint. Families for which some of them are missing are **partly** supported: what is missing did not
+run, or there was no template at hand, so what it would show is not known. Families that are only read, without any
+comparison, are **not tried**.
 
 Memory is that of keys and values in bfloat16 per 1,000 tokens, of the layers without a window, for the sizes that
-transformers gives the family by default; recurrent states do not grow.
+transformers gives the family by default, or a published model has; recurrent states do not grow.
 
 """
 
@@ -92,7 +99,14 @@ class Recorder:
 
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    wanted: frozenset[str] = frozenset()
     _asked: set[str] = field(default_factory=set)
+
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        """Of tests that are for one model of a list, keeps those of the wanted models."""
+        kept = [item for item in items if not self.wanted or (_model_of(item) or "") in ("", *self.wanted)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
     def pytest_runtest_setup(self) -> None:
         self._asked.clear()
@@ -131,21 +145,31 @@ def run(kind: Kind, only: Collection[str]) -> Recorder:
 
 
 def _run(kind: Kind, only: Collection[str]) -> tuple[set[str], set[str]]:
-    names = kind.names
+    names, wanted = kind.names, frozenset()
     if only and kind is not KINDS[CHAT]:
-        words = sorted({word for family in only for word in spellings(family)})
-        names = f"({names}) and ({' or '.join(words)})"
-    recorder = Recorder()
+        wanted = frozenset({word for family in only for word in spellings(family)})
+        names = f"({names}) and ({' or '.join(sorted(wanted))})"
+    recorder = Recorder(wanted=wanted if kind is KINDS[ORACLE] else frozenset())
     with pytest.MonkeyPatch.context() as patch:
         recorder.watch(patch)
         pytest.main(["-q", "-p", "no:cacheprovider", "-k", names, *kind.files()], plugins=[recorder])
     return recorder.passed, recorder.failed
 
 
+def _model_of(item: Any) -> str | None:
+    """The model of a test of the oracle; None if it is not for one of a list."""
+    given = getattr(item, "callspec", None)
+    case = given.params.get("case") if given else None
+    return case[0] if case else given.params.get("kind") if given else None
+
+
 def spellings(family: str) -> set[str]:
-    """How names of tests may spell a model type."""
+    """How names of tests may spell a model type: itself, or the names of the random models that have it."""
+    from tests.engine.cores import CONFIGS, ENCODERS
+
+    made = {name for name, config in (CONFIGS | ENCODERS).items() if config["model_type"] in computed_by(family, GGUF)}
     short = re.sub(r"_(text|v1_dense)$", "", family)
-    return {name.replace("_", mark) for name in (family, short) for mark in "_-"}
+    return {name.replace("_", mark) for name in (family, short) for mark in "_-"} | made
 
 
 def merged(before: Mapping[str, bool], found: Recorder, only: Collection[str]) -> dict[str, bool]:
@@ -167,7 +191,7 @@ def state(family: str, results: Results) -> str:
 
 
 def mark(family: str, kind: str, results: Results) -> str:
-    if kind == CHAT and family in NO_CHAT:
+    if family in {CHAT: NO_CHAT, GGUF: NO_GGUF}.get(kind, ()):
         return "none"
     found = results.get(kind, {})
     passed = [found[name] for name in ({family} if kind == CHAT else computed_by(family, kind)) if name in found]
@@ -202,7 +226,13 @@ def listed(page: str) -> list[str]:
 
 
 def read_results() -> Results:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    """The kept results, with those of templates in other packages."""
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {**results, CHAT: {**results.get(CHAT, {}), **from_packages(published.read_results())}}
+
+
+def from_packages(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    return {family: found[name]["passed"] for family, name in TEMPLATES.items() if name in found}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = {kind: read_results().get(kind, {}) for kind in KINDS}
     for name in () if options.page else options.kinds:
-        results[name] = merged(results[name], run(KINDS[name], options.only), options.only)
+        found = run(KINDS[name], options.only)
+        results = {kind: read_results().get(kind, {}) for kind in KINDS}  # another run may have written meanwhile
+        results[name] = merged(results[name], found, options.only)
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     from tests.models.mechanisms import facts_of  # takes seconds to import
 

@@ -65,6 +65,14 @@ def test_the_published_sizes_are_read():
     assert dense.rope_scaling.share == 0.25 and (dense.rope_theta, dense.local_theta) == (1e6, 1e4)
 
 
+def test_layers_whose_numbers_transformers_fills_up_with_zeros_are_read(transformers):
+    config = {**transformers.AutoConfig.for_model("gemma4_text").to_dict(), "architectures": ["Gemma4ForCausalLM"]}
+    assert "05" in config["per_layer_config"]
+    bare = {name: value for name, value in config.items() if name != "per_layer_config"}
+    kind = model_class_for(config)
+    assert kind.Config.from_hf(config) == kind.Config.from_hf(bare)
+
+
 def test_a_unified_config_has_defaults_of_its_own():
     c = read({"num_hidden_layers": 12}, "gemma4_unified", "Gemma4UnifiedForConditionalGeneration")
     assert (c.max_position, set(c.windows), c.per_layer_width) == (262144, {0, 1024}, 0)
@@ -118,6 +126,7 @@ def test_a_token_beyond_the_table_of_the_layers_has_its_first_row():
         ({"per_layer_config": {"1": {"head_dim": 32}}}, UnsupportedModel),
         ({"per_layer_config": {"1": {"attention_window": 32}}}, UnsupportedModel),
         ({"per_layer_config": [1]}, ModelFileError),
+        ({"per_layer_config": {"1": {}, "01": {}}}, ModelFileError),
         ({"rope_parameters": [1]}, ModelFileError),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "proportional", "rope_theta": 1.0, "x": 1}}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +12,18 @@ pytest.importorskip("transformers", reason="the families' configs are transforme
 
 from kvasir.models import registry
 from kvasir.models.registry import MODELS
+from kvasir.parse.table import REASONING_FORMATS, TOOL_FORMATS
 from tests.models.families_chat import TEMPLATES
 from tests.models.mechanisms import facts_of
 from tests.models.supported import (
     CHAT,
     GGUF,
     LOGITS,
+    NO_GGUF,
     ORACLE,
     PAGE,
     Recorder,
+    from_packages,
     listed,
     mark,
     merged,
@@ -29,6 +33,8 @@ from tests.models.supported import (
     spellings,
     state,
 )  # fmt: skip
+from tests.parse import published
+from tests.parse.published_formats import EXPECTED
 from tests.parse.test_table import FORMATS
 
 
@@ -90,7 +96,28 @@ def test_a_template_counts_for_its_families():
     nodeid = "tests/parse/test_table.py::test_format_is_detected[Qwen3.5-4B]"
     recorder.pytest_runtest_logreport(report("call", "passed", nodeid))
     assert {"qwen3_5", "qwen3_5_moe"} < recorder.passed < set(TEMPLATES)
-    assert set(TEMPLATES.values()) <= set(FORMATS)
+    assert set(TEMPLATES.values()) <= {*FORMATS, *EXPECTED}
+
+
+def test_templates_of_packages_count_as_they_were_read():
+    name = TEMPLATES["apertus"]
+    assert from_packages({name: {"passed": False}}) == {"apertus": False}
+    kept = published.read_results()
+    assert set(kept) == set(EXPECTED), "run python -m tests.parse.published with the packages that it names"
+    for key, row in kept.items():
+        assert row["passed"] == (not row["faults"] and (row["calls"], row["reasoning"]) == EXPECTED[key]), key
+        assert row["calls"] in TOOL_FORMATS and row["package"].startswith(key.partition("/")[0] + " "), key
+        assert row["reasoning"] is None or row["reasoning"] in REASONING_FORMATS, key
+
+
+def test_families_without_an_architecture_of_llama_cpp_have_none():
+    """If the package that names them learns one of these, the family's column is missing instead."""
+    gguf = pytest.importorskip("gguf", reason="gguf names llama.cpp's architectures")
+    known = {re.sub(r"[^a-z0-9]", "", name) for name in gguf.MODEL_ARCH_NAMES.values()}
+    assert set(MODELS) >= NO_GGUF
+    assert not {family for family in NO_GGUF if re.sub(r"[^a-z0-9]", "", family) in known}
+    assert not NO_GGUF & set(read_results()[GGUF])
+    assert mark("zamba2", GGUF, {}) == "none"
 
 
 def test_a_partial_run_changes_only_its_families():
@@ -106,3 +133,4 @@ def test_facts_come_from_the_models():
     mechanisms, memory = facts_of("gpt_oss")
     assert {"attention sinks", "experts", "sliding window"} <= set(mechanisms.split(", ")) and int(memory) > 0
     assert facts_of("bert")[1] == "-"
+    assert int(facts_of("glm4_moe")[1]) > 0 and int(facts_of("gemma4_text")[1]) > 0

@@ -38,6 +38,22 @@ def test_messages_go_to_their_recipients(text, content, calls):
         assert (message.content, [(call.name, call.arguments) for call in message.calls]) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('look_up\n{"a": 1}', "", [("look_up", '{"a": 1}')]),
+        ('look_up\n{"a": 1}<|assistant|>fetch\n{"b": [2]}', "", [("look_up", '{"a": 1}'), ("fetch", '{"b": [2]}')]),
+        ("\nlook_up is a word", "look_up is a word", []),
+        ("all\nof it", "all\nof it", []),
+        ("drop\n{}", "drop\n{}", []),
+    ],
+)
+def test_text_without_a_recipient_stays_whole(text, content, calls):
+    for sizes in ([], [1] * len(text)):
+        message = ParsedMessage.of(parsed(Format(format_of("glm4").calls), text, sizes, tools=TOOLS))
+        assert (message.content.strip(), [(c.name, c.arguments) for c in message.calls]) == (content, calls)
+
+
 def test_without_tools_the_recipient_is_no_content_either():
     assert ParsedMessage.of(parsed(FORMAT, 'all\nHello>>>look_up\n{"a": 1}', calls=False)) == ParsedMessage(
         'Hello>>>look_up\n{"a": 1}'

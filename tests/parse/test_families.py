@@ -10,7 +10,9 @@ import pytest
 from kvasir.engine.reading import sample_of
 from kvasir.parse.detect import detect
 from kvasir.parse.events import ParsedMessage
+from kvasir.parse.format import Format
 from kvasir.parse.parser import Parser
+from kvasir.parse.table import CALLS, NO_CALLS, THINKING
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateRenderer
 
@@ -190,9 +192,9 @@ PUBLISHED = {
         'I look.\n</think>\n\n<minimax:tool_call>\n<invoke name="look_up">\n'
         '<parameter name="word">yggdrasil</parameter>\n'
         '<parameter name="count">3</parameter>\n</invoke>\n</minimax:tool_call>',
-        "think",
+        "minimax_m2",
         "<think>\n",
-        marks="<think>",
+        marks="<think><response>",
     ),
     "apertus": Published(
         "<|{role}_start|>",
@@ -204,6 +206,22 @@ PUBLISHED = {
         ),
         "apertus",
         '<|tools_prefix|>[{"look_up": ' + _ROW + "}]<|tools_suffix|>",
+    ),
+}
+PUBLISHED |= {
+    "glm-4-0414": Published(
+        "<|{role}|>",
+        "",
+        _each("{{ c.function.name }}\n{{ c.function.arguments | tojson }}{{ '<|assistant|>' if not loop.last }}"),
+        "glm4",
+        "look_up\n" + _ROW,
+    ),
+    "granite-20b": Published(
+        "{role}: ",
+        "<|endoftext|>",
+        _each("\n<function_call> " + _JSON),
+        "granite_20b",
+        "<function_call> " + _OBJECT,
     ),
 }
 SCHEMA = {"look_up": {"properties": {"word": {"type": "string"}, "count": {"type": "integer"}}}}
@@ -230,3 +248,18 @@ def test_a_familys_calls_and_reasoning_are_understood(family, renderer):
     assert (call.name, call.arguments.replace(" ", "")) == ("look_up", _ROW.replace(" ", ""))
     assert message.reasoning.strip() == ("I look." if given.thinking else "")
     assert not message.content.strip()
+
+
+@pytest.mark.parametrize("row", THINKING, ids=lambda row: row.name)
+@pytest.mark.parametrize("opened", [False, True], ids=["marked", "opened by the prompt"])
+def test_reasoning_and_answer_are_told_apart(row, opened):
+    """With the marks that the family's answers have. The parser must end, too: some answers have no end mark."""
+    if opened and row.name == "harmony":
+        pytest.skip("its prompts open no reasoning")
+    calls = next((calls for calls in CALLS if calls.name == row.name), NO_CALLS)
+    begin, end = row.answer
+    text = ("" if opened else row.start) + "I look." + row.end + begin + "There are 3." + end
+    for pieces in ([text], text):
+        parser = Parser(Format(calls, row), opened=opened)
+        message = ParsedMessage.of([e for piece in pieces for e in parser.push(piece)] + parser.finish())
+        assert (message.reasoning, message.content, message.calls) == ("I look.", "There are 3.", [])

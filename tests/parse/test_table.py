@@ -116,7 +116,11 @@ def test_format_is_detected(name):
 @pytest.mark.parametrize(
     ("shown", "calls", "thinking"),
     [
-        ("'<minimax:tool_call>' <invoke name= <parameter name= '</think>'", "minimax_m2", "think"),
+        ("'<minimax:tool_call>' <invoke name= <parameter name= <response> '</think>'", "minimax_m2", "minimax_m2"),
+        ("<tool> '请使用 Json 格式表示调用的参数' <|observation|>", "glm4", None),
+        ("'<extra_id_1>Assistant' '<tool> ' + tool|tojson + ' </tool>'", "nemotron_mini", None),
+        ("'<|start_of_role|>tools' respond with <|tool_call|> followed by a JSON list", "granite", None),
+        ("You have these functions. Write <function_call> before each call.", "granite_20b", None),
         ("'<seed:tool_call>' '<seed:think>' <function=f> <parameter=p>", "seed_oss", "seed_oss"),
         ("dsml_token = '｜DSML｜' <{{ dsml_token }}function_calls> <think>", "deepseek_v32", "think"),
         ("dsml_token = '｜DSML｜' <{{ dsml_token }}tool_calls> <think>", "deepseek_v4", "think"),

@@ -166,9 +166,13 @@ def _read_heads(
         by_layer = {str(i): full for i, sliding in enumerate(slides) if not sliding}
     if not isinstance(by_layer, Mapping):
         raise ModelFileError(f"{f.where}: per_layer_config is {quoted(by_layer)}", "expected an object")
+    names = {str(key): str(key).lstrip("0") or "0" for key in by_layer}  # transformers fills them up with zeros
     known = {str(i) for i in range(len(slides))}
-    if unknown := [str(key) for key in by_layer if str(key) not in known]:
+    if unknown := [key for key, name in names.items() if name not in known]:
         raise ModelFileError(f"{f.where}: per_layer_config names layer {quoted(unknown[0])}", "there is no such layer")
+    if len(set(names.values())) < len(by_layer):
+        raise ModelFileError(f"{f.where}: per_layer_config names a layer twice", "expected each layer once")
+    by_layer = {str(key).lstrip("0") or "0": values for key, values in by_layer.items()}
     dims, heads = zip(*(_read_layer(f, by_layer, i, sizes) for i in range(len(slides))), strict=True)
     for kind in (True, False):
         if len({(d, h) for d, h, s in zip(dims, heads, slides, strict=True) if s is kind}) > 1:
@@ -177,7 +181,7 @@ def _read_heads(
 
 
 def _read_layer(f: Fields, by_layer: Mapping[Any, Any], layer: int, sizes: Mapping[str, Any]) -> tuple[int, int]:
-    values = by_layer.get(str(layer), by_layer.get(layer, {}))
+    values = by_layer.get(str(layer), {})
     if not isinstance(values, Mapping):
         raise ModelFileError(f"{f.where}: per_layer_config of layer {layer} is {quoted(values)}", "expected an object")
     inner = Fields(values, f"{f.where}: per_layer_config of layer {layer}")

@@ -1,8 +1,12 @@
-"""Outputs that are messages to recipients, where a call is a message to a function (Functionary 3.2).
+"""Outputs that are messages to recipients, where a call is a message to a function.
 
-    >>>all
+    >>>all                     Functionary 3.2
     TEXT>>>NAME
     {...}>>>NAME
+    {...}
+
+    NAME                       GLM-4, whose text has no recipient
+    {...}<|assistant|>NAME
     {...}
 
 The prompt contains the first mark.
@@ -16,8 +20,6 @@ from kvasir.parse import json_text
 from kvasir.parse.emitter import MAX_NAME, Emitter, ParseRoutine
 from kvasir.parse.tape import marks
 
-EVERYONE = "all"
-
 _NAME = re.compile(r"[^\s<>{}()\[\]\"'`,;=]*")
 
 
@@ -30,7 +32,7 @@ def addressed(emitter: Emitter, bare: bool) -> ParseRoutine:
     mark_size = tape.num_held
     name = yield from tape.read(_NAME, MAX_NAME)
     ends = (yield from tape.peek()) == "\n" if name else False
-    if ends and name == EVERYONE:
+    if ends and name == emitter.calls.everyone:
         tape.pos += 1
         tape.hold()
     elif name and ends and emitter.is_name(name) and (yield from tape.blank()) == "{":

@@ -17,7 +17,7 @@ class Style(Enum):
     MARKED = "marked"  # the name, then an object with bare keys and strings between marks
     PARAMETERS = "parameters"  # the name, then each parameter between marks, its value as plain text
     PYTHON = "python"  # [name(key=value, ...), ...]
-    ADDRESSED = "addressed"  # each message begins with its recipient: a function or "all"
+    ADDRESSED = "addressed"  # each message begins with its recipient: a function, or everyone
     CHANNELS = "channels"  # messages with headers, where a call is a message to a function
 
 
@@ -70,6 +70,7 @@ class CallFormat:
     fence: optional marks around the JSON.
     id_size: the number of letters and digits that the template requires in a call's id; 0: any id is valid.
     quote: for MARKED, the mark around strings.
+    everyone: for ADDRESSED, the recipient of text; "": text has none.
     asides: marks of the recipient that are not content; "{name}" stands for any function.
     enforced: whether a grammar can enforce these calls.
     signs: a template that shows no calls and contains all strings of one of these groups is assumed to have this
@@ -89,6 +90,7 @@ class CallFormat:
     also: tuple[str, ...] = ()  # marks that are in none of the other fields
     turns: tuple[str, ...] = ()  # the marks that begin or end a turn
     quote: str = '<|"|>'
+    everyone: str = ""
     asides: tuple[str, ...] = ()
     enforced: bool = True
     signs: tuple[tuple[str, ...], ...] = ()

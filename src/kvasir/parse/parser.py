@@ -97,7 +97,7 @@ class Parser:
                 opened = False
             if mark:
                 yield from tape.blank()
-                stray_end += (answer_end,)
+                stray_end += (answer_end,) if answer_end else ()
         if self._bare and not mark:
             yield from self._call(emitter.content, bare=True)
         ignored = frozenset(stray_end)

@@ -138,7 +138,7 @@ JSON_CALLS = (
         FormatTexts(_OBJECT, "}", open="<|tool_call|>[", separator=", ", close="]"),
         begins=("<|tool_call|>", "<tool_call>"),
         ends=("</tool_call>", "<|tool_call_end|>"),
-        signs=(("<|tool_call|>", "available_tools"),),
+        signs=(("<|tool_call|>", "available_tools"), ("<|tool_call|>", "<|start_of_role|>")),
     ),
     CallFormat(
         "nemotron",  # Nemotron Nano 2
@@ -147,6 +147,14 @@ JSON_CALLS = (
         begins=("<TOOLCALL>",),
         ends=("</TOOLCALL>",),
         signs=(("<TOOLCALL>",),),
+    ),
+    CallFormat(
+        "nemotron_mini",  # Nemotron Mini; its template shows no calls
+        Style.OBJECTS,
+        FormatTexts("<toolcall> " + _OBJECT, "} </toolcall>", separator="\n"),
+        begins=("<toolcall>",),
+        ends=("</toolcall>",),
+        signs=(("<extra_id_1>", "<tool>"),),
     ),
     CallFormat(
         "lfm2",
@@ -284,6 +292,23 @@ JSON_CALLS = (
         ends=("<|tool_call_end|>",),
         fence=("```python", "```"),
         signs=(("<|tool_call_start|>", "```python"),),
+    ),
+    CallFormat(
+        "glm4",  # GLM-4 before 4.5: a call is a message whose first line is the function's name
+        Style.ADDRESSED,
+        FormatTexts("{name}\n", separator="<|assistant|>"),
+        begins=("<|assistant|>",),
+        bare=True,
+        turns=("<|assistant|>",),
+        enforced=False,  # as with the other one
+        signs=(("请使用 Json 格式表示调用的参数",),),
+    ),
+    CallFormat(
+        "granite_20b",  # Granite 20B function calling
+        Style.OBJECTS,
+        FormatTexts("<function_call> " + _OBJECT, "}", separator="\n"),
+        begins=("<function_call>",),
+        signs=(("<function_call>",),),
     ),
     CallFormat(
         "pythonic",  # Llama 4; Llama 3.2 if prompted for it

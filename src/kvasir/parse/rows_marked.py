@@ -109,6 +109,7 @@ MARKED_CALLS = (
         FormatTexts("{name}\n", separator=">>>"),
         begins=(">>>",),
         bare=True,
+        everyone="all",
         enforced=False,  # otherwise ">>>" in any text would have to be followed by a call
         signs=((">>>all",), (">>>${recipient}",)),
     ),

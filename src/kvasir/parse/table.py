@@ -34,6 +34,8 @@ THINKING = (
         ("<|start|>assistant to=user<|message|>", ""),
         signs=(("<|start|>assistant to=self<|message|>",),),
     ),
+    # MiniMax M2 puts results of tools into <response>, with which Granite marks the answer.
+    ThinkingFormat("minimax_m2", "<think>", "</think>", signs=(("<minimax:tool_call>",),)),
     ThinkingFormat("minimax_m3", "<mm:think>", "</mm:think>", signs=(("<mm:think>",),)),
     ThinkingFormat("longcat", "<longcat_think>", "</longcat_think>", signs=(("<longcat_think>",),)),
     ThinkingFormat("hunyuan3", "<think:opensource>", "</think:opensource>", signs=(("<think:opensource>",),)),
