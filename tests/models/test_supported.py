@@ -106,7 +106,7 @@ def test_templates_of_packages_count_as_they_were_read():
     assert set(kept) == set(EXPECTED), "run python -m tests.parse.published with the packages that it names"
     for key, row in kept.items():
         assert row["passed"] == (not row["faults"] and (row["calls"], row["reasoning"]) == EXPECTED[key]), key
-        assert row["calls"] in TOOL_FORMATS and row["package"].startswith(key.partition("/")[0] + " "), key
+        assert row["calls"] in TOOL_FORMATS and row["package"].startswith(key.rpartition("/")[0] + " "), key
         assert row["reasoning"] is None or row["reasoning"] in REASONING_FORMATS, key
 
 
