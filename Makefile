@@ -17,7 +17,7 @@ SHELL  := bash -o pipefail
 SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all composition soak sanitize fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
+.PHONY: help demo env test test-all composition soak sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -51,7 +51,7 @@ demo: $(VENV)/.run  ## Start a server on the bundled model and send it a questio
 test: env  ## Run the fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
-test-all: env sanitize fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
+test-all: env sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 
@@ -71,6 +71,9 @@ sanitize: $(VENV)/.run  ## Test the native kernels under the address and undefin
 	@$(VENV)/bin/cmake --build build/sanitize --target kvasir_test_kernels kvasir_replay_corpus -j 2 >/dev/null
 	@build/sanitize/kvasir_test_kernels
 	@build/sanitize/kvasir_replay_corpus csrc/fuzz/corpus
+
+emulate: env  ## Test the AVX-512 kernels on a machine without AVX-512, by emulation (Debian: libsimde-dev)
+	@scripts/emulate.sh $(PY)
 
 kernels: env  ## Compile the GPU kernels for four architectures, without a GPU; writes docs/gpu-kernels.md
 	@$(EXTRA) gpu | $(PIP) -r /dev/stdin

@@ -32,9 +32,16 @@ const Feature features[] = {
     KVASIR_FEATURE("avx2"),       KVASIR_FEATURE("fma"),      {"f16c", has_f16c()},
     KVASIR_FEATURE("avx512f"),    KVASIR_FEATURE("avx512bw"), KVASIR_FEATURE("avx512dq"),
     KVASIR_FEATURE("avx512vl"),   KVASIR_FEATURE("avx512vnni"), KVASIR_FEATURE("avx512bf16"),
+#if defined(KVASIR_EMULATE_AVX512)
+    {"emulated-avx512", true},
+#endif
 };
 constexpr int AVX2_NEEDS = 3;  // this many features from the start of the list
+#if defined(KVASIR_EMULATE_AVX512)
+constexpr int AVX512_NEEDS = AVX2_NEEDS;  // compiled to instructions of AVX2 (csrc/tests/emulated_avx512.h)
+#else
 constexpr int AVX512_NEEDS = 9;
+#endif
 
 bool has_first(int count) {
     for (int i = 0; i < count; ++i) {

@@ -36,7 +36,7 @@ static constexpr uint16_t E4M3_DENORMALS[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00
 }  // namespace KVASIR_ISA
 }  // namespace kvasir
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#if defined(KVASIR_EMULATE_AVX512) || (defined(__AVX512DQ__) && defined(__AVX512VNNI__) && defined(__AVX512BF16__))
 #define KVASIR_AVX512 1
 #include "simd_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

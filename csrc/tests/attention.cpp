@@ -16,6 +16,7 @@ namespace {
 
 using kvasir_test::Guarded;
 using kvasir_test::require;
+using kvasir_test::require_first_bits;
 using kvasir_test::same;
 
 // A sequence of `length` tokens and the parameters of attention.
@@ -243,10 +244,6 @@ std::vector<float> attend_last(const Case& c, const std::vector<int64_t>& length
     return out;
 }
 
-// The results of the first instruction set, one for each case.
-std::vector<std::vector<float>> first_results;
-size_t case_index = 0;
-
 void check(const Case& c) {
     const Data data = draw(c);
     std::vector<double> expected;
@@ -264,9 +261,7 @@ void check(const Case& c) {
     const int64_t size = static_cast<int64_t>(whole.size());
     require(same(attend(c, data, {c.length}, 3).data(), whole.data(), size),
             "attention: the bits do not depend on the threads");
-    if (case_index == first_results.size()) first_results.push_back(whole);
-    require(same(first_results[case_index++].data(), whole.data(), size),
-            "attention: all instruction sets give the same bits");
+    require_first_bits(whole.data(), size, "attention");
     if (!c.causal) return;
     require(same(attend(c, data, {1}, 1).data(), whole.data(), size), "attention: the same bits token by token");
     require(same(attend(c, data, {3, 17, 1, 40}, 2).data(), whole.data(), size),
@@ -280,9 +275,7 @@ void check_cuts(const Case& c, const std::vector<int64_t>& lengths, const std::v
     const std::vector<float> whole = attend_last(c, lengths, counts, 1, cuts);
     require(cuts == 0, "attention: one thread splits no item");
     const int64_t size = static_cast<int64_t>(whole.size());
-    if (case_index == first_results.size()) first_results.push_back(whole);
-    require(same(first_results[case_index++].data(), whole.data(), size),
-            "attention: all instruction sets give the same bits");
+    require_first_bits(whole.data(), size, "attention");
     for (const int32_t threads : teams) {
         const std::vector<float> found = attend_last(c, lengths, counts, threads, cuts);
         require(same(found.data(), whole.data(), size), "attention: the bits do not depend on where items are split");
@@ -310,7 +303,6 @@ void check_poison(Case c, bool in_values) {
 }  // namespace
 
 void test_attention() {
-    case_index = 0;
     for (int32_t format = 0; format < 4; ++format) {
         check({format, 2, 1, 10, 16, 70});
         check({format, 3, 3, 8, 32, 67, 20});

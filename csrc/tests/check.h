@@ -54,6 +54,9 @@ inline void require(bool holds, const char* what) {
     std::exit(1);
 }
 
+// Fails if the floats are not those of the first instruction set, where the same tests gave theirs in the same order.
+void require_first_bits(const float* found, int64_t count, const char* what);
+
 }  // namespace kvasir_test
 
 // One for each family of kernels; each tests the active instruction set (kvasir_set_isa).

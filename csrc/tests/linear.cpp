@@ -99,11 +99,13 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, 
     std::vector<int64_t> ids(static_cast<size_t>(c.n));
     for (int64_t i = 0; i < c.n; ++i) ids[static_cast<size_t>(i)] = i;
     kvasir_lookup(&m, weight.data, c.k, ids.data(), c.n);
+    require_first_bits(weight.data, c.n * c.k, "lookup");
 
     kvasir_prepare(&m, activated.data, x.data, c.k, c.rows);
     const int64_t panels = kvasir::panels(m), split = panels / 3;
     kvasir_linear(&m, activated.data, c.rows, split, panels, out.data, c.n, bias.data, out.data, c.n);
     kvasir_linear(&m, activated.data, c.rows, 0, split, out.data, c.n, bias.data, out.data, c.n);
+    require_first_bits(out.data, c.rows * c.n, "a product");
     for (int64_t r = 0; r < c.rows; ++r) {
         const float* row = residual.data() + r * c.n;
         kvasir_linear(&m, activated.data + r * width, 1, 0, panels, alone.data, c.n, bias.data, row, c.n);
@@ -132,8 +134,8 @@ void test_linear() {
     for (const Kind& kind : KINDS) {
         for (const bool hostile : {false, true}) {
             const int64_t k = kind.cols;
-            for (const Case& c : {Case{1, 1, k, 1}, Case{9, 16, k, 1}, Case{5, 33, 3 * k, 1}, Case{12, 50, 2 * k, 2},
-                                  Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}}) {
+            for (const Case& c : {Case{1, 1, k, 1}, Case{2, 17, k, 1}, Case{9, 48, k, 1}, Case{5, 33, 3 * k, 1},
+                                  Case{12, 50, 2 * k, 2}, Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}}) {
                 check(random, kind, c, hostile);
                 if (kind.type == 35) check(random, kind, c, hostile, true);
             }

@@ -119,7 +119,7 @@ class Sequences {
 };
 
 // The same tokens at once, one by one, and in steps from the blocks alone: `expected` within `tolerance` of its greatest
-// value, and equal bits.
+// value, and equal bits, also on all instruction sets.
 inline void check_steps(const Layer& layer, const std::vector<double>& expected, double tolerance, const char* name) {
     constexpr int32_t BLOCK = 16;
     const int64_t tokens = static_cast<int64_t>(expected.size()) / layer.width();
@@ -132,6 +132,7 @@ inline void check_steps(const Layer& layer, const std::vector<double>& expected,
         holds(std::fabs(static_cast<double>(whole.out[i]) - expected[i]) <= tolerance * scale, "differs from float64");
     }
     const auto count = static_cast<int64_t>(expected.size());
+    require_first_bits(whole.out.data(), count, name);
     for (int64_t t = 0; t < tokens; ++t) singles.advance({1}, 2);
     holds(same(whole.out.data(), singles.out.data(), count), "has other bits for single tokens");
     for (int64_t size = 1; walks.done(0) < tokens; size = size % 7 + 1) {
