@@ -26,7 +26,29 @@ _SIGMOID = {
     "mlp_layer_types": ["dense", "sparse", "sparse"],
 }
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": ABSENT,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
 FURTHER: dict[str, dict[str, Any]] = {
+    "afmoe": {
+        "model_type": "afmoe",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "route_scale": 1.5,
+        "sliding_window": 24,
+        "layer_types": _TWO_KINDS,
+        "mup_enabled": True,
+    },
+    "cwm": {"model_type": "cwm", "sliding_window": 24, "layer_types": _TWO_KINDS, "rope_parameters": _PLAIN},
     "dbrx": {
         **_NO_LLAMA,
         "model_type": "dbrx",
@@ -48,6 +70,35 @@ FURTHER: dict[str, dict[str, Any]] = {
     },
     "flex-olmo": {"model_type": "flex_olmo", "num_experts": 6, "num_experts_per_tok": 3},
     "hy-v3": {**_SIGMOID, "model_type": "hy_v3", "attention_bias": True},
+    "hyperclovax": {
+        "model_type": "hyperclovax",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 1.5,
+    },
+    "iquestcoder": {"model_type": "iquestcoder", "attention_bias": True, "mlp_bias": True},
+    "jais2": {"model_type": "jais2", "layer_norm_eps": 1e-3, "rms_norm_eps": ABSENT, "hidden_act": "relu2"},
+    "mellum": {
+        "model_type": "mellum",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "sliding_window": 24,
+        "layer_types": _TWO_KINDS,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "rope_parameters": {"full_attention": {**_PLAIN, "rope_theta": 500.0}, "sliding_attention": _OTHER_BASE},
+    },
+    "solar-open": {
+        "model_type": "solar_open",
+        "intermediate_size": ABSENT,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+    },
+    "youtu": {**_LATENT, "model_type": "youtu", "tie_word_embeddings": True},
     "stablelm-12b": {
         "model_type": "stablelm",
         "layer_norm_eps": 1e-3,
@@ -60,6 +111,31 @@ FURTHER: dict[str, dict[str, Any]] = {
 }
 
 FURTHER_CHANGES: dict[str, list[dict[str, Any]]] = {
+    "afmoe": [
+        {"num_experts_per_tok": 2},
+        {"mup_enabled": False},
+        {"sliding_window": 25},
+        {"layer_types": ["sliding_attention"] * 3},
+        {"rope_parameters": _OTHER_BASE},
+        {"rms_norm_eps": 1e-1},
+    ],
+    "cwm": [{"sliding_window": 25}, {"rope_parameters": _OTHER_BASE}, {"layer_types": ["full_attention"] * 3}],
+    "hyperclovax": [
+        {"embedding_multiplier": 1.0},
+        {"attention_multiplier": 1.0},
+        {"residual_multiplier": 1.0},
+        {"logits_scaling": 1.0},
+    ],
+    "iquestcoder": [{"rms_norm_eps": 1e-1}],
+    "jais2": [{"layer_norm_eps": 1e-1}, {"hidden_act": "relu"}],
+    "mellum": [
+        {"sliding_window": 25},
+        {"norm_topk_prob": False},
+        {"num_experts_per_tok": 2},
+        {"rope_parameters": {"full_attention": _PLAIN, "sliding_attention": _PLAIN}},
+    ],
+    "solar-open": [{"routed_scaling_factor": 1.0}, {"num_experts_per_tok": 2}, {"rope_parameters": _OTHER_BASE}],
+    "youtu": [{"rope_interleave": False}, {"rope_parameters": _OTHER_BASE}],
     "dbrx": [
         {"attn_config": {**_DBRX_ATTENTION, "clip_qkv": None}},
         {"attn_config": {**_DBRX_ATTENTION, "clip_qkv": 1.0}},

@@ -60,6 +60,26 @@ def add_stablelm(writer: Any, c: Any) -> None:
     writer.add_parallel_residual(c.use_parallel_residual)
 
 
+def add_jais2(writer: Any, c: Any) -> None:
+    add_sizes(writer, c)
+    writer.add_layer_norm_eps(c.layer_norm_eps)
+
+
+def add_afmoe(writer: Any, c: Any) -> None:
+    add_sizes(writer, c)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_expert_count(c.num_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_shared_count(c.num_shared_experts)
+    writer.add_expert_feed_forward_length(c.moe_intermediate_size)
+    writer.add_leading_dense_block_count(c.num_dense_layers)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(c.route_scale)
+    writer.add_sliding_window(c.sliding_window)
+
+
 def add_dbrx(writer: Any, c: Any) -> None:
     attn, ffn = c.attn_config, c.ffn_config
     writer.add_block_count(c.n_layers)
@@ -104,7 +124,8 @@ def add_exaone_moe(writer: Any, c: Any) -> None:
 
 
 def with_bias_of_choice(name: str, data: np.ndarray, c: Any) -> Tensors:
-    return {name.replace("correction_bias", "correction.bias"): data}
+    name = name.replace("correction_bias", "correction.bias")
+    return {f"{name}.bias" if name.endswith("expert_bias") else name: data}
 
 
 def same(name: str, data: np.ndarray, c: Any) -> Tensors:
@@ -113,10 +134,16 @@ def same(name: str, data: np.ndarray, c: Any) -> Tensors:
 
 # architecture, keys, tensors
 FAMILIES: dict[str, tuple[str, Callable[[Any, Any], None], Callable[[str, np.ndarray, Any], Tensors]]] = {
+    "afmoe": ("afmoe", add_afmoe, with_bias_of_choice),
     "dbrx": ("dbrx", add_dbrx, of_dbrx),
     "exaone-moe": ("exaone-moe", add_exaone_moe, with_bias_of_choice),
+    "jais2": ("jais2", add_jais2, same),
     "stablelm-12b": ("stablelm", add_stablelm, same),
 }
+
+
+# What llama.cpp fixes.
+CHANGES: dict[str, dict[str, Any]] = {"afmoe": {"num_hidden_layers": 5, "layer_types": None}}
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -145,7 +172,7 @@ def write_gguf(hf: Any, path: Path, family: str) -> Path:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_computes_what_its_folder_computes(tmp_path, family):
-    config = config_of(family)
+    config = config_of(family) | CHANGES.get(family, {})
     config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
     folder = load(save(hf, tmp_path / "folder"))

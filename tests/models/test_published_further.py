@@ -51,11 +51,38 @@ FLEX_OLMO = {
     "rope_scaling": None, "rope_theta": 500000, "router_aux_loss_coef": 0.01, "tie_word_embeddings": False,
     "use_cache": True, "vocab_size": 100352,
 }  # fmt: skip
+TRINITY_MINI = {
+    "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "global_attn_every_n_layers": 4, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "load_balance_coeff": 0.001,
+    "max_position_embeddings": 131072, "model_type": "afmoe", "moe_intermediate_size": 1024, "mup_enabled": True,
+    "n_group": 1, "num_attention_heads": 32, "num_dense_layers": 2, "num_expert_groups": 1, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 32, "num_key_value_heads": 4, "num_limited_groups": 1,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "route_norm": True,
+    "route_scale": 2.826, "score_func": "sigmoid", "sliding_window": 2048, "tie_word_embeddings": False,
+    "topk_group": 1, "use_cache": True, "use_grouped_mm": True, "vocab_size": 200192,
+}  # fmt: skip
+CWM = {
+    "architectures": ["CwmForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144,
+    "initializer_range": 0.02, "intermediate_size": 21504,
+    "layer_types": ["sliding_attention" if i % 4 else "full_attention" for i in range(64)],
+    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "cwm", "num_attention_heads": 48,
+    "num_hidden_layers": 64, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 1000000.0, "sliding_window": 8192, "tie_word_embeddings": False, "use_cache": True,
+    "vocab_size": 128256,
+}  # fmt: skip
 # layers, width, heads, heads of keys, width of a head, context
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "dbrx": (DBRX, (40, 6144, 48, 8, 128, 32768)),
     "stablelm-2-12b": (STABLELM_2_12B, (40, 5120, 32, 8, 160, 4096)),
     "K-EXAONE-236B": (K_EXAONE, (48, 6144, 64, 8, 128, 262144)),
+    "Trinity-Mini": (TRINITY_MINI, (32, 2048, 32, 4, 128, 131072)),
+    "cwm": (CWM, (64, 6144, 48, 8, 128, 131072)),
     "FlexOlmo-7x7B": (FLEX_OLMO, (32, 4096, 32, 32, 128, 4096)),
 }
 
@@ -74,6 +101,9 @@ def test_a_published_config_is_accepted(name):
 def test_the_details_that_decide():
     dbrx = read(DBRX)
     assert (dbrx.rope_theta, dbrx.qkv_clip, dbrx.num_experts, dbrx.routing.top_k) == (500000.0, 8.0, 16, 4)
+    trinity = read(TRINITY_MINI)
+    assert trinity.rotates == (True, True, True, False) * 8 and trinity.embed_scale == 2048**0.5
+    assert trinity.sparse == (False, False) + (True,) * 30 and trinity.shared_inner == 1024
     exaone = read(K_EXAONE)
     assert exaone.windows == (128, 128, 128, 0) * 12 and exaone.rotates == (True, True, True, False) * 12
     assert exaone.sparse == (False,) + (True,) * 47 and exaone.routing.scale == 2.5
@@ -90,6 +120,8 @@ def test_the_details_that_decide():
         ({**DBRX, "attn_config": 3}, "attn_config"),
         ({**DBRX, "attn_config": {"new_scale": 2.0}}, "new_scale"),
         ({**K_EXAONE, "is_moe_layer": [True]}, "is_moe_layer"),
+        ({**TRINITY_MINI, "num_expert_groups": 2}, "num_expert_groups"),
+        ({**TRINITY_MINI, "score_func": "softmax"}, "score_func"),
     ],
 )
 def test_values_without_code_are_refused_by_name(config, words):

@@ -39,6 +39,15 @@ GPT_NEOX = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+# Of an AFMoE, what differs from the names of DeepSeek.
+AFMOE = {
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.router.gate",
+    "exp_probs_b": "mlp.expert_bias",
+}
 DBRX = {
     "token_embd": "transformer.wte",
     "output_norm": "transformer.norm_f",

@@ -11,6 +11,30 @@ from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types, re
 Config = dict[str, Any]
 
 
+def _afmoe(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """As in llama.cpp, embeddings are scaled, and every 4th layer has no window."""
+    f.expect("expert_gating_func", 2)  # sigmoid
+    f.expect("expert_weights_norm", True)
+    config = read_decoder(f, shapes)
+    return config | {
+        "model_type": "afmoe",
+        "mup_enabled": True,
+        "sliding_window": f.integer("attention.sliding_window", 1, MAX_POSITIONS),
+        "layer_types": read_layer_types(f, config["num_hidden_layers"], pattern=4),
+        "num_experts": f.integer("expert_count", 1, MAX_EXPERTS),
+        "num_experts_per_tok": f.integer("expert_used_count", 1, MAX_EXPERTS),
+        "moe_intermediate_size": f.integer("expert_feed_forward_length", 1, MAX_WIDTH),
+        "num_shared_experts": f.integer("expert_shared_count", 1, MAX_EXPERTS),
+        "num_dense_layers": f.integer("leading_dense_block_count", 0, MAX_LAYERS, 0),
+        "route_scale": f.number("expert_weights_scale", 1e-6, 1e6, 1.0),
+    }
+
+
+def _jais2(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    return read_decoder(f, shapes, eps="layer_norm_eps") | {"model_type": "jais2", "hidden_act": "relu2"} | biases
+
+
 def _dbrx(f: Fields, architecture: str, shapes: Shapes) -> Config:
     f.expect("attention.layer_norm_epsilon", 1e-5)
     theta = f.number("rope.freq_base", 1.0, 1e12, 10000.0)
@@ -59,4 +83,4 @@ def _exaone_moe(f: Fields, architecture: str, shapes: Shapes) -> Config:
     }
 
 
-READERS = {"dbrx": _dbrx, "exaone-moe": _exaone_moe}
+READERS = {"afmoe": _afmoe, "dbrx": _dbrx, "exaone-moe": _exaone_moe, "jais2": _jais2}

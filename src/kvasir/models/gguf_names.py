@@ -197,6 +197,7 @@ FAMILIES = {
     "gpt2": NameTable(others.GPT2, "transformer.h", transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down")),
     "bert": NameTable(encoders.BERT, "encoder.layer"),
     "bitnet": NameTable({**_LLAMA_NAMES, **others.BITNET}, "model.layers", scales=others.BITNET_SCALES),
+    "afmoe": NameTable({**_DEEPSEEK_NAMES, **others.AFMOE}, "model.layers"),
     "apertus": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.up_proj"}, "model.layers"),
     "arcee": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "chatglm": NameTable(
@@ -231,6 +232,7 @@ FAMILIES = {
     "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
     "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
     "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
+    "jais2": NameTable(_LLAMA_NAMES, "model.layers"),
     "jina-bert-v2": NameTable(encoders.JINA_V2, "encoder.layer"),
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
     "kimi-linear": NameTable(

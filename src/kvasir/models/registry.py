@@ -15,6 +15,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 
 # model_type -> module of this package, its class, and the `architectures` that the class implements.
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "afmoe": ("afmoe", "Afmoe", ("AfmoeForCausalLM",)),
     "apertus": ("apertus", "Apertus", ("ApertusForCausalLM",)),
     "albert": (
         "albert",
@@ -53,6 +54,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "cohere": ("cohere", "Cohere", ("CohereForCausalLM",)),
     "cohere2": ("cohere2", "Cohere2", ("Cohere2ForCausalLM",)),
+    "cwm": ("llamas", "Cwm", ("CwmForCausalLM",)),
     "dbrx": ("dbrx", "Dbrx", ("DbrxForCausalLM",)),
     "deberta-v2": (
         "deberta_v2",
@@ -125,6 +127,9 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "hy_v3": ("hy_v3", "HyV3", ("HYV3ForCausalLM",)),
     "hunyuan_v1_dense": ("hunyuan", "HunyuanDense", ("HunYuanDenseV1ForCausalLM",)),
     "hunyuan_v1_moe": ("hunyuan", "HunyuanMoe", ("HunYuanMoEV1ForCausalLM",)),
+    "hyperclovax": ("hyperclovax", "HyperClovaX", ("HyperCLOVAXForCausalLM",)),
+    "iquestcoder": ("llamas", "IQuestCoder", ("IQuestCoderForCausalLM",)),
+    "jais2": ("llamas", "Jais2", ("Jais2ForCausalLM",)),
     "jina_bert": (
         "jina_bert",
         "JinaBert",
@@ -154,6 +159,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "mamba2": ("mamba", "Mamba2Model", ("Mamba2ForCausalLM",)),
     "llama4": ("llama4", "Llama4", ("Llama4ForConditionalGeneration",)),
     "llama4_text": ("llama4", "Llama4Text", ("Llama4ForCausalLM",)),
+    "mellum": ("mellum", "Mellum", ("MellumForCausalLM",)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", ("MiniMaxM2ForCausalLM",)),
     "ministral": ("mistral", "Ministral", ("MinistralForCausalLM",)),
     "ministral3": ("mistral", "Ministral3", ("Ministral3ForCausalLM",)),
@@ -203,6 +209,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "seed_oss": ("seed_oss", "SeedOss", ("SeedOssForCausalLM",)),
     "smollm3": ("smollm3", "SmolLM3", ("SmolLM3ForCausalLM",)),
+    "solar_open": ("solar_open", "SolarOpen", ("SolarOpenForCausalLM",)),
     "stablelm": ("stablelm", "StableLM", ("StableLmForCausalLM",)),
     "starcoder2": ("starcoder2", "Starcoder2", ("Starcoder2ForCausalLM",)),
     "vaultgemma": ("gemma", "VaultGemma", ("VaultGemmaForCausalLM",)),
@@ -216,6 +223,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "XLMRobertaForTokenClassification",
         ),
     ),
+    "youtu": ("youtu", "Youtu", ("YoutuForCausalLM",)),
     "zamba2": ("zamba2", "Zamba2", ("Zamba2ForCausalLM",)),
 }
 # Architectures whose configs state the model type of another.
