@@ -1,3 +1,4 @@
+import httpx
 import pytest
 
 from kvasir.text.template_process import TemplateRenderer
@@ -5,10 +6,12 @@ from tests.serve.running import client, live
 
 
 @pytest.fixture(scope="package", autouse=True)
-def _one_renderer():
-    """Of all chat templates of these tests: each would start a process of its own."""
-    renderer = TemplateRenderer()
+def _shared():
+    """What takes long to make and is the same for all these tests: the process that renders chat templates, and the
+    certificates that each client reads, which no test here needs."""
+    renderer, certificates = TemplateRenderer(), httpx.create_ssl_context()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", lambda **_: certificates)
         patch.setattr("kvasir.text.chat.TemplateRenderer", lambda: renderer)
         yield
     renderer.close()
