@@ -19,9 +19,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvasir.errors import ConfigError
+from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.layers.embedding import Embedding
-from kvasir.layers.linear import Head, Linear
+from kvasir.layers.linear import Down, GateUp, Head, Linear
 from kvasir.layers.module import Shard
 from kvasir.layers.places import HostPlace
 from kvasir.ops.linear.packed import PackedMatrix, num_segments, pack_rows, packed_bytes, take_columns
@@ -90,7 +90,25 @@ class Packer:
         is_whole, is_turned = shard.columns == (0, cols), take is not None and take.turned
         if info.inputs.order is not None and not (is_whole and getattr(leaf, "own_inputs", False) and not is_turned):
             return None, not is_turned
+        if info.inputs.rounding and (is_turned or not self._follows(leaf, info, is_whole)):
+            return None, False
         return info.inputs, False
+
+    def _follows(self, leaf: Any, info: TensorInfo, is_whole: bool) -> bool:
+        """Whether rows are rounded by the checkpoint's scheme. Raises UnsupportedModel where ranks, which have parts of
+        rows, would do it by other scales."""
+        assert info.inputs is not None
+        if not getattr(leaf, "own_inputs", False) and not (info.inputs.is_shared and isinstance(leaf, GateUp | Down)):
+            note = f"activations of {info.dtype} are not quantized by the file's scheme where matrices share their rows"
+            if note not in self.notes:
+                self.notes.append(note)
+            return False
+        if not is_whole and info.inputs.scale == 0 and info.inputs.group == 0:
+            raise UnsupportedModel(
+                f"{info.name}: its activations have a scale for each row, of which several ranks see parts",
+                "run it on one rank",
+            )
+        return True
 
     def _note_decoded(self, kind: str, take: Any) -> None:
         note = f"matrices of {kind} that are used transposed are decoded"

@@ -9,7 +9,7 @@ from typing import Any
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json_object
 from kvasir.weights.published import bitnet, bitsandbytes, experts_mxfp4, grouped, hqq, mlx, scaled, torchao
-from kvasir.weights.published.rows import scheme_of
+from kvasir.weights.published.rows import row_scheme, scheme_of
 from kvasir.weights.published.view import Decoded, DecodedView
 from kvasir.weights.source import WeightSource
 
@@ -43,7 +43,9 @@ def unquantized(config: Mapping[str, Any], source: WeightSource) -> tuple[dict[s
             f"supported for the model types {', '.join(bitnet.FAMILIES)}",
         )
     tensors, dropped = _METHODS[method](settings, source)
-    return plain, DecodedView(source, tensors, str(method), dropped, scheme_of(settings))
+    found = list(tensors)
+    followed = sum(tensor.inputs is not None and tensor.inputs.rounding != "" for tensor in found)
+    return plain, DecodedView(source, found, str(method), dropped, scheme_of(settings, followed))
 
 
 def with_own_file(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def _block(value: Any) -> tuple[int, int]:
 def _fp8(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     _choice(settings, "fmt", ("e4m3", "float8_e4m3fn", None), None)
     _choice(settings, "scale_fmt", ("ue8m0", "float", None), None)
-    return scaled.read(source, _block(settings.get("weight_block_size"))), scaled.DROPPED
+    return scaled.read(source, _block(settings.get("weight_block_size")), row_scheme(settings)), scaled.DROPPED
 
 
 def _compressed(settings: Mapping[str, Any], source: WeightSource) -> _Read:
@@ -100,7 +102,7 @@ def _compressed(settings: Mapping[str, Any], source: WeightSource) -> _Read:
             blocks.add(_block(weights.get("block_structure")))
     if len(blocks) > 1:
         raise UnsupportedModel("config.json: quantization_config: blocks of several shapes", "supported: one shape")
-    return scaled.read(source, next(iter(blocks), (128, 128))), scaled.DROPPED
+    return scaled.read(source, next(iter(blocks), (128, 128)), row_scheme(settings)), scaled.DROPPED
 
 
 def _modelopt(settings: Mapping[str, Any], source: WeightSource) -> _Read:
@@ -108,7 +110,7 @@ def _modelopt(settings: Mapping[str, Any], source: WeightSource) -> _Read:
     if not isinstance(inner, Mapping):
         raise ModelFileError(f"quantization is {quoted(inner)}", "expected an object with quant_algo")
     _choice(inner, "quant_algo", _ALGORITHMS, "FP8")
-    return scaled.read(source, (128, 128)), scaled.DROPPED
+    return scaled.read(source, (128, 128), row_scheme(settings)), scaled.DROPPED
 
 
 def _mxfp4(settings: Mapping[str, Any], source: WeightSource) -> _Read:

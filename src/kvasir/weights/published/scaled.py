@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
+from kvasir.quant.inputs import Inputs
 from kvasir.weights.published.codes import (
     E2M1,
     OWN_GROUP,
@@ -30,10 +31,11 @@ from kvasir.weights.published.codes import (
     to_q8_0_blocks,
     unpacked,
 )
+from kvasir.weights.published.rows import RowScheme
 from kvasir.weights.published.view import Decoded, Stored, stems
 from kvasir.weights.source import WeightSource
 
-# The scales of activations and of the KV cache, which this engine does not quantize in this way.
+# The scales of activations, which `_inputs` reads where kernels follow them, and of the KV cache.
 DROPPED = (
     r".*\.(input_scale(_ub)?|output_scale|input_global_scale|input_zero_point|activation_scale(_ub)?"
     r"|[kqv]_(scale|zero_point))"
@@ -42,9 +44,9 @@ _GROUP = 32  # of MX formats, and of GGML's blocks
 _FP8_GROUP = 128  # of the packed format FP8
 
 
-def read(source: WeightSource, block: tuple[int, int]) -> Iterator[Decoded]:
+def read(source: WeightSource, block: tuple[int, int], rows: RowScheme | None = None) -> Iterator[Decoded]:
     """All quantized matrices of a checkpoint. block: rows and columns that share an FP8 scale, where scales are of
-    blocks."""
+    blocks. rows: how the checkpoint rounds input rows, if kernels follow that."""
     for stored in stems(source, "weight_packed"):
         yield (
             _integers(stored) if stored.info("weight_packed").dtype in ("I32", "U32") else _fp4(stored, "weight_packed")
@@ -56,11 +58,28 @@ def read(source: WeightSource, block: tuple[int, int]) -> Iterator[Decoded]:
         if dtype == "U8":
             yield _fp4(stored, "weight")
         elif dtype == "I8":
-            yield _bytes(stored)
+            yield _bytes(stored, rows)
         elif dtype == "F8_E4M3":
-            yield _fp8(stored, block)
+            yield _fp8(stored, block, rows)
         else:
             stored.refuse(f"weight is stored as {dtype} with a scale", "expected I8, U8 or F8_E4M3")
+
+
+def _inputs(stored: Stored, rounding: str, scheme: RowScheme | None) -> Inputs | None:
+    """How rows are rounded; None if the scheme is for another type, or has no scale for this matrix, none that is
+    positive, or a zero point."""
+    if scheme is None or scheme.rounding != rounding:
+        return None
+    if not scheme.is_static:
+        return Inputs(rounding, 0.0, scheme.group)
+    if "input_scale" not in stored:
+        return None
+    if "input_zero_point" in stored and stored.array("input_zero_point").astype(np.float32).any():
+        return None
+    scales = stored.array("input_scale").astype(np.float32).reshape(-1)
+    if scales.size != 1 or not 1e-30 < scales[0] < 1e30:  # files that were not calibrated have arbitrary numbers
+        return None
+    return Inputs(rounding, float(scales[0]))
 
 
 def _parts(stored: Stored, *kinds: str) -> tuple[str, ...]:
@@ -149,7 +168,7 @@ def _zeros(stored: Stored, bits: int) -> np.ndarray:
     return unpacked(np.ascontiguousarray(packed.T), bits).T[:rows].astype(np.int16)
 
 
-def _bytes(stored: Stored) -> Decoded:
+def _bytes(stored: Stored, scheme: RowScheme | None) -> Decoded:
     rows, cols = _matrix(stored, "weight")
     parts = _parts(stored, "weight", "weight_scale", "weight_zero_point")
 
@@ -166,7 +185,7 @@ def _bytes(stored: Stored) -> Decoded:
 
     name, size = f"{stored.stem}.weight", _group_size(stored.info("weight_scale").shape, rows, cols)
     if "weight_zero_point" not in stored and cols % OWN_GROUP == 0 and size % OWN_GROUP == 0:
-        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute)
+        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute, _inputs(stored, "int8", scheme))
     return Decoded(name, (rows, cols), "BF16", parts, compute)
 
 
@@ -189,7 +208,7 @@ def _of_groups(stored: Stored, scales: np.ndarray, rows: int, cols: int) -> np.n
 # --- floats -----------------------------------------------------------------------------------------
 
 
-def _fp8(stored: Stored, block: tuple[int, int]) -> Decoded:
+def _fp8(stored: Stored, block: tuple[int, int], scheme: RowScheme | None) -> Decoded:
     rows, cols = _matrix(stored, "weight")
     kind = "weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"
     info = stored.info(kind)
@@ -221,7 +240,7 @@ def _fp8(stored: Stored, block: tuple[int, int]) -> Decoded:
     is_blocks = tuple(info.shape) == blocks and math.prod(info.shape) > 1 and tuple(info.shape) != (rows, 1)
     size = block[1] if is_blocks else _group_size(info.shape, rows, cols)
     if info.dtype != "U8" and cols % _FP8_GROUP == 0 and size % _FP8_GROUP == 0:
-        return Decoded(name, (rows, cols), "FP8", parts, blocks_of_fp8, compute)
+        return Decoded(name, (rows, cols), "FP8", parts, blocks_of_fp8, compute, _inputs(stored, "fp8", scheme))
     return Decoded(name, (rows, cols), "BF16", parts, compute)
 
 
