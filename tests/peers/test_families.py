@@ -22,7 +22,7 @@ from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.source import GGUFSource
 
 gguf = pytest.importorskip("gguf", reason="gguf writes these files")
-RATES = Rates(1e10, 2e11, 1e11, "probe.c")
+RATES = Rates(1e10, 2e11, 3e11, 1e11, "probe.c")
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "MXFP4"])

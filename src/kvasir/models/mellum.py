@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.layers.moe import Routing
 from kvasir.layers.rope import Rope
-from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, read_sliding_layers
+from kvasir.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields, inner_object, read_sliding_layers
 from kvasir.models.decoder import read_sizes
 from kvasir.models.gemma3_text import split_rope
 from kvasir.models.glm4_moe_lite import read_sparse_layers
@@ -36,7 +36,7 @@ class MellumConfig(Qwen3MoeConfig):
         for drafting in ("mtp_layer_types", "mtp_mlp_layer_types"):
             f.get(drafting)
         normalise, inner = f.flag("norm_topk_prob", True), f.integer("moe_intermediate_size", 1, MAX_WIDTH, 896)
-        inner_rope = Fields({"rope_type": "default", **(local.get("rope_parameters") or {})})
+        inner_rope = Fields({"rope_type": "default", **inner_object(local, "rope_parameters")})
         inner_rope.expect("rope_type", "default")
         sparse = read_sparse_layers(f, layers) or (True,) * layers
         f.finish()
