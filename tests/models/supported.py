@@ -251,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = {kind: read_results().get(kind, {}) for kind in KINDS}  # another run may have written meanwhile
         results[name] = merged(results[name], found, options.only)
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    results = {kind: read_results().get(kind, {}) for kind in KINDS}  # with the published templates again
     from tests.models.mechanisms import facts_of  # takes seconds to import
 
     PAGE.write_text(render(results, {family: facts_of(family) for family in MODELS}))
