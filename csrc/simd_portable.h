@@ -53,13 +53,21 @@ KVASIR_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
     KVASIR_EACH c.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
     return c;
 }
+// Where denormals are flushed, products are, but a comparison and a choice are not, unlike the instructions that some
+// compilers make of them. The compiler must not see that the factor is 1.
+KVASIR_INLINE f32x16 flushed(f32x16 a) {
+    float one = 1.0f;
+    __asm__("" : "+m"(one));
+    KVASIR_EACH a.v[i] *= one;
+    return a;
+}
 KVASIR_INLINE f32x16 min(f32x16 a, f32x16 b) {
     KVASIR_EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-    return b;
+    return flushed(b);
 }
 KVASIR_INLINE f32x16 max(f32x16 a, f32x16 b) {
     KVASIR_EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-    return b;
+    return flushed(b);
 }
 KVASIR_INLINE f32x16 sqrt(f32x16 a) {
     KVASIR_EACH a.v[i] = __builtin_sqrtf(a.v[i]);
