@@ -1,4 +1,4 @@
-"""Computes in float64 what is written for float32: with models that enlarge roundings, it tells these from errors."""
+"""Runs float32 code in float64, which tells rounding from errors in models that amplify rounding."""
 
 from __future__ import annotations
 
