@@ -87,10 +87,13 @@ KVASIR_INLINE void add_minima(f32x16 (&acc)[M][P], const uint8_t* const (&block)
     }
 }
 
+// ahead: prefetch distance in bytes, 0 for none. Each chunk prefetches its share: all at once they would wait for line
+// buffers.
 template <int FORMAT, bool UNPACKED, int M, int P>
 KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
-                                   const uint8_t* x, int64_t x_stride) {
+                                   const uint8_t* x, int64_t x_stride, int64_t ahead) {
     constexpr IntLayout l = int_layout_of(FORMAT);
+    constexpr int chunk_bytes = (l.bytes + 511) / 512 * 64;
     f32x16 part[M][P];
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
@@ -100,6 +103,7 @@ KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&b
     for (int chunk = 0; chunk < 8; ++chunk) {
         const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         const uint8_t* q = x + 32 * chunk;
+        if (ahead != 0) prefetch_part<chunk_bytes>(block, ahead, chunk);
         i32x16 dots[M][P];
         if constexpr (l.sub == 32) {
             start_dots<FORMAT>(dots, chunk, x, x_stride);

@@ -81,6 +81,16 @@ KVASIR_INLINE Chunk<P, UNPACKED> chunk_of(const uint8_t* const (&block)[P], int 
     return planes;
 }
 
+// Prefetches, `ahead` bytes after each block, its part `part` of BYTES bytes, into L2: two pairs of panels do not fit L1.
+template <int BYTES, int P>
+KVASIR_INLINE void prefetch_part(const uint8_t* const (&block)[P], int64_t ahead, int part) {
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        KVASIR_UNROLL
+        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(block[p] + ahead + part * BYTES + i, 0, 2);
+    }
+}
+
 #if defined(KVASIR_AVX2)
 
 // AVX2 adds products of bytes in 16 bits. Levels above 128 are too great for that, so they are centred, and `zero` with

@@ -27,10 +27,7 @@ constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = 1 << 30;
 #endif
 constexpr int MAX_ROWS = 8;
 constexpr int MAX_SEGMENTS = 8;
-constexpr int64_t AHEAD = 4096;  // prefetch distance in bytes for few rows
-
-// Into L2: two pairs of panels do not fit L1.
-KVASIR_INLINE void prefetch(const uint8_t* from) { __builtin_prefetch(from, 0, 2); }
+constexpr int64_t AHEAD = 4096, AHEAD_SUPER = 8192;  // prefetch distances in bytes for few rows
 
 struct Sums {
     f32x16 of[MAX_SEGMENTS][MAX_ROWS][2];  // segment, row, panel
@@ -61,17 +58,13 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
             for (int p = 0; p < P; ++p) acc[m][p] = broadcast(0.0f);
         }
         for (int64_t b = 0; b < from.blocks; ++b, w += l.bytes, x += x_block) {
-            if (ahead != 0) {
-                for (int p = 0; p < P; ++p) {
-                    for (int i = 0; i < l.bytes; i += 64) prefetch(w + ahead + p * panel_bytes + i);
-                }
-            }
             const uint8_t* block[P];
             KVASIR_UNROLL
             for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
+            if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(block, ahead, 0);
             if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
             else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
-            else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+            else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride, ahead);
             if constexpr (UNPACKED) unpacked += l.cols * LANES;
         }
         KVASIR_UNROLL
@@ -227,6 +220,7 @@ void finish(const Target& to, Sums& sums, int64_t segments, int64_t rows, int pa
 void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
                 float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
     const int64_t bytes = int_panel_bytes(m), stride = int_activated_bytes(m), blocks = int_blocks(m);
+    const int64_t near = int_layout_of(m.format).cols == 64 ? AHEAD : AHEAD_SUPER;
     Sums sums;
 #if defined(KVASIR_AVX2)
     alignas(64) uint8_t room[MAX_UNPACKED];
@@ -244,9 +238,9 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
 #endif
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
-            // Few rows prefetch a short distance ahead. With more rows, the first tile prefetches the next panels while
-            // it computes on these, so that the other tiles find theirs in the cache.
-            const int64_t step = rows < PAIR_FROM ? AHEAD : panel + width < last_panel ? width * bytes : 0;
+            // A single tile prefetches a short distance ahead. The first of several prefetches the next panels while it
+            // computes on these, so that the other tiles find theirs in the cache.
+            const int64_t step = tiles == 1 ? near : panel + width < last_panel ? width * bytes : 0;
             const Source source = {m.data + panel * bytes, unpacked, activated + begin * stride, bytes,
                                    stride, m.segments, blocks, t == 0 ? step : 0};
 #if defined(KVASIR_AVX2)
