@@ -162,7 +162,7 @@ def test_embeddings_do_not_depend_on_the_batch(tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nomic", "jina"])
+@pytest.mark.parametrize("name", ["nomic", "jina"], ids=["nomic-bert", "jina-bert"])
 def test_embeddings_of_models_without_transformers_code(tmp_path, name):
     from tests.models import test_published_encoders as apart
 

@@ -539,7 +539,7 @@ SWITCHED = (
     *("starcoder2", "nemotron", "gpt-neox", "stablelm", "qwen2-moe", "olmoe", "hunyuan", "gpt-oss"),
     *("lfm2", "lfm2-moe", "lfm3", "kimi-linear", "olmo-hybrid"),
     *("apertus", "cohere", "falcon", "falcon-grouped", "gemma", "glm", "olmo", "phi", "phimoe", "llama4"),
-    *("helium", "ministral", "vaultgemma", "cohere2-moe", "bitnet"),
+    *("helium", "ministral", "vaultgemma", "cohere2-moe", "bitnet", "internlm3", "qwen3-5-moe"),
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *FURTHER,
     *STATE_SPACES,

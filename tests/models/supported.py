@@ -54,9 +54,12 @@ KINDS = {
         "models", "test_*.py",
         "(agree or are_those_of_transformers or transformers_computes or multimodal_checkpoint) and not defaults",
     ),
-    GGUF: Kind("models", "test_gguf_*.py", "a_file or its_folder or its_folders"),
+    GGUF: Kind("models", "test_*.py", "what_its_folder_computes or a_file_of or its_folders_logits"),
     CHAT: Kind("parse", "test_table.py", "format_is_detected"),
-    ORACLE: Kind("engine", "test_oracle_models.py", "(bfloat16 and program) or embeddings_do_not_depend"),
+    ORACLE: Kind(
+        "engine", "test_oracle_models.py",
+        "(bfloat16 and program) or embeddings_do_not_depend or embeddings_of_models_without",
+    ),
 }  # fmt: skip
 # Families that no class of llama.cpp's converter is for. Ministral 8B is published as a Mistral.
 NO_GGUF = {
@@ -146,10 +149,10 @@ def run(kind: Kind, only: Collection[str]) -> Recorder:
 
 def _run(kind: Kind, only: Collection[str]) -> tuple[set[str], set[str]]:
     names, wanted = kind.names, frozenset()
-    if only and kind is not KINDS[CHAT]:
+    if only and kind != KINDS[CHAT]:  # not `is`: this process has a copy
         wanted = frozenset({word for family in only for word in spellings(family)})
         names = f"({names}) and ({' or '.join(sorted(wanted))})"
-    recorder = Recorder(wanted=wanted if kind is KINDS[ORACLE] else frozenset())
+    recorder = Recorder(wanted=wanted if kind == KINDS[ORACLE] else frozenset())
     with pytest.MonkeyPatch.context() as patch:
         recorder.watch(patch)
         pytest.main(["-q", "-p", "no:cacheprovider", "-k", names, *kind.files()], plugins=[recorder])
@@ -225,10 +228,16 @@ def listed(page: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
 
 
+def kept_results() -> Results:
+    """The results in supported.json."""
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {kind: results.get(kind, {}) for kind in KINDS}
+
+
 def read_results() -> Results:
     """The kept results, with those of templates in other packages."""
-    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {**results, CHAT: {**results.get(CHAT, {}), **from_packages(json.loads(PUBLISHED.read_text()))}}
+    results = kept_results()
+    return {**results, CHAT: results[CHAT] | from_packages(json.loads(PUBLISHED.read_text()))}
 
 
 def from_packages(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
@@ -245,13 +254,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS])
     parser.add_argument("--page", action="store_true", help="only write the page, from the results so far")
     options = parser.parse_args(arguments)
-    results = {kind: read_results().get(kind, {}) for kind in KINDS}
     for name in () if options.page else options.kinds:
         found = run(KINDS[name], options.only)
-        results = {kind: read_results().get(kind, {}) for kind in KINDS}  # another run may have written meanwhile
-        results[name] = merged(results[name], found, options.only)
-        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    results = {kind: read_results().get(kind, {}) for kind in KINDS}  # with the published templates again
+        kept = kept_results()  # another run may have written meanwhile
+        kept[name] = merged(kept[name], found, options.only)
+        RESULTS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    results = read_results()
     from tests.models.mechanisms import facts_of  # takes seconds to import
 
     PAGE.write_text(render(results, {family: facts_of(family) for family in MODELS}))

@@ -132,7 +132,7 @@ def test_a_product_is_that_of_bitlinear():
     )
 
 
-def test_gguf_files_compute_what_their_folder_does(tmp_path):
+def test_a_file_computes_what_its_folder_computes(tmp_path):
     """As llama.cpp writes them: TQ2_0 of weights with their scale, or with a scale beside them."""
     gguf = pytest.importorskip("gguf", reason="gguf is the oracle of this test")
     folder, _ = made("numbers", tmp_path / "folder")
