@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvasir.config import EngineOptions
-    from kvasir.engine.llm import LLM, AsyncLLM, ClassificationOutput, EmbeddingOutput, RequestOutput, ScoreOutput
+    from kvasir.engine.llm import LLM, AsyncLLM
+    from kvasir.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput, ScoreOutput
     from kvasir.errors import KvasirError
     from kvasir.types import SamplingParams
 
@@ -24,10 +25,10 @@ __all__ = [
 _HOMES = {
     "LLM": "kvasir.engine.llm",
     "AsyncLLM": "kvasir.engine.llm",
-    "ClassificationOutput": "kvasir.engine.llm",
-    "EmbeddingOutput": "kvasir.engine.llm",
-    "ScoreOutput": "kvasir.engine.llm",
-    "RequestOutput": "kvasir.engine.llm",
+    "ClassificationOutput": "kvasir.engine.outputs",
+    "EmbeddingOutput": "kvasir.engine.outputs",
+    "ScoreOutput": "kvasir.engine.outputs",
+    "RequestOutput": "kvasir.engine.outputs",
     "EngineOptions": "kvasir.config",
     "KvasirError": "kvasir.errors",
     "SamplingParams": "kvasir.types",

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import FAMILIES, FEW, LATENT, LLAMA3, LONGROPE, PLAIN, SWITCHED, YARN, config_of
+from tests.models.families import FAMILIES, FEW, SWITCHED, config_of
 from tests.models.families_further import FURTHER_CHANGES
+from tests.models.family_parts import LATENT, LLAMA3, LONGROPE, PLAIN, YARN
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
 
 LENGTH = 100  # beyond every window and original rope length in `families`

@@ -10,8 +10,9 @@ from kvasir.models.registry import model_class_for
 from kvasir.ops.graph import CannotTrace
 from kvasir.program.trace import trace
 from tests.models.driver import logits_of
-from tests.models.families import ABSENT, config_of
+from tests.models.families import config_of
 from tests.models.oracle import TOLERANCE, distance, dummy, ours, random_ids, randomized, state_of
+from tests.models.state_spaces import ABSENT
 
 ROPES = {
     "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},

@@ -13,7 +13,8 @@ import torch
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.models.driver import logits_of
-from tests.models.families import LATENT, PLAIN, config_of
+from tests.models.families import config_of
+from tests.models.family_parts import LATENT, PLAIN
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import random_ids, state_of
 from tests.models.test_against_transformers import causal_model

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.models.driver import logits_of
-from tests.models.families import DEEPSEEK_MOE, PLAIN, SIZES, config_of
+from tests.models.families import config_of
+from tests.models.family_parts import DEEPSEEK_MOE, PLAIN, SIZES
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
 
