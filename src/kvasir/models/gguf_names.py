@@ -204,6 +204,7 @@ FAMILIES = {
         {**_LLAMA_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, "model.layers"
     ),
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
+    "cohere2moe": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "dbrx": NameTable(others.DBRX, "transformer.blocks"),
     "deepseek2": NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -232,6 +233,8 @@ FAMILIES = {
     "granitemoe": NameTable(_GRANITEMOE_NAMES, "model.layers", paired_rows=_QK),
     "hunyuan-dense": NameTable({**_LLAMA_NAMES, **_HUNYUAN_NORMS}, "model.layers"),
     "hunyuan-moe": NameTable(_HUNYUANMOE_NAMES, "model.layers"),
+    "hy-v3": NameTable({**_DEEPSEEK_NAMES, "exp_probs_b": "mlp.expert_bias"}, "model.layers"),
+    "hy_v3": NameTable({**_DEEPSEEK_NAMES, "exp_probs_b": "mlp.expert_bias"}, "model.layers"),
     "jais2": NameTable(_LLAMA_NAMES, "model.layers"),
     "jina-bert-v2": NameTable(encoders.JINA_V2, "encoder.layer"),
     "jina-bert-v3": NameTable(encoders.JINA_V3, "encoder.layers"),
@@ -255,6 +258,7 @@ FAMILIES = {
     "mamba": NameTable(state_spaces.MAMBA, "backbone.layers", named=("ssm_dt",)),
     "mamba2": NameTable(state_spaces.MAMBA2, "backbone.layers", flat=state_spaces.FLAT),
     "llama4": NameTable({**_LLAMA_NAMES, **others.LLAMA4}, "model.layers"),
+    "mistral3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
@@ -283,7 +287,7 @@ FAMILIES = {
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
 _VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt")
-_BARE = ("ssm_a", "ssm_d", "ffn_norm")  # also without ".weight" in the file
+_BARE = ("ssm_a", "ssm_d", "ffn_norm", "exp_probs_b")  # also without ".weight" in the file
 
 
 # --- tensors ----------------------------------------------------------------------------------------
