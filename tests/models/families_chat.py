@@ -51,6 +51,7 @@ TEMPLATES = {
     "llama4": "axolotl/llama4",
     "llama4_text": "axolotl/llama4",
     "minimax_m2": "llama-cpp-python/MiniMax-M2",
+    "minicpm3": "xinference/minicpm3-4b",
     "ministral": "axolotl/mistral_v3_tekken",
     "ministral3": "llama-cpp-python/mistralai-Ministral-3-14B-Reasoning-2512",
     "mistral": "mistralai-Mistral-Nemo-Instruct-2407",
@@ -58,8 +59,12 @@ TEMPLATES = {
     "mixtral": "xinference/mixtral-8x22B-instruct-v0.1",
     "nemotron": "@huggingface/ollama-utils/nemotron-mini:4b",
     "nemotron_h": "llama-cpp-python/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "olmo": "open-instruct/tulu",
     "olmo2": "@huggingface/ollama-utils/olmo2:7b",
+    "olmo3": "open-instruct/olmo_thinker",
+    "olmoe": "open-instruct/tulu",
     "phi3": "microsoft-Phi-3.5-mini-instruct",
+    "phimoe": "trl/phi3_5",
     "qwen2": "Qwen-Qwen2.5-7B-Instruct",
     "qwen2_moe": "@huggingface/ollama-utils/qwen2:0.5b",
     "qwen3": "Qwen-Qwen3-0.6B",
@@ -71,6 +76,7 @@ TEMPLATES = {
     "qwen3_next": "xinference/Qwen3-Next-Instruct",
     "seed_oss": "llama-cpp-python/ByteDance-Seed-OSS",
     "smollm3": "HuggingFaceTB-SmolLM3-3B",
+    "solar_open": "llama-cpp-python/upstage-Solar-Open-100B",
     "stablelm": "@huggingface/ollama-utils/stable-code:3b",
 }
 # Families without a class for causal language models, and those whose published models only continue texts.

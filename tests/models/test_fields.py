@@ -326,6 +326,15 @@ def test_suppressed_ids_are_read_whether_or_not_it_samples(tmp_path):
         generation(tmp_path, {"suppress_tokens": [-1]})
 
 
+def test_ids_that_are_suppressed_first_are_refused_by_name(tmp_path):
+    for ids in (220, [220, 50257]):
+        with pytest.raises(UnsupportedModel, match=r"begin_suppress_tokens is .*220"):
+            generation(tmp_path, {"do_sample": False, "begin_suppress_tokens": ids})
+    assert generation(tmp_path, {"begin_suppress_tokens": None}) == generation(tmp_path, {"begin_suppress_tokens": []})
+    with pytest.raises(ModelFileError, match="begin_suppress_tokens"):
+        generation(tmp_path, {"begin_suppress_tokens": ["x"]})
+
+
 def test_do_sample_false_voids_the_sampling_values(tmp_path):
     assert generation(tmp_path, {"do_sample": False, "temperature": 0.6}).sampling == {}
 

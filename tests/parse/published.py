@@ -7,6 +7,7 @@ published with, kept in published.json beside this file.
     pip download --no-deps --no-binary vllm vllm                             examples
     pip download --no-deps xinference==2.12.0                                xinference/model/llm/llm_family.json
     npm pack @huggingface/ollama-utils                                       src/chat-template-automap.ts
+    allenai/open-instruct at d928a7c on GitHub                               open_instruct/dataset_transformation.py
 
 PACKAGE is a name of these with its version, as in "trl 1.16.0", and PATH the unpacked folder of .jinja files, or the
 file. Templates stay in their packages, for they come under their models' licences; kept are their digests. Results of
@@ -16,12 +17,13 @@ packages that are not given stay.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvasir.engine.reading import sample_of
 from kvasir.errors import InvalidRequest
@@ -43,18 +45,26 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 
 
 def templates(path: Path) -> Iterator[tuple[str, str]]:
-    """(name, source) of the templates in a folder of .jinja files, in a list of models in JSON, or in a mapping of
-    TypeScript, whose entries begin with `model` and `gguf`."""
+    """(name, source) of the templates in a folder of .jinja files, in a list of models in JSON, in a dictionary
+    CHAT_TEMPLATES of a Python module, or in a mapping of TypeScript, whose entries begin with `model` and `gguf`."""
     if path.is_dir():
         yield from ((file.stem, file.read_text(encoding="utf-8")) for file in sorted(path.glob("*.jinja")))
     elif path.suffix == ".json":
         for model in json.loads(path.read_text(encoding="utf-8")):
             if model.get("chat_template"):
                 yield model["model_name"], model["chat_template"]
+    elif path.suffix == ".py":
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        (given,) = (node.value for node in tree.body if _assigns(node, "CHAT_TEMPLATES"))
+        yield from ast.literal_eval(given).items()
     else:
         entries = rf"model: ({_STRING}),\s*gguf:\s*({_STRING})"
         for name, source in re.findall(entries, path.read_text(encoding="utf-8")):
             yield json.loads(name).removeprefix("library/"), json.loads(source)
+
+
+def _assigns(node: ast.stmt, name: str) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
 
 
 def outcome(source: str, renderer: TemplateRenderer) -> dict[str, Any]:

@@ -57,6 +57,7 @@ _TRL = {
     "gemma": ("none", None),
     "lfm2_v2": ("lfm2", None),
     "nemotron_3_super": ("qwen3_coder", "think"),
+    "phi3_5": ("none", None),
     "qwen3_6": ("qwen3_coder", "think"),
 }
 _VLLM = {
@@ -78,6 +79,7 @@ _XINFERENCE = {
     "glm4-0414": ("glm4", None),
     "glm4-chat": ("glm4", None),
     "internlm3-instruct": ("none", None),
+    "minicpm3-4b": ("none", None),
     "mixtral-8x22B-instruct-v0.1": ("mistral", None),
 }
 _OLLAMA = {
@@ -91,6 +93,11 @@ _OLLAMA = {
     "qwen2:0.5b": ("none", None),
     "stable-code:3b": ("none", None),
 }
+# Ai2's chat models are trained with these: Olmo 3 Think with the first, OLMo and OLMoE with the second.
+_OPEN_INSTRUCT = {
+    "olmo_thinker": ("olmo3", "think"),
+    "tulu": ("none", None),
+}
 _PACKAGES = {
     "llama-cpp-python": _LLAMA_CPP,
     "axolotl": _AXOLOTL,
@@ -98,6 +105,7 @@ _PACKAGES = {
     "vllm": _VLLM,
     "xinference": _XINFERENCE,
     "@huggingface/ollama-utils": _OLLAMA,
+    "open-instruct": _OPEN_INSTRUCT,
 }
 EXPECTED: dict[str, tuple[str, str | None]] = {
     f"{package}/{name}": format for package, formats in _PACKAGES.items() for name, format in formats.items()

@@ -208,7 +208,8 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     """Reads the `generation_config.json` of a folder, if present. config: the model's own, for its EOS ids.
 
     As in transformers, its `eos_token_id` overrides the one in config.json, and an explicit `do_sample: false` discards
-    its sampling values. Raises ModelFileError for values out of range.
+    its sampling values. Raises ModelFileError for values out of range, UnsupportedModel for ids that are suppressed at
+    the first position only.
     """
     path = Path(path) / "generation_config.json"
     values = read_json_object(path, MAX_CONFIG_BYTES) if path.exists() else {}
@@ -218,6 +219,11 @@ def read_generation_config(path: str | Path, config: Mapping[str, Any] | None = 
     given = (f, Fields(config), Fields(text if isinstance(text, Mapping) else {}))
     eos_ids = next((ids for ids in map(read_eos_ids, given) if ids), ())
     suppressed = _read_ids(f, "suppress_tokens", MAX_SUPPRESSED)
+    if first := _read_ids(f, "begin_suppress_tokens", MAX_SUPPRESSED):
+        raise UnsupportedModel(
+            f"{f.where}: begin_suppress_tokens is {_short(list(first))}: ids that are not sampled first",
+            "supported: suppress_tokens; without the field, these ids may come first",
+        )
     if not f.flag("do_sample", True):
         return GenerationDefaults(eos_ids, suppressed=suppressed)
     sampling: dict[str, float] = {}
