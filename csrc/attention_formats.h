@@ -92,6 +92,39 @@ struct Float16 : FloatQuery, WholeWeights {
     }
 };
 
+// Two bfloat16 that are multiplied by a pair of the cache: as a pair where the processor multiplies pairs, else widened
+// to float32 once for all keys and values.
+#if defined(KVASIR_AVX512)
+using PairFactor = uint32_t;
+
+KVASIR_INLINE f32x16 dot_pair(f32x16 sum, u16x32 pairs, PairFactor x) { return dot_bf16(sum, pairs, x); }
+KVASIR_INLINE float number_of(PairFactor x, bool odd) {
+    const uint32_t bits = odd ? x & 0xffff0000u : x << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+KVASIR_INLINE void store_factors(uint8_t* to, int64_t at, f32x16 a) {
+    store_bf16(reinterpret_cast<uint16_t*>(to) + at, a);
+}
+KVASIR_INLINE void store_normal_factors(uint8_t* to, f32x16 a) {
+    store_bf16_normal(reinterpret_cast<uint16_t*>(to), a);
+}
+#else
+struct PairFactor {
+    float even, odd;
+};
+
+KVASIR_INLINE f32x16 dot_pair(f32x16 sum, u16x32 pairs, PairFactor x) {  // dot_bf16's operations
+    return fma(even_bf16(pairs), broadcast(x.even), fma(odd_bf16(pairs), broadcast(x.odd), sum));
+}
+KVASIR_INLINE float number_of(PairFactor x, bool odd) { return odd ? x.odd : x.even; }
+KVASIR_INLINE void store_factors(uint8_t* to, int64_t at, f32x16 a) {
+    store(reinterpret_cast<float*>(to) + at, bits_to_float(shift_left<16>(round_to_bf16(a))));
+}
+KVASIR_INLINE void store_normal_factors(uint8_t* to, f32x16 a) { store_factors(to, 0, a); }
+#endif
+
 // Queries and weights are rounded too; products are exact and sums are float32.
 struct Bfloat16 {
     static constexpr int64_t DIMS = 2, TOKENS = 2;
@@ -99,8 +132,8 @@ struct Bfloat16 {
     using Sum = f32x16;
     using Key = u16x32;
     using Value = u16x32;
-    using Query = uint32_t;  // a pair
-    using Weight = uint32_t;
+    using Query = PairFactor;
+    using Weight = PairFactor;
 
     static KVASIR_INLINE u16x32 load_key(const uint8_t* from) {
         return load_pairs(reinterpret_cast<const uint16_t*>(from));
@@ -108,21 +141,24 @@ struct Bfloat16 {
     static KVASIR_INLINE u16x32 load_value(const uint8_t* from) { return load_key(from); }
 
     static KVASIR_INLINE void load_query(AttentionState& state, int64_t row, const float* from, int64_t dim) {
-        uint16_t* to = reinterpret_cast<uint16_t*>(state.query + row * QUERY_BYTES);
-        round_row(to, from, dim, [](uint16_t* out, f32x16 a) { store_bf16(out, a); });
+        uint8_t* to = state.query + row * QUERY_BYTES;
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) store_factors(to, i, load(from + i));
+        if (i < dim) store_factors(to, i, load_first(from + i, dim - i));
     }
     static KVASIR_INLINE f32x16 start(const AttentionState&, int64_t) { return broadcast(0.0f); }
-    static KVASIR_INLINE f32x16 dot(f32x16 sum, u16x32 key, uint32_t query) { return dot_bf16(sum, key, query); }
+    static KVASIR_INLINE f32x16 dot(f32x16 sum, u16x32 key, PairFactor query) { return dot_pair(sum, key, query); }
     static KVASIR_INLINE f32x16 score(f32x16 sum, const AttentionState&, int64_t, const uint8_t*) { return sum; }
 
     static KVASIR_INLINE void store_weights(uint8_t* to, f32x16 weights, const uint8_t*) {
-        store_bf16_normal(reinterpret_cast<uint16_t*>(to), weights);
+        store_normal_factors(to, weights);
     }
-    static KVASIR_INLINE f32x16 mix(f32x16 sum, u16x32 value, uint32_t weight) { return dot_bf16(sum, value, weight); }
+    static KVASIR_INLINE f32x16 mix(f32x16 sum, u16x32 value, PairFactor weight) {
+        return dot_pair(sum, value, weight);
+    }
     // One token of a pair, if the row does not attend to the other.
-    static KVASIR_INLINE f32x16 mix_half(f32x16 sum, u16x32 value, uint32_t weight, bool odd) {
-        const f32x16 w = bits_to_float(broadcast_i32(static_cast<int32_t>(odd ? weight & 0xffff0000u : weight << 16)));
-        return fma(odd ? odd_bf16(value) : even_bf16(value), w, sum);
+    static KVASIR_INLINE f32x16 mix_half(f32x16 sum, u16x32 value, PairFactor weight, bool odd) {
+        return fma(odd ? odd_bf16(value) : even_bf16(value), broadcast(number_of(weight, odd)), sum);
     }
 
     static void store_key(const CacheLayout& layout, uint8_t* tile, int64_t token, const float* row) {

@@ -157,7 +157,7 @@ void score_tiles(AttentionState& state, const Step& step, const Step& next, int6
         }
         KVASIR_UNROLL
         for (int r = 0; r < R; ++r) {
-            const auto word = word_at<typename F::Query>(query + r * QUERY_BYTES + i * 4);
+            const auto word = word_at<typename F::Query>(query + r * QUERY_BYTES + i * sizeof(typename F::Query));
             KVASIR_UNROLL
             for (int v = 0; v < V; ++v) sum[r][v] = F::dot(sum[r][v], key[v], word);
         }
@@ -289,7 +289,7 @@ void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, c
         KVASIR_UNROLL
         for (int64_t i = 0; i < TILES; ++i) {
             weight[i] = exp_down(sub(load(state.score + row * STEP_TOKENS + i * LANES), row_top));
-            uint8_t* to = state.weight + row * WEIGHT_BYTES + i * (WEIGHT_BYTES / F::TOKENS / TILES);
+            uint8_t* to = state.weight + row * WEIGHT_BYTES + i * (TILE_TOKENS / F::TOKENS * sizeof(typename F::Weight));
             F::store_weights(to, weight[i], step.values[i] + scales);
         }
         float* sum = state.sum + row * LANES;
@@ -306,7 +306,7 @@ void weigh(const AttentionArgs& args, const Item& item, AttentionState& state, c
 template <typename F, int R, int V>
 void mix_vectors(AttentionState& state, const Step& step, const Step& next, int64_t row, int64_t from, int64_t to,
                  int64_t column, int64_t width) {
-    constexpr int64_t PER_TILE = TILE_TOKENS / F::TOKENS;
+    constexpr int64_t PER_TILE = TILE_TOKENS / F::TOKENS, WORD = sizeof(typename F::Weight);
     f32x16 sum[R][V];
     float* mixed = state.mixed + row * MAX_HEAD_DIM + column;
     KVASIR_UNROLL
@@ -319,7 +319,7 @@ void mix_vectors(AttentionState& state, const Step& step, const Step& next, int6
         const int64_t first = larger(0, from - tile * PER_TILE), last = lesser(PER_TILE, to - tile * PER_TILE);
         const uint8_t* values = step.values[tile] + start;
         const uint8_t* ahead = next.values[tile] + start;
-        const uint8_t* weights = state.weight + row * WEIGHT_BYTES + tile * PER_TILE * 4;
+        const uint8_t* weights = state.weight + row * WEIGHT_BYTES + tile * PER_TILE * WORD;
         for (int64_t i = first; i < last; ++i) {
             typename F::Value value[V];
             KVASIR_UNROLL
@@ -328,7 +328,7 @@ void mix_vectors(AttentionState& state, const Step& step, const Step& next, int6
             for (int64_t byte = 0; byte < V * F::VALUE_BYTES; byte += 64) prefetch(ahead + i * line + byte);
             KVASIR_UNROLL
             for (int r = 0; r < R; ++r) {
-                const auto weight = word_at<typename F::Weight>(weights + r * WEIGHT_BYTES + i * 4);
+                const auto weight = word_at<typename F::Weight>(weights + r * WEIGHT_BYTES + i * WORD);
                 KVASIR_UNROLL
                 for (int v = 0; v < V; ++v) sum[r][v] = F::mix(sum[r][v], value[v], weight);
             }
@@ -362,7 +362,8 @@ template <typename F>
 void mix_half(AttentionState& state, const Step& step, int64_t row, int64_t token, int64_t width) {
     const int64_t pair = token % TILE_TOKENS / 2;
     const uint8_t* values = step.values[token / TILE_TOKENS] + pair * (width / LANES * F::VALUE_BYTES);
-    const auto weight = word_at<typename F::Weight>(state.weight + row * WEIGHT_BYTES + token / 2 * 4);
+    const int64_t place = token / 2 * static_cast<int64_t>(sizeof(typename F::Weight));
+    const auto weight = word_at<typename F::Weight>(state.weight + row * WEIGHT_BYTES + place);
     float* mixed = state.mixed + row * MAX_HEAD_DIM;
     for (int64_t i = 0; i < width; i += LANES) {
         const typename F::Value value = F::load_value(values + i / LANES * F::VALUE_BYTES);

@@ -83,6 +83,30 @@ void weigh_inputs(const Experts& e, const float* x, const float* weights, int64_
     team.barrier();
 }
 
+// The weighted inputs of slots, as activations.
+void prepare_slots(const Experts& e, Range slots) {
+    const int64_t row_bytes = activated_bytes(e.gate[0]);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+        kernels().prepare(e.gate[0], e.activated + s * row_bytes, e.down_out + s * e.width, e.width, 1);
+    }
+}
+
+// Rows as activations, once, in the slots of all their local experts.
+void prepare_rows(const Experts& e, const float* x, Range rows) {
+    const int64_t row_bytes = activated_bytes(e.gate[0]), first = e.begins[e.first], last = e.begins[e.first + e.held];
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const uint8_t* done = nullptr;
+        for (int64_t j = 0; j < e.top_k; ++j) {
+            const int64_t slot = e.slots[r * e.top_k + j];
+            if (slot < first || slot >= last) continue;
+            uint8_t* to = e.activated + slot * row_bytes;
+            if (done) std::memcpy(to, done, static_cast<size_t>(row_bytes));
+            else kernels().prepare(e.gate[0], to, x + r * e.width, e.width, 1);
+            done = to;
+        }
+    }
+}
+
 void prepare_down(const Experts& e, int64_t slot) {
     const int64_t row_bytes = activated_bytes(e.down[0]);
     float* gate = e.gate_out + slot * e.inner;
@@ -109,10 +133,10 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     team.barrier();
     if (e.weigh_inputs) weigh_inputs(e, x, weights, rows, team);
     const Range slots = share_slots(e, team);
-    const int64_t row_bytes = activated_bytes(e.gate[0]);
-    for (int64_t s = slots.begin; s < slots.end; ++s) {
-        const float* input = e.weigh_inputs ? e.down_out + s * e.width : x + e.sources[s] * e.width;
-        kernels().prepare(e.gate[0], e.activated + s * row_bytes, input, e.width, 1);
+    if (e.weigh_inputs) {
+        prepare_slots(e, slots);
+    } else {
+        prepare_rows(e, x, share(team, rows));
     }
     team.barrier();
     const Product in[] = {{e.gate, e.gate_bias, e.gate_out}, {e.up, e.up_bias, e.up_out}};

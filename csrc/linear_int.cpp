@@ -128,12 +128,17 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 
 #if defined(KVASIR_AVX2)
 
-// Levels that take several instructions are unpacked once for all tiles of a panel, if they fit the second cache.
-constexpr int64_t MAX_UNPACKED = 8192 * LANES, UNPACK_FROM = 12;
+// Levels are unpacked once for all tiles of a panel, if they fit the second cache: from few rows on where that takes
+// several instructions, for many rows where it takes one or two.
+constexpr int64_t MAX_UNPACKED = 8192 * LANES;
+
+constexpr int64_t unpack_from(int format) {
+    return int_layout_of(format).high_bits > 0 || int_table_of(format) != nullptr ? 12 : 32;
+}
 
 template <int FORMAT>
 constexpr bool unpacks() {
-    return FORMAT != FORMAT_NF4 && (int_layout_of(FORMAT).high_bits > 0 || int_table_of(FORMAT) != nullptr);
+    return FORMAT != FORMAT_NF4 && int_layout_of(FORMAT).low_bits < 8;
 }
 
 template <int FORMAT, int C>
@@ -174,7 +179,7 @@ constexpr Unpacking unpacking() {
 
 Unpacking unpacking_of(const Matrix& m, int64_t rows) {
     const int64_t cols = m.segments * int_blocks(m) * int_layout_of(m.format).cols;
-    if (rows < UNPACK_FROM || cols * LANES > MAX_UNPACKED) return {nullptr, {nullptr, nullptr}};
+    if (rows < unpack_from(m.format) || cols * LANES > MAX_UNPACKED) return {nullptr, {nullptr, nullptr}};
 #define KVASIR_UNPACKING(name) \
     case FORMAT_##name: return unpacking<FORMAT_##name>();
     switch (m.format) {

@@ -26,29 +26,32 @@ KVASIR_INLINE Range range_of(const float* x, int64_t count) {
     return {greatest(largest), !any(unordered(poison, poison))};
 }
 
+// Stores 16 levels, and returns their sum.
+KVASIR_INLINE int32_t put_levels(int8_t* q, f32x16 level, float least) {
+    const i32x16 levels = to_int(max(min(level, broadcast(127.0f)), broadcast(least)));
+    store_i8(q, levels);
+    return total(levels);
+}
+
 // Quantizes x to int8 by the range of the values that share a scale, and returns the scale: NaN if one of them is not
-// finite, 0 if all are 0 or nearly so.
+// finite, 0 if all are 0 or nearly so. sums: of each 16 levels.
 template <int COUNT>
-KVASIR_INLINE float quantize(int8_t* q, const float* x, Range range) {
+KVASIR_INLINE float quantize(int8_t* q, int32_t* sums, const float* x, Range range) {
     const float scale = range.largest / 127.0f;
     const bool empty = scale < 1.17549435e-38f;  // the least normal float
     const f32x16 factor = broadcast(empty ? 0.0f : 127.0f / range.largest);
-    for (int i = 0; i < COUNT; i += LANES) {
-        const f32x16 level = mul(load(x + i), factor);
-        store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-127.0f))));
-    }
+    for (int i = 0; i < COUNT; i += LANES) sums[i / LANES] = put_levels(q + i, mul(load(x + i), factor), -127.0f);
     return range.is_finite ? empty ? 0.0f : scale : __builtin_nanf("");
 }
 
 // The same with a scale that is given.
 template <int COUNT>
-KVASIR_INLINE float quantize_by(int8_t* q, const float* x, float scale) {
+KVASIR_INLINE float quantize_by(int8_t* q, int32_t* sums, const float* x, float scale) {
     f32x16 poison = broadcast(0.0f);
     for (int i = 0; i < COUNT; i += LANES) {
         const f32x16 v = load(x + i);
         poison = add(poison, mul(v, broadcast(0.0f)));
-        const f32x16 level = div(v, broadcast(scale));
-        store_i8(q + i, to_int(max(min(level, broadcast(127.0f)), broadcast(-128.0f))));
+        sums[i / LANES] = put_levels(q + i, div(v, broadcast(scale)), -128.0f);
     }
     return any(unordered(poison, poison)) ? __builtin_nanf("") : scale;
 }
@@ -61,30 +64,24 @@ float scale_of_row(const float* x, int64_t cols) {
     return scale < 1.17549435e-38f ? 0.0f : scale;
 }
 
-template <int COUNT>
-KVASIR_INLINE int32_t sum_of(const int8_t* q) {
-    int32_t sum = 0;
-    for (int i = 0; i < COUNT; ++i) sum += q[i];
-    return sum;
-}
-
 // scale: given, or 0.
 void prepare_group(Group32& group, const float* x, float scale) {
-    group.scale = scale > 0.0f ? quantize_by<32>(group.q, x, scale) : quantize<32>(group.q, x, range_of(x, 32));
-    const int32_t half = sum_of<16>(group.q), sum = half + sum_of<16>(group.q + 16);
-    group.start = -8 * sum;
-    group.half_start = -8 * half;
-    group.scaled_sum = group.scale * static_cast<float>(sum);
+    int32_t sums[2];
+    group.scale = scale > 0.0f ? quantize_by<32>(group.q, sums, x, scale)
+                               : quantize<32>(group.q, sums, x, range_of(x, 32));
+    group.start = -8 * (sums[0] + sums[1]);
+    group.half_start = -8 * sums[0];
+    group.scaled_sum = group.scale * static_cast<float>(sums[0] + sums[1]);
 }
 
 void prepare_group(Group256& group, const float* x, Range range) {
-    group.scale = quantize<256>(group.q, x, range);
+    int32_t sums[16];
+    group.scale = quantize<256>(group.q, sums, x, range);
     for (int i = 0; i < 16; ++i) {
-        const int32_t sum = sum_of<16>(group.q + 16 * i);
-        group.start[i] = -32 * sum;
-        group.sum16[i] = static_cast<int16_t>(sum);
+        group.start[i] = -32 * sums[i];
+        group.sum16[i] = static_cast<int16_t>(sums[i]);
     }
-    for (int i = 0; i < 8; ++i) group.sum32[i] = static_cast<int16_t>(group.sum16[2 * i] + group.sum16[2 * i + 1]);
+    for (int i = 0; i < 8; ++i) group.sum32[i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
     for (int32_t& word : group.reserved) word = 0;
 }
 

@@ -272,6 +272,13 @@ KVASIR_INLINE float greatest(f32x16 a) {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+// The sum of all lanes.
+KVASIR_INLINE int32_t total(i32x16 a) {
+    const __m256i eight = _mm256_add_epi32(a.low, a.high);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
 
 }  // namespace KVASIR_ISA
 }  // namespace kvasir

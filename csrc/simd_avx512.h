@@ -160,6 +160,8 @@ KVASIR_INLINE f32x16 odd_bf16(u16x32 a) {
 
 // The greatest lane; unspecified where a lane is NaN.
 KVASIR_INLINE float greatest(f32x16 a) { return _mm512_reduce_max_ps(a.v); }
+// The sum of all lanes.
+KVASIR_INLINE int32_t total(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
 
 }  // namespace KVASIR_ISA
 }  // namespace kvasir

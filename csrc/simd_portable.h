@@ -345,6 +345,12 @@ KVASIR_INLINE float greatest(f32x16 a) {
     for (int64_t i = 1; i < LANES; ++i) most = most > a.v[i] ? most : a.v[i];
     return most;
 }
+// The sum of all lanes.
+KVASIR_INLINE int32_t total(i32x16 a) {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < LANES; ++i) sum += static_cast<uint32_t>(a.v[i]);
+    return static_cast<int32_t>(sum);
+}
 
 }  // namespace KVASIR_ISA
 }  // namespace kvasir

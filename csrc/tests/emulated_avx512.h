@@ -177,6 +177,12 @@ KVASIR_EMULATED float reduce_max_ps(__m512 a) {
     most = _mm256_max_ps(most, _mm256_permute_ps(most, 0x4e));
     return _mm256_cvtss_f32(_mm256_max_ps(most, _mm256_permute_ps(most, 0xb1)));
 }
+KVASIR_EMULATED int32_t reduce_add_epi32(__m512i a) {
+    int32_t lanes[16], sum = 0;
+    std::memcpy(lanes, &a, sizeof lanes);
+    for (int32_t lane : lanes) sum += lane;
+    return sum;
+}
 
 #undef KVASIR_EMULATED
 
@@ -205,6 +211,7 @@ KVASIR_EMULATED float reduce_max_ps(__m512 a) {
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_mask_storeu_ps
 #undef _mm512_reduce_max_ps
+#undef _mm512_reduce_add_epi32
 #define _mm512_cvtepi32_ps kvasir_emulated::cvtepi32_ps
 #define _mm512_cvtps_epi32 kvasir_emulated::cvtps_epi32
 #define _mm512_cvtps_pd kvasir_emulated::cvtps_pd
@@ -226,3 +233,4 @@ KVASIR_EMULATED float reduce_max_ps(__m512 a) {
 #define _mm512_maskz_loadu_ps kvasir_emulated::maskz_loadu_ps
 #define _mm512_mask_storeu_ps kvasir_emulated::mask_storeu_ps
 #define _mm512_reduce_max_ps kvasir_emulated::reduce_max_ps
+#define _mm512_reduce_add_epi32 kvasir_emulated::reduce_add_epi32
