@@ -61,6 +61,14 @@ def case(request, tmp_path_factory):
     return folder, options, requests, plain(core, requests)
 
 
+# Of what does not differ on the eager executor, one test for all is slow.
+mostly_programs = pytest.mark.parametrize(
+    "case",
+    [pytest.param(*c.values, id=c.id, marks=[pytest.mark.slow] if "eager" in c.values[0] else c.marks) for c in CASES],
+    indirect=True,
+)
+
+
 def test_batched_answers_equal_single_ones(case):
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=1)
@@ -68,6 +76,7 @@ def test_batched_answers_equal_single_ones(case):
     assert core.stats().steps < sum(len(a.tokens) for a in expected.values()), "nothing was batched"
 
 
+@mostly_programs
 def test_rows_that_only_decode_are_columns(case):
     """Beside rows with log-probabilities, which are not."""
     folder, options, requests, expected = case
@@ -82,6 +91,7 @@ def test_rows_that_only_decode_are_columns(case):
     assert sum(decoded) > 20, "no row was a column"
 
 
+@mostly_programs
 def test_odd_chunks_and_small_blocks(case):
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=3, block_size=16, max_chunk=13, max_num_batched_tokens=37)
@@ -116,6 +126,7 @@ class Drafts:
         return [(t + 1) % 300 if self.chance.random() < wrong else t for t in answer[: self.chance.randrange(7)]]
 
 
+@mostly_programs
 def test_drafts_change_no_answer(case):
     folder, options, requests, expected = case
     small = {"block_size": 16, "num_blocks": 30, "max_num_seqs": 5, "max_num_batched_tokens": 61}

@@ -25,8 +25,13 @@ from kvasir.text.tokenizer import Tokenizer
 from tests.text.vocabularies import shared_tokenizer
 
 MINI = Path(kvasir.__file__).parent / "assets" / "kvasir-mini" / "tokenizer.json"
-CHANGED = [c for c in map(chr, range(0x110000)) if unicodedata.normalize("NFC", c) != c]
 TEXTS = ["\u09b9\u09df", "R (\u2126)", "cafe\u0301", "\u212b\u2126\u2f800"]
+
+
+@cache
+def changed() -> list[str]:
+    """The characters that the normalizer changes."""
+    return [c for c in map(chr, range(0x110000)) if unicodedata.normalize("NFC", c) != c]
 
 
 @cache
@@ -46,6 +51,12 @@ def normalizing(*without: str) -> Vocabulary:
     return Vocabulary(tokenizer, tokenizer.vocab_size, (eos,))
 
 
+@cache
+def published(name: str) -> Vocabulary:
+    tokenizer = shared_tokenizer(name)
+    return Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+
+
 def forced_text(vocabulary: Vocabulary, rule: str) -> str:
     guides = GrammarGuides(lambda: vocabulary)
     guide, ids = guides.take(guides.begin(rule)), []
@@ -58,28 +69,25 @@ def forced_text(vocabulary: Vocabulary, rule: str) -> str:
 
 def test_the_tokenizer_would_make_another_text_of_each():
     vocabulary = normalizing()
-    for text in (*TEXTS, "".join(CHANGED[:50])):
+    for text in (*TEXTS, "".join(changed()[:50])):
         assert b"".join(map(vocabulary.tokenizer.token_bytes, vocabulary.tokenizer.encode(text))) != text.encode()
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", ["kvasir-mini", "qwen3"])
 def test_constants_and_keys_are_written_as_given(name, text):
-    vocabulary = normalizing()
-    if name != "kvasir-mini":
-        tokenizer = shared_tokenizer(name)
-        vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
+    vocabulary = normalizing() if name == "kvasir-mini" else published(name)
     assert forced_text(vocabulary, sources.json_schema({"const": text})) == json.dumps(text, ensure_ascii=False)
     keyed = {"type": "object", "properties": {text: {"const": 1}}, "required": [text], "additionalProperties": False}
     assert json.loads(forced_text(vocabulary, sources.json_schema(keyed))) == {text: 1}
 
 
 def test_every_character_that_the_normalizer_changes_is_spelt():
-    assert len(CHANGED) > 1000
-    vocabulary = normalizing()
-    spelt = [b"".join(map(vocabulary.tokenizer.token_bytes, vocabulary.spelt_as(c))).decode() for c in CHANGED]
-    assert spelt == CHANGED
-    whole = "a " + " b ".join(CHANGED)
+    vocabulary, characters = normalizing(), changed()
+    assert len(characters) > 1000
+    spelt = [b"".join(map(vocabulary.tokenizer.token_bytes, vocabulary.spelt_as(c))).decode() for c in characters]
+    assert spelt == characters
+    whole = "a " + " b ".join(characters)
     assert b"".join(map(vocabulary.tokenizer.token_bytes, vocabulary.spelt_as(whole))).decode() == whole
 
 

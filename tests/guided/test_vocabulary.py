@@ -70,7 +70,8 @@ PIECES = [
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("llama-3.2", marks=pytest.mark.slow), "mistral-7b-instruct-v0.2", "qwen3"]
+    "name",
+    ["mistral-7b-instruct-v0.2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama-3.2", "qwen3"))],
 )
 def test_plain_texts_keep_their_tokens_and_special_ones_use_text_tokens(name):
     tokenizer = local_folder(need("tokenizers", "hf", name))

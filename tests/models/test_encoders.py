@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
@@ -16,6 +16,7 @@ from kvasir.layers.rope import RopeScaling
 from kvasir.models.modernbert import ModernBertConfig
 from kvasir.models.registry import model_class, model_class_for
 from kvasir.models.rope_encoder import NewConfig, NomicBertConfig
+from tests.examples import examples
 from tests.models.driver import make_cache, step
 from tests.models.families import config_of
 from tests.models.hf import randomized
@@ -338,7 +339,7 @@ _NAMES = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     st.sampled_from(["bert", "roberta", "electra", "distilbert", "jina_embeddings_v3", "nomic_bert", "gte", "new",
                      "modernbert", "eurobert", "gemma3_text"]),

@@ -47,26 +47,30 @@ mostly_bfloat16 = pytest.mark.parametrize(
 )
 
 
+def slow(*values):
+    return (pytest.param(value, marks=pytest.mark.slow) for value in values)
+
+
 @mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
-def test_chunks_equal_one_step(name, dtype):
+@pytest.mark.parametrize("chunks", ([63, 1, 1], [7] * 12, *slow([55] + [1] * 15, [1] * 20)), ids=str)
+def test_chunks_equal_one_step(name, dtype, chunks):
     model, ids, logits = model_of(name, dtype)
     assert torch.isfinite(logits).all()
-    for chunks in ([55] + [1] * 15, [63, 1, 1], [1] * 20, [7] * 12):
-        assert torch.equal(logits_of(model, ids, chunks=chunks, dtype=dtype, fill=torch.nan), logits)
+    assert torch.equal(logits_of(model, ids, chunks=chunks, dtype=dtype, fill=torch.nan), logits)
 
 
 @mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
-def test_the_block_size_changes_no_bit(name, dtype):
+@pytest.mark.parametrize("size", (8, 64, *slow(32, 128)))
+def test_the_block_size_changes_no_bit(name, dtype, size):
     model, ids, logits = model_of(name, dtype)
-    for size in (8, 32, 64, 128):
-        found = logits_of(model, ids, chunks=[90, 1], block_size=size, dtype=dtype, fill=torch.nan)
-        assert torch.equal(found, logits)
+    found = logits_of(model, ids, chunks=[90, 1], block_size=size, dtype=dtype, fill=torch.nan)
+    assert torch.equal(found, logits)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("threads", (2, 3))
+@pytest.mark.parametrize("threads", (3, *slow(2)))
 def test_the_number_of_threads_changes_no_bit(name, threads):
     """In bfloat16: in float32 eager computes on one thread."""
     dtype = torch.bfloat16

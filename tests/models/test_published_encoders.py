@@ -178,6 +178,7 @@ def test_hidden_rows_agree(tmp_path, name):
         assert distance(hidden_of(model, [ids_of(count)])[0], expected) < TOLERANCE
 
 
+@pytest.mark.slow  # a weight that is not used is found by the test above, too
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_moves_the_rows(tmp_path, name):
     config, make, _ = MODELS[name]
