@@ -18,13 +18,13 @@ from kvasir.weights.local import gguf_chat_templates
 from tests.models import test_published_encoders as apart
 from tests.models.driver import make_cache, step
 from tests.models.families import config_of
+from tests.models.gguf_files import gguf, writing
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import TOLERANCE, state_of
 from tests.models.test_classifiers import LABELS
 from tests.models.test_classifiers import oracle as classifier
 from tests.models.test_encoders import ENCODERS, hidden_of, ids_of, oracle
 
-gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 # In ENCODERS of test_encoders.py: the settings that a file can express.
 ARCHITECTURES = {
     "roberta": "bert",
@@ -49,18 +49,14 @@ EXPRESSED: dict[str, dict[str, Any]] = {
 
 
 def write_file(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
-    writer = gguf.GGUFWriter(path, architecture)
-    for name, value in keys.items():
-        if name == "hidden_act":  # newer than gguf-py
-            writer.add_string(f"{architecture}.hidden_act", value)
-        else:
-            getattr(writer, f"add_{name}")(value)
-    for name, data in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(path, architecture) as writer:
+        for name, value in keys.items():
+            if name == "hidden_act":  # newer than gguf-py
+                writer.add_string(f"{architecture}.hidden_act", value)
+            else:
+                getattr(writer, f"add_{name}")(value)
+        for name, data in tensors.items():
+            writer.add_tensor(name, np.ascontiguousarray(data))
     return path
 
 

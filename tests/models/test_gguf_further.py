@@ -16,27 +16,12 @@ import torch
 from kvasir.models.registry import MODELS
 from tests.models.driver import logits_of
 from tests.models.families import config_of
+from tests.models.gguf_files import Tensors, add_tensors, converted_by, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import random_ids, state_of
+from tests.models.oracle import random_ids
 
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
-
-Tensors = dict[str, np.ndarray]
-
-
-def stacked(state: Tensors) -> Tensors:
-    """The tensors by name, those of a layer's experts, or of its heads' norms, as one."""
-    found: Tensors = {}
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    for name, array in state.items():
-        match = re.fullmatch(r"(.*\.(?:experts|norms))\.(\d+)(\..*)", name)
-        if match is None:
-            found[name] = array
-        else:
-            parts.setdefault(match[1].removesuffix(".norms") + match[3], {})[int(match[2])] = array
-    return found | {name: np.stack([own[i] for i in sorted(own)]) for name, own in parts.items()}
-
 
 # --- keys and tensors of the families -----------------------------------------------------------------
 
@@ -245,21 +230,10 @@ NAMED_AS = {"cohere2moe": "glm4moe", "hy_v3": "exaone-moe"}
 
 def write_gguf(hf: Any, path: Path, family: str) -> Path:
     architecture, keys, converted = FAMILIES[family]
-    number = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[NAMED_AS.get(architecture, architecture)]
-    names = gguf.get_tensor_name_map(number, hf.config.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, architecture)
-    keys(writer, hf.config)
-    for name, data in stacked({name: tensor.numpy() for name, tensor in state_of(hf).items()}).items():
-        if name == "lm_head.weight" and hf.config.tie_word_embeddings:
-            continue
-        for new, array in converted(name, data, hf.config).items():
-            found = new if new.startswith("blk.") else names.get_name(new, (".weight", ".bias"))
-            assert found is not None, f"gguf-py has no name for {new}"
-            writer.add_tensor(found, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(path, architecture) as writer:
+        keys(writer, hf.config)
+        name_of = names_of(NAMED_AS.get(architecture, architecture), hf.config.num_hidden_layers)
+        add_tensors(writer, name_of, converted_by(converted, hf))
     return path
 
 

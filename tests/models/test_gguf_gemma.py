@@ -16,11 +16,10 @@ from kvasir.models.gguf_view import HFView
 from kvasir.weights.source import GGUFSource
 from tests.models.driver import logits_of
 from tests.models.families import config_of
+from tests.models.gguf_files import add_quantized, checkpoint_of, gguf, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import random_ids, state_of
-from tests.models.test_gguf_llamas import stacked
+from tests.models.oracle import random_ids
 
-gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 
@@ -119,29 +118,15 @@ def write_gguf(hf: Any, path: Path, kind: Any = None) -> Path:
     """kind: the type of the matrices, by default that of the model."""
     c = hf.config
     architecture = c.model_type.removesuffix("_text")
-    numbers = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(numbers[architecture], c.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, c)
-    state = stacked(state_of(hf))
+    name_of, state = names_of(architecture, c.num_hidden_layers), checkpoint_of(hf)
     for part in ("altup_projections", "altup_unembed_projections"):
         if parts := [state.pop(name) for name in sorted(state) if f".{part}." in name]:
             state[f"model.{part}.0.weight"] = np.stack(parts)
-    for name, tensor in state.items():
-        if name == "lm_head.weight":
-            continue
-        new, data = converted(name, tensor)
-        found = new if new.startswith("blk.") else names.get_name(new, (".weight",))
-        assert found is not None, f"gguf-py has no name for {new}"
-        if kind is not None and data.ndim > 1 and data.shape[-1] % 32 == 0:
-            packed = gguf.quants.quantize(np.ascontiguousarray(data), kind)
-            writer.add_tensor(found, packed, raw_dtype=kind)
-        else:
-            writer.add_tensor(found, np.ascontiguousarray(data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with writing(path, architecture) as writer:
+        add_keys(writer, c)
+        for name, tensor in state.items():
+            new, data = converted(name, tensor)
+            add_quantized(writer, name_of(new), data, kind)
     return path
 
 

@@ -11,19 +11,15 @@ import pytest
 
 from tests.models.driver import logits_of
 from tests.models.families import config_of
+from tests.models.gguf_files import add_tensors, converted_by, gguf, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
-from tests.models.test_gguf_llamas import stacked
+from tests.models.oracle import TOLERANCE, distance, random_ids
 
 # A file has one number of heads, and dense layers only at the beginning.
 OF_A_FILE = {"linear_num_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]}
 
 
-def write(gguf: Any, hf: Any, path: Path, trimmed: bool) -> Path:
-    """trimmed: without leading dimensions of size 1, as quantized files have them."""
-    c, name = hf.config, "kimi-linear"
-    arch = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name]
-    names, writer = gguf.get_tensor_name_map(arch, c.num_hidden_layers), gguf.GGUFWriter(path, name)
+def add_keys(writer: Any, c: Any) -> None:
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
     writer.add_block_count(c.num_hidden_layers)
@@ -49,16 +45,16 @@ def write(gguf: Any, hf: Any, path: Path, trimmed: bool) -> Path:
     writer.add_expert_shared_count(c.n_shared_experts)
     writer.add_leading_dense_block_count(1)
     writer.add_expert_weights_scale(c.routed_scaling_factor)
-    for tensor_name, data in stacked(state_of(hf)).items():
-        for new, array in converted(tensor_name, data, c).items():
-            found = names.get_name(new, (".weight", ".bias"))
-            assert found is not None, f"gguf-py has no name for {new}"
-            small = trimmed and array.ndim == 4
-            writer.add_tensor(found, np.ascontiguousarray(array.reshape(array.shape[1:]) if small else array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+
+def write(hf: Any, path: Path, trimmed: bool) -> Path:
+    """trimmed: without leading dimensions of size 1, as quantized files have them."""
+    tensors = converted_by(converted, hf)
+    if trimmed:
+        tensors = {name: array[0] if array.ndim == 4 else array for name, array in tensors.items()}
+    with writing(path, "kimi-linear") as writer:
+        add_keys(writer, hf.config)
+        add_tensors(writer, names_of("kimi-linear", hf.config.num_hidden_layers), tensors)
     return path
 
 
@@ -87,11 +83,10 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("trimmed", [False, True], ids=("converted", "quantized"))
 def test_a_file_computes_what_its_folder_computes(tmp_path, transformers, trimmed):
-    gguf = pytest.importorskip("gguf", reason="gguf is the oracle of this test")
     config = {**config_of("kimi-linear"), **OF_A_FILE}
     config = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
-    folder, file = load(save(hf, tmp_path / "folder")), load(write(gguf, hf, tmp_path / "model.gguf", trimmed))
+    folder, file = load(save(hf, tmp_path / "folder")), load(write(hf, tmp_path / "model.gguf", trimmed))
     assert type(file) is type(folder)
     ids = random_ids(60, 96)  # the file has the logarithm of the decay rates
     assert distance(logits_of(file, ids), logits_of(folder, ids)) < TOLERANCE

@@ -3,6 +3,7 @@ bits of the folders that they were made from; quantized, those of the same numbe
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from kvasir.weights.find import find_model
 from tests.models.driver import logits_of
 from tests.models.families import config_of
 from tests.models.family_parts import LATENT, PLAIN
+from tests.models.gguf_files import add_quantized, converted_by, gguf, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import random_ids, state_of
+from tests.models.oracle import random_ids
 from tests.models.test_against_transformers import causal_model
-from tests.models.test_gguf_llamas import add_experts, stacked
+from tests.models.test_gguf_llamas import add_experts
 from tests.program.made import Driver, program_of
 
-gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 # llama.cpp has one epsilon for all norms, and one weight of YaRN's magnitudes.
@@ -134,26 +135,16 @@ def converted(name: str, data: np.ndarray, c: Any, apart: bool) -> dict[str, np.
 
 def write(hf: Any, path: Path, apart: bool, quantize: bool = False) -> Path:
     c = hf.config
-    name = ARCHITECTURES.get(c.model_type, "deepseek2")
-    arch = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name]
-    names, writer = gguf.get_tensor_name_map(arch, c.num_hidden_layers), gguf.GGUFWriter(path, name)
-    add_keys(writer, c, apart)
-    if name == "mimo2":
-        writer.add_tensor(f"blk.{c.num_hidden_layers}.attn_norm.weight", np.ones(c.hidden_size, np.float32))
-        writer.add_tensor(f"blk.{c.num_hidden_layers}.nextn.enorm.weight", np.ones(c.hidden_size, np.float32))
-    for tensor_name, data in stacked(state_of(hf)).items():
-        for new, array in converted(tensor_name, data, c, apart).items():
-            found, kind = names.get_name(new, (".weight", ".bias")), None
-            assert found is not None, f"gguf-py has no name for {new}"
-            array = np.ascontiguousarray(array)
-            if quantize and array.ndim > 1 and array.shape[-1] % 32 == 0 and "gate_inp" not in found:
-                kind = gguf.GGMLQuantizationType.Q8_0
-                array = gguf.quants.quantize(array, kind)
-            writer.add_tensor(found, array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    architecture = ARCHITECTURES.get(c.model_type, "deepseek2")
+    name_of = names_of(architecture, c.num_hidden_layers)
+    with writing(path, architecture) as writer:
+        add_keys(writer, c, apart)
+        if architecture == "mimo2":
+            for norm in ("attn_norm", "nextn.enorm"):
+                writer.add_tensor(f"blk.{c.num_hidden_layers}.{norm}.weight", np.ones(c.hidden_size, np.float32))
+        for name, array in converted_by(partial(converted, apart=apart), hf).items():
+            kind = gguf.GGMLQuantizationType.Q8_0 if quantize and "gate_inp" not in name_of(name) else None
+            add_quantized(writer, name_of(name), array, kind)
     return path
 
 

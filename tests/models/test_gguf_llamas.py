@@ -15,8 +15,9 @@ import torch
 from tests.models.driver import logits_of
 from tests.models.families import config_of
 from tests.models.family_parts import DEEPSEEK_MOE, PLAIN, SIZES
+from tests.models.gguf_files import add_tensors, converted_by, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
+from tests.models.oracle import TOLERANCE, distance, random_ids
 
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
@@ -373,45 +374,19 @@ def of_delta(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
     return {name: data}
 
 
-def stacked(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The tensors by name, the matrices of a layer's experts as one."""
-    found: dict[str, np.ndarray] = {}
-    experts: dict[str, list[np.ndarray]] = {}
-    for name, tensor in state.items():
-        merged = re.sub(r"\.experts\.\d+\.", ".experts.", name)
-        if merged == name:
-            found[name] = tensor.numpy()
-        else:
-            experts.setdefault(merged, []).append(tensor.numpy())
-    return found | {name: np.stack(parts) for name, parts in experts.items()}
-
-
 def write_gguf(hf: Any, path: Path) -> Path:
     c = hf.config
-    name = ARCHITECTURES.get(c.model_type, c.model_type)
-    names = gguf.get_tensor_name_map(
-        {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name], c.num_hidden_layers
-    )
-    writer = gguf.GGUFWriter(path, name)
-    add_decoder_keys(writer, c)
-    KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
-    activations: dict[str, list[float]] = {}
-    for tensor_name, data in stacked(state_of(hf)).items():
-        if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
-            continue
-        if ".act_fn." in tensor_name:
-            activations.setdefault(tensor_name.rpartition(".")[2], []).append(data.item())
-            continue
-        for new, array in converted(tensor_name, data, c).items():
-            found = new if new.startswith("blk.") else names.get_name(new, (".weight", ".bias"))
-            assert found is not None, f"gguf-py has no name for {new}"
-            writer.add_tensor(found, np.ascontiguousarray(array))
-    for parameter, values in activations.items():
-        getattr(writer, f"add_xielu_{parameter}")(values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    architecture = ARCHITECTURES.get(c.model_type, c.model_type)
+    tensors = converted_by(converted, hf)
+    with writing(path, architecture) as writer:
+        add_decoder_keys(writer, c)
+        KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
+        activations: dict[str, list[float]] = {}
+        for name in [name for name in tensors if ".act_fn." in name]:
+            activations.setdefault(name.rpartition(".")[2], []).append(tensors.pop(name).item())
+        for parameter, values in activations.items():
+            getattr(writer, f"add_xielu_{parameter}")(values)
+        add_tensors(writer, names_of(architecture, c.num_hidden_layers), tensors)
     return path
 
 

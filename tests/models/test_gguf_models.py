@@ -5,7 +5,6 @@ First llama.cpp's own files, then files of each architecture, written by gguf-py
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,10 @@ import torch
 
 from tests._shared import need
 from tests.models.driver import greedy, logits_of
+from tests.models.gguf_files import add_tensors, converted_by, gguf, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
+from tests.models.oracle import TOLERANCE, distance, random_ids
 
-gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 # --- llama.cpp's files ------------------------------------------------------------------------------
@@ -118,54 +117,40 @@ def rope_factors(config, dim: int) -> np.ndarray:
     return (1 / ((1 - share) / s["factor"] + share)).astype(np.float32)
 
 
+def converted(name: str, data: np.ndarray, c) -> dict[str, np.ndarray]:
+    """A tensor of a checkpoint as its converter passes it to gguf-py's name table."""
+    architecture = architecture_of(c)
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return {name: data + 1.0}
+    if architecture == "llama" and "q_proj" in name:
+        return {name: to_pairs(data, c.num_attention_heads)}
+    if architecture == "llama" and "k_proj" in name:
+        return {name: to_pairs(data, c.num_key_value_heads)}
+    if architecture == "gpt2" and name.endswith(("attn.weight", "proj.weight", "fc.weight")):
+        return {name: data.T}
+    return {name: data}
+
+
+def architecture_of(c) -> str:
+    others = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+    return others.get(c.model_type, c.model_type)
+
+
 def write_gguf(hf, path: Path) -> Path:
     """The file as the converter writes it: its keys, gguf-py's names, and its changes to the tensors."""
-    c = hf.config
-    name = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}.get(
-        c.model_type, c.model_type
-    )
-    arch = {arch: number for number, arch in gguf.MODEL_ARCH_NAMES.items()}[name]
-    names = gguf.get_tensor_name_map(arch, c.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, name)
-    writer.add_context_length(c.max_position_embeddings)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.num_hidden_layers)
-    writer.add_head_count(c.num_attention_heads)
-    if name == "gpt2":
-        writer.add_feed_forward_length(c.n_inner)
-        writer.add_layer_norm_eps(c.layer_norm_epsilon)
-    else:
-        add_decoder_keys(writer, c)
-    for tensor_name, data in stacked(state_of(hf)).items():
-        if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
-            continue
-        if name.startswith("gemma") and tensor_name.endswith("norm.weight"):
-            data = data + 1.0
-        if name == "llama" and "q_proj" in tensor_name:
-            data = to_pairs(data, c.num_attention_heads)
-        if name == "llama" and "k_proj" in tensor_name:
-            data = to_pairs(data, c.num_key_value_heads)
-        if name == "gpt2" and tensor_name.endswith(("attn.weight", "proj.weight", "fc.weight")):
-            data = data.T
-        writer.add_tensor(names.get_name(tensor_name, (".weight", ".bias")), np.ascontiguousarray(data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def stacked(state: dict) -> dict[str, np.ndarray]:
-    """The tensors by name, the matrices of a layer's experts as one."""
-    found: dict[str, np.ndarray] = {}
-    experts: dict[str, list[np.ndarray]] = {}
-    for name, tensor in state.items():
-        merged = re.sub(r"\.experts\.\d+\.", ".experts.", name)
-        if merged == name:
-            found[name] = tensor.numpy()
+    c, architecture = hf.config, architecture_of(hf.config)
+    with writing(path, architecture) as writer:
+        writer.add_context_length(c.max_position_embeddings)
+        writer.add_embedding_length(c.hidden_size)
+        writer.add_block_count(c.num_hidden_layers)
+        writer.add_head_count(c.num_attention_heads)
+        if architecture == "gpt2":
+            writer.add_feed_forward_length(c.n_inner)
+            writer.add_layer_norm_eps(c.layer_norm_epsilon)
         else:
-            experts.setdefault(merged, []).append(tensor.numpy())
-    return found | {name: np.stack(parts) for name, parts in experts.items()}
+            add_decoder_keys(writer, c)
+        add_tensors(writer, names_of(architecture, c.num_hidden_layers), converted_by(converted, hf))
+    return path
 
 
 def add_decoder_keys(writer, c) -> None:

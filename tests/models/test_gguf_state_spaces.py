@@ -14,11 +14,10 @@ import pytest
 
 from tests.models.driver import logits_of
 from tests.models.families import config_of
+from tests.models.gguf_files import add_tensors, converted_by, names_of, writing
 from tests.models.hf import load, randomized, save
-from tests.models.oracle import TOLERANCE, distance, random_ids, state_of
-from tests.models.test_gguf_llamas import stacked
+from tests.models.oracle import TOLERANCE, distance, random_ids
 
-gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
 
 _MIXED = {"layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"]}
@@ -191,23 +190,12 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
 
 def write_gguf(hf: Any, path: Path, architecture: str) -> Path:
     c = hf.config
-    number = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
-    names = gguf.get_tensor_name_map(number, c.num_hidden_layers)
-    writer = gguf.GGUFWriter(path, architecture)
-    add_keys(writer, c)
-    add_scan(writer, c)
-    KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
-    for tensor_name, data in stacked(state_of(hf)).items():
-        if tensor_name == "lm_head.weight" and c.tie_word_embeddings:
-            continue
-        for new, array in converted(tensor_name, data, c).items():
-            found = new if new.startswith("blk.") else names.get_name(new, (".weight", ".bias"))
-            assert found is not None, f"gguf-py has no name for {new}"
-            writer.add_tensor(found, np.ascontiguousarray(array, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {name: np.asarray(array, np.float32) for name, array in converted_by(converted, hf).items()}
+    with writing(path, architecture) as writer:
+        add_keys(writer, c)
+        add_scan(writer, c)
+        KEYS.get(c.model_type, lambda writer, c: None)(writer, c)
+        add_tensors(writer, names_of(architecture, c.num_hidden_layers), tensors)
     return path
 
 
