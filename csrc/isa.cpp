@@ -37,6 +37,10 @@ void store_kv(const StoreArgs&, int64_t, int64_t);
 void attention(const AttentionArgs&, const Team&);
 // delta.cpp
 void gated_delta(const DeltaArgs&, const Team&);
+// indexer.cpp
+void select_tokens(const IndexArgs&, const Team&);
+// selected.cpp
+void selected_attention(const SelectedArgs&, const Team&);
 // short_conv.cpp
 void short_conv(const ShortConvArgs&, const Team&);
 // ssm.cpp
@@ -68,6 +72,8 @@ extern const Kernels kernels = {
     store_kv,
     attention,
     gated_delta,
+    select_tokens,
+    selected_attention,
     short_conv,
     causal_convolution,
     selective_scan,

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "delta.h"
+#include "indexer.h"
 #include "matrix.h"
 #include "rows.h"
 #include "sampler.h"
@@ -69,6 +70,10 @@ struct Kernels {
 
     // delta.cpp
     void (*gated_delta)(const DeltaArgs& args, const Team& team);
+
+    // indexer.cpp, selected.cpp
+    void (*select_tokens)(const IndexArgs& args, const Team& team);  // uses a barrier
+    void (*selected_attention)(const SelectedArgs& args, const Team& team);
 
     // short_conv.cpp
     void (*short_conv)(const ShortConvArgs& args, const Team& team);

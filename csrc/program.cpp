@@ -197,6 +197,23 @@ void run_delta(const Instr& in, const Run& run, const Team& team) {
     kernels().gated_delta(args, team);
 }
 
+void run_select(const Instr& in, const Run& run, const Team& team) {
+    IndexArgs args = *at<IndexArgs>(in.p[0]);
+    args.pieces = run.program->pieces;
+    args.num_pieces = run.num_pieces;
+    args.scratch = run.program->scratch;
+    kernels().select_tokens(args, team);
+}
+
+void run_selected_attention(const Instr& in, const Run& run, const Team& team) {
+    SelectedArgs args = *at<SelectedArgs>(in.p[0]);
+    args.attention.pieces = run.program->pieces;
+    args.attention.num_pieces = run.num_pieces;
+    args.attention.group = in.n[0];
+    args.attention.scratch = run.program->scratch;
+    kernels().selected_attention(args, team);
+}
+
 void run_short_conv(const Instr& in, const Run& run, const Team& team) {
     ShortConvArgs args = *at<ShortConvArgs>(in.p[0]);
     args.pieces = run.program->pieces;
@@ -408,6 +425,8 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_LINEAR: return run_linear(in, *run.program, rows, team);
         case OP_ATTENTION: return run_attention(in, run, team);
         case OP_GATED_DELTA: return run_delta(in, run, team);
+        case OP_SELECT: return run_select(in, run, team);
+        case OP_SELECTED_ATTENTION: return run_selected_attention(in, run, team);
         case OP_SHORT_CONV: return run_short_conv(in, run, team);
         case OP_CONVOLUTION:
         case OP_SCAN: return run_scan(in, run, team);

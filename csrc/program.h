@@ -59,6 +59,8 @@ enum Op : int32_t {
     OP_PREDICT = 35,       // p: out, x, coefs               n: width, streams
     OP_CORRECT = 36,       // p: out, x, computed, coefs     n: width, streams, active stream
     OP_ADD_TO_STREAMS = 37,  // p: out, x, added             n: width, streams; the first stays
+    OP_SELECT = 38,        // p: IndexArgs
+    OP_SELECTED_ATTENTION = 39,  // p: SelectedArgs          n: group
 };
 
 enum Flag : int32_t { BARRIER = 1 };

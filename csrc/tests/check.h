@@ -66,6 +66,7 @@ void test_attention();
 void test_sampler();
 void test_program();
 void test_delta();
+void test_indexer();
 void test_short_conv();
 void test_scan();
 void test_streams();

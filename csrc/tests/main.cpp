@@ -26,6 +26,7 @@ int main() {
         test_sampler();
         test_program();
         test_delta();
+        test_indexer();
         test_short_conv();
         test_scan();
         test_streams();

@@ -61,7 +61,8 @@ class CacheKind:
     -n for those in its own chunk of n.
     distance: how far before and after a token the positions lie that it attends to, 0 for all.
     fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
-    keeps_starts: a block also holds the state at its start. latent: a value is the beginning of its key. heads,
+    keeps_starts: a block also holds the state at its start. plain: a block is float32 in every executor, without
+    keys and values. latent: a value is the beginning of its key. heads,
     key_dim, value_dim: what attention reads per position, 0 if it reads nothing. row_shape: shape of the float32 array
     that each row of the runner has in addition.
     """
@@ -74,6 +75,7 @@ class CacheKind:
     distance: int = 0
     fixed: int = 0
     keeps_starts: bool = False
+    plain: bool = False
     latent: bool = False
     heads: int = 0
     key_dim: int = 0
@@ -318,6 +320,33 @@ class Latent(CacheKind):
 
 
 @dataclass(frozen=True)
+class IndexKeys(CacheKind):
+    """One row of `dim` numbers per token, float32, which an indexer compares with a query to select the tokens that
+    attention sees."""
+
+    dim: int = 0
+
+    name = "index keys"
+    needs = "sparse attention"
+    plain = True
+
+    @property
+    def table(self) -> Hashable:
+        return "all tokens"
+
+    @property
+    def facts(self) -> str:
+        return f"dim={self.dim}"
+
+    def fields(self, size: int) -> tuple[Field, ...]:
+        return (Field("index key", (size * self.dim,), (0,), exact=True),)
+
+    def keys(self, arrays: Sequence[Any]) -> Any:
+        """The keys [blocks, size, dim]."""
+        return arrays[0][0].unflatten(1, (-1, self.dim))
+
+
+@dataclass(frozen=True)
 class State(CacheKind):
     """A recurrent state at the start of the block and the inputs of its tokens, from which the later states follow. So
     a token is computed with the same arithmetic wherever a chunk begins. Everything is float32.
@@ -336,6 +365,7 @@ class State(CacheKind):
     needs = "recurrent layers"
     reach = 2  # a state is computed from the start of the block that holds the token before
     keeps_starts = True
+    plain = True
 
     @property
     def table(self) -> Hashable:

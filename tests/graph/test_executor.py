@@ -35,6 +35,7 @@ def test_scores_by_relative_position_are_refused(tmp_path):
     [
         ("lfm2", "no Triton kernel for short_conv"),
         ("deepseek-v2", "no kernel for latent attention"),
+        ("glm-moe-dsa", "no kernel for latent attention"),
         ("mimo-v2-flash", "no kernel for keys of 24 and values of 16"),
     ],
 )

@@ -216,7 +216,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek-v3": {**DEEPSEEK_MOE, **LATENT, "model_type": "deepseek_v3"},
     "deepseek-v32": {**DEEPSEEK_MOE, **LATENT, "model_type": "deepseek_v32", **INDEXER},
-    "glm-moe-dsa": {**DEEPSEEK_MOE, **LATENT, "model_type": "glm_moe_dsa", **INDEXER},
+    "glm-moe-dsa": {
+        **DEEPSEEK_MOE,
+        **LATENT,
+        "model_type": "glm_moe_dsa",
+        **INDEXER,
+        "indexer_types": ["full", "shared", "full"],
+    },
     "glm4-moe-lite": {
         **DEEPSEEK_MOE,
         **LATENT,
@@ -429,7 +435,8 @@ SWITCHED = (
     *("ministral3", "glm4-moe", "dots1", "minimax-m2", "ernie4-5-moe", "hunyuan-moe", "granite-moe"),
     *FURTHER,
     *STATE_SPACES,
-    *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3"),
+    *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v32", "glm-moe-dsa", "glm4-moe-lite", "mistral4"),
+    "minicpm3",
     "mimo-v2-flash",
     *("gemma3n", "gemma4", "gemma4-moe"),
 )
@@ -438,6 +445,7 @@ SWITCHED = (
 FEW = {
     *("llama", "mistral", "gemma2", "gemma3", "phi3", "mixtral", "qwen3-next", "qwen3-5-tiled", "gpt2", "bert"),
     *("olmo2", "cohere2", "granite", "granite-hybrid", "gpt-oss", "glm4-moe", "lfm2", "minimax-m2", "deepseek-v2"),
+    "glm-moe-dsa",
     "gemma3n",
     "gemma4",
 }

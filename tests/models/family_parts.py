@@ -87,7 +87,7 @@ LATENT = {
     "v_head_dim": 16,
     "rope_parameters": {**YARN, "rope_theta": 100.0, "mscale": 0.7, "mscale_all_dim": 0.5},
 }
-INDEXER = {"index_topk": 100, "index_head_dim": 16, "index_n_heads": 2}
+INDEXER = {"index_topk": 16, "index_head_dim": 16, "index_n_heads": 8}
 RECURRENT = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],

@@ -328,6 +328,8 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"routed_scaling_factor": 1.0},
         {"rope_interleave": False},
     ],
+    "deepseek-v32": [{"index_topk": 12}, {"rope_interleave": False}],
+    "glm-moe-dsa": [{"index_topk": 20}, {"topk_group": 3}, {"routed_scaling_factor": 1.0}],
     "glm4-moe-lite": [{"rope_interleave": False}, {"norm_topk_prob": False}],
     "mistral4": [
         *scaled({**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.5}, 100.0, llama_4_scaling_beta=0.0),

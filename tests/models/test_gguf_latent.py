@@ -37,11 +37,18 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "deepseek_v2_lite": ({**config_of("deepseek-v2-lite"), **FILE, "n_group": 1, "topk_group": 1}, True),
     "deepseek_v3": ({**config_of("deepseek-v3"), **FILE}, True),
     "deepseek_v3_old": ({**config_of("deepseek-v3"), **FILE}, False),
+    "deepseek_v32": ({**config_of("deepseek-v32"), **FILE}, True),
+    "glm_moe_dsa": ({**config_of("glm-moe-dsa"), **FILE}, True),
     "minicpm3": ({**config_of("minicpm3"), **MINICPM3}, False),
     "glm4_moe_lite": ({**config_of("glm4-moe-lite"), **FILE, "mlp_layer_types": None}, True),
     "mimo_v2_flash": (config_of("mimo-v2-flash"), False),
 }
-ARCHITECTURES = {"minicpm3": "minicpm3", "mimo_v2_flash": "mimo2"}
+ARCHITECTURES = {
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
+    "minicpm3": "minicpm3",
+    "mimo_v2_flash": "mimo2",
+}
 DRAFTING = 1  # layers for multi-token prediction, which a file may have at its end
 
 
@@ -70,6 +77,12 @@ def add_keys(writer: Any, c: Any, apart: bool) -> None:
         writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
         add_yarn(writer, c.rope_parameters)
         add_mixture(writer, c)
+    if hasattr(c, "index_topk"):
+        writer.add_indexer_head_count(c.index_n_heads)
+        writer.add_indexer_key_length(c.index_head_dim)
+        writer.add_indexer_top_k(c.index_topk)
+    if kinds := getattr(c, "indexer_types", None):
+        writer.add_array(f"{writer.arch}.attention.indexer.types", [kind == "full" for kind in kinds])
 
 
 def add_mimo_keys(writer: Any, c: Any) -> None:
@@ -136,7 +149,8 @@ def converted(name: str, data: np.ndarray, c: Any, apart: bool) -> dict[str, np.
 def write(hf: Any, path: Path, apart: bool, quantize: bool = False) -> Path:
     c = hf.config
     architecture = ARCHITECTURES.get(c.model_type, "deepseek2")
-    name_of = names_of(architecture, c.num_hidden_layers)
+    known = "glm-dsa" if architecture == "deepseek32" else architecture  # which gguf-py does not have yet
+    name_of = names_of(known, c.num_hidden_layers)
     with writing(path, architecture) as writer:
         add_keys(writer, c, apart)
         if architecture == "mimo2":

@@ -88,8 +88,9 @@ YOUNGER = {"cohere2moe", "hy-v3", "hy_v3"}  # than the gguf-py at hand
 @pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in YOUNGER - ARCHITECTURES.keys()])
 def test_names_are_those_that_the_converter_reads(architecture):
     """gguf-py maps checkpoint names to GGUF ones; ours must be the inverse wherever both know a tensor."""
-    to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 3)
-    templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[architecture]]]
+    known = "glm-dsa" if architecture == "deepseek32" else architecture  # which gguf-py does not have yet
+    to_gguf = gguf.get_tensor_name_map(ARCHITECTURES[known], 3)
+    templates = [gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[ARCHITECTURES[known]]]
     ours = [name for name in templates if name.removeprefix("blk.{bid}.") in FAMILIES[architecture].names]
     assert len(ours) >= 9
     # The converter splits, merges or renames them.

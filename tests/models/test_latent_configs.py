@@ -130,8 +130,8 @@ FACTS = {
     "DeepSeek-V2-Lite": (163840, 576, 1.5896),
     "DeepSeek-V2": (163840, 576, 1.5896),
     "DeepSeek-V3": (163840, 576, 1.8739),
-    "DeepSeek-V3.2": (2048, 576, 1.8739),
-    "GLM-5": (2048, 576, 1.0),
+    "DeepSeek-V3.2": (163840, 576, 1.8739),
+    "GLM-5": (202752, 576, 1.0),
     "Kimi-K2-Instruct": (131072, 576, 1.8133),
     "GLM-4.7-Flash": (202752, 576, 1.0),
     "MiniCPM3-4B": (32768, 288, 1.0),
@@ -149,6 +149,22 @@ def test_a_published_config_is_read(name):
     assert config.context_length == context
     assert config.kv_rank + config.head_dim == numbers
     assert config.attn_scale * np.sqrt(config.plain_dim + config.head_dim) == pytest.approx(scale, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "selects"),
+    [
+        ({}, "F" * 78),
+        ({"index_topk_pattern": "FFSS" * 19 + "FS"}, "FFSS" * 19 + "FS"),
+        ({"indexer_types": ["full", "shared"] * 39}, "FS" * 39),
+        ({"index_topk_freq": 4}, "FF" + "SSSF" * 19),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, "FFF" + "SSSF" * 18 + "SSS"),
+    ],
+)
+def test_the_layers_with_indexers_are_read(change, selects):
+    config = our_config({**PUBLISHED["GLM-5"], **change})
+    assert "".join("SF"[one] for one in config.selects) == selects
+    assert (config.indexer.heads, config.indexer.dim, config.indexer.top_k) == (32, 128, 2048)
 
 
 def test_mimo_v2_flash_is_read():
@@ -177,6 +193,16 @@ def test_the_memory_of_each_published_config_is_known(name, tmp_path):
         ("DeepSeek-V3", {"kv_lora_rank": 0}, ModelFileError, "kv_lora_rank"),
         ("DeepSeek-V3", {"topk_group": 9}, ModelFileError, "groups"),
         ("DeepSeek-V3", {"index_topk": 2048, "index_head_dim": 128}, UnsupportedModel, "index_head_dim"),
+        ("DeepSeek-V3.2", {"index_topk": 0}, ModelFileError, "index_topk"),
+        ("DeepSeek-V3.2", {"index_topk": 1 << 20}, ModelFileError, "index_topk"),
+        ("DeepSeek-V3.2", {"index_n_heads": -1}, ModelFileError, "index_n_heads"),
+        ("DeepSeek-V3.2", {"index_head_dim": 32}, ModelFileError, "index_head_dim"),
+        ("DeepSeek-V3.2", {"q_lora_rank": None}, UnsupportedModel, "q_lora_rank"),
+        ("DeepSeek-V3.2", {"layer_types": ["full_attention"]}, UnsupportedModel, "layer_types"),
+        ("GLM-5", {"indexer_types": ["full"]}, ModelFileError, "indexer_types"),
+        ("GLM-5", {"indexer_types": ["shared"] * 78}, ModelFileError, "first layer"),
+        ("GLM-5", {"index_topk_pattern": "FSX" * 26}, ModelFileError, "indexer_types"),
+        ("GLM-5", {"index_topk_pattern": 3}, ModelFileError, "indexer_types"),
         ("GLM-4.7-Flash", {"mlp_layer_types": ["dense"]}, ModelFileError, "mlp_layer_types"),
         ("MiMo-V2-Flash", {"swa_head_dim": 128}, UnsupportedModel, "swa_head_dim"),
         ("MiMo-V2-Flash", {"hybrid_layer_pattern": [2] * 48}, ModelFileError, "hybrid_layer_pattern"),

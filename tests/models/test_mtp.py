@@ -29,6 +29,8 @@ FULL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_lay
 # Kind -> changes of its config that leave the one layer of a head.
 KINDS: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "deepseek-v32": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "glm-moe-dsa": {"num_hidden_layers": 1, "first_k_dense_replace": 0, "indexer_types": ["full"]},
     "glm4-moe": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     "glm4-moe-lite": {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]},
     "mimo-v2-flash": {

@@ -25,6 +25,8 @@ from kvasir.ops.attention.plan import AttentionPlan, plan_attention
 from kvasir.ops.attention.relative import Relative
 from kvasir.ops.attention.weights import attention_weights
 from kvasir.ops.gated_delta.plan import StatePlan, plan_states
+from kvasir.ops.indexer.body import selected_weights
+from kvasir.ops.indexer.plan import Walked, walked_rows
 from kvasir.ops.linear import TILE
 from kvasir.plan import Work
 
@@ -111,6 +113,13 @@ class Batch:
             )
         return self._made[index]
 
+    def walked(self, layer: int) -> tuple[Walked, ...]:
+        """The rows of each work and their blocks, for layers that select tokens. Computed once for all of a group."""
+        index = self.kv.group_of(layer)
+        if (key := ("walked", index)) not in self._made:
+            self._made[key] = walked_rows(self.works, self.starts, self.tables[index], self.kv.block_size)
+        return self._made[key]
+
     def after_layer(self, layer: int, x_TD: Tensor) -> None:
         """Keeps x, the residual stream after a layer, if it is wanted."""
         if (name := f"layers.{layer}") in self.wanted:
@@ -144,6 +153,27 @@ class Batch:
                     window=kind.window, distance=kind.distance, scale=scale, softcap=softcap, sinks_H=sinks_H,
                     relative=relative, k_nKd=None if k_TKd is None else k_TKd[rows],
                 )  # fmt: skip
+
+    def select(self, selected_TS: Tensor) -> None:
+        """Keeps the positions that an indexer selected, int32 [T, top_k], for the layers up to the next indexer."""
+        self._made["selected"] = selected_TS
+
+    def selected(self) -> Tensor:
+        """The positions that the last indexer selected."""
+        return self._made["selected"]
+
+    def note_selected_weights(
+        self, model_layer: int, layer: int, q_THd: Tensor, selected_TS: Tensor, scale: float
+    ) -> None:
+        """As `note_weights`, for a layer that attends to selected positions only."""
+        if (name := f"attention.{model_layer}") not in self.wanted:
+            return
+        for at, (work, walked) in enumerate(zip(self.works, self.walked(layer), strict=True)):
+            if name in work.want_hidden:
+                rows = slice(self.starts[at], self.starts[at + 1])
+                self._weights[at, name] = selected_weights(
+                    q_THd[rows], self.kv.k(layer), walked, selected_TS[rows], scale
+                )
 
     def output(self, at: int, name: str) -> Tensor:
         """The named output of the work with index `at`: hidden rows [n, D] or attention weights [n, H, end],

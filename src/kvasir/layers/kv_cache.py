@@ -108,6 +108,10 @@ class KVCache(PagedMemory):
         """[blocks, before + block size, inputs]"""
         return cast(State, self.spec[layer]).inputs_of(self.arrays(layer))
 
+    def index_keys(self, layer: int) -> Tensor:
+        """[blocks, block size, dim]"""
+        return self.spec[layer].keys(self.arrays(layer))
+
     def row_state(self, layer: int) -> Tensor:
         """[rows, *state]: the state after the last token of each runner row."""
         bank, index = self._place(layer)

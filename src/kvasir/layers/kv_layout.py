@@ -13,8 +13,9 @@ Spec = Sequence[CacheKind | Shared]
 AROUND = "attention within a distance in both directions"
 CHUNKED = "attention within chunks"
 LATENT = "latent attention"
+SPARSE = "sparse attention"
 # The values of caches.Kind.needs that the eager executor supports.
-_COMPUTES = ("attention", "recurrent layers", AROUND, CHUNKED, LATENT)
+_COMPUTES = ("attention", "recurrent layers", AROUND, CHUNKED, LATENT, SPARSE)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 CODED = ("int8", "fp8")  # types of keys and values that are stored as codes with scales
 

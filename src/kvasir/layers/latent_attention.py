@@ -74,10 +74,18 @@ class LatentAttention(Module):
         return Latent(self.rank + self.turning, self.rank)
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        q_THd, k_T1d = self._queries(x_TD, batch), self._rows(x_TD, batch)
+        latent_TR = x_TD
+        if self.q_down is not None and self.q_norm is not None:
+            latent_TR = self.q_norm(self.q_down(x_TD, batch))
+        q_THd, k_T1d = self._queries(latent_TR, batch), self._rows(x_TD, batch)
         batch.store(self.layer, k_T1d, k_T1d)
-        batch.note_weights(self.model_layer, self.layer, q_THd, k_T1d, self.scale, 0.0, None)
-        mixed_THr = paged_attention(
+        mixed_THr = self._attend(q_THd, x_TD, latent_TR, batch)
+        return self.out(self.value_up(mixed_THr).flatten(1), batch)
+
+    def _attend(self, q_THd: Tensor, x_TD: Tensor, latent_TR: Tensor, batch: Batch) -> Tensor:
+        """The weighted latents [T, H, rank]. latent: from which the queries came."""
+        batch.note_weights(self.model_layer, self.layer, q_THd, None, self.scale, 0.0, None)
+        return paged_attention(
             q_THd,
             batch.kv.k(self.layer),
             batch.kv.v(self.layer),
@@ -85,13 +93,10 @@ class LatentAttention(Module):
             self.scale,
             value_dim=self.rank,
         )
-        return self.out(self.value_up(mixed_THr).flatten(1), batch)
 
-    def _queries(self, x_TD: Tensor, batch: Batch) -> Tensor:
-        if self.q_down is not None and self.q_norm is not None:
-            x_TD = self.q_norm(self.q_down(x_TD, batch))
-        plain_THd = self.q.apply("plain", x_TD, batch).view(-1, self.heads, self.plain)
-        turning_THd = self.q.apply("turning", x_TD, batch).view(-1, self.heads, self.turning)
+    def _queries(self, latent_TR: Tensor, batch: Batch) -> Tensor:
+        plain_THd = self.q.apply("plain", latent_TR, batch).view(-1, self.heads, self.plain)
+        turning_THd = self.q.apply("turning", latent_TR, batch).view(-1, self.heads, self.turning)
         if self.query_growth is not None:
             plain_THd = self.query_growth(plain_THd, batch.angles(self.query_growth))
         if self.query_rope is not None:

@@ -96,6 +96,12 @@ LATENT = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
+INDEXER = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
 KIMI = {
     "ssm_conv1d_q": "self_attn.q_conv1d",
     "ssm_conv1d_k": "self_attn.k_conv1d",

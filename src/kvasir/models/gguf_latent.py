@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.errors import ModelFileError, quoted
-from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
+from kvasir.models.config import (
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_WIDTH,
+    Fields,
+)
 from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of gating functions
@@ -73,6 +81,28 @@ def _deepseek2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def _deepseek32(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
+    """DeepSeek-V3.2 and GLM-5: a DeepSeek-V3 with indexers. A layer without one reuses the selection of another."""
+    config = _deepseek2(f, architecture, shapes)
+    layers = config["num_hidden_layers"]
+    selects = f.get("attention.indexer.types")
+    if selects is None:
+        selects = [f"blk.{i}.indexer.attn_q_b.weight" in shapes for i in range(layers)]
+    if not isinstance(selects, list) or len(selects) < layers or not all(kind in (0, 1) for kind in selects):
+        raise ModelFileError(
+            f"{f.where}: attention.indexer.types is {quoted(selects)}", f"expected true or false for {layers} layers"
+        )
+    kinds = ["full" if kind else "shared" for kind in selects[:layers]]
+    is_glm = architecture == "glm-dsa"
+    return config | {
+        "model_type": "glm_moe_dsa" if is_glm else "deepseek_v32",
+        **({"indexer_types": kinds} if is_glm else {}),
+        "index_n_heads": f.integer("attention.indexer.head_count", 1, MAX_HEADS),
+        "index_head_dim": f.integer("attention.indexer.key_length", 1, MAX_HEAD_DIM),
+        "index_topk": f.integer("attention.indexer.top_k", 1, MAX_POSITIONS),
+    }
+
+
 def _minicpm3(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     """The file does not hold the multipliers, which are those of the only published model."""
     heads = f.integer("attention.head_count", 1, MAX_WIDTH)
@@ -130,4 +160,10 @@ def _mimo2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-READERS = {"deepseek2": _deepseek2, "mimo2": _mimo2, "minicpm3": _minicpm3}
+READERS = {
+    "deepseek2": _deepseek2,
+    "deepseek32": _deepseek32,
+    "glm-dsa": _deepseek32,
+    "mimo2": _mimo2,
+    "minicpm3": _minicpm3,
+}

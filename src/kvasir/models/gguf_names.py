@@ -186,6 +186,9 @@ _DELTA = NameTable(
         "shared_head.norm": "mtp.norm", "": "mtp.layers.{}",
     },
 )  # fmt: skip
+_SPARSE = NameTable(
+    {**_DEEPSEEK_NAMES, **others.LATENT, **others.INDEXER}, "model.layers", flattened=("attn_k_b", "attn_v_b")
+)
 FAMILIES = {
     "llama": NameTable(_MIXTRAL_NAMES, "model.layers", paired_rows=_QK),
     "qwen2": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -207,6 +210,7 @@ FAMILIES = {
     "cohere2moe": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "dbrx": NameTable(others.DBRX, "transformer.blocks"),
     "deepseek2": NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
+    "deepseek32": _SPARSE,
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
@@ -225,6 +229,7 @@ FAMILIES = {
     "gemma4": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4}, "model.layers", scales=gemmas.SCALES),
     "falcon": NameTable(others.FALCON, "transformer.h", parted=("attn_qkv",)),
     "gemma": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
+    "glm-dsa": _SPARSE,
     "glm4": NameTable(_GLM4_NAMES, "model.layers"),
     "glm4moe": NameTable({**_DEEPSEEK_NAMES, "post_attention_norm": "post_attention_layernorm"}, "model.layers"),
     "gpt-oss": NameTable(_GPT_OSS_NAMES, "model.layers"),
@@ -332,7 +337,9 @@ def family_of(architecture: str) -> NameTable:
 
 def parts_of(name: str) -> tuple[str | None, str, str]:
     """ "blk.3.attn_q.weight" -> ("3", "attn_q", "weight"), "output.weight" -> (None, "output", "weight")."""
-    match = re.fullmatch(rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.|nextn\.)?\w+)(?:\.(\w+))?", name)
+    match = re.fullmatch(
+        rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.|nextn\.|indexer\.)?\w+)(?:\.(\w+))?", name
+    )
     if match is None:
         return None, name, ""
     return match[1], match[2], match[3] or ""

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from kvasir.device import Device
 
 FAMILIES = (
-    *("activation", "attention", "columns", "embedding", "gated_delta", "linear", "moe", "norm", "rope", "short_conv"),
+    *("activation", "attention", "columns", "embedding", "gated_delta", "indexer", "linear", "moe", "norm", "rope"),
+    "short_conv",
     "ssm",
     "streams",
 )

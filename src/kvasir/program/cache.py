@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from kvasir.caches import CacheKind
-from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, Bank, KVLayout, Spec
+from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, SPARSE, Bank, KVLayout, Spec
 from kvasir.layers.kv_memory import PagedMemory, joined
 from kvasir.layers.pages import paged
 from kvasir.ops.attention.native import FORMATS, MAX_HEAD_DIM, CacheLayoutStruct, cache_block_bytes
@@ -23,7 +23,14 @@ _ITEM = {
 }
 TILE = 16  # tokens
 _KEY_OFFSET = 128  # of keys in int8 caches: their top bit is flipped
-_COMPUTES = ("attention", "recurrent layers", AROUND, CHUNKED, LATENT)  # values of caches.Kind.needs that have kernels
+_COMPUTES = (
+    "attention",
+    "recurrent layers",
+    AROUND,
+    CHUNKED,
+    LATENT,
+    SPARSE,
+)  # values of caches.Kind.needs that have kernels
 
 
 def _padded(dim: int) -> int:
@@ -38,7 +45,7 @@ def no_kernel(spec: Spec | KVLayout) -> str:
     for kind in layout.kinds:
         if kind.needs not in _COMPUTES:
             return f"no kernel for {kind.needs}"
-        if kind.keeps_starts:
+        if kind.plain:
             continue
         if kind.key_dim % 2 or max(kind.key_dim, kind.value_dim) > MAX_HEAD_DIM:
             return f"no attention kernel for heads of {kind.key_dim} and values of {kind.value_dim}"
@@ -54,7 +61,7 @@ def layout_of(kind: CacheKind, block_size: int, kv_dtype: str) -> CacheLayoutStr
 
 def _layer_bytes(kind: CacheKind, block_size: int, kv_dtype: str) -> int:
     """Bytes of a block in one layer."""
-    if kind.keeps_starts:
+    if kind.plain:
         return kind.block_bytes(block_size, 4)
     layout = layout_of(kind, block_size, kv_dtype)
     return cache_block_bytes(layout, False) + cache_block_bytes(layout, True)
@@ -68,8 +75,9 @@ def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple
 
 class NativeCache(PagedMemory):
     """The KV cache of a program. A bank of keys and values is one array [layers, 2, blocks, numbers of a block], or two
-    arrays [layers, 1, blocks, numbers] if their dimensions differ; of recurrent states and their inputs it is float32
-    [layers, 1, blocks, numbers] (csrc/delta.h). A latent row is stored twice: as a key, and its beginning as a value.
+    arrays [layers, 1, blocks, numbers] if their dimensions differ; of recurrent states and their inputs, and of index
+    keys, it is float32 [layers, 1, blocks, numbers] (csrc/delta.h, csrc/indexer.h). A latent row is stored twice: as a
+    key, and its beginning as a value.
 
     kv_dtype: "float32", "bfloat16", "float16" or "int8". block_size: a multiple of 16. Raises ValueError for a cache
     kind without a kernel.
@@ -83,7 +91,7 @@ class NativeCache(PagedMemory):
         super().__init__(layout, cache_groups(layout, block_size, kv_dtype), num_blocks, block_size)
 
     def _allocate(self, bank: Bank, num_blocks: int) -> list[np.ndarray]:
-        if bank.kind.keeps_starts:
+        if bank.kind.plain:
             size = bank.kind.block_bytes(self.block_size, 4)
             return [paged((len(bank.layers), 1, num_blocks, size // 4), np.dtype(np.float32))]
         item = _ITEM[self.kv_dtype]
@@ -106,7 +114,7 @@ class NativeCache(PagedMemory):
         """Each bank of a group with the axes of its part of an exported block, outermost first."""
         scale = "+scale" if self.kv_dtype == "int8" else ""
         return [
-            (bank, "+".join(f.order + (", columns last" if bank.kind.keeps_starts else scale) for f in bank.fields))
+            (bank, "+".join(f.order + (", columns last" if bank.kind.plain else scale) for f in bank.fields))
             for bank, _ in self.of_group(group)
         ]
 
@@ -121,7 +129,7 @@ class NativeCache(PagedMemory):
         return joined([part for bank, arrays in self.of_group(group) for part in self._export(bank, arrays, block)])
 
     def _export(self, bank: Bank, arrays: list[np.ndarray], block: int) -> list[memoryview]:
-        if bank.kind.keeps_starts:
+        if bank.kind.plain:
             return [_bytes_of(arrays[0][:, :, block])]
         return [self._read(bank.kind, halves, block) for halves in _exported(bank.kind, arrays)]
 
@@ -144,7 +152,7 @@ class NativeCache(PagedMemory):
         """Writes bytes from `export` into a block."""
         rest = memoryview(data)
         for bank, arrays in self.of_group(group):
-            if bank.kind.keeps_starts:
+            if bank.kind.plain:
                 target = arrays[0][:, :, block]
                 target[...] = np.frombuffer(rest[: target.nbytes], np.float32).reshape(target.shape)
                 rest = rest[target.nbytes :]

@@ -50,6 +50,8 @@ ALL_TOGETHER = (
     "paged_attention",
     "gated_delta",
     "short_conv",
+    "select_tokens",
+    "selected_attention",
     "causal_convolution",
     "selective_scan",
     "experts",

@@ -15,7 +15,7 @@ from kvasir.ops.attention.native import AttentionArgs, RelativeStruct, StoreArgs
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.ops.ssm import ScanSizes, Taps
-from kvasir.program import native, scans
+from kvasir.program import native, scans, sparse
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
@@ -270,6 +270,18 @@ class Marshal:
         self._keep += [args, states, kernel_KC, array]
         self.state_bytes += states.nbytes
         self._set(instr, "gated_delta", [ctypes.addressof(args)], [])
+
+    def _select_tokens(self, instr: native.Instr, instruction: Instruction) -> None:
+        args = sparse.index_args(self.cache, instruction.inputs, self._rows(instruction), self._max_positions)
+        self._keep.append(args)
+        self._scratch = max(self._scratch, sparse.index_scratch(self._max_positions))
+        self._set(instr, "select_tokens", [ctypes.addressof(args)], [])
+
+    def _selected_attention(self, instr: native.Instr, instruction: Instruction) -> None:
+        args = sparse.selected_args(self.cache, instruction.inputs, self._rows(instruction))
+        self._keep.append(args)
+        self._scratch = max(self._scratch, sparse.selected_scratch(args))
+        self._set(instr, "selected_attention", [ctypes.addressof(args)], [args.attention.group])
 
     def _short_conv(self, instr: native.Instr, instruction: Instruction) -> None:
         *_, kernel_DK, bias_D, cached, _ = instruction.inputs

@@ -32,7 +32,7 @@ class _TracedCache:
         """A reference to the recurrent states of a layer."""
         return LayerPart(layer)
 
-    inputs = state
+    inputs = index_keys = state
 
 
 class TracedBatch:
@@ -45,6 +45,7 @@ class TracedBatch:
         self.types_T = graph.value(ROWS, (), "ids")
         self.kv = _TracedCache()
         self.layers: dict[str, Traced] = {}
+        self._selected: Any = None  # by the last indexer
         self.ends: list[int] = []  # for each layer, the number of ops recorded up to its end
 
     def after_layer(self, layer: int, x_TD: Traced) -> None:
@@ -59,6 +60,8 @@ class TracedBatch:
     def note_weights(self, model_layer: int, layer: int, q_THd: Traced, *inputs: Any) -> None:
         """Does nothing: programs do not export attention weights (see `trace`)."""
 
+    note_selected_weights = note_weights
+
     def angles(self, rope: Rope) -> tuple[Rope, Rope]:
         """The rope itself stands for its cosines and sines."""
         return rope, rope
@@ -69,6 +72,18 @@ class TracedBatch:
 
     def states(self, layer: int) -> int:
         """The layer number stands for its StatePlan."""
+        return layer
+
+    def select(self, selected_TS: Traced) -> None:
+        """As `Batch.select`."""
+        self._selected = selected_TS
+
+    def selected(self) -> Any:
+        """As `Batch.selected`."""
+        return self._selected
+
+    def walked(self, layer: int) -> int:
+        """The layer number stands for its Walked rows."""
         return layer
 
     def store(self, layer: int, k_TKd: Traced, v_TKd: Traced) -> None:
