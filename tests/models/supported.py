@@ -63,7 +63,8 @@ KINDS = {
 }  # fmt: skip
 # Families that no class of llama.cpp's converter is for. Ministral 8B is published as a Mistral.
 NO_GGUF = {
-    *("albert", "deberta-v2", "electra", "flex_olmo", "gte", "helium", "lfm3", "ministral", "mpnet", "new"),
+    *("albert", "cwm", "deberta-v2", "electra", "flex_olmo", "gte", "helium", "hyperclovax", "lfm3", "ministral"),
+    *("mpnet", "new"),
     *("olmo_hybrid", "vaultgemma", "zamba2"),
 }
 _TEXT_PARTS = {"mistral3": "ministral3"}  # where the name says nothing

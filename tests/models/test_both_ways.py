@@ -46,7 +46,7 @@ def test_hidden_rows_agree(transformers, name):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nvidias_llamas(transformers):
+def test_nvidias_llama_bidirec_agrees(transformers):
     """The embedding model is a Llama without its head; the reranker scores the mean row."""
     hf = made(transformers, "llama", "AutoModelForSequenceClassification", num_labels=1)
     config = {**hf.config.to_dict(), "model_type": "llama_bidirec", "pooling": "avg", "temperature": 1.0}

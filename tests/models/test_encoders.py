@@ -260,6 +260,20 @@ def test_jinas_names_of_xlm_roberta(transformers):
     assert torch.equal(found, hidden_of(ours(config, state), [ids])[0])
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "rope"), [
+    ("gte", {"rope_theta": 50.0}),
+    ("gte-linear", {"rope_theta": 50.0, "rope_scaling": {"type": "ntk", "factor": 4.0}}),
+])  # fmt: skip
+def test_new_checkpoints_of_alibaba_agree(transformers, name, rope):
+    """Their tensors have transformers' names but for the prefix; NTK scaling is another theta and a linear factor."""
+    hf = oracle(transformers, name)
+    config = {key: value for key, value in hf.config.to_dict().items() if key != "rope_parameters"}
+    state = {f"new.{key}": tensor for key, tensor in state_of(hf).items()}
+    model = ours(config | rope | {"model_type": "new", "architectures": ["NewModel"]}, state)
+    assert distance(hidden_of(model, [ids_of(60)])[0], expected(hf, ids_of(60))) < TOLERANCE
+
+
 def test_a_config_that_alibaba_publishes():
     published = {
         "architectures": ["NewModel", "NewForTokenClassification"], "model_type": "new", "hidden_size": 768,

@@ -19,6 +19,7 @@ from tests.models.families import config_of
 from tests.models.gguf_files import Tensors, add_tensors, converted_by, names_of, writing
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import random_ids
+from tests.models.test_encoders import hidden_of
 
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
@@ -117,6 +118,12 @@ def add_llama(writer: Any, c: Any) -> None:
     writer.add_vocab_size(c.vocab_size)
 
 
+def add_llama_embed(writer: Any, c: Any) -> None:
+    add_llama(writer, c)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+
+
 def add_ministral3(writer: Any, c: Any) -> None:
     add_llama(writer, c)
     rope = c.rope_parameters
@@ -213,6 +220,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any, Any], None], Callable[[str, np.nda
 }
 
 
+EMBEDDERS = {"llama-embed": ("llama-embed", add_llama_embed, in_pairs)}
 # Their files are those of other families.
 SEEN_AS = ("internlm3", "iquestcoder", "solar-open")
 # What llama.cpp fixes.
@@ -229,7 +237,7 @@ NAMED_AS = {"cohere2moe": "glm4moe", "hy_v3": "exaone-moe"}
 
 
 def write_gguf(hf: Any, path: Path, family: str) -> Path:
-    architecture, keys, converted = FAMILIES[family]
+    architecture, keys, converted = {**FAMILIES, **EMBEDDERS}[family]
     with writing(path, architecture) as writer:
         keys(writer, hf.config)
         name_of = names_of(NAMED_AS.get(architecture, architecture), hf.config.num_hidden_layers)
@@ -257,3 +265,15 @@ def test_a_file_computes_what_its_folder_computes(tmp_path, family):
     assert type(file) is type(folder) or family in SEEN_AS
     ids = random_ids(200, 96)
     assert torch.equal(logits_of(file, ids), logits_of(folder, ids))
+
+
+def test_a_file_of_llama_bidirec(tmp_path):
+    """A Llama that attends in both directions, without a head."""
+    config = transformers.AutoConfig.for_model(**config_of("llama"))
+    hf = randomized(transformers.AutoModelForCausalLM.from_config(config))
+    published = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "pooling": "avg"}
+    folder = load(save(hf, tmp_path / "folder"), **published)
+    file = load(write_gguf(hf, tmp_path / "model.gguf", "llama-embed"))
+    assert type(file) is type(folder) and file.bidirectional and file.config.pooling.kind == "mean"
+    ids = random_ids(60, 96)
+    assert torch.equal(hidden_of(file, [ids])[0], hidden_of(folder, [ids])[0])

@@ -83,6 +83,17 @@ def _exaone_moe(f: Fields, architecture: str, shapes: Shapes) -> Config:
     }
 
 
+def _llama_embed(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """A Llama that attends in both directions; the file says how its rows are pooled."""
+    f.expect("attention.causal", False)
+    biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    return read_decoder(f, shapes) | biases | {
+        "model_type": "llama_bidirec",
+        "architectures": ["LlamaBidirectionalModel"],
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
 def _mistral3(f: Fields, architecture: str, shapes: Shapes) -> Config:
     """A Ministral 3, whose queries grow if the file has a scale of their temperature, or a Mistral."""
     config = read_decoder(f, shapes)
@@ -156,5 +167,6 @@ READERS = {
     "hy-v3": _hy_v3,  # earlier files
     "hy_v3": _hy_v3,
     "jais2": _jais2,
+    "llama-embed": _llama_embed,
     "mistral3": _mistral3,
 }

@@ -263,6 +263,7 @@ FAMILIES = {
     "mamba": NameTable(state_spaces.MAMBA, "backbone.layers", named=("ssm_dt",)),
     "mamba2": NameTable(state_spaces.MAMBA2, "backbone.layers", flat=state_spaces.FLAT),
     "llama4": NameTable({**_LLAMA_NAMES, **others.LLAMA4}, "model.layers"),
+    "llama-embed": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "mistral3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
