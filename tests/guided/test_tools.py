@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import InvalidRequest
@@ -15,6 +15,7 @@ from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
 from kvasir.parse.table import CALLS, THINKING
+from tests.examples import examples
 from tests.guided.walk import SPECIALS, TOKENIZER, allowed_ids, make_guides, walk
 
 GUIDES = make_guides()
@@ -59,7 +60,7 @@ def check(message: ParsedMessage) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=5)
+@examples(15)
 @given(seed=st.integers(0, 2**32), parallel=st.booleans())
 def test_a_required_call_is_made_and_can_be_read(name, seed, parallel):
     format = Format(FORMATS[name])

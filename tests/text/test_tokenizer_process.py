@@ -27,7 +27,7 @@ from tests._shared import SHARED, need
 from tests.examples import examples
 from tests.text import hostile
 from tests.text.vocabularies import (
-    ALL_TOKENIZERS,
+    FEW_TOKENIZERS,
     SHARED_TOKENIZERS,
     TINY,
     any_tokenizer,
@@ -91,7 +91,7 @@ def endless(others, tmp_path, monkeypatch):
 # --- the same as in one process ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL_TOKENIZERS)
+@pytest.mark.parametrize("name", FEW_TOKENIZERS)
 def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
     there, here = in_processes(name), any_tokenizer(name)
     try:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 from kvasir.text import gguf_tokenizer, hf_tokenizer
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.tokenizer import Tokenizer
@@ -116,6 +118,9 @@ def any_tokenizer(name: str) -> Tokenizer:
 
 
 ALL_TOKENIZERS = [*TINY, *SHARED_TOKENIZERS]
+# For expensive tests: in the fast ones, the small tokenizers and one large one.
+_SMALL = {*TINY, "qwen3", "stories260K", "TinyStories", "gguf stories260K", "gguf bert-bge"}
+FEW_TOKENIZERS = [name if name in _SMALL else pytest.param(name, marks=pytest.mark.slow) for name in ALL_TOKENIZERS]
 
 
 def metadata_of_tokenizer_json(path: Path, **more: object) -> dict[str, object]:
