@@ -12,12 +12,13 @@ enum Rounding : int32_t {
     ROUND_AS_FORMAT = 0,  // the activations of the format, as without a rule
     ROUND_INT8 = 1,       // x / scale, clamped to [-128, 127], to the nearest integer: for INT8
     ROUND_FP8 = 2,        // x / scale, clamped to [-448, 448], to the nearest E4M3, times scale: for FP8 with ACT_F32
+    ROUND_OUTLIERS = 3,   // outliers.h: for INT8 with ACT_OUTLIERS
 };
 
 struct InputRule {
     int32_t rounding;
     int32_t group;    // columns that share a dynamic scale, their largest magnitude / 127.5 or 448; 0: all of a row
-    float scale;      // the static scale; 0: dynamic
+    float scale;      // the static scale; 0: dynamic. Of ROUND_OUTLIERS: the threshold; 0: there are no outliers
     int32_t ordered;  // whether int32 [cols] follow: column k of the matrix is multiplied by column order[k] of a row
 };
 

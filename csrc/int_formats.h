@@ -17,6 +17,7 @@
 #pragma once
 
 #include "matrix.h"
+#include "outliers.h"
 
 namespace kvasir {
 
@@ -142,7 +143,7 @@ static inline int64_t int_panel_bytes(const Matrix& m) {
 
 static inline int64_t int_activated_bytes(const Matrix& m) {
     const int64_t block = int_layout_of(m.format).cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
-    return (m.segments * int_blocks(m) * block + 63) / 64 * 64;
+    return (m.segments * int_blocks(m) * block + 63) / 64 * 64 + outliers_bytes(m);
 }
 
 }  // namespace kvasir

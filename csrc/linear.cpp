@@ -3,6 +3,7 @@
 
 #include "input_rule.h"
 #include "linear_wide.h"
+#include "outliers.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
@@ -19,6 +20,7 @@ void linear(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t fir
             float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
     const auto product = is_float(m) ? linear_float : is_wide(m) ? linear_wide : linear_int;
     product(m, activated, rows, first_panel, last_panel, out, out_stride, bias, residual, residual_stride);
+    if (m.activation & ACT_OUTLIERS) add_outliers(m, activated, rows, first_panel, last_panel, out, out_stride);
 }
 
 void lookup_rows(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count) {

@@ -64,14 +64,24 @@ float scale_of_row(const float* x, int64_t cols) {
     return scale < 1.17549435e-38f ? 0.0f : scale;
 }
 
+void add_sums(Group32& group, const int32_t (&sums)[2]) {
+    group.start = -8 * (sums[0] + sums[1]);
+    group.half_start = -8 * sums[0];
+    group.scaled_sum = group.scale * static_cast<float>(sums[0] + sums[1]);
+}
+
 // scale: given, or 0.
 void prepare_group(Group32& group, const float* x, float scale) {
     int32_t sums[2];
     group.scale = scale > 0.0f ? quantize_by<32>(group.q, sums, x, scale)
                                : quantize<32>(group.q, sums, x, range_of(x, 32));
-    group.start = -8 * (sums[0] + sums[1]);
-    group.half_start = -8 * sums[0];
-    group.scaled_sum = group.scale * static_cast<float>(sums[0] + sums[1]);
+    add_sums(group, sums);
+}
+
+void prepare_group(Group32& group, const float* x, Range range) {
+    int32_t sums[2];
+    group.scale = quantize<32>(group.q, sums, x, range);
+    add_sums(group, sums);
 }
 
 void prepare_group(Group256& group, const float* x, Range range) {
@@ -93,6 +103,19 @@ void prepare_row(Group256* groups, const float* x, int64_t cols) {
     Range range = range_of(x, cols);
     range.largest = range.largest > 1e-5f ? range.largest : 1e-5f;
     for (int64_t g = 0; g < cols / 256; ++g) prepare_group(groups[g], x + 256 * g, range);
+}
+
+// ACT_OUTLIERS, for columns in whole groups: the other values share the range of them all.
+void prepare_row(Group32* groups, Outliers& outliers, const float* x, int64_t cols, float threshold) {
+    const auto is_outlier = [&](int64_t k) { return threshold > 0.0f && __builtin_fabsf(x[k]) >= threshold; };
+    float* others = reinterpret_cast<float*>(outliers.of);  // until the outliers take their room
+    for (int64_t k = 0; k < cols; ++k) others[k] = is_outlier(k) ? 0.0f : x[k];
+    const Range range = range_of(others, cols);
+    for (int64_t g = 0; g < cols / 32; ++g) prepare_group(groups[g], others + 32 * g, range);
+    outliers.count = 0;
+    for (int64_t k = 0; k < cols; ++k) {
+        if (is_outlier(k)) outliers.of[outliers.count++] = {static_cast<int32_t>(k), x[k]};
+    }
 }
 
 // Quantizes the `cols` columns of one segment to `count` groups of SIZE, padding them with zeros. order: of the columns
@@ -122,6 +145,11 @@ void prepare_int(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride
         const float* row = x + r * x_stride;
         if (m.activation == ACT_Q8_ROW && int_layout_of(m.format).cols == 256 && cols % 256 == 0) {
             prepare_row(reinterpret_cast<Group256*>(to), row, m.cols);
+            continue;
+        }
+        if (m.activation & ACT_OUTLIERS) {
+            Outliers& outliers = *reinterpret_cast<Outliers*>(to + bytes - outliers_bytes(m));
+            prepare_row(reinterpret_cast<Group32*>(to), outliers, row, m.cols, rule->scale);
             continue;
         }
         const float scale = !by_row ? 0.0f : rule->scale > 0.0f ? rule->scale : scale_of_row(row, m.cols);

@@ -9,6 +9,7 @@ from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import pack_rows
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.quant.inputs import Inputs
+from kvasir.weights.published.codes import to_own_blocks
 from tests.isas import restore_isa  # noqa: F401 - a fixture of all tests here
 
 from .products import ISAS, assert_only_the_row_counts
@@ -67,6 +68,61 @@ def test_int8_rows(scale, segments):
     assert_only_the_row_counts(packed, draw(3, 9, cols, hostile=0.01), draw(4, 37), draw(5, 9, 37), 6)
 
 
+def llm_int8(x: np.ndarray, weights: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, product) of rows by bitsandbytes' arithmetic for a row alone, in float64 from the codes on."""
+    is_outlier = np.abs(x) >= (threshold or np.inf)
+    others = np.where(is_outlier, np.float32(0), x)
+    most = np.abs(others).max(1, keepdims=True)
+    empty = most < 127 * np.finfo(np.float32).tiny
+    with np.errstate(all="ignore"):
+        codes = np.where(empty, 0, np.rint(others * (np.float32(127) / most)))
+    exact = (codes * (most / np.float32(127))).astype(np.float64) @ weights.T
+    return codes, exact + np.where(is_outlier, x, 0).astype(np.float64) @ weights.T
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0, 6.0])
+@pytest.mark.parametrize("segments", [1, 4])
+def test_outliers(threshold, segments):
+    """Rows without outliers, with one, with some in each group, and of outliers alone."""
+    cols = 512
+    packed, x = matrix("INT8", cols, Inputs("outliers", threshold), segments), rows_of(cols)
+    x[6, 77], x[7] = -threshold or -9, np.where(x[7] < 0, x[7] - 6, x[7] + 6)
+    weights = np.stack([packed.row(i) for i in range(packed.rows)]).astype(np.float64)
+    codes, expected = llm_int8(x, weights, threshold)
+    for isa in ISAS:
+        door.force_isa(isa)
+        assert np.array_equal(groups_of(packed, x)["q"].reshape(len(x), -1), codes), isa
+        found = native.product(packed, x)
+        size = np.abs(x).astype(np.float64) @ np.abs(weights).T
+        assert (np.abs(found - expected) <= 1e-6 * size + 1e-37).all(), isa
+    assert (codes[6, 77] == 0) == bool(threshold) and (threshold != 6 or not codes[7].any())
+    assert_only_the_row_counts(packed, draw(3, 9, cols, hostile=0.01), draw(4, 37), draw(5, 9, 37), 6)
+    assert_only_the_row_counts(packed, x, draw(4, 37), draw(5, 9, 37), 6)
+
+
+def test_outliers_are_those_of_the_package():
+    """Of a row alone: for a batch, the package takes a column for an outlier of all rows if it is one of any."""
+    torch = pytest.importorskip("torch")
+    package = pytest.importorskip("bitsandbytes", reason="bitsandbytes is the oracle of this test")
+    cols, rows = 512, 48
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((rows, cols), np.float32)
+    layer = package.nn.Linear8bitLt(cols, rows, bias=False, has_fp16_weights=False, threshold=6.0)
+    layer.weight = package.nn.Int8Params(torch.from_numpy(weight).half(), requires_grad=False, has_fp16_weights=False)
+    layer = layer.to("cpu").eval()
+    x = random.standard_normal((5, cols), np.float32).astype(np.float16)
+    x[1:, 7], x[2:, [8, 300]], x[3] = 6, -60, x[3] * 4
+    with torch.no_grad():
+        expected = np.concatenate([layer(torch.from_numpy(row[None].copy())).numpy() for row in x]).astype(np.float32)
+    codes, scales = layer.state.CB.numpy(), layer.state.SCB.numpy().astype(np.float32)
+    blocks = to_own_blocks("INT8", codes.view(np.uint8) ^ 128, d=scales[:, None] * np.float32(1 / 127))
+    packed = pack_rows("INT8", blocks, rows, cols, 1, threads=1, inputs=Inputs("outliers", 6.0))
+    theirs = package.functional.int8_vectorwise_quant(torch.from_numpy(x[1:2].copy()), threshold=6.0)[0].numpy()
+    assert np.array_equal(groups_of(packed, x.astype(np.float32))["q"].reshape(len(x), -1)[1:2], theirs)
+    found = native.product(packed, x.astype(np.float32))
+    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max(), "float16 of the package"
+
+
 @pytest.mark.parametrize(("scale", "group"), [(0.0, 0), (0.0, 128), (STATIC, 0)])
 @pytest.mark.parametrize("segments", [1, 2])
 def test_fp8_rows(scale, group, segments):
@@ -101,14 +157,17 @@ def test_e4m3_rounds_to_the_nearest():
 
 
 def test_a_number_that_is_not_finite_stays_one():
-    for packed in (matrix("FP8", 128, Inputs("fp8")), matrix("INT8", 128, Inputs("int8", 0.1))):
+    rules = [("FP8", Inputs("fp8")), ("INT8", Inputs("int8", 0.1)), ("INT8", Inputs("outliers", 6.0))]
+    for name, inputs in rules:
+        packed = matrix(name, 128, inputs)
         for poison in (np.nan, np.inf):
             x = draw(1, 2, 128)
             x[1, 77] = poison
             for isa in ISAS:
                 door.force_isa(isa)
                 found = native.product(packed, x)
-                assert np.isfinite(found[0]).all() and np.isnan(found[1]).all(), isa
+                assert np.isfinite(found[0]).all() and not np.isfinite(found[1]).any(), isa
+                assert inputs.rounding == "outliers" or np.isnan(found[1]).all(), isa
 
 
 @pytest.mark.parametrize(
@@ -116,6 +175,8 @@ def test_a_number_that_is_not_finite_stays_one():
     [
         ("FP8", Inputs("int8"), "FP8 are not rounded to int8"),
         ("Q4_0", Inputs("fp8"), "Q4_0 are not rounded"),
+        ("Q4_0", Inputs("outliers", 6.0), "Q4_0 are not rounded"),
+        ("INT8", Inputs("outliers", 6.0, order=np.arange(128, dtype=np.int32)), "cannot be ordered"),
         ("FP8", Inputs("fp8", group=40), "groups of 40"),
         ("INT8", Inputs("int8", -1.0), "scaled by -1"),
         ("INT8", Inputs("int8", float("nan")), "scaled by nan"),

@@ -30,6 +30,7 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
+from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.published import unquantized, with_own_file, with_rounded_rows
@@ -327,7 +328,7 @@ def open_checkpoint(files: ModelFiles, overrides: Overrides = NONE) -> tuple[dic
         metadata = source.model.metadata
         config = overrides.apply(hf_config_from_gguf(metadata, source))
         architecture = str(metadata["general.architecture"])
-        return config, with_rounded_rows(HFView(source, config, architecture), architecture)
+        return config, with_rounded_rows(HFView(ScaledGGUF(source), config, architecture), architecture)
     assert files.config is not None, "a safetensors folder needs a config.json"
     found = read_pooling(files.root)
     pooling = found.get("pooling")

@@ -103,7 +103,7 @@ class Packer:
             if note not in self.notes:
                 self.notes.append(note)
             return False
-        if not is_whole and info.inputs.scale == 0 and info.inputs.group == 0:
+        if not is_whole and info.inputs.needs_row:
             raise UnsupportedModel(
                 f"{info.name}: its activations have a scale for each row, of which several ranks see parts",
                 "run it on one rank",

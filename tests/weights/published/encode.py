@@ -154,6 +154,16 @@ def w4a16_asymmetric(w: np.ndarray, group: int = 128) -> Tensors:
     }
 
 
+def w4a16_act_order(w: np.ndarray, group: int = 128) -> Tensors:
+    """As `gptq_act_order`."""
+    order = np.random.default_rng(w.shape[1]).permutation(w.shape[1])
+    tensors, back = w4a16_asymmetric(np.ascontiguousarray(w[:, order]), group), np.argsort(order)
+    data = tensors["weight_packed"].view(np.uint8)
+    codes = np.stack((data & 15, data >> 4), axis=-1).reshape(w.shape)[:, back]
+    packed = words(np.ascontiguousarray(codes), 4)
+    return {**tensors, "weight_packed": packed, "weight_g_idx": (back // group).astype(np.int32)}
+
+
 def w8a8(w: np.ndarray) -> Tensors:
     codes, scales = symmetric(w, w.shape[1], 8, BF16)
     return {"weight": codes.astype(np.int8), "weight_scale": scales}
@@ -186,6 +196,26 @@ def mxfp4(w: np.ndarray) -> Tensors:
     exponents = np.floor(np.log2(np.abs(grouped).max(-1))) - 2
     codes = fp4(grouped / np.exp2(exponents)[..., None]).reshape(w.shape)
     return {"weight_packed": pairs(codes), "weight_scale": (exponents + 127).astype(np.uint8)}
+
+
+def mxfp8(w: np.ndarray) -> Tensors:
+    grouped = w.reshape(len(w), -1, 32)
+    exponents = np.floor(np.log2(np.abs(grouped).max(-1))) - 8
+    codes = np.clip(grouped / np.exp2(exponents)[..., None], -448, 448).astype(E4M3).reshape(w.shape)
+    return {"weight": codes, "weight_scale": (exponents + 127).astype(np.uint8)}
+
+
+def bnb_fp4(w: np.ndarray, block: int = 64) -> Tensors:
+    """The map of bitsandbytes: its codes are in no order."""
+    sizes = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+    table, flat = np.concatenate((sizes, -sizes)), w.reshape(-1, block)
+    scales = np.abs(flat).max(1).astype(np.float32)
+    codes = np.abs((flat / scales[:, None])[..., None] - table).argmin(-1).astype(np.uint8).reshape(-1, 2)
+    state = {"quant_type": "fp4", "blocksize": block, "dtype": "bfloat16", "shape": list(w.shape)}
+    return {
+        "weight": codes[:, :1] << 4 | codes[:, 1:], "weight.absmax": scales, "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__fp4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }  # fmt: skip
 
 
 def nf4(w: np.ndarray, nested: bool = False) -> Tensors:
@@ -264,11 +294,14 @@ FORMATS: dict[str, Format] = {
     "awq-gemv": Format(_AWQ | {"version": "gemv"}, awq_gemv),
     "w4a16": Format(_CT, w4a16),
     "w4a16-asymmetric": Format(_CT, w4a16_asymmetric),
+    "w4a16-act-order": Format(_CT, w4a16_act_order),
     "w8a8": Format(_CT, w8a8),
     "fp8": Format(_CT, fp8_rows),
     "fp8-blocks": Format({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_blocks),
     "nvfp4": Format({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4),
     "mxfp4": Format(_CT, mxfp4),
+    "mxfp8": Format(_CT, mxfp8),
+    "bnb-fp4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, bnb_fp4),
     "nf4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4),
     "nf4-nested": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4_nested),
     "llm-int8": Format({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),

@@ -76,7 +76,9 @@ def test_gpt_oss_as_published(tmp_path):
     assert distance(found[0], expected[-1]) < 0.05, "its kernels round the rows to int8"
 
 
-@pytest.mark.parametrize(("name", "packed", "most"), [("fp8-blocks", "FP8", 0.02), ("mlx-4", "AFFINE4", 0.08)])
+@pytest.mark.parametrize(
+    ("name", "packed", "most"), [("fp8-blocks", "FP8", 0.02), ("mlx-4", "AFFINE4", 0.08), ("llm-int8", "INT8", 0.1)]
+)
 def test_experts_keep_their_codes(name, packed, most, tmp_path):
     from kvasir.models.registry import model_class_for
 
@@ -91,6 +93,7 @@ def test_experts_keep_their_codes(name, packed, most, tmp_path):
         return
     model = load_model(find_model(str(folder)), "float32", options=LoadOptions("program"))
     assert set(model.formats) == {packed, "BF16"}
+    assert not any("where matrices share their rows" in note for note in model.notes), model.notes
     found = torch.from_numpy(Driver(program_of(model), ids).logits(0, len(ids)))
     assert distance(found, expected) < most, "rounded rows, which may choose another expert"
 

@@ -46,6 +46,48 @@ def test_awq_gemv(tmp_path, group):
     assert np.array_equal(view.array("a.weight").astype(np.float16), expected.astype(np.float16))
 
 
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_activation_order_of_compressed_tensors(tmp_path, group, symmetric):
+    tensors = encode.w4a16_act_order(WEIGHT, group)
+    data, index = tensors["weight_packed"].view(np.uint8), tensors["weight_g_idx"]
+    codes = np.stack((data & 15, data >> 4), axis=-1).reshape(WEIGHT.shape).astype(np.float32)
+    zeros = np.full((128, 256 // group), 8, np.uint8)
+    if not symmetric:
+        packed = np.ascontiguousarray(tensors["weight_zero_point"].T).view(np.uint8)
+        zeros = np.stack((packed & 15, packed >> 4), axis=-1).reshape(-1, 128).T
+    kept = {kind: array for kind, array in tensors.items() if kind != "weight_zero_point" or not symmetric}
+    view = opened(tmp_path, {"quant_method": "compressed-tensors"}, kept)
+    info = view.info("a.weight")
+    expected = (codes - zeros[:, index]) * tensors["weight_scale"].astype(np.float32)[:, index]
+    assert list(view.names()) == ["a.weight"] and info.dtype == ("Q4_0" if symmetric else "INT4_ZP")
+    assert info.inputs is not None and (np.diff(index[info.inputs.order]) >= 0).all()
+    assert np.array_equal(view.array("a.weight"), expected.astype(ml_dtypes.bfloat16))
+    encode.assert_same_packed(view, "a.weight")
+    in_order = opened(tmp_path, {"quant_method": "compressed-tensors"}, {**kept, "weight_g_idx": np.full(256, -1)})
+    assert in_order.info("a.weight").inputs is None, "-1: columns as they are"
+    with pytest.raises(ModelFileError, match="groups that have no scale"):
+        opened(tmp_path, {"quant_method": "compressed-tensors"}, {**kept, "weight_g_idx": np.full(256, 5)})
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_fp4_of_bitsandbytes(tmp_path, block):
+    tensors = encode.bnb_fp4(WEIGHT, block)
+    view = opened(tmp_path, {"quant_method": "bitsandbytes"}, tensors)
+    codes = np.concatenate((tensors["weight"] >> 4, tensors["weight"] & 15), axis=1).reshape(-1, block)
+    expected = tensors["weight.quant_map"][codes] * tensors["weight.absmax"][:, None]
+    assert list(view.names()) == ["a.weight"] and view.info("a.weight").dtype == "BF16"
+    assert np.array_equal(view.array("a.weight"), expected.astype(ml_dtypes.bfloat16).reshape(WEIGHT.shape))
+
+
+def test_mxfp8_of_modelopt(tmp_path):
+    tensors = encode.mxfp8(WEIGHT)
+    view = opened(tmp_path, {"quant_method": "modelopt", "quant_algo": "MXFP8"}, tensors)
+    each = np.exp2(tensors["weight_scale"].astype(np.float32) - 127).repeat(32, 1)
+    assert view.info("a.weight").dtype == "BF16" and "MXFP8" in view.note
+    assert np.array_equal(view.array("a.weight").astype(np.float32), tensors["weight"].astype(np.float32) * each)
+
+
 @pytest.mark.parametrize("settings", [
     {"quant_method": "marlin", "bits": 4, "group_size": 128},
     {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},

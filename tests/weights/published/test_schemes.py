@@ -78,7 +78,7 @@ def test_modelopt_with_static_scales(tmp_path):
     }
     source = opened(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}, **tensors)
     assert source.info("a.weight").inputs == ("fp8", 0.25, 0, None)
-    for scale in ("nan", "-1"):  # of a file that was not calibrated
+    for scale in ("nan", "-1", "1e-21"):  # of a file that was not calibrated
         changed = tensors | {"a__input_scale": np.float32(scale)}
         source = opened(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}, **changed)
         assert source.info("a.weight").inputs is None

@@ -34,6 +34,7 @@ MAX_SEGMENTS = 8
 _HUGE_PAGE = 2 << 20
 CHUNK = 1 << 20  # weights per packing task
 _RULED = 16  # csrc/input_rule.h
+_OUTLIERS = 32  # csrc/outliers.h
 _FLOATS = {"F32": 1, "F16": 1, "BF16": 2, "FP8": 128}  # with their group sizes
 
 
@@ -69,6 +70,8 @@ class PackedMatrix:
         self.struct = MatrixStruct(
             FORMATS.index(format), ACTIVATIONS.index(self.activation), segments, 0, rows, cols, None
         )
+        if inputs and inputs.rounding == "outliers":
+            self.struct.activation += _OUTLIERS
         panels = self.nbytes = native.matrix_bytes(self.struct)
         self.activated_bytes = native.activated_bytes(self.struct)
         record = inputs.record() if inputs else b""
@@ -137,8 +140,8 @@ def pack_rows(
 
     to: a format other than the file's (floats convert to any float format, Q8_0 or Q4_0, with rounding where
     necessary). activation: "float32" keeps the input rows of bfloat16 weights as they are. inputs: how the checkpoint
-    wants the input rows; "int8" is for INT8, "fp8" for FP8. Raises ConfigError if the conversion is not supported,
-    ValueError for inconsistent sizes.
+    wants the input rows; "int8" and "outliers" are for INT8, "fp8" for FP8. Raises ConfigError if the conversion is not
+    supported, ValueError for inconsistent sizes.
     """
     kind = _known(source_type)
     parts = [parts] if isinstance(parts, np.ndarray) else list(parts)
@@ -276,10 +279,12 @@ def _check_inputs(format: str, cols: int, inputs: Inputs | None) -> None:
     """Raises ValueError for a rule that the kernels do not have."""
     if inputs is None:
         return
-    if inputs.rounding and inputs.rounding != {"INT8": "int8", "FP8": "fp8"}.get(format):
+    if inputs.rounding and inputs.rounding not in {"INT8": ("int8", "outliers"), "FP8": ("fp8",)}.get(format, ()):
         raise ValueError(f"inputs of {format} are not rounded to {inputs.rounding}")
     if inputs.group % PANEL or (inputs.group and inputs.rounding != "fp8") or not 0 <= inputs.scale < np.inf:
         raise ValueError(f"inputs cannot be scaled by {inputs.scale} in groups of {inputs.group}")
+    if inputs.order is not None and inputs.rounding == "outliers":
+        raise ValueError("inputs with outliers cannot be ordered")
     if inputs.order is not None and (
         format in _FLOATS or not np.array_equal(np.sort(inputs.order), np.arange(cols, dtype=np.int32))
     ):

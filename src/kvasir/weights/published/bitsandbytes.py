@@ -3,7 +3,8 @@
     4 bits  weight U8 [n / 2, 1], the high nibble first; weight.quant_map F32 [16]; weight.absmax of each block, U8 with
             weight.nested_absmax and weight.nested_quant_map if the scales are quantized, too;
             weight.quant_state.bitsandbytes__nf4: a JSON object in U8
-    8 bits  weight I8 [rows, cols]; SCB F32 [rows]: the greatest magnitudes
+    8 bits  weight I8 [rows, cols]; SCB F32 [rows]: the greatest magnitudes. Rows become int8 but for their outliers
+            (LLM.int8, arXiv:2208.07339)
 
 Source: the package's `functional.py`.
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from kvasir.errors import ModelFileError
 from kvasir.quant.blocks_own import NF4, NF4_UNIT
+from kvasir.quant.inputs import Inputs
 from kvasir.weights.published.codes import OWN_GROUP, to_own_blocks
 from kvasir.weights.published.view import Decoded, Stored, stems
 from kvasir.weights.source import WeightSource
@@ -30,17 +32,18 @@ _DTYPES = {"bfloat16": ("BF16", ml_dtypes.bfloat16), "float16": ("F16", np.float
 _MOST = 1 << 31  # values of a matrix
 
 
-def read(source: WeightSource) -> Iterator[Decoded]:
-    """All quantized matrices of a checkpoint."""
+def read(source: WeightSource, threshold: float = 6.0) -> Iterator[Decoded]:
+    """All quantized matrices of a checkpoint. threshold: the least magnitude of an outlier of LLM.int8; 0: there are
+    none."""
     for stored in stems(source, "SCB"):
-        yield _int8(stored)
+        yield _int8(stored, Inputs("outliers", threshold))
     for kind in ("nf4", "fp4"):
         for name in source.names():
             if name.endswith(_STATE + kind):
                 yield _four_bits(source, name.removesuffix("." + _STATE + kind), name)
 
 
-def _int8(stored: Stored) -> Decoded:
+def _int8(stored: Stored, inputs: Inputs) -> Decoded:
     info = stored.info("weight") if "weight" in stored else None
     if info is None or len(info.shape) != 2 or info.dtype != "I8":
         stored.refuse("there is no matrix of I8", "is the download complete?")
@@ -56,7 +59,7 @@ def _int8(stored: Stored) -> Decoded:
 
     name, parts = f"{stored.stem}.weight", (f"{stored.stem}.weight", f"{stored.stem}.SCB")
     if cols % OWN_GROUP == 0:
-        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute)
+        return Decoded(name, (rows, cols), "INT8", parts, blocks, compute, inputs)
     return Decoded(name, (rows, cols), "BF16", parts, compute)
 
 

@@ -14,7 +14,7 @@ from kvasir.weights.published.view import Decoded, DecodedView
 from kvasir.weights.source import WeightSource
 
 _NAMES = {"quantization_config", "compression_config", "quantization"}
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION", "FP8_PB_WO")
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MXFP8", "MIXED_PRECISION", "FP8_PB_WO")
 _BITS = (2, 3, 4, 8)
 _MAX_BYTES = 1 << 24
 
@@ -173,7 +173,12 @@ def _bitnet(settings: Mapping[str, Any], source: WeightSource) -> _Read:
 
 
 def _bitsandbytes(settings: Mapping[str, Any], source: WeightSource) -> _Read:
-    return bitsandbytes.read(source), bitsandbytes.DROPPED
+    threshold = settings.get("llm_int8_threshold", 6.0)
+    if type(threshold) not in (int, float) or not (threshold == 0 or 1e-30 < threshold < 1e30):
+        raise ModelFileError(
+            f"config.json: quantization_config: llm_int8_threshold is {quoted(threshold)}", "expected 0 or more"
+        )
+    return bitsandbytes.read(source, float(threshold)), bitsandbytes.DROPPED
 
 
 def _mlx(settings: Mapping[str, Any], source: WeightSource) -> _Read:

@@ -88,3 +88,11 @@ def exact_halves(scales: np.ndarray) -> np.ndarray | None:
     with np.errstate(over="ignore"):
         halves = scales.astype(np.float16)
     return halves if np.array_equal(halves.astype(np.float32), scales.astype(np.float32)) else None
+
+
+def group_order(index: np.ndarray, groups: int) -> np.ndarray | None:
+    """The columns by group (int32), those of a group in their order; None unless all groups have as many. index: the
+    group of each column."""
+    if (np.bincount(index, minlength=groups) != len(index) // groups).any():
+        return None
+    return np.argsort(index, kind="stable").astype(np.int32)

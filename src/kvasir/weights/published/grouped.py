@@ -25,6 +25,7 @@ from kvasir.quant.inputs import Inputs
 from kvasir.weights.published.codes import (
     OWN_GROUP,
     exact_halves,
+    group_order,
     to_own_blocks,
     to_q4_0_blocks,
     to_q8_0_blocks,
@@ -223,7 +224,7 @@ def _decoded(
     def values() -> np.ndarray:
         return _values(stored, codes(), zeros(), index)
 
-    order = _order(index, scales[0])
+    order = group_order(index, scales[0])
     if order is None or group % _GROUP or exact_halves(stored.array("scales")) is None:
         return Decoded(name, shape, "F16", parts, values)
     sorted_codes, of_column = codes, index
@@ -257,13 +258,6 @@ def _decoded(
     if bits < 8 or middle:
         return packed("Q8_0", q8_0)
     return Decoded(name, shape, "F16", parts, values)
-
-
-def _order(index: np.ndarray, groups: int) -> np.ndarray | None:
-    """The inputs by group (int32), those of a group in their order; None unless all groups have as many."""
-    if (np.bincount(index, minlength=groups) != len(index) // groups).any():
-        return None
-    return np.argsort(index, kind="stable").astype(np.int32)
 
 
 def _groups(stored: Stored, inputs: int, groups: int) -> np.ndarray:

@@ -72,8 +72,11 @@ def _activations(settings: Mapping[str, Any], inner: Mapping[str, Any]) -> Itera
             yield _scheme(scheme)
     if isinstance(name := settings.get("activation_scheme"), str):
         yield f"{name[:40]} FP8"
-    if str(inner.get("quant_algo", "")).startswith(("FP8", "NVFP4")):
-        yield f"static, of {str(inner['quant_algo'])[:40]}"
+    if settings.get("quant_method") == "bitsandbytes" and settings.get("load_in_8bit"):
+        yield "LLM.int8"
+    if str(inner.get("quant_algo", "")).startswith(("FP8", "NVFP4", "MXFP8")):
+        when = "dynamic" if inner["quant_algo"] == "MXFP8" else "static"
+        yield f"{when}, of {str(inner['quant_algo'])[:40]}"
 
 
 def _cache(settings: Mapping[str, Any], inner: Mapping[str, Any]) -> str:

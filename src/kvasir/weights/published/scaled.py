@@ -12,7 +12,8 @@ packages `compressed-tensors` and `modelopt`; DeepSeek-V3's `fp8_cast_bf16.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,7 @@ from kvasir.weights.published.codes import (
     E2M1,
     OWN_GROUP,
     exact_halves,
+    group_order,
     nibbles,
     powers,
     spread,
@@ -77,7 +79,7 @@ def _inputs(stored: Stored, rounding: str, scheme: RowScheme | None) -> Inputs |
     if "input_zero_point" in stored and stored.array("input_zero_point").astype(np.float32).any():
         return None
     scales = stored.array("input_scale").astype(np.float32).reshape(-1)
-    if scales.size != 1 or not 1e-30 < scales[0] < 1e30:  # files that were not calibrated have arbitrary numbers
+    if scales.size != 1 or not 1e-12 < scales[0] < 1e12:  # files that were not calibrated have arbitrary numbers
         return None
     return Inputs(rounding, float(scales[0]))
 
@@ -109,47 +111,67 @@ def _integers(stored: Stored) -> Decoded:
         stored.refuse(f"weight_scale has shape {list(stored.info('weight_scale').shape)}", f"expected groups of {cols}")
     parts = _parts(stored, "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
     name, group = f"{stored.stem}.weight", cols // groups
-    symmetric, shape = "weight_zero_point" not in stored, (rows, cols)
-    if "weight_g_idx" in stored or group % _GROUP:
-        return Decoded(name, shape, "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+    symmetric, shape, index = "weight_zero_point" not in stored, (rows, cols), _index(stored, cols, groups)
+    order = group_order(index, groups)
+
+    def values() -> np.ndarray:
+        scales = stored.array("weight_scale").astype(np.float32)
+        return (_differences(stored, bits, index) * scales[:, index]).astype(ml_dtypes.bfloat16)
+
+    if order is None or group % _GROUP:
+        return Decoded(name, shape, "BF16", parts, values)
+    is_ordered = not np.array_equal(order, np.arange(cols))
+
+    def packed(kind: str, blocks: Callable[[np.ndarray], np.ndarray], numbers: Callable[[], np.ndarray]) -> Decoded:
+        """blocks: of numbers that have the columns of a group side by side."""
+        if not is_ordered:
+            return Decoded(name, shape, kind, parts, lambda: blocks(numbers()))
+        return Decoded(
+            name, shape, kind, parts, lambda: blocks(np.ascontiguousarray(numbers()[:, order])), values,
+            Inputs(order=order),
+        )  # fmt: skip
+
+    def codes() -> np.ndarray:
+        return unpacked(stored.array("weight_packed"), bits)
+
     is_half = exact_halves(stored.array("weight_scale")) is not None
     if symmetric and bits == 4 and is_half:
-        return Decoded(name, shape, "Q4_0", parts, lambda: _as_q4_0(stored, group))
+        return packed("Q4_0", partial(_as_q4_0, stored, group), codes)
     if group % OWN_GROUP == 0 and ((symmetric and (bits < 8 or not is_half)) or (not symmetric and is_half)):
         kind = f"INT{4 if bits < 8 else 8}{'' if symmetric else '_ZP'}"
-        return Decoded(name, shape, kind, parts, lambda: _as_own(stored, kind, bits, group))
+        return packed(kind, partial(_as_own, stored, kind, bits, group), codes)
     if is_half and (symmetric or bits < 8):
-        return Decoded(name, shape, "Q8_0", parts, lambda: _as_q8_0(stored, bits, cols, group))
-    return Decoded(name, shape, "BF16", parts, lambda: _grouped(stored, bits, cols, group))
+        return packed("Q8_0", partial(_as_q8_0, stored, group), partial(_differences, stored, bits, index))
+    return Decoded(name, shape, "BF16", parts, values)
 
 
-def _as_own(stored: Stored, kind: str, bits: int, group: int) -> np.ndarray:
+def _index(stored: Stored, cols: int, groups: int) -> np.ndarray:
+    """The group of each column, int64 [cols]. With -1 in `weight_g_idx`, they are in order."""
+    if "weight_g_idx" in stored:
+        index = stored.array("weight_g_idx", (cols,)).astype(np.int64)
+        if (index != -1).all():
+            if ((index < 0) | (index >= groups)).any():
+                stored.refuse("weight_g_idx names groups that have no scale", f"there are {groups}")
+            return index
+    return np.arange(cols) // (cols // groups)
+
+
+def _as_own(stored: Stored, kind: str, bits: int, group: int, codes: np.ndarray) -> np.ndarray:
     scales = stored.array("weight_scale").astype(np.float32).repeat(group // OWN_GROUP, 1)
-    codes = unpacked(stored.array("weight_packed"), bits)
     if kind.endswith("_ZP"):
         return to_own_blocks(kind, codes, d=scales, zero=_zeros(stored, bits).repeat(group // OWN_GROUP, 1))
     lift = (8 if kind == "INT4" else 128) - (1 << bits - 1)  # to the zero of the packed format
     return to_own_blocks(kind, codes + np.uint8(lift), d=scales)
 
 
-def _as_q4_0(stored: Stored, group: int) -> np.ndarray:
+def _as_q4_0(stored: Stored, group: int, codes: np.ndarray) -> np.ndarray:
     scales = stored.array("weight_scale").astype(np.float16).repeat(group // _GROUP, 1)
-    return to_q4_0_blocks(unpacked(stored.array("weight_packed"), 4), scales)
+    return to_q4_0_blocks(codes, scales)
 
 
-def _as_q8_0(stored: Stored, bits: int, cols: int, group: int) -> np.ndarray:
+def _as_q8_0(stored: Stored, group: int, differences: np.ndarray) -> np.ndarray:
     scales = stored.array("weight_scale").astype(np.float16).repeat(group // _GROUP, 1)
-    return to_q8_0_blocks(_differences(stored, bits, np.arange(cols) // group), scales)
-
-
-def _grouped(stored: Stored, bits: int, cols: int, group: int) -> np.ndarray:
-    scales = stored.array("weight_scale").astype(np.float32)
-    groups = np.arange(cols) // group
-    if "weight_g_idx" in stored:
-        groups = stored.array("weight_g_idx", (cols,)).astype(np.int64)
-        if ((groups < 0) | (groups >= scales.shape[1])).any():
-            stored.refuse("weight_g_idx names groups that have no scale", f"there are {scales.shape[1]}")
-    return (_differences(stored, bits, groups) * scales[:, groups]).astype(ml_dtypes.bfloat16)
+    return to_q8_0_blocks(differences, scales)
 
 
 def _differences(stored: Stored, bits: int, groups: np.ndarray) -> np.ndarray:
