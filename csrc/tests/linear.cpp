@@ -1,6 +1,8 @@
 // Tests products with integer matrices and FP8: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
 // The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch.
+#include "../input_rule.h"
 #include "../matrix.h"
+#include "../outliers.h"
 #include "../row_activation.h"
 #include "check.h"
 
@@ -64,21 +66,24 @@ void fill(Guarded<uint8_t>& file, int64_t count, const Kind& kind, std::mt19937&
     }
 }
 
+constexpr int32_t OUTLIERS = kvasir::ACT_Q8_32 + kvasir::ACT_RULED + kvasir::ACT_OUTLIERS;
+
 struct Case {
     int64_t rows, n, k;
     int32_t segments;
 };
 
-// whole: whether the activations of a row share one scale.
+// whole: whether the activations of a row share one scale; those of INT8 have outliers then.
 void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, bool whole = false) {
     const int32_t format = kvasir_format_of(kind.type);
     const int32_t activation = format == kvasir::FORMAT_FP8 ? kvasir::ACT_BF16
+                               : whole && kind.cols == 64    ? OUTLIERS
                                : whole                       ? kvasir::ACT_Q8_ROW
                                : kind.cols == 256           ? kvasir::ACT_Q8_256
                                                             : kvasir::ACT_Q8_32;
     const int64_t row_bytes = c.k / kind.cols * kind.bytes, bytes = kvasir_matrix_bytes(format, c.n, c.k, c.segments);
     const int64_t width = kvasir_activated_bytes(format, activation, c.k, c.segments);
-    Guarded<uint8_t> file(c.n * row_bytes), data(bytes), activated(c.rows * width);
+    Guarded<uint8_t> file(c.n * row_bytes), data(bytes + 64), activated(c.rows * width);
     Guarded<float> x(c.rows * c.k), bias(c.n), out(c.rows * c.n), alone(c.n), weight(c.n * c.k);
     fill(file, c.n * row_bytes, kind, random, hostile);
     std::normal_distribution<float> normal;
@@ -101,6 +106,8 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, 
     kvasir_lookup(&m, weight.data, c.k, ids.data(), c.n);
     require_first_bits(weight.data, c.n * c.k, "lookup");
 
+    const kvasir::InputRule rule = {kvasir::ROUND_OUTLIERS, 0, 2.5f, 0};
+    std::memcpy(data.data + bytes, &rule, sizeof rule);
     kvasir_prepare(&m, activated.data, x.data, c.k, c.rows);
     const int64_t panels = kvasir::panels(m), split = panels / 3;
     kvasir_linear(&m, activated.data, c.rows, split, panels, out.data, c.n, bias.data, out.data, c.n);
@@ -137,7 +144,7 @@ void test_linear() {
             for (const Case& c : {Case{1, 1, k, 1}, Case{2, 17, k, 1}, Case{9, 48, k, 1}, Case{5, 33, 3 * k, 1},
                                   Case{12, 50, 2 * k, 2}, Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}}) {
                 check(random, kind, c, hostile);
-                if (kind.type == 35) check(random, kind, c, hostile, true);
+                if (kind.type == 35 || kind.type == 1002) check(random, kind, c, hostile, true);
             }
         }
         const Matrix m = {kvasir_format_of(kind.type), kvasir::ACT_Q8_256, 2, 0, 16, 3 * kind.cols, nullptr};
