@@ -31,6 +31,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-hybrid-dense": ("granitehybrid", {
         **config_of("granite-hybrid"), **_UNLIMITED, "num_local_experts": 0, "num_experts_per_tok": 0,
     }),
+    "bamba": ("granitehybrid", {
+        **config_of("bamba"), "time_step_limit": [0.0, inf], "mamba_proj_bias": False,
+    }),
     "nemotron-h": ("nemotron_h", {**config_of("nemotron-h"), **_UNGROUPED, **_DENSE}),
     "nemotron-h-moe": ("nemotron_h_moe", {**config_of("nemotron-h"), **_UNGROUPED, **_MIXED}),
     "nemotron-h-latent": ("nemotron_h_moe", {
@@ -125,7 +128,15 @@ def add_jamba(writer: Any, c: Any) -> None:
     writer.add_expert_used_count(c.num_experts_per_tok)
 
 
+def add_bamba(writer: Any, c: Any) -> None:
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(c.hidden_size // c.num_attention_heads // 2)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_rope_scaling_finetuned(True)
+
+
 KEYS = {
+    "bamba": add_bamba,
     "granitemoehybrid": add_granitemoehybrid,
     "nemotron_h": add_nemotron_h,
     "falcon_h1": add_falcon_h1,
@@ -171,7 +182,7 @@ def converted(name: str, data: np.ndarray, c: Any) -> dict[str, np.ndarray]:
         return {name: data.reshape(groups, -1)}
     if name.endswith(".dt_bias"):
         return {name.replace(".dt_bias", ".dt_proj.bias" if kind != "nemotron_h" else ".dt.bias"): data}
-    if kind in ("granitemoehybrid", "nemotron_h") and re.search(r"\.[qk]_proj\.", name):
+    if kind in ("bamba", "granitemoehybrid", "nemotron_h") and re.search(r"\.[qk]_proj\.", name):
         heads = c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads
         return {name: data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)}
     if name.endswith("e_score_correction_bias"):

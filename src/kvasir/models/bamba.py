@@ -66,14 +66,18 @@ class Bamba(Llama):
         return super()._mixer(layer, c)
 
     def names(self) -> Mapping[str, Entry]:
-        """The name table of `Decoder.names`, with the Mamba 2 layers."""
+        """The name table of `Decoder.names`, with the Mamba 2 layers. GGUF files are read under Granite 4's names."""
         layer = "model.layers.*."
+        own, granite = layer + "feed_forward.", layer + "shared_mlp."
         return {
             **super().names(),
-            "norm": "model.final_layernorm",
-            "layers.*.mlp_norm": layer + "pre_ff_layernorm",
-            **{f"layers.*.mlp.gate_up.{part}": f"{layer}feed_forward.{part}_proj" for part in ("gate", "up")},
-            "layers.*.mlp.down": layer + "feed_forward.down_proj",
+            "norm": ("model.final_layernorm", "model.norm"),
+            "layers.*.mlp_norm": (layer + "pre_ff_layernorm", layer + "post_attention_layernorm"),
+            **{
+                f"layers.*.mlp.gate_up.{part}": (f"{own}{part}_proj", f"{granite}{part}_proj")
+                for part in ("gate", "up")
+            },
+            "layers.*.mlp.down": (own + "down_proj", granite + "output_linear"),
             **mamba2_names(layer, "layers.*.attn", self.config.mamba, "mamba"),
             "layers.*.attn.out": (layer + "self_attn.o_proj", layer + "mamba.out_proj"),
         }

@@ -62,8 +62,25 @@ def _expand(f: Fields, width: int) -> int:
     return inner // width
 
 
+def _bamba(f: Fields, shapes: Shapes, attends: list[bool]) -> Config:
+    """Granite's architecture without its multipliers."""
+    config = read_decoder(f, shapes, partial=True)
+    return config | _mamba2(f, shapes, _PREFIXED) | {
+        "model_type": "bamba",
+        "attn_layer_indices": [i for i, attention in enumerate(attends) if attention],
+        "mamba_expand": _expand(f, config["hidden_size"]),
+        "mamba_conv_bias": _biased(shapes, "ssm_conv1d"),
+        "mamba_proj_bias": _biased(shapes, "ssm_in"),
+        "attention_bias": _biased(shapes, "attn_q"),
+        "mlp_bias": _biased(shapes, "ffn_up"),
+    }  # fmt: skip
+
+
 def _granite_hybrid(f: Fields, architecture: str, shapes: Shapes) -> Config:
     attends = _attends(f)
+    rotates = f.flag("rope.scaling.finetuned", False)
+    if rotates and f.get("embedding_scale") is None and not all(attends):
+        return _bamba(f, shapes, attends)
     experts = f.integer("expert_count", 0, MAX_EXPERTS, 0)
     shared = "ffn_gate_shexp" if experts else "ffn_gate"
     scales = {
@@ -78,7 +95,7 @@ def _granite_hybrid(f: Fields, architecture: str, shapes: Shapes) -> Config:
     return config | _mamba2(f, shapes, _PREFIXED) | {
         "model_type": "granitemoehybrid",
         "layer_types": ["attention" if attention else "mamba" for attention in attends],
-        "position_embedding_type": "rope" if f.flag("rope.scaling.finetuned", False) else "nope",
+        "position_embedding_type": "rope" if rotates else "nope",
         "mamba_expand": _expand(f, config["hidden_size"]),
         "mamba_conv_bias": _biased(shapes, "ssm_conv1d"),
         "mamba_proj_bias": _biased(shapes, "ssm_in"),
