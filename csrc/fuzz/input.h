@@ -10,6 +10,7 @@
 // One for each source file of this folder.
 void fuzz_attention(const uint8_t* data, size_t size);
 void fuzz_delta(const uint8_t* data, size_t size);
+void fuzz_indexer(const uint8_t* data, size_t size);
 void fuzz_linear(const uint8_t* data, size_t size);
 void fuzz_program(const uint8_t* data, size_t size);
 void fuzz_router(const uint8_t* data, size_t size);

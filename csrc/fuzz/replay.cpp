@@ -14,9 +14,9 @@ struct Target {
 };
 
 constexpr Target TARGETS[] = {
-    {"attention", fuzz_attention}, {"delta", fuzz_delta},     {"linear", fuzz_linear},   {"program", fuzz_program},
-    {"router", fuzz_router},       {"rows", fuzz_rows},       {"sampler", fuzz_sampler}, {"scan", fuzz_scan},
-    {"short_conv", fuzz_short_conv}, {"streams", fuzz_streams},
+    {"attention", fuzz_attention}, {"delta", fuzz_delta}, {"indexer", fuzz_indexer}, {"linear", fuzz_linear},
+    {"program", fuzz_program},     {"router", fuzz_router}, {"rows", fuzz_rows},     {"sampler", fuzz_sampler},
+    {"scan", fuzz_scan},           {"short_conv", fuzz_short_conv}, {"streams", fuzz_streams},
 };
 
 std::vector<std::string> files_of(const std::string& folder) {

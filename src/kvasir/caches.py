@@ -1,13 +1,14 @@
 """The kinds of KV cache that a layer can have, one class for each.
 
-kind      a block holds, for each layer             to continue from token t, a sequence needs
-PagedKV   keys and values of its tokens             all blocks of [0, t)
-Window    the same                                  the blocks of the last tokens that t sees
-Chunked   the same                                  the blocks of the chunk that t lies in
-Around    the same                                  all blocks: only whole texts are computed
-Latent    one row per token, shared by all heads    all blocks of [0, t)
-State     a state at its start, the inputs since    the block of token t - 1
-Cross     keys and values of an encoder's output    all its blocks, for any t
+kind       a block holds, for each layer           to continue from token t, a sequence needs
+PagedKV    keys and values of its tokens           all blocks of [0, t)
+Window     the same                                the blocks of the last tokens that t sees
+Chunked    the same                                the blocks of the chunk that t lies in
+Around     the same                                all blocks: only whole texts are computed
+Latent     one row per token, shared by all heads  all blocks of [0, t)
+IndexKeys  a row per token, for an indexer         all blocks of [0, t)
+State      a state at its start, the inputs since  the block of token t - 1
+Cross      keys and values of an encoder's output  all its blocks, for any t
 
 No other module depends on the set of kinds: block tables, prefix tree and tiers ask a kind which blocks a sequence
 needs, and the executors' memories ask it what a block consists of. So a new kind is a new class.
@@ -339,7 +340,7 @@ class IndexKeys(CacheKind):
         return f"dim={self.dim}"
 
     def fields(self, size: int) -> tuple[Field, ...]:
-        return (Field("index key", (size * self.dim,), (0,), exact=True),)
+        return (Field(f"(token,{self.dim}) index keys", (size * self.dim,), (0,), exact=True),)
 
     def keys(self, arrays: Sequence[Any]) -> Any:
         """The keys [blocks, size, dim]."""

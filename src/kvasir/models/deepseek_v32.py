@@ -144,10 +144,8 @@ class DeepseekV32(LatentDecoder):
         c, theirs, ours = self.config, "model.layers.*.self_attn.indexer.", "layers.*.attn.indexer."
         turning, dim = c.head_dim, c.indexer.dim
         order = (*range(0, turning, 2), *range(1, turning, 2), *range(turning, dim)) if c.paired else ()
-        return {
-            **super().names(),
-            ours + "q": Take(theirs + "wq_b", order=order),
-            ours + "k": Take(theirs + "wk", order=order),
-            ours + "k_norm": Take(theirs + "k_norm", order=order),
-            ours + "weights": theirs + "weights_proj",
+        turned = {
+            ours + part: Take(theirs + name, order=order) if order else theirs + name
+            for part, name in (("q", "wq_b"), ("k", "wk"), ("k_norm", "k_norm"))
         }
+        return {**super().names(), **turned, ours + "weights": theirs + "weights_proj"}

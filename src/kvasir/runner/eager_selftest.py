@@ -53,7 +53,8 @@ def _checks(model: Any, cache: KVCache, threads: int) -> Iterator[bool]:
     mlp = next(m for m in modules if isinstance(m, MLP | GatedMLP))
     noise = np.random.default_rng(0).standard_normal((_LENGTH, model.config.width), np.float32)
     rows_nD = torch.from_numpy(noise).to(cache.device)
-    small = _small_cache(cache, 1 + max(mixer.layer for mixer in mixers))
+    places = (getattr(part, "layer", 0) for mixer in mixers for _, part in mixer.walk())  # also those of indexers
+    small = _small_cache(cache, 1 + max(places))
 
     for mixer in mixers:
         devices.set_threads(threads)
