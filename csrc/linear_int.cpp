@@ -9,9 +9,11 @@
 //                     acc = fma(d * xs, part, acc), then acc = fma(-(dmin * xs), the sum of min * sum(x), acc)
 //
 // Each segment starts at 0. A balanced tree adds the segments, then bias and residual are added.
+#include "int_bytes.h"
 #include "int_groups.h"
 #include "int_super_blocks.h"
 #include "linear.h"
+#include "put_sum.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
@@ -130,15 +132,11 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 
 // Levels are unpacked once for all tiles of a panel, if they fit the second cache: from few rows on where that takes
 // several instructions, for many rows where it takes one or two.
-constexpr int64_t MAX_UNPACKED = 8192 * LANES;
+constexpr int64_t MAX_UNPACKED_COLS = 8192, MAX_UNPACKED = MAX_UNPACKED_COLS / 32 * sizeof(ByteGroup);
 
 constexpr int64_t unpack_from(int format) {
+    if (has_bytes(format)) return BYTE_ROWS_FROM;
     return int_layout_of(format).high_bits > 0 || int_table_of(format) != nullptr ? 12 : 32;
-}
-
-template <int FORMAT>
-constexpr bool unpacks() {
-    return FORMAT != FORMAT_NF4 && int_layout_of(FORMAT).low_bits < 8;
 }
 
 template <int FORMAT, int C>
@@ -162,29 +160,53 @@ __attribute__((noinline)) void unpack_panel(uint8_t* to, const uint8_t* from, in
     }
 }
 
-// How a format's panels are unpacked, and the tiles that read the levels, of three and of four rows.
+// A tile of M rows of levels that are unpacked to bytes.
+template <int FORMAT, int M>
+__attribute__((noinline)) void add_byte_tile(Sums& sums, const Source& from) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    const ByteGroup* groups = reinterpret_cast<const ByteGroup*>(from.unpacked);
+    const uint8_t* x = from.x;
+    for (int64_t s = 0; s < from.segments; ++s) {
+        const uint8_t* block = from.panel + s * from.blocks * l.bytes;
+        __m256 low[M], high[M];
+        add_byte_half<FORMAT>(low, 0, block, groups, from.blocks, x, from.x_stride, from.ahead);
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) sums.of[s][m][0].low = low[m];
+        add_byte_half<FORMAT>(high, 1, block, groups, from.blocks, x, from.x_stride, 0);
+        KVASIR_UNROLL
+        for (int m = 0; m < M; ++m) sums.of[s][m][0].high = high[m];
+        groups += 2 * from.blocks;
+        x += 2 * from.blocks * sizeof(Group32);
+    }
+}
+
+// How a format's panels are unpacked, and the tiles that read the levels, of `least` to `most` rows.
 struct Unpacking {
     void (*unpack)(uint8_t*, const uint8_t*, int64_t);
-    Tile tiles[2];
+    int64_t least, most;
+    Tile tiles[3];
 };
 
 template <int FORMAT>
 constexpr Unpacking unpacking() {
-    if constexpr (unpacks<FORMAT>()) {
-        return {unpack_panel<FORMAT>, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
+    if constexpr (FORMAT == FORMAT_NF4) {
+        return {};
+    } else if constexpr (has_bytes(FORMAT)) {
+        return {unpack_byte_panel<FORMAT>, 6, 8,
+                {add_byte_tile<FORMAT, 6>, add_byte_tile<FORMAT, 7>, add_byte_tile<FORMAT, 8>}};
     } else {
-        return {nullptr, {nullptr, nullptr}};
+        return {unpack_panel<FORMAT>, 3, 4, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
     }
 }
 
 Unpacking unpacking_of(const Matrix& m, int64_t rows) {
     const int64_t cols = m.segments * int_blocks(m) * int_layout_of(m.format).cols;
-    if (rows < unpack_from(m.format) || cols * LANES > MAX_UNPACKED) return {nullptr, {nullptr, nullptr}};
+    if (rows < unpack_from(m.format) || cols > MAX_UNPACKED_COLS) return {};
 #define KVASIR_UNPACKING(name) \
     case FORMAT_##name: return unpacking<FORMAT_##name>();
     switch (m.format) {
         KVASIR_INT_FORMATS(KVASIR_UNPACKING)
-        default: return {nullptr, {nullptr, nullptr}};
+        default: return {};
     }
 #undef KVASIR_UNPACKING
 }
@@ -201,22 +223,14 @@ struct Target {
 // out = residual + (bias + sum of the segments, by a balanced tree), for `rows` rows and the first `cols` columns of a
 // panel.
 void finish(const Target& to, Sums& sums, int64_t segments, int64_t rows, int panel, int64_t cols) {
-    const bool whole = cols == LANES;
     for (int64_t m = 0; m < rows; ++m) {
         for (int64_t width = 1; width < segments; width *= 2) {
             for (int64_t s = 0; s < segments; s += 2 * width) {
                 sums.of[s][m][panel] = add(sums.of[s][m][panel], sums.of[s + width][m][panel]);
             }
         }
-        f32x16 sum = sums.of[0][m][panel];
-        if (to.bias) sum = add(sum, whole ? load(to.bias) : load_first(to.bias, cols));
-        if (to.residual) {
-            const float* residual = to.residual + m * to.residual_stride;
-            sum = add(whole ? load(residual) : load_first(residual, cols), sum);
-        }
-        float* out = to.out + m * to.out_stride;
-        if (whole) store(out, sum);
-        else store_first(out, sum, cols);
+        put_sum(to.out + m * to.out_stride, sums.of[0][m][panel], to.bias,
+                to.residual ? to.residual + m * to.residual_stride : nullptr, cols);
     }
 }
 
@@ -233,14 +247,16 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
 #endif
     for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
         width = rows >= PAIR_FROM && last_panel - panel >= 2 ? 2 : 1;
-        const int64_t tile_rows = MAX_TILE_ROWS[width - 1], tiles = (rows + tile_rows - 1) / tile_rows;
+        int64_t tile_rows = MAX_TILE_ROWS[width - 1];
         const uint8_t* unpacked = nullptr;
 #if defined(KVASIR_AVX2)
         if (unpacking.unpack) {
             unpacking.unpack(room, m.data + panel * bytes, m.segments * blocks);
             unpacked = room;
+            tile_rows = unpacking.most;
         }
 #endif
+        const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
             // A single tile prefetches a short distance ahead. The first of several prefetches the next panels while it
@@ -249,7 +265,7 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
             const Source source = {m.data + panel * bytes, unpacked, activated + begin * stride, bytes,
                                    stride, m.segments, blocks, t == 0 ? step : 0};
 #if defined(KVASIR_AVX2)
-            const Tile tile = unpacked ? unpacking.tiles[count - 3] : tile_of(m.format, count, width);
+            const Tile tile = unpacked ? unpacking.tiles[count - unpacking.least] : tile_of(m.format, count, width);
 #else
             const Tile tile = tile_of(m.format, count, width);
 #endif

@@ -6,6 +6,7 @@
 
 #include "input_rule.h"
 #include "int_groups.h"
+#include "put_sum.h"
 
 #if defined(KVASIR_AVX2)
 
@@ -218,22 +219,6 @@ void wide_sums(WideSlab& slab, const uint8_t* panel, const uint8_t* x, int64_t x
     }
 }
 
-// out = residual + (bias + sum of the segments, by a balanced tree): row `row` of the slab, `cols` columns.
-KVASIR_INLINE void finish(WideSlab& slab, int64_t row, int64_t segments, int64_t cols, float* out, const float* bias,
-                          const float* residual) {
-    const bool whole = cols == LANES;
-    for (int64_t width = 1; width < segments; width *= 2) {
-        for (int64_t s = 0; s < segments; s += 2 * width) {
-            slab.sums[s][row] = add(slab.sums[s][row], slab.sums[s + width][row]);
-        }
-    }
-    f32x16 sum = slab.sums[0][row];
-    if (bias) sum = add(sum, whole ? load(bias) : load_first(bias, cols));
-    if (residual) sum = add(whole ? load(residual) : load_first(residual, cols), sum);
-    if (whole) store(out, sum);
-    else store_first(out, sum, cols);
-}
-
 }  // namespace
 
 bool is_wide(const Matrix& m) {
@@ -253,8 +238,13 @@ void linear_wide(const Matrix& m, const uint8_t* activated, int64_t rows, int64_
             add_up(slab, m.data + panel * bytes, activated + begin * stride, stride, count, m.segments, blocks);
             for (int64_t r = 0; r < count; ++r) {
                 const int64_t row = begin + r;
-                finish(slab, r, m.segments, cols, out + row * out_stride + col, bias ? bias + col : nullptr,
-                       residual ? residual + row * residual_stride + col : nullptr);
+                for (int64_t width = 1; width < m.segments; width *= 2) {
+                    for (int64_t s = 0; s < m.segments; s += 2 * width) {
+                        slab.sums[s][r] = add(slab.sums[s][r], slab.sums[s + width][r]);
+                    }
+                }
+                put_sum(out + row * out_stride + col, slab.sums[0][r], bias ? bias + col : nullptr,
+                        residual ? residual + row * residual_stride + col : nullptr, cols);
             }
         }
     }

@@ -142,7 +142,7 @@ void test_linear() {
         for (const bool hostile : {false, true}) {
             const int64_t k = kind.cols;
             for (const Case& c : {Case{1, 1, k, 1}, Case{2, 17, k, 1}, Case{9, 48, k, 1}, Case{5, 33, 3 * k, 1},
-                                  Case{12, 50, 2 * k, 2}, Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}}) {
+                                  Case{12, 50, 2 * k, 2}, Case{23, 40, 4 * k, 4}, Case{3, 15, 8 * k, 8}, Case{37, 31, 2 * k, 2}}) {
                 check(random, kind, c, hostile);
                 if (kind.type == 35 || kind.type == 1002) check(random, kind, c, hostile, true);
             }
