@@ -67,8 +67,9 @@ _ZAMBA2 = {
 }
 # How much more than others these models of random weights enlarge roundings. (Transformers' own logits of a Zamba2 in
 # float32 and float64 differ by 2e-4 to 4e-4, and move by 1e-3 if its weights change by half a unit in the last place:
-# its shared blocks have no residual.)
-ROUNDING = {"jamba": 10, "zamba2": 200, "zamba2-blocks": 200}
+# its shared blocks have no residual. Logits of a mixture of Qwen3.5 move by 5e-6 in the same way, those of a Llama by
+# 1.6e-6.)
+ROUNDING = {"jamba": 10, "qwen3-5-moe": 3, "zamba2": 200, "zamba2-blocks": 200}
 STATE_SPACES: dict[str, dict[str, Any]] = {
     "bamba": {**_MAMBA2, "model_type": "bamba", "attn_layer_indices": [1]},
     "falcon-h1": {
