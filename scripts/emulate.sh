@@ -33,4 +33,4 @@ grep -q '^kernels on avx512: passed' "$build/kernels.log"
 export KVASIR_LIBRARY=$build/libkvasir_cpu.so OMP_NUM_THREADS=1
 "$python" -c 'from kvasir.ops import native; assert "emulated-avx512" in native.cpu_features() and native.isa() == "avx512"'
 "$python" -m pytest -q -rs -n 3 --dist worksteal tests/ops tests/sampling/test_native.py \
-  tests/program/test_program.py tests/program/test_quantized.py tests/program/test_gated_delta.py
+  tests/program/test_program.py tests/program/test_quantized.py tests/program/test_gated_delta.py --timeout 600
