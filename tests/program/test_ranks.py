@@ -44,6 +44,7 @@ OWN = {
     "zamba2-blocks": {"hidden_size": 64},
     "mamba2": {"hidden_size": 64},
     "gpt2": {"n_embd": 256, "n_head": 8},
+    "gpt-bigcode": {"n_embd": 256, "n_head": 8},
     "bert": {"hidden_size": 256, "num_attention_heads": 8},
 }
 
