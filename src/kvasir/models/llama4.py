@@ -131,10 +131,9 @@ class Llama4Text(Mixtral):
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kind of KV cache of each layer."""
-        c = self.config
-        sizes = c.kv_heads, c.head_dim
-        whole = super().cache_spec()
-        return tuple(Chunked(*sizes, chunk=n) if n else kind for n, kind in zip(c.chunks, whole, strict=True))
+        mixers: list[Any] = [layer.attn for layer in self.layers]  # a rank's have a part of the KV heads
+        kinds = zip(mixers, self.config.chunks, super().cache_spec(), strict=True)
+        return tuple(Chunked(mixer.kv_heads, mixer.head_dim, chunk=n) if n else kind for mixer, n, kind in kinds)
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Decoder.names`, with the names that `ExpertsView` gives to the experts' tensors."""
