@@ -1,4 +1,4 @@
-"""Runs float32 code in float64, which tells rounding from errors in models that amplify rounding."""
+"""Runs float32 code in float64, to tell rounding from errors in models that amplify rounding."""
 
 from __future__ import annotations
 

@@ -36,9 +36,22 @@ MORE = {
     "gpt-neox": {**WIDE, "num_key_value_heads": 8},
     "stablelm": WIDE,
     "olmoe": WIDE,
+    **dict.fromkeys(("bitnet", "helium", "phi", "stablelm-12b"), WIDE),
 }
 # One kind for each way to share a layer's matrices: heads, KV heads, experts, states, fused rows.
-FEW = {"llama", "mixtral", "phi3", "gpt2", "bert", "qwen3-next", "granite-hybrid", "lfm2", "deepseek-v2", "gemma3n"}
+FEW = {
+    "llama",
+    "mixtral",
+    "phi3",
+    "gpt2",
+    "bert",
+    "qwen3-next",
+    "granite-hybrid",
+    "lfm2",
+    "deepseek-v2",
+    "gemma3n",
+    "llama4",
+}
 OWN = {
     "zamba2": {"hidden_size": 64},
     "zamba2-blocks": {"hidden_size": 64},
@@ -46,6 +59,11 @@ OWN = {
     "gpt2": {"n_embd": 256, "n_head": 8},
     "gpt-bigcode": {"n_embd": 256, "n_head": 8},
     "bert": {"hidden_size": 256, "num_attention_heads": 8},
+    "phimoe": {"hidden_size": 128, "num_attention_heads": 8},  # its rotation has factors for eight pairs
+    "dbrx": {"d_model": 256, "n_heads": 8},
+    "glm4-moe-lite": {"num_attention_heads": 8, "num_key_value_heads": 8},
+    "falcon": {**WIDE, "num_attention_heads": 8},
+    "falcon-grouped": {**WIDE, "num_attention_heads": 8},
 }
 
 
