@@ -214,9 +214,17 @@ def test_the_best_isa_follows_from_the_features():
     assert isas() == list(native.ISAS[: 1 + has_avx2 + has_avx512])
 
 
-def test_an_absent_library_is_refused_with_a_hint(tmp_path):
+def test_an_absent_library_is_refused_with_a_hint(tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "NAMED", "")
     with pytest.raises(ConfigError, match=r"not built .*compiler"):
         native.load(tmp_path / "libkvasir_cpu.so")
+
+
+def test_a_named_library_that_is_absent_is_refused_by_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "absent.so"
+    monkeypatch.setattr(native, "NAMED", str(path))
+    with pytest.raises(ConfigError, match=f"KVASIR_LIBRARY names {path}.*unset"):
+        native.load(path)
 
 
 def test_a_broken_library_is_refused(tmp_path):

@@ -110,6 +110,22 @@ def test_a_model_that_cannot_be_traced_runs_on_eager(tmp_path, monkeypatch, chan
         core_of(folder, executor="program")
 
 
+def test_a_named_library_of_another_version_is_the_reason_for_eager(tmp_path, monkeypatch):
+    from tests.engine.cores import core_of
+
+    folder, named = random_model("llama", tmp_path), tmp_path / "named.so"
+    named.symlink_to(door.PATH)
+    monkeypatch.setattr(door, "ABI_VERSION", door.ABI_VERSION + 1)
+    monkeypatch.setattr(door, "PATH", named)
+    monkeypatch.setattr(door, "NAMED", str(named))
+    core = core_of(folder, executor="auto")
+    assert core.info.executor == "eager"
+    [note] = [line for line in core.summary if "eager executor: " in line]
+    assert "have ABI" in note and f"KVASIR_LIBRARY names {named}" in note and "unset" in note
+    with pytest.raises(Exception, match="have ABI"):
+        core_of(folder, executor="program")
+
+
 def test_work_that_cannot_be_is_refused_before_memory_is_touched(tmp_path):
     program = program_of(loaded("llama", tmp_path), blocks=4)
     driven = Driver(program, IDS)

@@ -21,7 +21,8 @@ MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
 _SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
 # Where the library is. KVASIR_LIBRARY: another build of it, for kernel development.
-PATH = Path(env("KVASIR_LIBRARY") or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
+NAMED = env("KVASIR_LIBRARY")
+PATH = Path(NAMED or Path(__file__).parents[1] / "_lib" / f"libkvasir_cpu.{_SUFFIX}")
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "kvasir_abi_version": (_INT32, []),
@@ -35,12 +36,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def load(path: Path) -> ctypes.CDLL:
     """Loads a library and declares its calls. Raises ConfigError if it is missing, broken or of another ABI version."""
-    if not path.exists():
-        raise ConfigError(
-            "the native CPU kernels are not built",
-            "install a C++ compiler and reinstall Kvasir",
-        )
     hint = "reinstall Kvasir so that its library and its Python code have the same version"
+    if not path.exists():
+        if NAMED:
+            raise ConfigError(f"KVASIR_LIBRARY names {path}, which does not exist", "build it, or unset the variable")
+        raise ConfigError("the native CPU kernels are not built", "install a C++ compiler and reinstall Kvasir")
+    if NAMED:
+        hint = f"KVASIR_LIBRARY names {path}: build it from this source, or unset the variable"
     try:
         library = ctypes.CDLL(str(path))
         version = library.kvasir_abi_version()
