@@ -1,5 +1,4 @@
-"""Published configs of decoders, with what they hold besides sizes: each is accepted at its stated sizes. Factors of
-LongRoPE are shortened to one number each."""
+"""Each published config of a decoder is accepted at its stated sizes, with the details that decide."""
 
 from __future__ import annotations
 
@@ -7,142 +6,103 @@ from typing import Any
 
 import pytest
 
-from kvasir.errors import UnsupportedModel
+from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.models.registry import model_class_for
+from tests.models import published_dense as dense
+from tests.models import published_mixtures as mixtures
 
-PHI_3_5_MOE = {
-    "architectures": ["PhiMoEForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": 32000, "hidden_act": "silu", "hidden_dropout": 0.0, "hidden_size": 4096, "initializer_range": 0.02,
-    "input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072,
-    "model_type": "phimoe", "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
-    "num_key_value_heads": 8, "num_local_experts": 16, "original_max_position_embeddings": 4096,
-    "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "router_aux_loss_coef": 0.0,
-    "rope_scaling": {
-        "long_factor": [1.08] * 64, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 4096,
-        "short_factor": [1.0] * 64, "short_mscale": 1.243163121016122, "type": "longrope",
-    },
-    "router_jitter_noise": 0.01, "sliding_window": 131072, "tie_word_embeddings": False, "vocab_size": 32064,
-}  # fmt: skip
-FALCON_7B = {
-    "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
-    "attention_dropout": 0.0, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0,
-    "hidden_size": 4544, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon",
-    "multi_query": True, "new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32,
-    "parallel_attn": True, "use_cache": True, "vocab_size": 65024,
-}  # fmt: skip
-FALCON_40B = {
-    **FALCON_7B, "hidden_size": 8192, "new_decoder_architecture": True, "num_attention_heads": 128,
-    "num_hidden_layers": 60, "num_kv_heads": 8,
-}  # fmt: skip
-APERTUS_8B = {
-    "architectures": ["ApertusForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
-    "eos_token_id": 68, "hidden_act": "xielu", "hidden_dropout": 0.0, "hidden_size": 4096, "intermediate_size": 21504,
-    "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "apertus", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 3, "post_norm": False, "qk_norm": True,
-    "rms_norm_eps": 1e-05, "rope_theta": 12000000, "tie_word_embeddings": False, "vocab_size": 131072,
-    "rope_scaling": {
-        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-        "rope_type": "llama3", "type": "llama3",
-    },
-}  # fmt: skip
-BITNET_2B = {
-    "architectures": ["BitNetForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
-    "eos_token_id": 128001, "hidden_act": "relu2", "hidden_size": 2560, "initializer_range": 0.02,
-    "intermediate_size": 6912, "max_position_embeddings": 4096, "model_type": "bitnet", "num_attention_heads": 20,
-    "num_hidden_layers": 30, "num_key_value_heads": 5, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 128256,
-}  # fmt: skip
-LLAMA_4_SCOUT = {
-    "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
-    "image_token_index": 200092, "model_type": "llama4", "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1},
-    "text_config": {
-        "_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
-        "attention_dropout": 0.0, "attn_scale": 0.1, "attn_temperature_tuning": 4, "bos_token_id": 200000,
-        "cache_implementation": "hybrid", "eos_token_id": [200001, 200007, 200008], "floor_scale": 8192,
-        "for_llm_compressor": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
-        "initializer_range": 0.02, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "model_type": "llama4_text",
-        "no_rope_layers": [], "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48,
-        "num_key_value_heads": 8, "num_local_experts": 16, "output_router_logits": False, "pad_token_id": 200018,
-        "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
-        "rope_scaling": {
-            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "use_cache": True, "use_qk_norm": True, "vocab_size": 202048,
-    },
-}  # fmt: skip
-COMMAND_R = {
-    "architectures": ["CohereForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 5,
-    "eos_token_id": 255001, "hidden_act": "silu", "hidden_size": 8192, "initializer_range": 0.02,
-    "intermediate_size": 22528, "layer_norm_eps": 1e-05, "logit_scale": 0.0625, "max_position_embeddings": 8192,
-    "model_max_length": 131072, "model_type": "cohere", "num_attention_heads": 64, "num_hidden_layers": 40,
-    "num_key_value_heads": 64, "pad_token_id": 0, "rope_theta": 8000000.0, "use_cache": True, "vocab_size": 256000,
-}  # fmt: skip
-GEMMA_2B = {
-    "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
-    "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 16384, "max_position_embeddings": 8192,
-    "model_type": "gemma", "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1,
-    "pad_token_id": 0, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0, "vocab_size": 256000,
-}  # fmt: skip
-PHI_2 = {
-    "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 50256, "embd_pdrop": 0.0,
-    "eos_token_id": 50256, "hidden_act": "gelu_new", "hidden_size": 2560, "initializer_range": 0.02,
-    "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "model_type": "phi",
-    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4,
-    "qk_layernorm": False, "resid_pdrop": 0.1, "rope_scaling": None, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "vocab_size": 51200,
-}  # fmt: skip
-OLMO_1B = {
-    "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
-    "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
-    "intermediate_size": 8192, "max_position_embeddings": 2048, "model_type": "olmo", "num_attention_heads": 16,
-    "num_hidden_layers": 16, "num_key_value_heads": 16, "pad_token_id": 1, "pretraining_tp": 1, "rope_scaling": None,
-    "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 50304,
-}  # fmt: skip
-GLM_4_9B = {
-    "architectures": ["GlmForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
-    "eos_token_id": [151329, 151336, 151338], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
-    "initializer_range": 0.02, "intermediate_size": 13696, "max_position_embeddings": 131072, "model_type": "glm",
-    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "pad_token_id": 151329,
-    "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 5000000.0, "tie_word_embeddings": False,
-    "use_cache": True, "vocab_size": 151552,
-}  # fmt: skip
 # layers, width, heads, heads of keys, width of a head, context
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "Phi-3.5-MoE": (PHI_3_5_MOE, (32, 4096, 32, 8, 128, 131072)),
-    "falcon-7b": (FALCON_7B, (32, 4544, 71, 1, 64, 2048)),
-    "falcon-40b": (FALCON_40B, (60, 8192, 128, 8, 64, 2048)),
-    "Apertus-8B": (APERTUS_8B, (32, 4096, 32, 8, 128, 65536)),
-    "BitNet-2B-4T": (BITNET_2B, (30, 2560, 20, 5, 128, 4096)),
-    "Llama-4-Scout": (LLAMA_4_SCOUT, (48, 5120, 40, 8, 128, 10485760)),
-    "command-r": (COMMAND_R, (40, 8192, 64, 64, 128, 131072)),
-    "gemma-2b": (GEMMA_2B, (18, 2048, 8, 1, 256, 8192)),
-    "phi-2": (PHI_2, (32, 2560, 32, 32, 80, 2048)),
-    "OLMo-1B": (OLMO_1B, (16, 2048, 16, 16, 128, 2048)),
-    "glm-4-9b": (GLM_4_9B, (40, 4096, 32, 2, 128, 131072)),
+    "Phi-3.5-MoE": (mixtures.PHI_3_5_MOE, (32, 4096, 32, 8, 128, 131072)),
+    "falcon-7b": (dense.FALCON_7B, (32, 4544, 71, 1, 64, 2048)),
+    "falcon-40b": (dense.FALCON_40B, (60, 8192, 128, 8, 64, 2048)),
+    "Apertus-8B": (dense.APERTUS_8B, (32, 4096, 32, 8, 128, 65536)),
+    "BitNet-2B-4T": (dense.BITNET_2B, (30, 2560, 20, 5, 128, 4096)),
+    "Llama-4-Scout": (mixtures.LLAMA_4_SCOUT, (48, 5120, 40, 8, 128, 10485760)),
+    "command-r": (dense.COMMAND_R, (40, 8192, 64, 64, 128, 131072)),
+    "gemma-2b": (dense.GEMMA_2B, (18, 2048, 8, 1, 256, 8192)),
+    "phi-2": (dense.PHI_2, (32, 2560, 32, 32, 80, 2048)),
+    "OLMo-1B": (dense.OLMO_1B, (16, 2048, 16, 16, 128, 2048)),
+    "glm-4-9b": (dense.GLM_4_9B, (40, 4096, 32, 2, 128, 131072)),
+    "LFM2-350M": (dense.LFM2_350M, (16, 1024, 16, 8, 64, 128000)),
+    "LFM2-8B-A1B": (mixtures.LFM2_8B_A1B, (24, 2048, 32, 8, 64, 128000)),
+    "LFM2.5-8B-A1B": (mixtures.LFM2_5_8B_A1B, (24, 2048, 32, 8, 64, 128000)),
+    "GLM-4.5-Air": (mixtures.GLM_4_5_AIR, (46, 4096, 96, 8, 128, 131072)),
+    "MiniMax-M2.5": (mixtures.MINIMAX_M2, (62, 3072, 48, 8, 128, 204800)),
+    "Seed-OSS-36B": (dense.SEED_OSS_36B, (64, 5120, 80, 8, 128, 524288)),
+    "K-EXAONE-236B": (mixtures.K_EXAONE, (48, 6144, 64, 8, 128, 262144)),
+    "Trinity-Nano": (mixtures.TRINITY_NANO, (56, 1024, 8, 2, 128, 131072)),
+    "dbrx": (mixtures.DBRX, (40, 6144, 48, 8, 128, 32768)),
+    "stablelm-2-12b": (dense.STABLELM_2_12B, (40, 5120, 32, 8, 160, 4096)),
+    "Trinity-Mini": (mixtures.TRINITY_MINI, (32, 2048, 32, 4, 128, 131072)),
+    "cwm": (dense.CWM, (64, 6144, 48, 8, 128, 131072)),
+    "FlexOlmo-7x7B": (mixtures.FLEX_OLMO, (32, 4096, 32, 32, 128, 4096)),
 }
+
+
+def read(config: dict[str, Any]) -> Any:
+    return model_class_for(config).Config.from_hf(config)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_published_config_is_accepted(name):
     config, sizes = SIZES[name]
-    c = model_class_for(config).Config.from_hf(config)
+    c = read(config)
     assert (c.num_layers, c.width, c.heads, c.kv_heads, c.head_dim, c.context_length) == sizes
 
 
+def test_the_rotations_that_decide():
+    assert read(mixtures.MINIMAX_M2).rotary_dim == 64 and read(mixtures.GLM_4_5_AIR).rotary_dim == 64
+    assert read(dense.PHI_2).rotary_dim == 32 and read(dense.STABLELM_2_12B).rotary_dim == 40
+    assert read(mixtures.LFM2_5_8B_A1B).rope_theta == 5e6 and read(mixtures.LFM2_8B_A1B).rope_theta == 1e6
+    nano, exaone = read(mixtures.TRINITY_NANO), read(mixtures.K_EXAONE)
+    assert nano.rotates == (True, True, True, False) * 14 and nano.windows == (2048, 2048, 2048, 0) * 14
+    assert exaone.windows == (128, 128, 128, 0) * 12 and exaone.rotates == (True, True, True, False) * 12
+    assert exaone.rope_theta == 1e6
+    moe = read(mixtures.PHI_3_5_MOE)
+    assert set(moe.windows) == {0} and moe.rope_scaling.served(131072).attention_factor == 1.243163121016122
+
+
 def test_the_details_that_decide():
-    scout = model_class_for(LLAMA_4_SCOUT).Config.from_hf(LLAMA_4_SCOUT)
+    scout = read(mixtures.LLAMA_4_SCOUT)
     assert scout.rotates == (True, True, True, False) * 12 and scout.chunks == (8192, 8192, 8192, 0) * 12
     assert scout.growth == (0.1, 8192, 1) and all(scout.sparse) and (scout.expert_inner, scout.inner) == (8192, 16384)
-    moe = model_class_for(PHI_3_5_MOE).Config.from_hf(PHI_3_5_MOE)
-    assert set(moe.windows) == {0} and moe.rope_scaling.served(131072).attention_factor == 1.243163121016122
-    assert model_class_for(PHI_2).Config.from_hf(PHI_2).rotary_dim == 32
-    assert model_class_for(GEMMA_2B).Config.from_hf(GEMMA_2B).act == "gelu_pytorch_tanh"
+    assert read(dense.GEMMA_2B).act == "gelu_pytorch_tanh"
+    dbrx = read(mixtures.DBRX)
+    assert (dbrx.rope_theta, dbrx.qkv_clip, dbrx.num_experts, dbrx.routing.top_k) == (500000.0, 8.0, 16, 4)
+    trinity = read(mixtures.TRINITY_MINI)
+    assert trinity.rotates == (True, True, True, False) * 8 and trinity.embed_scale == 2048**0.5
+    assert trinity.sparse == (False, False) + (True,) * 30 and trinity.shared_inner == 1024
+    exaone = read(mixtures.K_EXAONE)
+    assert exaone.sparse == (False,) + (True,) * 47 and exaone.routing.scale == 2.5
 
 
 def test_alibi_is_refused_by_name():
-    rw = {**FALCON_7B, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+    rw = {**dense.FALCON_7B, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
     with pytest.raises(UnsupportedModel, match="alibi"):
-        model_class_for(rw).Config.from_hf(rw)
+        read(rw)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**mixtures.DBRX, "rope_parameters": {"rope_theta": 10000.0}}, "rope_theta"),
+        ({**mixtures.DBRX, "ffn_config": {**mixtures.DBRX["ffn_config"], "moe_top_k": 17}}, "moe_top_k"),
+        (
+            {**mixtures.DBRX, "ffn_config": {**mixtures.DBRX["ffn_config"], "moe_normalize_expert_weights": 2}},
+            "moe_normalize",
+        ),
+        (
+            {**mixtures.DBRX, "ffn_config": {**mixtures.DBRX["ffn_config"], "ffn_act_fn": {"name": "mish"}}},
+            "ffn_act_fn",
+        ),
+        ({**mixtures.DBRX, "attn_config": 3}, "attn_config"),
+        ({**mixtures.DBRX, "attn_config": {"new_scale": 2.0}}, "new_scale"),
+        ({**mixtures.K_EXAONE, "is_moe_layer": [True]}, "is_moe_layer"),
+        ({**mixtures.TRINITY_MINI, "num_expert_groups": 2}, "num_expert_groups"),
+        ({**mixtures.TRINITY_MINI, "score_func": "softmax"}, "score_func"),
+    ],
+)
+def test_values_without_code_are_refused_by_name(config, words):
+    with pytest.raises(KvasirError, match=words):
+        read(config)
