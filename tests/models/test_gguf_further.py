@@ -16,6 +16,7 @@ import torch
 from kvasir.models.registry import MODELS
 from tests.models.driver import logits_of
 from tests.models.families import config_of
+from tests.models.family_parts import PLAIN, YARN
 from tests.models.gguf_files import Tensors, add_tensors, converted_by, names_of, writing
 from tests.models.hf import load, randomized, save
 from tests.models.oracle import random_ids
@@ -136,6 +137,31 @@ def add_ministral3(writer: Any, c: Any) -> None:
     writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def add_mellum(writer: Any, c: Any) -> None:
+    full, sliding = (c.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(full["rope_theta"])
+    writer.add_float32("mellum.rope.freq_base_swa", sliding["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(full["factor"])
+    writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
+    writer.add_expert_count(c.num_experts)
+    writer.add_expert_used_count(c.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(c.moe_intermediate_size)
+    writer.add_sliding_window(c.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c.layer_types])
+
+
 def add_solar_open(writer: Any, c: Any) -> None:
     add_sizes(writer, c)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
@@ -214,6 +240,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any, Any], None], Callable[[str, np.nda
     "internlm3": ("llama", add_llama, in_pairs),
     "iquestcoder": ("llama", add_llama, in_pairs),
     "jais2": ("jais2", add_jais2, same),
+    "mellum": ("mellum", add_mellum, same),
     "ministral3": ("mistral3", add_ministral3, in_pairs),
     "solar-open": ("glm4moe", add_solar_open, with_bias_of_choice),
     "stablelm-12b": ("stablelm", add_stablelm, same),
@@ -227,10 +254,14 @@ SEEN_AS = ("internlm3", "iquestcoder", "solar-open")
 _ROPE = config_of("ministral3")["rope_parameters"]
 CHANGES: dict[str, dict[str, Any]] = {
     "afmoe": {"num_hidden_layers": 5, "layer_types": None},
+    "mellum": {
+        "mlp_layer_types": None,
+        "rope_parameters": {"full_attention": {**YARN, "rope_theta": 500.0}, "sliding_attention": PLAIN},
+    },
     "ministral3": {"rope_parameters": {**_ROPE, "mscale": 1.0, "mscale_all_dim": 0.5}},
 }
 # Architectures that gguf-py has no names for, and another one with the same names.
-NAMED_AS = {"cohere2moe": "glm4moe", "hy_v3": "exaone-moe"}
+NAMED_AS: dict[str, str] = {"cohere2moe": "glm4moe", "hy_v3": "exaone-moe", "mellum": "qwen3moe"}
 
 
 # --- files --------------------------------------------------------------------------------------------

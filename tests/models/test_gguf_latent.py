@@ -30,6 +30,8 @@ FILE = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {**LATENT["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
 }
+_ROPE_OF_MISTRAL = {**config_of("mistral4")["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7}
+MISTRAL4 = {**config_of("mistral4"), "rms_norm_eps": 1e-6}
 MINICPM3 = {"scale_emb": 12, "dim_model_base": 256, "rms_norm_eps": 1e-6, "rope_parameters": PLAIN}
 # Per file: its config, and whether it has the matrices of keys and values apart, the keys' transposed.
 CASES: dict[str, tuple[dict[str, Any], bool]] = {
@@ -42,6 +44,10 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "minicpm3": ({**config_of("minicpm3"), **MINICPM3}, False),
     "glm4_moe_lite": ({**config_of("glm4-moe-lite"), **FILE, "mlp_layer_types": None}, True),
     "mimo_v2_flash": (config_of("mimo-v2-flash"), False),
+    # The converter of folders drops the growth of queries, that of Mistral's own files keeps it.
+    "mistral4": ({**MISTRAL4, "rope_parameters": {**_ROPE_OF_MISTRAL, "llama_4_scaling_beta": 0.0}}, True),
+    "mistral4_growing": ({**MISTRAL4, "rope_parameters": _ROPE_OF_MISTRAL}, True),
+    "youtu": ({**config_of("youtu"), "rms_norm_eps": 1e-6, "rope_parameters": PLAIN}, True),
 }
 ARCHITECTURES = {
     "deepseek_v32": "deepseek32",
@@ -75,8 +81,12 @@ def add_keys(writer: Any, c: Any, apart: bool) -> None:
     writer.add_rope_dimension_count(turning)
     if not dense:
         writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-        add_yarn(writer, c.rope_parameters)
         add_mixture(writer, c)
+    if c.rope_parameters["rope_type"] == "yarn":
+        add_yarn(writer, c.rope_parameters)
+    if beta := c.rope_parameters.get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(beta)
+        writer.add_attn_temperature_length(c.rope_parameters["original_max_position_embeddings"])
     if hasattr(c, "index_topk"):
         writer.add_indexer_head_count(c.index_n_heads)
         writer.add_indexer_key_length(c.index_head_dim)
@@ -121,6 +131,11 @@ def add_yarn(writer: Any, rope: dict[str, Any]) -> None:
 
 
 def add_mixture(writer: Any, c: Any) -> None:
+    if c.model_type == "youtu":  # without experts
+        writer.add_leading_dense_block_count(c.num_hidden_layers)
+        writer.add_expert_feed_forward_length(c.intermediate_size)
+        writer.add_expert_shared_count(0)
+        return
     add_experts(writer, c)
     writer.add_expert_shared_count(c.n_shared_experts)
     writer.add_leading_dense_block_count(getattr(c, "first_k_dense_replace", 1))
@@ -128,7 +143,8 @@ def add_mixture(writer: Any, c: Any) -> None:
     if c.norm_topk_prob:
         writer.add_expert_weights_norm(True)
     gating = gguf.ExpertGatingFuncType
-    writer.add_expert_gating_func(gating.SOFTMAX if c.model_type == "deepseek_v2" else gating.SIGMOID)
+    if c.model_type != "mistral4":
+        writer.add_expert_gating_func(gating.SOFTMAX if c.model_type == "deepseek_v2" else gating.SIGMOID)
     if c.n_group > 1:
         writer.add_expert_group_count(c.n_group)
         writer.add_expert_group_used_count(c.topk_group)
@@ -140,6 +156,8 @@ def converted(name: str, data: np.ndarray, c: Any, apart: bool) -> dict[str, np.
         return {f"{name.removesuffix('_bias')}.bias": data}
     if name.endswith("attention_sink_bias"):
         return {f"{name}.weight": data}
+    if name.endswith((".down_proj", ".gate_up_proj")):  # stacks
+        return {f"{name}.weight": data}
     if not apart or not name.endswith("kv_b_proj.weight"):
         return {name: data}
     keys, values = np.split(data.reshape(c.num_attention_heads, -1, data.shape[1]), [c.qk_nope_head_dim], axis=1)
@@ -149,7 +167,10 @@ def converted(name: str, data: np.ndarray, c: Any, apart: bool) -> dict[str, np.
 def write(hf: Any, path: Path, apart: bool, quantize: bool = False) -> Path:
     c = hf.config
     architecture = ARCHITECTURES.get(c.model_type, "deepseek2")
+    if c.model_type == "mistral4" and not c.rope_parameters["llama_4_scaling_beta"]:
+        architecture = "mistral4"
     known = "glm-dsa" if architecture == "deepseek32" else architecture  # which gguf-py does not have yet
+    known = "mistral4" if c.model_type == "mistral4" else known  # its stacks of gates and ups
     name_of = names_of(known, c.num_hidden_layers)
     with writing(path, architecture) as writer:
         add_keys(writer, c, apart)

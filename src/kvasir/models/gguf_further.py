@@ -6,7 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvasir.models.config import MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
-from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types, read_vocab_size, rows_of
+from kvasir.models.gguf_fields import (
+    Shapes,
+    read_decoder,
+    read_layer_types,
+    read_routed_experts,
+    read_vocab_size,
+    rows_of,
+)
 
 Config = dict[str, Any]
 
@@ -94,6 +101,27 @@ def _llama_embed(f: Fields, architecture: str, shapes: Shapes) -> Config:
     }  # fmt: skip
 
 
+def _mellum(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """Layers with a window rotate without scaling, by a base of their own if the file has one. As in llama.cpp, the
+    weights of a token's experts are divided by their sum."""
+    config = read_decoder(f, shapes)
+    window, theta = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0), config.pop("rope_theta")
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    layers = config["num_hidden_layers"]
+    return config | read_routed_experts(f, normalise=True) | {
+        "model_type": "mellum",
+        "layer_types": read_layer_types(f, layers, pattern=4) if window else ["full_attention"] * layers,
+        **({"sliding_window": window} if window else {}),
+        "rope_parameters": {
+            "full_attention": {**scaling, "rope_theta": theta},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": f.number("rope.freq_base_swa", 1.0, 1e12, theta),
+            },
+        },
+    }  # fmt: skip
+
+
 def _mistral3(f: Fields, architecture: str, shapes: Shapes) -> Config:
     """A Ministral 3, whose queries grow if the file has a scale of their temperature, or a Mistral."""
     config = read_decoder(f, shapes)
@@ -168,5 +196,6 @@ READERS = {
     "hy_v3": _hy_v3,
     "jais2": _jais2,
     "llama-embed": _llama_embed,
+    "mellum": _mellum,
     "mistral3": _mistral3,
 }

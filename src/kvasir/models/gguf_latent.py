@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvasir.errors import ModelFileError, quoted
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import (
     MAX_EXPERTS,
     MAX_HEAD_DIM,
@@ -53,19 +53,56 @@ def _latent(f: Fields, shapes: Shapes, *, value_dim: int = 0) -> dict[str, Any]:
 
 
 def _deepseek2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """DeepSeek-V2, V3 and models like them, distinguished by the experts' gating function. The norms of latents have
-    the epsilon of the models' own code, which the file does not state."""
+    """DeepSeek-V2, V3 and models like them, distinguished by the experts' gating function; a Mistral 4 if queries grow,
+    a Youtu-LLM without experts. The norms of latents have the epsilon of the models' own code, which the file does not
+    state."""
     config = _latent(f, shapes)
     if config["rope_scaling"]:  # 0.1 mscale_all_dim; mscale itself, which the file does not state, has its value
         weight = round(10 * f.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0), 6)
         config["rope_scaling"] |= {"mscale": weight, "mscale_all_dim": weight} if weight else {}
-    drafting = f.integer("nextn_predict_layers", 0, config["num_hidden_layers"] - 1, 0)
+    if not f.integer("expert_count", 0, MAX_EXPERTS, 0):
+        return config | _youtu(f, config["num_hidden_layers"])
+    config |= _deepseek_experts(f, config["num_hidden_layers"], shapes)
+    if architecture == "mistral4" or f.get("attention.temperature_scale") is not None:
+        return _mistral4(f, config)
+    return config
+
+
+def _youtu(f: Fields, layers: int) -> dict[str, Any]:
+    """What the converter writes of experts for a model without any."""
+    f.integer("leading_dense_block_count", layers, MAX_LAYERS, layers)
+    f.get("expert_feed_forward_length")
+    for absent in ("expert_used_count", "expert_shared_count"):
+        f.expect(absent, 0)
+    return {"model_type": "youtu"}
+
+
+def _mistral4(f: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """As llama.cpp's converter writes a model folder, the file does not state how queries grow, and they do not;
+    Mistral's own files state it."""
+    scaling = config.pop("rope_scaling") or {"rope_type": "default"}
+    length = scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
+    f.expect("attention.temperature_length", length)
+    beta = f.number("attention.temperature_scale", 0.0, 1e3, 0.0)
+    growth = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": length} if beta else {}
+    if config["model_type"] != "deepseek_v2":
+        raise UnsupportedModel(f"{f.where}: queries that grow, with experts chosen by sigmoid scores",
+                               "Mistral 4's are chosen by softmax")  # fmt: skip
+    del config["topk_method"]
+    return config | {
+        "model_type": "mistral4",
+        "rope_parameters": {**scaling, "rope_theta": config.pop("rope_theta"), **growth},
+    }
+
+
+def _deepseek_experts(f: Fields, layers: int, shapes: Shapes) -> dict[str, Any]:
+    drafting = f.integer("nextn_predict_layers", 0, layers - 1, 0)
     gating = f.integer("expert_gating_func", 0, _SIGMOID, _SOFTMAX) or _SOFTMAX
     groups = f.integer("expert_group_count", 1, MAX_EXPERTS, 1)
     methods = {_SIGMOID: "noaux_tc", _SOFTMAX: "greedy" if groups == 1 else "group_limited_greedy"}
-    return config | {
+    return {
         "model_type": {_SIGMOID: "deepseek_v3", _SOFTMAX: "deepseek_v2"}[gating],
-        "num_hidden_layers": config["num_hidden_layers"] - drafting,
+        "num_hidden_layers": layers - drafting,
         **({"num_nextn_predict_layers": drafting} if drafting else {}),
         "topk_method": methods[gating],
         "n_routed_experts": f.integer("expert_count", 1, MAX_EXPERTS),
@@ -166,4 +203,5 @@ READERS = {
     "glm-dsa": _deepseek32,
     "mimo2": _mimo2,
     "minicpm3": _minicpm3,
+    "mistral4": _deepseek2,
 }

@@ -61,6 +61,7 @@ _QWEN3MOE_NAMES = {
     "ffn_gate_exps": "mlp.experts.*.gate_proj",
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.*.gate_up_proj",
 }
 _DEEPSEEK_NAMES = {**_QWEN3MOE_NAMES, **others.SHARED, "exp_probs_b": "mlp.gate.e_score_correction_bias"}
 _QWEN2MOE_NAMES = {
@@ -186,6 +187,7 @@ _DELTA = NameTable(
         "shared_head.norm": "mtp.norm", "": "mtp.layers.{}",
     },
 )  # fmt: skip
+_LATENT = NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b"))
 _SPARSE = NameTable(
     {**_DEEPSEEK_NAMES, **others.LATENT, **others.INDEXER}, "model.layers", flattened=("attn_k_b", "attn_v_b")
 )
@@ -209,7 +211,7 @@ FAMILIES = {
     "cohere2": NameTable(_LLAMA_NAMES, "model.layers"),
     "cohere2moe": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "dbrx": NameTable(others.DBRX, "transformer.blocks"),
-    "deepseek2": NameTable({**_DEEPSEEK_NAMES, **others.LATENT}, "model.layers", flattened=("attn_k_b", "attn_v_b")),
+    "deepseek2": _LATENT,
     "deepseek32": _SPARSE,
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
@@ -264,7 +266,9 @@ FAMILIES = {
     "mamba2": NameTable(state_spaces.MAMBA2, "backbone.layers", flat=state_spaces.FLAT),
     "llama4": NameTable({**_LLAMA_NAMES, **others.LLAMA4}, "model.layers"),
     "llama-embed": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "mellum": NameTable(_QWEN3MOE_NAMES, "model.layers"),
     "mistral3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
+    "mistral4": _LATENT,
     "minimax-m2": NameTable(
         {**_MIXTRAL_NAMES, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, "model.layers"
     ),
