@@ -199,6 +199,13 @@ def test_a_file_computes_what_its_folder_computes(tmp_path, name):
     assert torch.equal(logits_of(file, ids), logits_of(folder, ids))
 
 
+def test_layers_with_indexers_of_their_own_may_be_all(tmp_path):
+    """The array of equal flags is read as one flag."""
+    config, apart = CASES["glm_moe_dsa"]
+    hf = made({**config, "indexer_types": ["full"] * config["num_hidden_layers"]})
+    assert load(write(hf, tmp_path / "model.gguf", apart)).config.selects == (True,) * config["num_hidden_layers"]
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("apart", [True, False])
 def test_the_matrices_of_heads_keep_their_format(tmp_path, apart):

@@ -38,7 +38,9 @@ def architecture_fields(metadata: Mapping[str, Any], architecture: str) -> Field
 
 def _plain(value: Any) -> Any:
     """Converts a metadata value: a per-layer array of equal numbers to that number, a float32 to its shortest
-    decimal."""
+    decimal, arrays in arrays to lists."""
+    if isinstance(value, list):
+        return [part.tolist() if isinstance(part, np.ndarray) else _plain(part) for part in value]
     if isinstance(value, np.ndarray):
         same = value.size and bool((value == value.flat[0]).all())
         return _plain(value.flat[0].item()) if same else value.tolist()
@@ -101,7 +103,7 @@ def read_layer_types(f: Fields, layers: int, pattern: int) -> list[str]:
     """From a flag per layer, or from a period N where every Nth layer has full attention. pattern: the default
     period."""
     given = f.get("attention.sliding_window_pattern")
-    if isinstance(given, list) and len(given) == layers:
+    if isinstance(given, list) and len(given) == layers and all(value in (0, 1) for value in given):
         slides = [bool(value) for value in given]
     elif isinstance(given, bool):
         slides = [given] * layers

@@ -60,7 +60,7 @@ def _deepseek2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     if config["rope_scaling"]:  # 0.1 mscale_all_dim; mscale itself, which the file does not state, has its value
         weight = round(10 * f.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0), 6)
         config["rope_scaling"] |= {"mscale": weight, "mscale_all_dim": weight} if weight else {}
-    if not f.integer("expert_count", 0, MAX_EXPERTS, 0):
+    if architecture == "deepseek2" and not f.integer("expert_count", 0, MAX_EXPERTS, 0):
         return config | _youtu(f, config["num_hidden_layers"])
     config |= _deepseek_experts(f, config["num_hidden_layers"], shapes)
     if architecture == "mistral4" or f.get("attention.temperature_scale") is not None:
@@ -86,8 +86,7 @@ def _mistral4(f: Fields, config: dict[str, Any]) -> dict[str, Any]:
     beta = f.number("attention.temperature_scale", 0.0, 1e3, 0.0)
     growth = {"llama_4_scaling_beta": beta, "original_max_position_embeddings": length} if beta else {}
     if config["model_type"] != "deepseek_v2":
-        raise UnsupportedModel(f"{f.where}: queries that grow, with experts chosen by sigmoid scores",
-                               "Mistral 4's are chosen by softmax")  # fmt: skip
+        raise UnsupportedModel(f"{f.where}: expert_gating_func is {_SIGMOID}, sigmoid", "Mistral 4 has softmax")
     del config["topk_method"]
     return config | {
         "model_type": "mistral4",
@@ -125,6 +124,8 @@ def _deepseek32(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     selects = f.get("attention.indexer.types")
     if selects is None:
         selects = [f"blk.{i}.indexer.attn_q_b.weight" in shapes for i in range(layers)]
+    if isinstance(selects, bool):  # the same for all layers
+        selects = [selects] * layers
     if not isinstance(selects, list) or len(selects) < layers or not all(kind in (0, 1) for kind in selects):
         raise ModelFileError(
             f"{f.where}: attention.indexer.types is {quoted(selects)}", f"expected true or false for {layers} layers"
@@ -160,7 +161,8 @@ def _mimo2(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     slides = [kind == "sliding_attention" for kind in read_layer_types(f, layers + drafting, pattern=6)]
     counts = f.get("attention.head_count_kv")
     counts = counts if isinstance(counts, list) else [counts] * (layers + drafting)
-    if len(counts) != len(slides) or len(found := set(zip(slides, counts, strict=True))) > 2:
+    known = len(counts) == len(slides) and all(type(count) in (int, type(None)) for count in counts)
+    if not known or len(found := set(zip(slides, counts, strict=True))) > 2:
         raise ModelFileError(f"{f.where}: attention.head_count_kv is {quoted(counts)}",
                              "expected a number per layer, the same for all with a window")  # fmt: skip
     heads = dict(found)
