@@ -148,6 +148,19 @@ void run_scan(const Instr& in, const Run& run, const Team& team) {
     kernels().selective_scan(args, team);
 }
 
+void run_wkv(const Instr& in, const Run& run, const Team& team) {
+    if (in.op == OP_TOKEN_SHIFT) {
+        ShiftArgs args = *at<ShiftArgs>(in.p[0]);
+        args.pieces = run.program->pieces;
+        args.num_pieces = run.num_pieces;
+        return kernels().token_shift(args, team);
+    }
+    WkvArgs args = *at<WkvArgs>(in.p[0]);
+    args.pieces = run.program->pieces;
+    args.num_pieces = run.num_pieces;
+    kernels().wkv(args, team);
+}
+
 void run_store(const Instr& in, const Run& run, Range r) {
     StoreArgs args = *at<StoreArgs>(in.p[0]);
     args.slots = run.program->slots[in.n[0]];
@@ -346,6 +359,8 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_SHORT_CONV: return run_short_conv(in, run, team);
         case OP_CONVOLUTION:
         case OP_SCAN: return run_scan(in, run, team);
+        case OP_TOKEN_SHIFT:
+        case OP_WKV: return run_wkv(in, run, team);
         case OP_EXPERTS:
             return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
                                at<float>(in.p[4]), rows, team);

@@ -46,6 +46,9 @@ void short_conv(const ShortConvArgs&, const Team&);
 // ssm.cpp
 void causal_convolution(const ConvolutionArgs&, const Team&);
 void selective_scan(const ScanArgs&, const Team&);
+// wkv.cpp
+void token_shift(const ShiftArgs&, const Team&);
+void wkv(const WkvArgs&, const Team&);
 // sampler.cpp
 void sample(const SampleArgs&, const Team&);
 
@@ -77,6 +80,8 @@ extern const Kernels kernels = {
     short_conv,
     causal_convolution,
     selective_scan,
+    token_shift,
+    wkv,
     sample,
 };
 

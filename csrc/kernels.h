@@ -14,6 +14,7 @@
 #include "sampler.h"
 #include "short_conv.h"
 #include "ssm.h"
+#include "wkv.h"
 #include "team.h"
 
 namespace kvasir {
@@ -80,6 +81,9 @@ struct Kernels {
     // ssm.cpp
     void (*causal_convolution)(const ConvolutionArgs& args, const Team& team);
     void (*selective_scan)(const ScanArgs& args, const Team& team);
+    // wkv.cpp
+    void (*token_shift)(const ShiftArgs& args, const Team& team);
+    void (*wkv)(const WkvArgs& args, const Team& team);
 
     // sampler.cpp
     void (*sample)(const SampleArgs& args, const Team& team);  // may use barriers; all threads of the team call it

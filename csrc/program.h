@@ -61,6 +61,8 @@ enum Op : int32_t {
     OP_ADD_TO_STREAMS = 37,  // p: out, x, added             n: width, streams; the first stays
     OP_SELECT = 38,        // p: IndexArgs
     OP_SELECTED_ATTENTION = 39,  // p: SelectedArgs          n: group
+    OP_TOKEN_SHIFT = 40,   // p: ShiftArgs
+    OP_WKV = 41,           // p: WkvArgs
 };
 
 enum Flag : int32_t { BARRIER = 1 };

@@ -2,6 +2,7 @@
 // and lanes are channels, so the instruction set changes no bit.
 #include "ssm.h"
 
+#include "kept_inputs.h"
 #include "kernels.h"
 #include "simd_math.h"
 
@@ -30,28 +31,6 @@ KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
 KVASIR_INLINE void put_some(float* to, f32x16 x, int64_t count) {
     count < LANES ? store_first(to, x, count) : store(to, x);
 }
-
-// The stored inputs of a piece.
-class Kept {
-public:
-    Kept(const InputRows& rows, const Piece& piece)
-        : r(rows), piece(piece), table(piece.tables[rows.group]),
-          home(piece.start > 0 ? (piece.start - 1) / rows.block_size : 0) {}
-
-    float* block(int64_t index) const { return r.blocks + table[index] * r.block_stride; }
-    float* row(int64_t index, int64_t token) const {
-        return block(index) + r.state_size + (token - index * r.block_size + r.taps - 1) * r.inputs;
-    }
-    // The row of a token of this step.
-    float* own(int64_t token) const { return row(token / r.block_size, token); }
-    // The row of a token before the piece; null before the sequence.
-    const float* before(int64_t token) const { return token < 0 ? nullptr : row(home, token); }
-
-    const InputRows& r;
-    const Piece& piece;
-    const int32_t* const table;
-    const int64_t home;  // the block of the token before the piece
-};
 
 // The channels [first, first + count) of one token: taps in ascending order, null for zeros.
 void convolve(const ConvolutionArgs& a, const float* const* taps, int64_t first, int64_t count, float* out) {

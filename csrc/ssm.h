@@ -17,20 +17,12 @@
 
 #include <cstdint>
 
+#include "input_rows.h"
 #include "piece.h"
 
 namespace kvasir {
 
 constexpr int64_t MAX_SCAN_DIM = 256, MAX_SCAN_TAPS = 8;
-
-// Where the blocks of a layer keep a token's inputs.
-struct InputRows {
-    float* blocks;         // block 0; each `block_stride` floats after the last
-    int64_t block_stride;
-    int64_t state_size;    // floats of a block before its rows
-    int64_t inputs;        // floats of a row
-    int32_t taps, block_size, group, reserved;  // of the convolution; tokens; index of the block table
-};
 
 struct ConvolutionArgs {
     InputRows rows;

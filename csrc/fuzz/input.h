@@ -19,6 +19,7 @@ void fuzz_sampler(const uint8_t* data, size_t size);
 void fuzz_scan(const uint8_t* data, size_t size);
 void fuzz_short_conv(const uint8_t* data, size_t size);
 void fuzz_streams(const uint8_t* data, size_t size);
+void fuzz_wkv(const uint8_t* data, size_t size);
 
 namespace kvasir_fuzz {
 

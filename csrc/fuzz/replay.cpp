@@ -17,6 +17,7 @@ constexpr Target TARGETS[] = {
     {"attention", fuzz_attention}, {"delta", fuzz_delta}, {"indexer", fuzz_indexer}, {"linear", fuzz_linear},
     {"program", fuzz_program},     {"router", fuzz_router}, {"rows", fuzz_rows},     {"sampler", fuzz_sampler},
     {"scan", fuzz_scan},           {"short_conv", fuzz_short_conv}, {"streams", fuzz_streams},
+    {"wkv", fuzz_wkv},
 };
 
 std::vector<std::string> files_of(const std::string& folder) {

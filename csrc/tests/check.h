@@ -70,3 +70,4 @@ void test_indexer();
 void test_short_conv();
 void test_scan();
 void test_streams();
+void test_wkv();

@@ -8,11 +8,14 @@
 #include "../rows.h"
 #include "../short_conv.h"
 #include "../ssm.h"
+#include "../wkv.h"
 #include "recurrent.h"
 
 KVASIR_API int32_t kvasir_gated_delta(kvasir::DeltaArgs* args, int32_t threads);
 KVASIR_API int32_t kvasir_selective_scan(kvasir::ScanArgs* args, int32_t threads);
 KVASIR_API int32_t kvasir_short_conv(kvasir::ShortConvArgs* args, int32_t threads);
+KVASIR_API int32_t kvasir_token_shift(kvasir::ShiftArgs* args, int32_t threads);
+KVASIR_API int32_t kvasir_wkv(kvasir::WkvArgs* args, int32_t threads);
 
 namespace kvasir_test {
 
@@ -145,6 +148,93 @@ class ShortConvLayer : public Layer {
     const Sizes s;
     const std::vector<float> b, c, x;
     Guarded<float> kernel, bias;
+};
+
+// The rule of RWKV-7, in rows that begin with `first` floats of something else.
+class WkvLayer : public Layer {
+  public:
+    static constexpr float EPS = 1e-3f;
+    struct Sizes {
+        int32_t heads, dim, normed;
+        int64_t first;
+    };
+    WkvLayer(const Sizes& sizes, int64_t tokens, const Fill& fill)
+        : s(sizes), r(fill(tokens * width(), 1.0f)), w(fill(tokens * width(), 3.0f)), k(fill(tokens * width(), 1.0f)),
+          v(fill(tokens * width(), 1.0f)), a(fill(tokens * width(), 2.0f)), k_k(fill(width(), 1.0f)),
+          k_a(fill(width(), 1.0f)), r_k(fill(width(), 0.5f)), weight(fill(width(), 1.0f)), bias(fill(width(), 1.0f)) {}
+
+    int64_t width() const override { return int64_t{s.heads} * s.dim; }
+    int64_t state() const override { return width() * s.dim; }
+    int64_t inputs() const override { return s.first + 4 * width(); }
+    int64_t taps() const override { return 2; }
+
+    int32_t run(const Step& step, const std::vector<int64_t>& tokens) const override {
+        Chosen own_r(r, width(), tokens), own_w(w, width(), tokens), own_k(k, width(), tokens);
+        Chosen own_v(v, width(), tokens), own_a(a, width(), tokens);
+        kvasir::WkvArgs args = arguments(step);
+        args.r = own_r.data(), args.w = own_w.data(), args.k = own_k.data();
+        args.v = own_v.data(), args.a = own_a.data();
+        return kvasir_wkv(&args, step.threads);
+    }
+
+    // All but what depends on the step's tokens.
+    kvasir::WkvArgs arguments(const Step& step) const {
+        kvasir::WkvArgs args = {};
+        args.rows = {step.blocks, step.block_stride, state(), inputs(), 2, step.block_size, 0, 0};
+        args.heads = s.heads, args.dim = s.dim, args.eps = EPS;
+        args.states = step.states;
+        args.k_k = k_k.data(), args.k_a = k_a.data(), args.r_k = r_k.data();
+        if (s.normed) args.weight = weight.data(), args.bias = bias.data();
+        args.out = step.out, args.pieces = step.pieces, args.num_pieces = step.num_pieces;
+        return args;
+    }
+
+    const Sizes s;
+    const std::vector<float> r, w, k, v, a, k_k, k_a, r_k, weight, bias;
+};
+
+// The token shift of RWKV-7, in rows that end with `rest` floats of something else. A token's result: all mixes.
+class ShiftLayer : public Layer {
+  public:
+    struct Sizes {
+        int64_t width;
+        int32_t count;
+        int64_t rest;
+    };
+    ShiftLayer(const Sizes& sizes, int64_t tokens, const Fill& fill)
+        : s(sizes), x(fill(tokens * s.width, 1.0f)), mix(fill(s.count * s.width, 1.0f)) {}
+
+    int64_t width() const override { return s.width * s.count; }
+    int64_t state() const override { return 0; }
+    int64_t inputs() const override { return s.width + s.rest; }
+    int64_t taps() const override { return 2; }
+
+    int32_t run(const Step& step, const std::vector<int64_t>& tokens) const override {
+        const auto count = static_cast<int64_t>(tokens.size());
+        Chosen own(x, s.width, tokens);
+        Guarded<float> mixed(count * width());
+        kvasir::ShiftArgs args = arguments(step);
+        args.x = own.data();
+        for (int32_t m = 0; m < s.count; ++m) args.out[m] = mixed.data + m * count * s.width;
+        const int32_t result = kvasir_token_shift(&args, step.threads);
+        for (int64_t t = 0; t < count; ++t) {
+            for (int32_t m = 0; m < s.count; ++m) {
+                std::copy_n(args.out[m] + t * s.width, s.width, step.out + (t * s.count + m) * s.width);
+            }
+        }
+        return result;
+    }
+
+    kvasir::ShiftArgs arguments(const Step& step) const {
+        kvasir::ShiftArgs args = {};
+        args.rows = {step.blocks, step.block_stride, 0, inputs(), 2, step.block_size, 0, 0};
+        args.width = s.width, args.count = s.count, args.mix = mix.data();
+        args.pieces = step.pieces, args.num_pieces = step.num_pieces;
+        return args;
+    }
+
+    const Sizes s;
+    const std::vector<float> x, mix;
 };
 
 }  // namespace kvasir_test

@@ -30,6 +30,7 @@ int main() {
         test_short_conv();
         test_scan();
         test_streams();
+        test_wkv();
         std::printf("kernels on %s: passed, %zu results with the same bits\n", kvasir_isa_name(), next_result);
     }
     return 0;

@@ -11,6 +11,7 @@ from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.models.registry import MODELS
 from kvasir.sched.drafts import Drafter
+from tests.models import rwkv7_plain
 from tests.models.families import SWITCHED, config_of
 
 _LLAMA = {
@@ -68,6 +69,11 @@ CONFIGS = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
         "linear_value_heads_tiled": True,
+    },
+    "rwkv7": {
+        "model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"], "hidden_size": 60, "num_hidden_layers": 3,
+        "head_dim": 20, "intermediate_size": 96, "decay_low_rank_dim": 12, "a_low_rank_dim": 8, "v_low_rank_dim": 5,
+        "gate_low_rank_dim": 16, "vocab_size": 300, "hidden_act": "sqrelu", "norm_eps": 1e-5,
     },
     "gpt2": {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 48, "n_layer": 2, "n_head": 3,
@@ -162,6 +168,10 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
 
     config = {**CONFIGS, **ENCODERS, **CLASSIFIERS}[kind]
     (folder / "config.json").write_text(json.dumps(config))
+    if config["model_type"] == "rwkv7":  # of which transformers has no class
+        weights = {name: torch.from_numpy(array) for name, array in rwkv7_plain.random_weights(config, seed).items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return str(folder)
     with torch.device("meta"):
         made = transformers.AutoConfig.from_pretrained(folder)
         name = config["architectures"][0]

@@ -46,8 +46,10 @@ SLOW = [(model, "bfloat16", "program") for model in MODELS if model not in FEW]
 SLOW += [(model, "float32", "program") for model in ["mini", *MODELS] if model != "gemma3"]
 SLOW += [(model, "bfloat16", "eager") for model in ("mini", "mistral", "gpt2", "gemma2", "qwen3-moe", "qwen3-next")]
 SLOW += [(model, "float32", "eager") for model in ("llama", "qwen3", "gemma3", "mixtral", "qwen3-next")]
-SLOW += [("glm-moe-dsa", "float32", "eager")]
-SLOW += [(model, "bfloat16", "program") for model in ("qwen3-5-tiled", "gpt-bigcode", *SWITCHED) if model not in FEW]
+SLOW += [("glm-moe-dsa", "float32", "eager"), ("rwkv7", "float32", "eager")]
+SLOW += [
+    (model, "bfloat16", "program") for model in ("qwen3-5-tiled", "gpt-bigcode", "rwkv7", *SWITCHED) if model not in FEW
+]
 CASES = [pytest.param(case, id="-".join(case)) for case in FAST]
 CASES += [pytest.param(case, id="-".join(case), marks=pytest.mark.slow) for case in SLOW]
 

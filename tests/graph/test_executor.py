@@ -34,6 +34,7 @@ def test_scores_by_relative_position_are_refused(tmp_path):
     ("family", "reason"),
     [
         ("lfm2", "no Triton kernel for short_conv"),
+        ("rwkv7", "no Triton kernel for token_shift"),
         ("deepseek-v2", "no kernel for latent attention"),
         ("glm-moe-dsa", "no kernel for latent attention"),
         ("mimo-v2-flash", "no kernel for keys of 24 and values of 16"),

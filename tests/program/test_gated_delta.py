@@ -18,7 +18,7 @@ IDS = [(7 * i * i + 3 * i) % 90 for i in range(80)]
 PREFIX = 43  # within the third block of 16
 
 
-@pytest.fixture(scope="module", params=["qwen3-next", "granite-hybrid"])
+@pytest.fixture(scope="module", params=["qwen3-next", "granite-hybrid", "rwkv7"])
 def model(request, tmp_path_factory):
     return loaded(request.param, tmp_path_factory.mktemp("model"))
 

@@ -56,6 +56,7 @@ OWN = {
     "zamba2": {"hidden_size": 64},
     "zamba2-blocks": {"hidden_size": 64},
     "mamba2": {"hidden_size": 64},
+    "rwkv7": {"hidden_size": 256, "head_dim": 32, "intermediate_size": 256},
     "gpt2": {"n_embd": 256, "n_head": 8},
     "gpt-bigcode": {"n_embd": 256, "n_head": 8},
     "bert": {"hidden_size": 256, "num_attention_heads": 8},

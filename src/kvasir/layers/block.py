@@ -13,6 +13,7 @@ from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.moe import MoE
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.rwkv import ChannelMix, TimeMix
 from kvasir.layers.ssm import Mamba1, Mamba2
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from kvasir.layers.batch import Batch
 
-Mixer = Attention | LatentAttention | GatedDelta | Mamba1 | Mamba2 | ShortConvolution  # mixes across tokens
+# What mixes across tokens.
+Mixer = Attention | LatentAttention | GatedDelta | Mamba1 | Mamba2 | ShortConvolution | TimeMix | ChannelMix
 
 
 class DecoderLayer(Module):

@@ -207,6 +207,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Roberta",
         ("RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification"),
     ),
+    "rwkv7": ("rwkv7", "Rwkv7", ("RWKV7ForCausalLM",)),
     "seed_oss": ("seed_oss", "SeedOss", ("SeedOssForCausalLM",)),
     "smollm3": ("smollm3", "SmolLM3", ("SmolLM3ForCausalLM",)),
     "solar_open": ("solar_open", "SolarOpen", ("SolarOpenForCausalLM",)),

@@ -54,6 +54,8 @@ ALL_TOGETHER = (
     "selected_attention",
     "causal_convolution",
     "selective_scan",
+    "token_shift",
+    "wkv",
     "experts",
     "head_linear",
     "adapt_inner",

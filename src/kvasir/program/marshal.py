@@ -15,7 +15,7 @@ from kvasir.ops.attention.native import AttentionArgs, RelativeStruct, StoreArgs
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.ops.ssm import ScanSizes, Taps
-from kvasir.program import native, scans, sparse
+from kvasir.program import native, scans, sparse, wkv
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
@@ -326,6 +326,19 @@ class Marshal:
         self._keep += [args, states, rates]
         self.state_bytes += states.nbytes
         self._set(instr, "selective_scan", [ctypes.addressof(args)], [])
+
+    def _token_shift(self, instr: native.Instr, instruction: Instruction) -> None:
+        args = wkv.shift_args(self.cache, instruction.inputs, self._rows(instruction), self._vector)
+        self._keep.append(args)
+        self._set(instr, "token_shift", [ctypes.addressof(args)], [])
+
+    def _wkv(self, instr: native.Instr, instruction: Instruction) -> None:
+        args, states = wkv.wkv_args(
+            self.cache, instruction.inputs, self._rows(instruction), self._vector, self._max_rows
+        )
+        self._keep += [args, states]
+        self.state_bytes += states.nbytes
+        self._set(instr, "wkv", [ctypes.addressof(args)], [])
 
     def _prepare_heads(self, instr: native.Instr, instruction: Instruction) -> None:
         weight, x = instruction.inputs

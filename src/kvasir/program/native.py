@@ -22,7 +22,7 @@ OPS = (
     "adapt_inner", "adapt_add", "gated_delta", "scale_rows", "short_conv",
     "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns", "clamp", "xielu",
     "scale_columns", "gaussian_cut", "match_magnitude", "predict_streams", "correct_streams", "add_to_streams",
-    "select_tokens", "selected_attention",
+    "select_tokens", "selected_attention", "token_shift", "wkv",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7, "relu2": 9}
