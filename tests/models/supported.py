@@ -74,7 +74,8 @@ Made by `python -m tests.models.supported` from the registry and from the result
 it); not written by hand. A family is **supported** where all four comparisons ran and passed:
 
 - **logits**: random models of the family agree with transformers in float32, to 1e-4 of the largest logit (of encoders:
-  of the hidden rows), on texts that cross windows and the original length of a scaled rotary embedding.
+  of the hidden rows), on texts that cross windows and the original length of a scaled rotary embedding. rwkv7, which
+  transformers does not have, agrees with a decoder written from the paper.
 - **GGUF**: a file written as llama.cpp's converter writes it gives the bits of the folder that it was made from, or
   where the converter changes numbers, agrees to 1e-4. `none`: llama.cpp has no such architecture.
 - **chat format**: the format of tool calls and of reasoning is found in the family's published template, and what

@@ -38,8 +38,8 @@ def run(model: Any, cache: KVCache) -> str:
     """Returns "exact" if the bits do not depend on the batch, chunks or threads, else "close".
 
     cache: the model's own; gives the device, the block size and the dtype of keys and values, and is not changed.
-    Tests the first of the model's attentions of each type, its first MLP, if any, and its head, with all threads and with
-    one.
+    Tests the first layer of each type that mixes tokens, the first MLP if there is one, and the head, with all threads
+    and with one.
     """
     threads = torch.get_num_threads()
     try:
