@@ -52,6 +52,14 @@ def pytest_collection(session):
             importlib.import_module(name)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc):
+    """`make test` does not make slow variants only to leave them out: they are nearly half of all tests."""
+    if metafunc.config.option.markexpr.startswith("not slow"):
+        fast = [call for call in metafunc._calls if all(mark.name != "slow" for mark in call.marks)]
+        metafunc._calls[:] = fast or metafunc._calls[:1]
+
+
 def pytest_collection_modifyitems(items):
     """A slow test may take minutes, and several times as many on a busy machine."""
     for item in items:

@@ -168,7 +168,7 @@ async def test_a_signal_to_end_is_left_to_the_parent(end):
     await engine.stop()
 
 
-@pytest.mark.parametrize("how", ["deadly_token", "device_fault_token"])
+@pytest.mark.parametrize("how", ["deadly_token", pytest.param("device_fault_token", marks=pytest.mark.slow)])
 async def test_a_poison_request_fails_once_and_affects_no_others(how):
     engine = ProcessEngine(fake={**FAKE, how: 255, "step_seconds": 0.002})
     await engine.start()

@@ -32,7 +32,7 @@ def asked(name: str, more: dict) -> Request:
     return Request(name, prompt, SamplingParams(**params))
 
 
-@pytest.fixture(scope="module", params=["program", "eager"])
+@pytest.fixture(scope="module", params=["program", pytest.param("eager", marks=pytest.mark.slow)])
 def case(request, tmp_path_factory):
     """(options, requests, their plain answers)."""
     options = {"model": random_model("llama", tmp_path_factory.mktemp("llama")), "executor": request.param}

@@ -21,7 +21,7 @@ from kvasir.parse.table import CALLS, THINKING
 from tests.examples import examples
 from tests.guided.test_tools import FUNCTIONS, TOOLS, check
 from tests.guided.walk import SPECIALS, TOKENIZER, VOCAB, allowed_ids, assert_equal, ids_of, make_guides, walk
-from tests.parse.writing import format_of, written
+from tests.parse.writing import format_of, one_of_each_shape, written
 
 GUIDES = make_guides()
 FORMATS = {calls.name: calls for calls in CALLS if calls.enforced and calls.style is not Style.NONE}
@@ -63,7 +63,7 @@ def test_a_rule_survives_its_text_form(rule):
     assert Rule(rule.grammar).text() == rule.grammar
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(8)
 @given(seed=st.integers(0, 2**32))
 def test_text_without_a_call_is_free_whatever_its_bytes(name, seed):
@@ -80,7 +80,7 @@ def test_text_without_a_call_is_free_whatever_its_bytes(name, seed):
         text += data
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(5)
 @given(seed=st.integers(0, 2**32), before=st.sampled_from(["", "Well, I <look>.\n", "é", "<", "[", "{", "Action"]))
 def test_a_call_that_begins_in_free_text_is_well_formed(name, seed, before):
@@ -126,7 +126,7 @@ def near_calls(draw: st.DrawFn, name: str) -> str:
     return "".join(draw(st.lists(BLANKS | whole | whole | st.sampled_from(marks), max_size=6)))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(20)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_parsed_calls_follow_the_schema_of_their_tool(name, data, seed):

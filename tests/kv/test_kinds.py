@@ -90,6 +90,8 @@ def reported(node: ast.AST, constants: set[str], classes: set[str]) -> bool:
 def asks(source: str) -> list[int]:
     """Lines that find out which kind of cache something is: by its name, by its class, or by a case."""
     found = []
+    if not any(name in source for name in NAMES | CLASSES):
+        return found  # most modules, without reading them as Python
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]

@@ -311,7 +311,7 @@ def nodes_in_memory() -> int:
 def test_eviction_queues_drop_removed_nodes():
     before = nodes_in_memory()
     world = World((FULL, window(6)), num_blocks=40)
-    for i in range(3000):
+    for i in range(1500):
         world.serve([i])
         world.tree.drop(b"")
     assert nodes_in_memory() - before < 1100

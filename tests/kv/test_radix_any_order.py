@@ -299,4 +299,4 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = examples(100, stateful_step_count=40, deadline=None)
+TestServing.settings = examples(60, stateful_step_count=40, deadline=None)

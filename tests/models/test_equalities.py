@@ -18,9 +18,9 @@ from tests.models.driver import logits_of, make_cache
 from tests.models.families import config_of
 from tests.models.oracle import dummy, random_ids
 
-FEW = ("llama-biased-tied", "gemma2", "gemma3", "qwen3-moe-mixed", "qwen3-next")  # one for each mechanism
+FEW = ("llama-biased-tied", "gemma2", "qwen3-moe-mixed", "qwen3-next")  # one for each mechanism
 MORE = (
-    *("llama-3", "mistral", "qwen2-windows", "qwen3", "phi3", "mixtral", "granite-hybrid"),
+    *("llama-3", "mistral", "qwen2-windows", "qwen3", "gemma3", "phi3", "mixtral", "granite-hybrid"),
     *("gemma3n", "gemma4", "gemma4-moe", "deepseek-v2", "mimo-v2-flash"),
 )
 NAMES = (*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE))

@@ -132,7 +132,11 @@ def test_a_checkpoint_of_the_bare_model_with_old_masks_loads(tmp_path):
 # --- equalities of bits -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def random_model(request):
     config = GPT2Config.from_hf({"model_type": "gpt2", **SMALL})
     model = GPT2(config)

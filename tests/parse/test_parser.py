@@ -25,6 +25,7 @@ from tests.parse.writing import (
     Calls,
     babble,
     format_of,
+    one_of_each_shape,
     parsed,
     schemas,
     written,
@@ -52,7 +53,7 @@ def test_calls_come_back_as_they_were_written(name, calls, sizes):
     assert kinds == [CallStart, Arguments, CallEnd] * len(calls)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLING if name != "harmony"])
+@pytest.mark.parametrize("name", one_of_each_shape(name for name in CALLING if name != "harmony"))
 @FEW
 @given(before=PLAIN, after=PLAIN, calls=CALL_LISTS)
 def test_text_around_calls_is_content(name, before, after, calls):
@@ -65,7 +66,9 @@ def test_text_around_calls_is_content(name, before, after, calls):
     assert message.content == before + after
 
 
-@pytest.mark.parametrize("name", [name for name in CALLING if name not in ("harmony", "llama3", "pythonic")])
+@pytest.mark.parametrize(
+    "name", one_of_each_shape(name for name in CALLING if name not in ("harmony", "llama3", "pythonic"))
+)
 @FEW
 @given(thoughts=PLAIN, calls=CALL_LISTS, opened=st.booleans())
 def test_reasoning_comes_before_calls(name, thoughts, calls, opened):
@@ -78,7 +81,7 @@ def test_reasoning_comes_before_calls(name, thoughts, calls, opened):
     assert (message.reasoning, message.content) == (thoughts.strip(), "")
 
 
-@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("name", one_of_each_shape(CALLING))
 @FEW
 @given(calls=CALL_LISTS, data=st.data())
 def test_a_call_that_breaks_off_ends(name, calls, data):
@@ -129,7 +132,7 @@ def test_strings_between_marks_are_unchanged(name):
 # -- whatever the text -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_shape(NAMES))
 @examples(20)
 @given(data=st.data())
 def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
@@ -141,7 +144,7 @@ def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
     assert parsed(format, text, data.draw(SIZES), **options) == whole
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_shape(NAMES))
 @examples(20)
 @given(data=st.data())
 def test_nothing_is_lost(name, data):
@@ -158,7 +161,7 @@ def test_nothing_is_lost(name, data):
         assert _without(reported, marks) == _without(text, marks)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in HEADERS])
+@pytest.mark.parametrize("name", one_of_each_shape(name for name in NAMES if name not in HEADERS))
 @FEW
 @given(data=st.data())
 def test_without_calls_and_reasoning_all_is_content(name, data):

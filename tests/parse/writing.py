@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from kvasir.parse.events import Event, merged
@@ -35,6 +38,25 @@ def format_of(name: str) -> Format:
 HEADERS = ("harmony", "muse", "functionary_v3.2")  # formats in which messages have headers
 NAMES = [calls.name for calls in CALLS]
 CALLING = [calls.name for calls in CALLS if calls.style is not Style.NONE]
+
+
+def _shape(value: Any) -> object:
+    """A format without what its marks say: which there are, and all switches."""
+    if is_dataclass(value):
+        return type(value).__name__, *(_shape(getattr(value, f.name)) for f in fields(value) if f.name != "name")
+    return bool(value) if isinstance(value, (str, tuple, dict)) else repr(value)
+
+
+def one_of_each_shape(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test that shows what one code does with all formats of a shape: the others are slow. What their
+    marks are is tested by calls that come back, and by what models write (test_families)."""
+    seen: set[object] = set()
+    found = []
+    for name in names:
+        shape = _shape(format_of(name))
+        found.append(pytest.param(name, marks=pytest.mark.slow) if shape in seen else name)
+        seen.add(shape)
+    return found
 
 
 def written(format: Format, calls: Calls) -> str:

@@ -47,8 +47,16 @@ def test_a_row_of_nan_fails_alone(executor, tmp_path, where):
     core.check()
 
 
-@pytest.mark.parametrize("where", [{"prompt_logprobs": 1}, {}], ids=["prompt", "sample"])
-@pytest.mark.parametrize("lead", [1, 40])
+@pytest.mark.parametrize(
+    ("where", "lead"),
+    [
+        ({"prompt_logprobs": 1}, 40),
+        ({}, 1),
+        pytest.param({"prompt_logprobs": 1}, 1, marks=pytest.mark.slow),
+        pytest.param({}, 40, marks=pytest.mark.slow),
+    ],
+    ids=["prompt-40", "sample-1", "prompt-1", "sample-40"],
+)
 def test_an_error_has_the_same_text_alone_and_batched(executor, tmp_path, where, lead):
     """The text depends on the request alone: not on its row, its neighbours or the pieces its prompt is read in."""
     from safetensors.torch import load_file, save_file

@@ -159,7 +159,7 @@ def test_xtc_acts_as_often_as_asked_by_seed_and_position_alone():
     assert not chain.xtc_acts(dataclasses.replace(spec, xtc_probability=0.0), 5)
 
 
-@pytest.mark.parametrize("tau", [1.0, 3.0])
+@pytest.mark.parametrize("tau", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_mirostat_brings_the_mean_surprise_to_tau(tau):
     x = -1.1 * torch.arange(1, 2001).log()
     peak = x.amax(-1, keepdim=True)
@@ -198,7 +198,7 @@ def test_adaptive_p_and_its_carry_are_the_oracle_s(row, fields, state):
     assert struct.unpack("<2d", result.carry) == pytest.approx(after, rel=1e-8)
 
 
-@pytest.mark.parametrize("target", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("target", [0.1, *(pytest.param(t, marks=pytest.mark.slow) for t in (0.2, 0.5))])
 def test_adaptive_p_keeps_the_mean_probability_near_its_target(target):
     x = torch.tensor([0.55, 0.2, 0.1, *[0.01] * 15]).log()
     spec = SamplingSpec(temperature=1.0, adaptive_target=target, seed=4)

@@ -295,7 +295,7 @@ def test_a_step_that_fails_after_loading_costs_nothing_but_time(tmp_path):
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_many_evictions_change_no_answer(tmp_path, seed, window, overlaps):
     """Many prompts that begin alike in a pool for two of them, with failing steps; then the same in another engine."""
     rng = random.Random(seed)
