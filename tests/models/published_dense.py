@@ -103,3 +103,35 @@ SEED_OSS_36B = {
     "rms_norm_eps": 1e-06, "vocab_size": 155136, "rope_theta": 10000000.0, "rope_scaling": {"rope_type": "default"},
     "max_position_embeddings": 524288, "tie_word_embeddings": False,
 }  # fmt: skip
+# HuggingFaceTB/SmolLM3-3B, as quoted by a training project's module of configs.
+SMOLLM3_3B = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 11008, "max_position_embeddings": 65536, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004,
+    "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 128256,
+}  # fmt: skip
+# allenai/Olmo-3-7B-Think, as quoted by scripts for its evaluation; its rotary embedding also by Tenstorrent's code.
+OLMO_3_7B = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 65536, "model_type": "olmo3",
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+        "original_max_position_embeddings": 8192, "rope_type": "yarn",
+    },
+    "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 100278,
+}  # fmt: skip
+# CohereLabs/tiny-aya-global, as quoted by tests of MLX in Swift, with four of its layers; the last line as another
+# reader expects it of all configs of Command R7B and Tiny Aya.
+TINY_AYA = {
+    "model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 4,
+    "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+    "rope_theta": 50000, "vocab_size": 262144, "layer_norm_eps": 1e-05, "logit_scale": 1.0, "attention_bias": False,
+    "sliding_window": 4096, "sliding_window_pattern": 4, "max_position_embeddings": 8192,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "use_parallel_block": True, "use_qk_norm": False, "rotary_pct": 1.0, "position_embedding_type": "rope_gptj",
+}  # fmt: skip

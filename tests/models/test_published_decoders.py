@@ -10,6 +10,7 @@ from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.models.registry import model_class_for
 from tests.models import published_dense as dense
 from tests.models import published_mixtures as mixtures
+from tests.models import published_recurrent as recurrent
 
 # layers, width, heads, heads of keys, width of a head, context
 SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -36,6 +37,16 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "stablelm-2-12b": (dense.STABLELM_2_12B, (40, 5120, 32, 8, 160, 4096)),
     "Trinity-Mini": (mixtures.TRINITY_MINI, (32, 2048, 32, 4, 128, 131072)),
     "cwm": (dense.CWM, (64, 6144, 48, 8, 128, 131072)),
+    "SmolLM3-3B": (dense.SMOLLM3_3B, (36, 2048, 16, 4, 128, 65536)),
+    "Olmo-3-7B": (dense.OLMO_3_7B, (32, 4096, 32, 32, 128, 65536)),
+    "tiny-aya": (dense.TINY_AYA, (4, 2048, 16, 4, 128, 8192)),
+    "gpt-oss-20b": (mixtures.GPT_OSS_20B, (24, 2880, 64, 8, 64, 131072)),
+    "Qwen3-Coder-Next": (mixtures.QWEN3_NEXT, (48, 2048, 16, 2, 256, 262144)),
+    "ERNIE-4.5-21B-A3B": (mixtures.ERNIE_21B_A3B, (28, 2560, 20, 4, 128, 131072)),
+    "Hunyuan-A13B": (mixtures.HUNYUAN_A13B, (32, 4096, 32, 8, 128, 32768)),
+    "granite-4.0-h-350m": (recurrent.GRANITE_4_H_350M, (32, 768, 12, 4, 64, 32768)),
+    "Falcon-H1-0.5B": (recurrent.FALCON_H1_500M, (36, 1024, 8, 2, 64, 16384)),
+    "Nemotron-3-Nano": (recurrent.NEMOTRON_3_NANO, (52, 2688, 32, 2, 128, 262144)),
     "FlexOlmo-7x7B": (mixtures.FLEX_OLMO, (32, 4096, 32, 32, 128, 4096)),
 }
 
@@ -75,6 +86,24 @@ def test_the_details_that_decide():
     assert trinity.sparse == (False, False) + (True,) * 30 and trinity.shared_inner == 1024
     exaone = read(mixtures.K_EXAONE)
     assert exaone.sparse == (False,) + (True,) * 47 and exaone.routing.scale == 2.5
+
+
+def test_the_details_that_decide_of_further_models():
+    olmo, aya, oss = read(dense.OLMO_3_7B), read(dense.TINY_AYA), read(mixtures.GPT_OSS_20B)
+    assert olmo.windows == (4096, 4096, 4096, 0) * 8 and olmo.rope_scaling.attention_factor == 1.2079441541679836
+    assert aya.windows == (4096, 4096, 4096, 0) and aya.rotates == (True, True, True, False)
+    assert oss.windows == (128, 0) * 12 and not oss.rope_scaling.truncate and oss.routing.top_k == 4
+    assert read(dense.SMOLLM3_3B).rotates == (True, True, True, False) * 9
+    following, ernie = read(mixtures.QWEN3_NEXT), read(mixtures.ERNIE_21B_A3B)
+    assert (following.rotary_dim, following.num_experts, following.routing.top_k) == (64, 512, 10)
+    assert ernie.sparse == (False,) + (True,) * 27 and ernie.shared_inner == 3072
+    hunyuan = read(mixtures.HUNYUAN_A13B)
+    assert (hunyuan.routing.top_k, hunyuan.shared_inner, hunyuan.tied) == (8, 3072, True)
+    assert hunyuan.rope_theta == pytest.approx(1e4 * 1000 ** (128 / 126))
+    granite, nemotron = read(recurrent.GRANITE_4_H_350M), read(recurrent.NEMOTRON_3_NANO)
+    assert not any(granite.rotates) and (granite.embed_scale, granite.residual_scale) == (12.0, 0.246)
+    assert nemotron.kinds[:7] == ("mamba", "moe", "mamba", "moe", "mamba", "attention", "moe")
+    assert (nemotron.routing.top_k, nemotron.routing.scale) == (6, 2.5)
 
 
 def test_alibi_is_refused_by_name():
