@@ -133,3 +133,13 @@ def _drawn(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> np
     else:
         noise *= 0.7
     return noise.astype(np.float32)
+
+
+def rwkv7_name(name: str) -> str:
+    """The name by which llama.cpp's converter looks up a checkpoint's tensor in gguf-py's table."""
+    for old, new in (
+        *(("ffn_norm", "ln2"), ("ffn", "feed_forward"), ("attn", "attention"), ("g_norm", "ln_x")),
+        *(("_lora.lora.0.weight", "1.weight"), ("_lora.lora.2.weight", "2.weight"), ("_lora.lora.2.bias", "0.weight")),
+    ):
+        name = name.replace(old, new)
+    return name

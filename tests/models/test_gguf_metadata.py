@@ -20,6 +20,7 @@ from kvasir.models import (
     gguf_latent,
     gguf_lfm2,
     gguf_llamas,
+    gguf_rwkv,
     gguf_state_spaces,
 )
 from kvasir.models.config import Fields
@@ -72,7 +73,7 @@ def metadata(architecture: str, **changes) -> dict:
 
 # In tests of their own, as test_gguf_encoders.py, test_gguf_further.py, test_gguf_gemma.py and test_gguf_llamas.py.
 _OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_kimi, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
-TESTED = {name for module in (*_OTHERS, gguf_further) for name in module.READERS} - {"bert"}
+TESTED = {name for module in (*_OTHERS, gguf_further, gguf_rwkv) for name in module.READERS} - {"bert"}
 
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:

@@ -16,6 +16,7 @@ from kvasir.models.registry import model_class_for
 from kvasir.weights.mapped import TensorInfo
 from kvasir.weights.source import DummySource, GGUFSource, SafetensorsSource
 from tests._shared import need
+from tests.models.rwkv7_plain import rwkv7_name
 
 gguf = pytest.importorskip("gguf", reason="gguf is the oracle of these tests")
 
@@ -96,12 +97,15 @@ def test_names_are_those_that_the_converter_reads(architecture):
     # The converter splits, merges or renames them.
     split = ("_exps", "_shexp") if architecture in ("granitemoe", "granitehybrid", "nemotron_h_moe") else ()
     split += ("ffn_gate", "ffn_up", "ffn_down") if architecture == "granitehybrid" else ()
+    split += ("time_mix_lerp_fused",) if architecture == "rwkv7" else ()
     for name in (template.format(bid=2) for template in ours if not template.endswith(split or "?")):
         found = hf_name(architecture, f"{name}.weight").replace(".*", "")  # merged, as the converter calls it
         found = found.replace("dt_bias", "dt_proj_bias")
         found = re.sub(r"(mlp|ffn)\.experts\.([wv]\d)", r"\1.experts.mlp.\2", found)
         if architecture == "bitnet":  # the table has the names of an older checkpoint
             found = found.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
+        if architecture == "rwkv7":
+            found = rwkv7_name(found)
         if architecture == "lfm2moe" and ".experts." in found:  # the converter's name of a merged tensor
             found = found.removeprefix("model.")
         if found.endswith("expert_bias"):

@@ -20,6 +20,7 @@ from kvasir.models import (
     gguf_latent,
     gguf_lfm2,
     gguf_llamas,
+    gguf_rwkv,
     gguf_state_spaces,
 )
 from kvasir.models.config import (
@@ -202,6 +203,7 @@ _READERS = {
     **gguf_latent.READERS,
     **gguf_lfm2.READERS,
     **gguf_gemma.READERS,
+    **gguf_rwkv.READERS,
     **gguf_state_spaces.READERS,
     **gguf_llamas.READERS,
 }

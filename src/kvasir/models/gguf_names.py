@@ -10,6 +10,7 @@ It undoes the converter's changes:
   keys.
 - `qwen3next`, `qwen35`, `qwen35moe`: the converter stores the decay rates as -exp(A_log), and adds 1 to the norms'
   weights. The heads of v of the last two stay in the file's order, which the config describes.
+- `rwkv7`: the converter stacks the six vectors of a token shift, and flattens what has a row for each head.
 - Mamba: the same decay rates; Mamba 2's rates, skips and norms have one more dimension in the file.
 - `gpt2`: the converter transposes the `Conv1D` weights; the checkpoint's orientation is returned, as a view.
 
@@ -157,6 +158,9 @@ class NameTable:
     flattened: tuple[str, ...] = ()  # stacks of the heads' matrices, which we read as one, below each other
     scales: Mapping[str, str] = field(default_factory=dict)  # names of the vectors that end in ".scale" in the file
     flat: tuple[str, ...] = ()  # stored as matrices, vectors in the checkpoint
+    headed: tuple[str, ...] = ()  # vectors, in the checkpoint matrices with a row for each head
+    # Stacks of vectors, which the checkpoint has one by one: what stands for "*" in their names, in order.
+    stacks: Mapping[str, str] = field(default_factory=dict)
     wrapped: tuple[str, ...] = ()  # of any shape, [1, 1, n, 1] in the checkpoint
     named: tuple[str, ...] = ()  # of the modules in _VECTORS, those with ".weight" and ".bias" in the checkpoint
     # Parts of layers for multi-token prediction -> their names, "{}" for the layer's number among them; "" -> the
@@ -287,6 +291,7 @@ FAMILIES = {
     "qwen3next": _DELTA,
     "qwen35": _DELTA,
     "qwen35moe": _DELTA,
+    "rwkv7": NameTable(state_spaces.RWKV7, "model.layers", headed=("time_mix_r_k",), stacks=state_spaces.RWKV7_STACKS),
     "seed_oss": NameTable(_LATE_NORM_NAMES, "model.layers"),
     "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "stablelm": NameTable({**_LLAMA_NAMES, **others.STABLELM_NORMS}, "model.layers"),
@@ -296,7 +301,8 @@ FAMILIES = {
 # Tensors that are read into the config or duplicate it.
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
-_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt")
+_VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt",
+            *state_spaces.RWKV7_VECTORS)  # fmt: skip
 _BARE = ("ssm_a", "ssm_d", "ffn_norm", "exp_probs_b")  # also without ".weight" in the file
 
 

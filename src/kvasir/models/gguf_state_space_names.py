@@ -1,4 +1,4 @@
-"""The tensors' names in GGUF files of models with Mamba layers, and what they are in the checkpoint."""
+"""The tensors' names in GGUF files of models with Mamba layers and of RWKV-7, and what they are in the checkpoint."""
 
 from __future__ import annotations
 
@@ -81,3 +81,31 @@ MAMBA = {**_BACKBONE, **_mamba1("mixer"), "attn_norm": "norm"}
 MAMBA2 = {**_BACKBONE, **_mamba("mixer"), "attn_norm": "norm"}
 # What Mamba 2 stores in more dimensions than the checkpoint.
 FLAT = ("ssm_a", "ssm_d", "ssm_norm")
+_RANKS = ("w", "a", "v", "g")  # of the decay, the rate, the first layer's values, the gate
+RWKV7 = {
+    "token_embd": "model.embeddings",
+    "token_embd_norm": "model.layers.0.pre_norm",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "attn_norm",
+    "attn_norm_2": "ffn_norm",
+    "time_mix_lerp_fused": "attn.x_*",
+    **{f"time_mix_{part}": f"attn.{part}" for part in ("k_k", "k_a", "r_k")},
+    **{f"time_mix_{part}0": f"attn.{part}_lora.lora.2.bias" for part in _RANKS},
+    **{f"time_mix_{part}1": f"attn.{part}_lora.lora.0" for part in _RANKS},
+    **{f"time_mix_{part}2": f"attn.{part}_lora.lora.2" for part in _RANKS},
+    "time_mix_receptance": "attn.r_proj",
+    "time_mix_key": "attn.k_proj",
+    "time_mix_value": "attn.v_proj",
+    "time_mix_output": "attn.o_proj",
+    "time_mix_ln": "attn.g_norm",
+    "channel_mix_lerp_k": "ffn.x_k",
+    "channel_mix_key": "ffn.key",
+    "channel_mix_value": "ffn.value",
+}
+# Vectors of these are tensors of their own in the checkpoint, whose names have no ".weight".
+RWKV7_VECTORS = (
+    *("time_mix_lerp_fused", "time_mix_k_k", "time_mix_k_a", "time_mix_r_k", "channel_mix_lerp_k"),
+    *(f"time_mix_{part}0" for part in _RANKS),
+)
+RWKV7_STACKS = {"time_mix_lerp_fused": "rwkvag"}

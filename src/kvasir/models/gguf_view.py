@@ -64,13 +64,18 @@ class HFView:
             "attn_k": config.get("num_key_value_heads", 1),
             "fused": config.get("num_kv_heads") or config.get("num_attention_heads", 1),
         }
+        self._head_dim = int(config.get("head_dim") or 1)
         self._stored: dict[str, tuple[str, int | None]] = {}  # name in the file, and index in a stack of experts
         self._halves: dict[str, int] = {}  # of a matrix of gate and up: 0 or 1
         for name in source.names():
             hf = hf_name(architecture, name)
             if hf is not None:
                 hf = self._drafting(hf, int(config.get("num_hidden_layers") or 0))
-                found = {hf.replace("*", str(i)): (name, i) for i in _places(name, source.info(name).shape)}
+                parts, shape = self._family.stacks.get(parts_of(name)[1], ""), source.info(name).shape
+                if parts and (len(shape) < 2 or shape[0] != len(parts)):
+                    raise ModelFileError(f"{name} has shape {list(shape)}", f"expected a stack of {len(parts)} vectors")
+                places = enumerate(parts) if parts else ((i, i) for i in _places(name, shape))
+                found = {hf.replace("*", str(part)): (name, i) for i, part in places}
                 self._stored |= self._parted(found) if parts_of(name)[1] == _FUSED else found
         self.close = source.close
 
@@ -115,6 +120,8 @@ class HFView:
             shape = (shape[0] * shape[1], shape[2])
         if parts_of(stored)[1] in _CONVOLUTIONS and len(shape) > 1:
             shape = (prod(shape[:-1]), 1, shape[-1])
+        if parts_of(stored)[1] in self._family.headed and prod(shape) % self._head_dim == 0:
+            shape = (prod(shape) // self._head_dim, self._head_dim)
         if parts_of(stored)[1] in self._family.wrapped:
             shape = (1, 1, prod(shape), 1)
         return replace(info, name=name, shape=shape)
@@ -133,6 +140,8 @@ class HFView:
             return array.astype(np.float32) - np.float32(1)
         if self._is_one_row(name):
             return array.reshape(1, -1)
+        if module in self._family.headed:
+            return array.reshape(-1, self._head_dim)
         if module in self._family.flattened:
             return array.reshape(-1, array.shape[-1])
         if module in _CONVOLUTIONS and kind == "weight":
