@@ -86,6 +86,7 @@ TEMPLATES = {
     "qwen3_5_text": "Qwen3.5-4B",
     "qwen3_moe": "Qwen3-Coder",
     "qwen3_next": "xinference/Qwen3-Next-Instruct",
+    "rwkv7": "llama-cpp-rwkv-world",
     "seed_oss": "llama-cpp-python/ByteDance-Seed-OSS",
     "smollm3": "HuggingFaceTB-SmolLM3-3B",
     "solar_open": "llama-cpp-python/upstage-Solar-Open-100B",
