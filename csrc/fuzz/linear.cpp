@@ -1,6 +1,9 @@
-// Fuzzes packed matrices of arbitrary bits and shapes: packing in parts, lookup, activations and products. A row must
-// have the same bits alone and in a batch. Invalid ranges must be rejected without writing.
-#include "../matrix.h"
+// Fuzzes packed matrices of arbitrary bits and shapes: packing in parts, lookup, activations by the rules of the formats
+// and of checkpoints (input_rule.h), and products. A row must have the same bits alone and in a batch. Invalid ranges
+// must be rejected without writing.
+#include "../input_rule.h"
+#include "../outliers.h"
+#include "../row_activation.h"
 #include "input.h"
 
 using kvasir::Matrix;
@@ -39,6 +42,43 @@ int32_t activation_of(Input& in, int32_t format) {
     return format < kvasir::FORMAT_Q2_K ? kvasir::ACT_Q8_32 : kvasir::ACT_Q8_256;
 }
 
+// A rule for the input rows of a matrix, and the matrix's activation by it.
+struct Ruled {
+    kvasir::InputRule rule = {};
+    int32_t activation;
+    std::vector<int32_t> order;  // empty: the columns' own
+};
+
+// One of the rules that src/kvasir/quant/inputs.py allows for the matrix, or none.
+Ruled rule_of(Input& in, const Matrix& m) {
+    Ruled ruled;
+    ruled.activation = m.activation;
+    const uint8_t kind = in.byte() % 4;
+    const float scale = std::fabs(in.number(true));
+    if (kind == 0 || m.activation == kvasir::ACT_BF16 || !(scale < INFINITY)) return ruled;
+    if (m.format == kvasir::FORMAT_FP8) {
+        ruled.rule = {kvasir::ROUND_FP8, static_cast<int32_t>(16 * in.between(0, 20)), scale, 0};
+    } else if (m.format == kvasir::FORMAT_INT8 && kind == 1) {
+        ruled.rule = {kvasir::ROUND_OUTLIERS, 0, scale, 0};
+        ruled.activation += kvasir::ACT_OUTLIERS;
+    } else if (m.format == kvasir::FORMAT_TERNARY && kind == 1) {
+        ruled.activation = kvasir::ACT_Q8_ROW;
+        return ruled;
+    } else if (m.format >= kvasir::FORMAT_Q4_0) {
+        const bool rounds = m.format == kvasir::FORMAT_INT8 && in.flag();
+        ruled.rule = {rounds ? kvasir::ROUND_INT8 : kvasir::ROUND_AS_FORMAT, 0, rounds ? scale : 0.0f, in.flag()};
+    } else {
+        return ruled;
+    }
+    ruled.activation += kvasir::ACT_RULED;
+    if (ruled.rule.ordered) {
+        ruled.order.resize(static_cast<size_t>(m.cols));
+        for (size_t k = 0; k < ruled.order.size(); ++k) ruled.order[k] = static_cast<int32_t>(k);
+        std::shuffle(ruled.order.begin(), ruled.order.end(), std::mt19937(in.any<uint16_t>()));
+    }
+    return ruled;
+}
+
 // Arbitrary sizes: either a size in bytes or -1 is returned.
 void check_sizes(Input& in) {
     const int32_t format = in.between(-1, kvasir::FORMAT_COUNT), segments = in.between(-1, 9);
@@ -70,7 +110,6 @@ void fuzz_linear(const uint8_t* data, size_t size) {
     const int64_t k = kind.cols * segments * in.between(1, kind.cols == 1 ? 60 : kind.cols == 32 ? 3 : 2);
     const int64_t row_bytes = k / kind.cols * kind.bytes, bytes = kvasir_matrix_bytes(format, n, k, segments);
     const int32_t activation = activation_of(in, format);
-    const int64_t width = kvasir_activated_bytes(format, activation, k, segments);
     const int64_t x_stride = k + in.between(0, 5), out_stride = n + in.between(0, 5);
     const bool has_bias = in.flag(), has_residual = in.flag();
     std::vector<uint8_t> file(static_cast<size_t>(n * row_bytes));
@@ -82,7 +121,7 @@ void fuzz_linear(const uint8_t* data, size_t size) {
     in.floats(residual.data(), rows * out_stride);
     Guarded<uint8_t> packed(bytes);
     std::memset(packed.data, 0xff, static_cast<size_t>(bytes));
-    const Matrix m = {format, activation, segments, 0, n, k, packed.data};
+    Matrix m = {format, activation, segments, 0, n, k, packed.data};
     const int64_t middle = in.between(0, n) / kvasir::PANEL * kvasir::PANEL;
     if (kvasir_pack(&m, kind.source, nullptr, 0, 0, 0) != 0) return;  // segments are not whole groups
     require(kvasir_pack(&m, kind.source, file.data() + middle * row_bytes, row_bytes, middle, n - middle) == 0, "pack");
@@ -92,6 +131,15 @@ void fuzz_linear(const uint8_t* data, size_t size) {
     std::vector<int64_t> ids(static_cast<size_t>(rows));
     for (int64_t& id : ids) id = in.between(0, n - 1);
     const int64_t panels = kvasir::panels(m), split = in.between(0, panels);
+    const Ruled ruled = rule_of(in, m);
+    const size_t order_bytes = ruled.order.size() * sizeof(int32_t);
+    Guarded<uint8_t> whole(bytes + static_cast<int64_t>(sizeof ruled.rule + order_bytes));
+    std::copy_n(packed.data, bytes, whole.data);
+    std::memcpy(whole.data + bytes, &ruled.rule, sizeof ruled.rule);
+    if (order_bytes) std::memcpy(whole.data + bytes + sizeof ruled.rule, ruled.order.data(), order_bytes);
+    m.data = whole.data;
+    m.activation = ruled.activation;
+    const int64_t width = kvasir_activated_bytes(format, m.activation, k, segments);
     on_all(
         [&] {
             Guarded<uint8_t> activated(rows * width);
