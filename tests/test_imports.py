@@ -115,6 +115,7 @@ def test_run_gives_the_same_answer(hidden):
     assert done.stdout == run(*answer()).stdout
 
 
+@pytest.mark.slow  # tests/e2e/test_serve.py finds no torch in the processes of a server
 @needs_kernels
 def test_a_server_answers(hidden):
     with serving("kvasir-mini", path=hidden) as (base, _):

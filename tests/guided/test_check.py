@@ -105,7 +105,13 @@ STRANDED = {
 }
 
 
-@pytest.mark.parametrize(("grammar", "message"), STRANDED.values(), ids=STRANDED.keys())
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name == "repeats of repeats" else [])
+        for name, case in STRANDED.items()
+    ],
+)
 def test_a_grammar_that_answers_could_not_follow_is_refused(checker, grammar, message):
     with pytest.raises(InvalidRequest, match=message) as caught:
         checker.check(grammar, param="structured_outputs")
