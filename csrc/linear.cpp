@@ -2,7 +2,7 @@
 #include "linear.h"
 
 #include "input_rule.h"
-#include "linear_wide.h"
+#include "linear_slabs.h"
 #include "outliers.h"
 
 namespace kvasir {
@@ -18,7 +18,7 @@ void prepare(const Matrix& m, uint8_t* out, const float* x, int64_t x_stride, in
 
 void linear(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
             float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
-    const auto product = is_float(m) ? linear_float : is_wide(m) ? linear_wide : linear_int;
+    const auto product = is_float(m) ? linear_float : in_slabs(m, rows) ? linear_slabs : linear_int;
     product(m, activated, rows, first_panel, last_panel, out, out_stride, bias, residual, residual_stride);
     if (m.activation & ACT_OUTLIERS) add_outliers(m, activated, rows, first_panel, last_panel, out, out_stride);
 }

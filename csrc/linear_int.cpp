@@ -9,7 +9,6 @@
 //                     acc = fma(d * xs, part, acc), then acc = fma(-(dmin * xs), the sum of min * sum(x), acc)
 //
 // Each segment starts at 0. A balanced tree adds the segments, then bias and residual are added.
-#include "int_bytes.h"
 #include "int_groups.h"
 #include "int_super_blocks.h"
 #include "linear.h"
@@ -132,10 +131,9 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 
 // Levels are unpacked once for all tiles of a panel, if they fit the second cache: from few rows on where that takes
 // several instructions, for many rows where it takes one or two.
-constexpr int64_t MAX_UNPACKED_COLS = 8192, MAX_UNPACKED = MAX_UNPACKED_COLS / 32 * sizeof(ByteGroup);
+constexpr int64_t MAX_UNPACKED_COLS = 8192, MAX_UNPACKED = MAX_UNPACKED_COLS * LANES;
 
 constexpr int64_t unpack_from(int format) {
-    if (has_bytes(format)) return BYTE_ROWS_FROM;
     return int_layout_of(format).high_bits > 0 || int_table_of(format) != nullptr ? 12 : 32;
 }
 
@@ -160,43 +158,17 @@ __attribute__((noinline)) void unpack_panel(uint8_t* to, const uint8_t* from, in
     }
 }
 
-// A tile of M rows of levels that are unpacked to bytes.
-template <int FORMAT, int M>
-__attribute__((noinline)) void add_byte_tile(Sums& sums, const Source& from) {
-    constexpr IntLayout l = int_layout_of(FORMAT);
-    const ByteGroup* groups = reinterpret_cast<const ByteGroup*>(from.unpacked);
-    const uint8_t* x = from.x;
-    for (int64_t s = 0; s < from.segments; ++s) {
-        const uint8_t* block = from.panel + s * from.blocks * l.bytes;
-        __m256 low[M], high[M];
-        add_byte_half<FORMAT>(low, 0, block, groups, from.blocks, x, from.x_stride, from.ahead);
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) sums.of[s][m][0].low = low[m];
-        add_byte_half<FORMAT>(high, 1, block, groups, from.blocks, x, from.x_stride, 0);
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) sums.of[s][m][0].high = high[m];
-        groups += 2 * from.blocks;
-        x += 2 * from.blocks * sizeof(Group32);
-    }
-}
-
-// How a format's panels are unpacked, and the tiles that read the levels, of `least` to `most` rows.
+// How a format's panels are unpacked, and the tiles of three and of four rows that read the levels.
 struct Unpacking {
     void (*unpack)(uint8_t*, const uint8_t*, int64_t);
-    int64_t least, most;
-    Tile tiles[3];
+    Tile tiles[2];
 };
 
+// Levels of 8 bits and NF4's are unpacked in linear_slabs.cpp.
 template <int FORMAT>
 constexpr Unpacking unpacking() {
-    if constexpr (FORMAT == FORMAT_NF4) {
-        return {};
-    } else if constexpr (has_bytes(FORMAT)) {
-        return {unpack_byte_panel<FORMAT>, 6, 8,
-                {add_byte_tile<FORMAT, 6>, add_byte_tile<FORMAT, 7>, add_byte_tile<FORMAT, 8>}};
-    } else {
-        return {unpack_panel<FORMAT>, 3, 4, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
-    }
+    if constexpr (FORMAT == FORMAT_NF4 || int_layout_of(FORMAT).low_bits == 8) return {};
+    else return {unpack_panel<FORMAT>, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
 }
 
 Unpacking unpacking_of(const Matrix& m, int64_t rows) {
@@ -253,7 +225,6 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
         if (unpacking.unpack) {
             unpacking.unpack(room, m.data + panel * bytes, m.segments * blocks);
             unpacked = room;
-            tile_rows = unpacking.most;
         }
 #endif
         const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
@@ -265,7 +236,7 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
             const Source source = {m.data + panel * bytes, unpacked, activated + begin * stride, bytes,
                                    stride, m.segments, blocks, t == 0 ? step : 0};
 #if defined(KVASIR_AVX2)
-            const Tile tile = unpacked ? unpacking.tiles[count - unpacking.least] : tile_of(m.format, count, width);
+            const Tile tile = unpacked ? unpacking.tiles[count - 3] : tile_of(m.format, count, width);
 #else
             const Tile tile = tile_of(m.format, count, width);
 #endif
