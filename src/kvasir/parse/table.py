@@ -49,6 +49,8 @@ THINKING = (
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         signs=(("<|START_THINKING|>",), ("<|START_RESPONSE|>",)),
     ),
+    # A message of its own, which the prompt may leave to the model to begin.
+    ThinkingFormat("hyperclovax", "/think", "<|im_end|>\n<|im_start|>assistant", signs=(("assistant/think",),)),
     ThinkingFormat("seed_oss", "<seed:think>", "</seed:think>", signs=(("<seed:think>",),)),
     ThinkingFormat("gemma", "<|channel>thought", "<channel|>", signs=(("<|channel>thought",),)),
     ThinkingFormat("granite", "<think>", "</think>", ("<response>", "</response>"), signs=(("<think>", "<response>"),)),
