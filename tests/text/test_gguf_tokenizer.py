@@ -284,7 +284,7 @@ def test_a_missing_pre_tokenizer_is_no_silent_default():
         build(data)
 
 
-@pytest.mark.parametrize("model", ["rwkv", "plamo2", "none", ""])
+@pytest.mark.parametrize("model", ["plamo2", "none", ""])
 def test_unknown_kinds_are_named(model):
     with pytest.raises(UnsupportedModel, match=repr(model)):
         build(metadata(model, [("a", NORMAL, 0.0)]))

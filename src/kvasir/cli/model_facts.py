@@ -115,7 +115,10 @@ def _folder_tokenizer(files: ModelFiles) -> tuple[str | None, int | None]:
         vocabulary = model.get("vocab")
         size = len(vocabulary) if isinstance(vocabulary, dict | list) else None
         return f"{model.get('type', 'unknown')} ({files.tokenizer_json.name})", size
-    return ("SentencePiece (tokenizer.model)" if files.tokenizer_model else None), None
+    if files.tokenizer_model is None:
+        return None, None
+    kind = "RWKV" if files.tokenizer_model.suffix == ".txt" else "SentencePiece"
+    return f"{kind} ({files.tokenizer_model.name})", None
 
 
 def _stored_gguf(files: ModelFiles) -> Stored:

@@ -8,6 +8,7 @@ llama.cpp, for which the files are made. `tokenizer.ggml.model` names the kind:
     llama   SentencePiece BPE: no merges, the pair whose token has the highest score is merged first
     t5      SentencePiece unigram
     bert    WordPiece; a token that begins a word is stored with `▁` before it, any other without `##`
+    rwkv    the longest of the tokens, which are bytes, at each place (see world_vocab.py)
 
 The metadata is treated as hostile and is checked before the library sees it.
 """
@@ -23,6 +24,7 @@ from kvasir.text.gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED,
 from kvasir.text.library import library_errors
 from kvasir.text.parts import UNLESS
 from kvasir.text.special_tokens import SpecialTokens
+from kvasir.text.world_vocab import unescaped, world_tokenizer
 
 SPACE = "▁"  # U+2581, SentencePiece's visible space
 
@@ -189,6 +191,13 @@ def _bert_ends(vocab: Vocab) -> tuple[int | None, int | None]:
     return cls, sep
 
 
+def _world(vocab: Vocab) -> Tokenizer:
+    """As in llama.cpp, no bos is added unless the file asks for it."""
+    tokens = {i: unescaped(token) for i, (token, kind) in enumerate(vocab.typed_tokens()) if kind == NORMAL}
+    controls = {i: token for i, (token, kind) in enumerate(vocab.typed_tokens()) if kind == CONTROL}
+    return _surround(world_tokenizer(tokens, controls), vocab, add_bos=False, add_eos=False)
+
+
 def _sentencepiece_decoder(strip: bool) -> decoders.Decoder:
     components = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence(components + ([decoders.Strip(" ", 1, 0)] if strip else []))
@@ -300,4 +309,5 @@ _BUILDERS: dict[str, Callable[[Vocab], Tokenizer]] = {
     "llama": _sentencepiece_bpe,
     "t5": _unigram,
     "bert": _wordpiece,
+    "rwkv": _world,
 }

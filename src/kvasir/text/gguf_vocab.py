@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.text.special_tokens import END_OF_TEXT
 
 PREFIX = "tokenizer.ggml."
 
@@ -146,6 +147,8 @@ def _tokens(metadata: Mapping[str, object]) -> tuple[str, ...]:
     if longest > MAX_TOKEN_CHARS:
         raise ModelFileError(f"{key} of the GGUF holds a token of {longest} characters, over {MAX_TOKEN_CHARS}")
     named = tuple(token or f"[EMPTY_{i}]" for i, token in enumerate(tokens))
+    if metadata.get(PREFIX + "model") == "rwkv" and named[0] in named[1:]:  # its marker is named like a text
+        named = (END_OF_TEXT, *named[1:])
     if len(set(named)) != len(named):
         raise ModelFileError(f"{key} of the GGUF holds a token twice")
     return named

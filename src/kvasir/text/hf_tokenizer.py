@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, or SentencePiece's tokenizer.model.
+"""The tokenizer of a Hugging Face folder: tokenizer.json, SentencePiece's tokenizer.model, or RWKV's vocabulary.
 
 tokenizer.json, as the `tokenizers` library reads it, defines the ids. Other files in the folder define which tokens
 begin and end a text:
@@ -19,7 +19,8 @@ from kvasir.text import gguf_tokenizer
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.library import library_errors
 from kvasir.text.sentencepiece_model import read_sentencepiece
-from kvasir.text.special_tokens import SpecialTokens
+from kvasir.text.special_tokens import END_OF_TEXT, SpecialTokens
+from kvasir.text.world_vocab import read_world, spelling, vocab_file, world_tokenizer
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -32,9 +33,12 @@ def load(folder: Path) -> tuple[Tokenizer, SpecialTokens]:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif (folder / "tokenizer.model").is_file():
         tokenizer = _from_sentencepiece(folder / "tokenizer.model", config)
+    elif (world := vocab_file(folder)) is not None:
+        tokenizer = _from_world(world, config)
     else:
         raise ModelFileError(
-            f"no tokenizer in {folder.name}", "expected tokenizer.json or tokenizer.model (SentencePiece)"
+            f"no tokenizer in {folder.name}",
+            "expected tokenizer.json, tokenizer.model (SentencePiece) or rwkv_vocab_v20230424.txt",
         )
     # Files saved during training often truncate or pad; here no text may be truncated silently.
     tokenizer.no_truncation()
@@ -60,6 +64,14 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> Tokenizer:
     return gguf_tokenizer.put_first_space(gguf_tokenizer.build({**metadata, prefix: False})[0])
 
 
+def _from_world(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """The config names the token 0. Its further tokens are texts that the vocabulary already has."""
+    added = config.get("added_tokens_decoder")
+    first = added.get("0") if isinstance(added, dict) else None
+    with library_errors(f"{path.name} cannot be read"):
+        return world_tokenizer(read_world(path), {0: _text(first, "the token 0") or END_OF_TEXT})
+
+
 def _put_stated_ends(tokenizer: Tokenizer, config: dict[str, Any], special: SpecialTokens) -> None:
     """As in transformers, these flags take precedence over the template in tokenizer.json."""
     stated = [config.get("add_bos_token"), config.get("add_eos_token")]
@@ -80,7 +92,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) -> SpecialTokens:
     merged = {**_read_json(folder / "special_tokens_map.json"), **config}
     names = {role: text for role in _ROLES if (text := _text(merged.get(role), role)) is not None}
-    ids = {role: tokenizer.token_to_id(text) for role, text in names.items()}
+    ids = {role: _id_of(tokenizer, text) for role, text in names.items()}
     generation = _read_json(folder / "generation_config.json") or _read_json(folder / "config.json")
     eos = [ids.get("eos_token"), *_ids(generation.get("eos_token_id"), "eos_token_id")]
     bos = ids.get("bos_token")
@@ -93,6 +105,15 @@ def _special_tokens(tokenizer: Tokenizer, folder: Path, config: dict[str, Any]) 
         unk_id=ids.get("unk_token"),
         names=names,
     )
+
+
+def _id_of(tokenizer: Tokenizer, text: str) -> int | None:
+    """The id of a token; in RWKV's vocabulary, also of one that is not a marker, such as the two newlines that end a
+    turn."""
+    found = tokenizer.token_to_id(text)
+    if found is None and type(tokenizer.model).__name__ == "WordLevel":
+        return tokenizer.token_to_id(spelling(text.encode()))
+    return found
 
 
 def _text(token: object, role: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"  # RWKV's token 0, which its vocabulary file does not have
 HIDDEN = "\U0010fffd"  # private use: no text has it before a token's text by chance
 
 

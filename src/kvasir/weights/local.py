@@ -71,6 +71,17 @@ def group_gguf(names: list[str]) -> list[list[str]]:
 
 
 _PAIR_TEMPLATE = "rerank"
+# Templates that llama.cpp knows by a name.
+_KNOWN_TEMPLATES = {
+    "rwkv-world": """
+{{- bos_token }}
+{%- for message in messages %}
+{{- {"system": "System", "user": "User", "assistant": "Assistant"}[message.role] + ": " }}
+{{- message.content | trim + "\\n\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "Assistant:" }}{% endif %}
+""".strip()
+}
 
 
 def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
@@ -78,7 +89,7 @@ def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     named = {key.removeprefix(prefix + "."): text for key, text in metadata.items() if key.startswith(prefix + ".")}
     templates = {DEFAULT_TEMPLATE: metadata.get(prefix), **named}
-    found = {name: text for name, text in templates.items() if isinstance(text, str)}
+    found = {name: _KNOWN_TEMPLATES.get(text, text) for name, text in templates.items() if isinstance(text, str)}
     return found | {name: _pair_template(found[name]) for name in found if name == _PAIR_TEMPLATE}
 
 
@@ -114,6 +125,8 @@ def _companions(folder: Path) -> dict[str, Any]:
         "tokenizer_model": "tokenizer.model",
     }
     paths = {key: folder / name if (folder / name).is_file() else None for key, name in names.items()}
+    if paths["tokenizer_model"] is None:  # RWKV's vocabulary, a text file
+        paths["tokenizer_model"] = next(iter(sorted(folder.glob("rwkv_vocab_v*.txt"))), None)
     return {**paths, "chat_templates": _chat_templates(folder, paths["tokenizer_config"])}
 
 
