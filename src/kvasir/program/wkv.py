@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,8 +50,8 @@ class WkvArgs(ctypes.Structure):
 
 
 def _input_rows(cache: NativeCache, layer: int) -> InputRows:
-    array, kind = cache.arrays(layer)[0][0], cache.spec[layer]
-    assert isinstance(kind, State) and kind.before == 1
+    array, kind = cache.arrays(layer)[0][0], cast(State, cache.spec[layer])
+    assert kind.before == 1
     size = prod(kind.state)
     assert array.shape[1] == size + (1 + cache.block_size) * kind.inputs
     return InputRows(
