@@ -126,7 +126,8 @@ def give_back(cache, running: list[Running]) -> None:
         if group.kind.forgets:
             for s in running:
                 behind = group.kind.first(s.done, cache.block_size)
-                cache.tensors[g][:, :, s.tables[g][:behind]] = torch.nan
+                for tensor in (tensor for _, tensors in cache.of_group(g) for tensor in tensors):
+                    tensor[:, :, s.tables[g][:behind]] = torch.nan
                 s.tables[g] = s.tables[g].copy()
                 s.tables[g][:behind] = 0
 
