@@ -36,8 +36,31 @@ void run_panels(const LinearPart& part, int64_t i, const Program& p, int64_t row
                      part.residual, part.residual_stride);
 }
 
-// Computes this thread's share of the panels of all parts. A panel's cost is its size in bytes.
+// Computes piece `index` of `count` of the panels of all parts. A panel's cost is its size in bytes, the sum `total`.
+void run_piece(const Instr& in, const Program& p, int64_t rows, int64_t total, int64_t index, int64_t count) {
+    const LinearPart* parts = at<LinearPart>(in.p[0]);
+    const int64_t begin = total / count * index, end = index + 1 == count ? total : total / count * (index + 1);
+    int64_t seen = 0;
+    for (int64_t i = 0; i < in.n[0]; ++i) {
+        const LinearPart& part = parts[i];
+        const Matrix& m = *part.matrix;
+        const int64_t bytes = panel_bytes(m), all = panels(m);
+        // Pieces begin and end at pairs of panels; adjacent ones round their common boundary in the same way.
+        const auto border = [&](int64_t cost) {
+            const int64_t inside = cost - seen;
+            if (inside <= 0) return int64_t{0};
+            const int64_t pairs = (inside / bytes + 1) / 2 * 2;
+            return pairs < all ? pairs : all;
+        };
+        const int64_t first = border(begin), last = end == total ? all : border(end);
+        if (first < last) run_panels(part, i, p, rows, first, last);
+        seen += all * bytes;
+    }
+}
+
+// Computes this thread's pieces. Few rows are bound by the bandwidth of memory, which is best in one run for each thread.
 void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    constexpr int64_t DRAWN_FROM = 8, PIECES = 8;  // rows, and pieces for each thread
     const LinearPart* parts = at<LinearPart>(in.p[0]);
     if (p.adapted) {
         for (int64_t i = 0; i < in.n[0]; ++i) {
@@ -47,24 +70,10 @@ void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& tea
     }
     int64_t total = 0;
     for (int64_t i = 0; i < in.n[0]; ++i) total += panels(*parts[i].matrix) * panel_bytes(*parts[i].matrix);
-    const int64_t begin = total / team.threads * team.thread;
-    const int64_t end = team.thread + 1 == team.threads ? total : total / team.threads * (team.thread + 1);
-    int64_t seen = 0;
-    for (int64_t i = 0; i < in.n[0]; ++i) {
-        const LinearPart& part = parts[i];
-        const Matrix& m = *part.matrix;
-        const int64_t bytes = panel_bytes(m), count = panels(m);
-        // Shares begin and end at pairs of panels; adjacent threads round their common boundary in the same way.
-        const auto border = [&](int64_t cost) {
-            const int64_t inside = cost - seen;
-            if (inside <= 0) return int64_t{0};
-            const int64_t pairs = (inside / bytes + 1) / 2 * 2;
-            return pairs < count ? pairs : count;
-        };
-        const int64_t first = border(begin), last = end == total ? count : border(end);
-        if (first < last) run_panels(part, i, p, rows, first, last);
-        seen += count * bytes;
-    }
+    if (rows < DRAWN_FROM || team.threads == 1) return run_piece(in, p, rows, total, team.thread, team.threads);
+    const uint64_t number = team.next_draw();
+    const int64_t count = PIECES * team.threads;
+    for (int64_t i; (i = team.draw(number, count)) >= 0;) run_piece(in, p, rows, total, i, count);
 }
 
 void run_rope(const Instr& in, const int64_t* positions, Range r) {

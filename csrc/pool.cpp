@@ -83,11 +83,12 @@ void Signal::sleep(uint32_t seen) {
     pthread_mutex_unlock(&lock);
 }
 
-struct Worker {
+struct alignas(64) Worker {
     Pool* pool;
     pthread_t handle;
     int32_t thread;
     int32_t processor;  // to run on; -1 for any
+    uint64_t draws;     // that this thread has begun
 };
 
 struct Pool {
@@ -101,6 +102,7 @@ struct Pool {
     uint32_t awaited;  // the count of `done` at the end of the last started run
     Signal begin, all, done;
     alignas(64) std::atomic<int32_t> arrived;  // threads that have reached the barrier `all`
+    alignas(64) std::atomic<uint64_t> drawn;   // the last draw's number, and in the lower 16 bits its pieces so far
 
     void meet();
 };
@@ -114,6 +116,19 @@ void Pool::meet() {
 
 void Team::barrier() const {
     if (threads > 1) pool->meet();
+}
+
+uint64_t Team::next_draw() const { return ++pool->workers[thread].draws; }
+
+int64_t Team::draw(uint64_t number, int64_t count) const {
+    uint64_t seen = pool->drawn.load(std::memory_order_relaxed);
+    while (true) {
+        if (seen >> 16 > number) return -1;  // others went on, since nothing was left
+        const uint64_t piece = seen >> 16 == number ? seen & 0xffff : 0;
+        if (static_cast<int64_t>(piece) >= count) return -1;
+        const uint64_t taken = number << 16 | (piece + 1);
+        if (pool->drawn.compare_exchange_weak(seen, taken, std::memory_order_relaxed)) return static_cast<int64_t>(piece);
+    }
 }
 
 #if defined(__linux__)
@@ -194,7 +209,7 @@ Pool* pool_create(int32_t threads, bool pin, bool apart) {
     pool->caller_pauses = threads < processors ? PAUSES : 0;
     pool->workers = workers;
     for (Signal* signal : {&pool->begin, &pool->all, &pool->done}) signal->open();
-    for (int32_t i = 0; i < threads; ++i) workers[i] = {pool, {}, i, -1};
+    for (int32_t i = 0; i < threads; ++i) workers[i] = {pool, {}, i, -1, 0};
     if (pin) choose_processors(workers, threads);
     for (int32_t i = pool->first; i < threads; ++i) {
         if (pthread_create(&workers[i].handle, nullptr, work, &workers[i]) == 0) continue;

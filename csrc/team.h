@@ -1,5 +1,6 @@
-// The threads that run a step together. Each calls the same kernels with its own `thread`, and takes its share of the
-// work by a static split; if one kernel reads what another wrote, `barrier` separates them.
+// The threads that run a step together. Each calls the same kernels with its own `thread`. Most take their share of the
+// work by a static split; products of many rows are drawn piece by piece, so that a slow or disturbed processor delays
+// the others by one piece at most. If one kernel reads what another wrote, `barrier` separates them.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,12 @@ struct Team {
     Pool* pool;       // null for a team of one
 
     void barrier() const;  // waits for all threads of the team (pool.cpp)
+
+    // The number of this thread's next draw: all threads make the same draws in the same order.
+    uint64_t next_draw() const;
+    // A piece of the draw that no other thread has, from 0 on, or -1 if all `count` (below 2^16) are taken. A team of
+    // more than one thread. Writes become visible at the next barrier.
+    int64_t draw(uint64_t number, int64_t count) const;
 };
 
 struct Range {
