@@ -55,6 +55,10 @@ MORE: dict[str, Any] = {
     **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16, "interleave_moe_layer_step": 1},
     **{"expert_shared_count": 1, "expert_shared_feed_forward_length": 16, "moe_every_n_layers": 2},
     **{"ssm.conv_kernel": 4, "ssm.time_step_rank": 4, "ssm.state_size": 16, "ssm.inner_size": 64, "ssm.group_count": 1},
+    **{
+        "wkv.head_size": 16,
+        **{f"attention.{name}_lora_rank": 4 for name in ("decay", "iclr", "value_residual_mix", "gate")},
+    },
     **{"xielu.alpha_p": 0.8, "xielu.alpha_n": 0.8, "xielu.beta": 0.5, "xielu.eps": -1e-6},
 }
 # What is needed beyond what an error names.

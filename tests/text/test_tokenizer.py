@@ -252,7 +252,7 @@ def test_a_tokenizer_model_that_is_no_sentencepiece_file_is_refused(tmp_path, da
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json or tokenizer\.model"):
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json, tokenizer\.model"):
         local_folder(tmp_path)
 
 

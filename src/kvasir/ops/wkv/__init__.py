@@ -58,7 +58,7 @@ def _mixes(x_TD: Tensor, mix_MD: Tensor, rows: Tensor, plan: StatePlan) -> tuple
 
 
 @op_with(_mixes)
-def token_shift(x_TD: Tensor, mix_MD: Tensor, rows: Tensor, plan: StatePlan) -> tuple[Tensor, ...]:
+def token_shift(x_TD: Tensor, mix_MD: Tensor, rows: Tensor, plan: StatePlan) -> tuple[Tensor, ...] | Tensor:
     """For each mix, x + mix * (the x of the sequence's previous token - x), float32 [T, D]; 0 stands for the token
     before the first. One mix gives one tensor.
 
