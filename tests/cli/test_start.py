@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -33,22 +32,6 @@ def test_help_names_every_command():
     assert all(f"  {name} " in result.output for name in COMMANDS)
 
 
-def cpu_seconds(*arguments: str) -> float:
-    """Processor time of a Python process, which the machine's other work changes little."""
-    process = subprocess.Popen([sys.executable, *arguments], env=environment(), stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return used.ru_utime + used.ru_stime
-
-
-def test_help_takes_less_than_three_tenths_of_a_second():
-    bare = min(cpu_seconds("-c", "pass") for _ in range(5))
-    helped = min(cpu_seconds("-m", "kvasir.cli", "--help") for _ in range(5))
-    slow_machine = max(1.0, bare / 0.03)  # Python alone takes 0.01 to 0.03 s
-    assert helped < 0.3 * slow_machine, f"{helped:.3f} s; Python alone {bare:.3f} s"
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
 def test_no_heavy_library_is_imported_for_it(arguments):
     command = [sys.executable, "-X", "importtime", "-m", "kvasir.cli", *arguments]
@@ -58,6 +41,7 @@ def test_no_heavy_library_is_imported_for_it(arguments):
     assert "kvasir.cli.app" in imported
     heavy = {"torch", "numpy", "rich", "tokenizers", "msgspec", "fastapi", "zmq", "jinja2", "asyncio"}
     assert not heavy & imported
+    assert len(imported) < 250  # 170 of Python, typer and the command line's own
 
 
 def test_the_version_is_printed():
