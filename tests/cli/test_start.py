@@ -41,7 +41,7 @@ def test_no_heavy_library_is_imported_for_it(arguments):
     assert "kvasir.cli.app" in imported
     heavy = {"torch", "numpy", "rich", "tokenizers", "msgspec", "fastapi", "zmq", "jinja2", "asyncio"}
     assert not heavy & imported
-    assert len(imported) < 250  # 170 of Python, typer and the command line's own
+    assert len(imported) < 350  # 170 to 271 of Python, typer and the command line's own
 
 
 def test_the_version_is_printed():
