@@ -2,8 +2,7 @@
 // lanes are columns of the state, so the instruction set changes no bit.
 #include "delta.h"
 
-#include "team.h"
-#include "simd_math.h"
+#include "state_columns.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
@@ -11,18 +10,6 @@ namespace KVASIR_ISA {
 void activate(int32_t, float*, const float*, int64_t);
 
 namespace {
-
-constexpr int64_t RUN = 16;  // tokens that are prepared at a time: their q and k stay in the first cache
-// Some columns of a state lie apart in memory, which the first cache cannot hold; at least FEW tokens copy them to a
-// strip of at most this many floats.
-constexpr int64_t STRIP = 4096, FEW = 4;
-#if defined(KVASIR_AVX512)
-constexpr int MOST_VECTORS = 4;
-#elif defined(KVASIR_AVX2)
-constexpr int MOST_VECTORS = 2;
-#else
-constexpr int MOST_VECTORS = 1;
-#endif
 
 // A run of tokens of one head of v, ready for the recurrence.
 struct Tokens {
@@ -206,9 +193,6 @@ private:
         activate(a.function, out, out, part.width);
         for (int64_t i = part.width; i % LANES; ++i) out[i] = 0.0f;
     }
-    static KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
-        return count < LANES ? load_first(from, count) : load(from);
-    }
 
     void normalise(float* x, float factor) const {
         f32x16 total = broadcast(0.0f);
@@ -219,43 +203,23 @@ private:
 
     // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
     void recur(const Tokens& tokens, int64_t count, float* out) {
-        if (a.decays > 1) all_columns<true>(tokens, count, out);
-        else all_columns<false>(tokens, count, out);
+        a.decays > 1 ? recur<true>(tokens, count, out) : recur<false>(tokens, count, out);
     }
 
+    // EACH: every row of the state has its own decay.
     template <bool EACH>
-    void all_columns(const Tokens& tokens, int64_t count, float* out) {
-        int64_t at = 0;
-        for (; at + MOST_VECTORS * LANES <= a.v_dim; at += MOST_VECTORS * LANES) {
-            columns<MOST_VECTORS, false, EACH>(tokens, count, at, out);
-        }
-        for (; at + LANES <= a.v_dim; at += LANES) columns<1, false, EACH>(tokens, count, at, out);
-        if (at < a.v_dim) columns<1, true, EACH>(tokens, count, at, out);
-    }
-
-    // V vectors of columns from `column` on, or the last ones, fewer than a vector. Sums over d have two chains, of
-    // even and of odd rows. EACH: every row of the state has its own decay.
-    template <int V, bool REST, bool EACH>
-    void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
-        const bool copied = !REST && count >= FEW && a.dim * V * LANES <= STRIP;
-        alignas(64) float strip[STRIP];
-        if (copied) copy<V>(strip, V * LANES, state + column, a.v_dim);
-        walk<V, REST, EACH>(tokens, count, column, out, copied ? strip : state + column, copied ? V * LANES : a.v_dim);
-        if (copied) copy<V>(state + column, a.v_dim, strip, V * LANES);
-    }
-
-    // V vectors of every row of the state.
-    template <int V>
-    void copy(float* to, int64_t to_stride, const float* from, int64_t from_stride) const {
-        for (int64_t i = 0; i < a.dim; ++i, to += to_stride, from += from_stride) {
-            for (int v = 0; v < V; ++v) KVASIR_ISA::store(to + v * LANES, load(from + v * LANES));
-        }
+    void recur(const Tokens& tokens, int64_t count, float* out) {
+        all_columns<MOST_VECTORS>(a.v_dim, [&](auto columns) {
+            in_strip(columns, state, a.dim, a.v_dim, count, [&](float* first, int64_t stride) {
+                walk<EACH>(columns, tokens, count, out, first, stride);
+            });
+        });
     }
 
     // first: of these columns, whose rows are `stride` floats apart.
-    template <int V, bool REST, bool EACH>
-    void walk(const Tokens& tokens, int64_t count, int64_t column, float* out, float* first, int64_t stride) {
-        const int64_t e = a.v_dim, rest = e - column;
+    template <bool EACH, int V, bool REST>
+    void walk(Columns<V, REST> columns, const Tokens& tokens, int64_t count, float* out, float* first, int64_t stride) {
+        const int64_t column = columns.column, e = a.v_dim, rest = e - column;
         const auto get = [&](const float* from) { return REST ? load_first(from, rest) : load(from); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : KVASIR_ISA::store(to, x); };
         for (int64_t t = 0; t < count; ++t) {
@@ -292,29 +256,14 @@ private:
             for (int v = 0; v < V; ++v) put(out + t * a.v_heads * e + column + v * LANES, add(even[v], odd[v]));
         }
     }
-
-    template <typename Even, typename Odd>
-    static KVASIR_INLINE void in_pairs(int64_t count, Even even, Odd odd) {
-        int64_t i = 0;
-        for (; i + 2 <= count; i += 2) {
-            even(i);
-            odd(i + 1);
-        }
-        if (i < count) even(i);
-    }
 };
 
 }  // namespace
 
 void gated_delta(const DeltaArgs& args, const Team& team) {
     Tokens tokens;
-    // The longest walks decide how long the threads take, so each thread gets heads of every piece.
-    for (int64_t i = 0; i < args.num_pieces; ++i) {
-        const int64_t shift = i * args.v_heads;
-        for (int64_t head = 0; head < args.v_heads; ++head) {
-            if ((shift + head) % team.threads == team.thread) Walk(args, args.pieces[i], head).run(tokens);
-        }
-    }
+    each_head(team, args.pieces, args.num_pieces, args.v_heads,
+              [&](const Piece& piece, int64_t head) { Walk(args, piece, head).run(tokens); });
 }
 
 }  // namespace KVASIR_ISA

@@ -4,7 +4,7 @@
 
 #include "kept_inputs.h"
 #include "kernels.h"
-#include "simd_math.h"
+#include "state_columns.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
@@ -12,25 +12,6 @@ namespace KVASIR_ISA {
 void activate(int32_t, float*, const float*, int64_t);
 
 namespace {
-
-constexpr int64_t RUN = 16;  // tokens that are prepared at a time
-// Some columns of a state lie apart in memory, which the first cache cannot hold; at least FEW tokens copy them to a
-// strip of at most this many floats.
-constexpr int64_t STRIP = 4096, FEW = 4;
-#if defined(KVASIR_AVX512)
-constexpr int MOST_VECTORS = 4;
-#elif defined(KVASIR_AVX2)
-constexpr int MOST_VECTORS = 2;
-#else
-constexpr int MOST_VECTORS = 1;
-#endif
-
-KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
-    return count < LANES ? load_first(from, count) : load(from);
-}
-KVASIR_INLINE void put_some(float* to, f32x16 x, int64_t count) {
-    count < LANES ? store_first(to, x, count) : store(to, x);
-}
 
 // The channels [first, first + count) of one token: taps in ascending order, null for zeros.
 void convolve(const ConvolutionArgs& a, const float* const* taps, int64_t first, int64_t count, float* out) {
@@ -199,45 +180,24 @@ private:
 
     // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
     void recur(const Tokens& tokens, int64_t count, float* out) {
-        if (a.per_channel) {
-            all_columns<1, true>(tokens, count, out);
-        } else {
-            all_columns<MOST_VECTORS, false>(tokens, count, out);
-        }
+        a.per_channel ? recur<1, true>(tokens, count, out) : recur<MOST_VECTORS, false>(tokens, count, out);
     }
 
     template <int MOST, bool CHANNELS>
-    void all_columns(const Tokens& tokens, int64_t count, float* out) {
-        int64_t at = 0;
-        for (; at + MOST * LANES <= a.width; at += MOST * LANES) columns<MOST, false, CHANNELS>(tokens, count, at, out);
-        for (; at + LANES <= a.width; at += LANES) columns<1, false, CHANNELS>(tokens, count, at, out);
-        if (at < a.width) columns<1, true, CHANNELS>(tokens, count, at, out);
-    }
-
-    // V vectors of channels from `column` on, or the last ones, fewer than a vector. Sums over the rows of the state
-    // have two chains, of even and of odd rows.
-    template <int V, bool REST, bool CHANNELS>
-    void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
-        const bool copied = !REST && !CHANNELS && count >= FEW && a.dim * V * LANES <= STRIP;
-        alignas(64) float strip[STRIP];
-        if (copied) copy<V>(strip, V * LANES, state + column, a.width);
-        walk<V, REST, CHANNELS>(tokens, count, column, out, copied ? strip : state + column,
-                                copied ? V * LANES : a.width);
-        if (copied) copy<V>(state + column, a.width, strip, V * LANES);
-    }
-
-    // V vectors of every row of the state.
-    template <int V>
-    void copy(float* to, int64_t to_stride, const float* from, int64_t from_stride) const {
-        for (int64_t i = 0; i < a.dim; ++i, to += to_stride, from += from_stride) {
-            for (int v = 0; v < V; ++v) store(to + v * LANES, load(from + v * LANES));
-        }
+    void recur(const Tokens& tokens, int64_t count, float* out) {
+        const int64_t uses = CHANNELS ? 1 : count;  // exp of each number outweighs what a strip saves
+        all_columns<MOST>(a.width, [&](auto columns) {
+            in_strip(columns, state, a.dim, a.width, uses, [&](float* first, int64_t stride) {
+                walk<CHANNELS>(columns, tokens, count, out, first, stride);
+            });
+        });
     }
 
     // first: of these channels, whose rows are `stride` floats apart.
-    template <int V, bool REST, bool CHANNELS>
-    void walk(const Tokens& tokens, int64_t count, int64_t column, float* out, float* first, int64_t stride) {
-        const int64_t width = a.width, rest = width - column, inner = a.inner(), from = head * width + column;
+    template <bool CHANNELS, int V, bool REST>
+    void walk(Columns<V, REST> columns, const Tokens& tokens, int64_t count, float* out, float* first, int64_t stride) {
+        const int64_t column = columns.column, width = a.width, rest = width - column, inner = a.inner();
+        const int64_t from = head * width + column;
         const auto get = [&](const float* x) { return REST ? load_first(x, rest) : load(x); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : store(to, x); };
         const float* const rates = CHANNELS ? a.rates + from : nullptr;
@@ -262,12 +222,7 @@ private:
                     sums[v] = fma(next, read, sums[v]);
                 }
             };
-            int64_t i = 0;
-            for (; i + 2 <= a.dim; i += 2) {
-                update(i, even);
-                update(i + 1, odd);
-            }
-            if (i < a.dim) update(i, even);
+            in_pairs(a.dim, [&](int64_t i) { update(i, even); }, [&](int64_t i) { update(i, odd); });
             if (!out) continue;
             for (int v = 0; v < V; ++v) {
                 const f32x16 skip = CHANNELS ? get(a.skip + from + v * LANES) : broadcast(a.skip[head]);
@@ -288,13 +243,8 @@ void causal_convolution(const ConvolutionArgs& args, const Team& team) {
 
 void selective_scan(const ScanArgs& args, const Team& team) {
     Tokens tokens;
-    // The longest walks decide how long the threads take, so each thread gets heads of every piece.
-    for (int64_t i = 0; i < args.conv.num_pieces; ++i) {
-        const int64_t shift = i * args.heads;
-        for (int64_t head = 0; head < args.heads; ++head) {
-            if ((shift + head) % team.threads == team.thread) Walk(args, args.conv.pieces[i], head).run(tokens);
-        }
-    }
+    each_head(team, args.conv.pieces, args.conv.num_pieces, args.heads,
+              [&](const Piece& piece, int64_t head) { Walk(args, piece, head).run(tokens); });
 }
 
 }  // namespace KVASIR_ISA

@@ -4,33 +4,15 @@
 
 #include "kept_inputs.h"
 #include "kernels.h"
-#include "simd_math.h"
+#include "state_columns.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 
 namespace {
 
-constexpr int64_t RUN = 16;  // tokens that are prepared at a time
-// Some columns of a state lie apart in memory, which the first cache cannot hold; at least FEW tokens copy them to a
-// strip of at most this many floats.
-constexpr int64_t STRIP = 4096, FEW = 4;
-constexpr float LEAST_LENGTH = 1e-12f;          // that a removed key is divided by
+constexpr float LEAST_LENGTH = 1e-12f;         // that a removed key is divided by
 constexpr float DECAY = -0.6065306597126334f;  // -e^-0.5: decays are at least exp of it
-#if defined(KVASIR_AVX512)
-constexpr int MOST_VECTORS = 4;
-#elif defined(KVASIR_AVX2)
-constexpr int MOST_VECTORS = 2;
-#else
-constexpr int MOST_VECTORS = 1;
-#endif
-
-KVASIR_INLINE f32x16 some(const float* from, int64_t count) {
-    return count < LANES ? load_first(from, count) : load(from);
-}
-KVASIR_INLINE void put_some(float* to, f32x16 x, int64_t count) {
-    count < LANES ? store_first(to, x, count) : store(to, x);
-}
 KVASIR_INLINE f32x16 sigmoid(f32x16 x) {
     const f32x16 one = broadcast(1.0f);
     return div(one, add(one, exp(sub(broadcast(0.0f), x))));
@@ -164,35 +146,17 @@ private:
 
     // Advances the state by `count` tokens. out: of the first one, null if none is wanted.
     void recur(const Tokens& tokens, int64_t count, float* out) {
-        int64_t at = 0;
-        for (; at + MOST_VECTORS * LANES <= a.dim; at += MOST_VECTORS * LANES) columns<MOST_VECTORS, false>(tokens, count, at, out);
-        for (; at + LANES <= a.dim; at += LANES) columns<1, false>(tokens, count, at, out);
-        if (at < a.dim) columns<1, true>(tokens, count, at, out);
-    }
-
-    // V vectors of columns from `column` on, or the last ones, fewer than a vector. Sums over the rows of the state
-    // have two chains, of even and of odd rows.
-    template <int V, bool REST>
-    void columns(const Tokens& tokens, int64_t count, int64_t column, float* out) {
-        const bool copied = !REST && count >= FEW && a.dim * V * LANES <= STRIP;
-        alignas(64) float strip[STRIP];
-        if (copied) copy<V>(strip, V * LANES, state + column, a.dim);
-        walk<V, REST>(tokens, count, column, out, copied ? strip : state + column, copied ? V * LANES : a.dim);
-        if (copied) copy<V>(state + column, a.dim, strip, V * LANES);
-    }
-
-    // V vectors of every row of the state.
-    template <int V>
-    void copy(float* to, int64_t to_stride, const float* x, int64_t stride) const {
-        for (int64_t i = 0; i < a.dim; ++i, to += to_stride, x += stride) {
-            for (int v = 0; v < V; ++v) store(to + v * LANES, load(x + v * LANES));
-        }
+        all_columns<MOST_VECTORS>(a.dim, [&](auto columns) {
+            in_strip(columns, state, a.dim, a.dim, count, [&](float* first, int64_t stride) {
+                walk(columns, tokens, count, out, first, stride);
+            });
+        });
     }
 
     // first: of these columns, whose rows are `stride` floats apart.
     template <int V, bool REST>
-    void walk(const Tokens& tokens, int64_t count, int64_t column, float* out, float* first, int64_t stride) {
-        const int64_t rest = a.dim - column;
+    void walk(Columns<V, REST> columns, const Tokens& tokens, int64_t count, float* out, float* first, int64_t stride) {
+        const int64_t column = columns.column, rest = a.dim - column;
         const auto get = [&](const float* x) { return REST ? load_first(x, rest) : load(x); };
         const auto put = [&](float* to, f32x16 x) { REST ? store_first(to, x, rest) : store(to, x); };
         for (int64_t t = 0; t < count; ++t) {
@@ -225,16 +189,6 @@ private:
             if (!out) continue;
             for (int v = 0; v < V; ++v) put(out + t * a.width() + column + v * LANES, add(even[v], odd[v]));
         }
-    }
-
-    template <typename Even, typename Odd>
-    static KVASIR_INLINE void in_pairs(int64_t count, Even even, Odd odd) {
-        int64_t i = 0;
-        for (; i + 2 <= count; i += 2) {
-            even(i);
-            odd(i + 1);
-        }
-        if (i < count) even(i);
     }
 
     // The norm of a token's result, in place, and the bonus.
@@ -274,13 +228,8 @@ void token_shift(const ShiftArgs& args, const Team& team) {
 
 void wkv(const WkvArgs& args, const Team& team) {
     Tokens tokens;
-    // The longest walks decide how long the threads take, so each thread gets heads of every piece.
-    for (int64_t i = 0; i < args.num_pieces; ++i) {
-        const int64_t shift = i * args.heads;
-        for (int64_t head = 0; head < args.heads; ++head) {
-            if ((shift + head) % team.threads == team.thread) Walk(args, args.pieces[i], head).run(tokens);
-        }
-    }
+    each_head(team, args.pieces, args.num_pieces, args.heads,
+              [&](const Piece& piece, int64_t head) { Walk(args, piece, head).run(tokens); });
 }
 
 }  // namespace KVASIR_ISA

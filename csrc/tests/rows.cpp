@@ -1,5 +1,7 @@
 // Tests the row kernels with odd shapes and hostile values: norms and rotary embedding against scalar code that follows
 // the contract, all kernels against the portable ones, and rows computed by a pool of threads.
+#include <atomic>
+
 #include "../dispatch.h"
 #include "../pool.h"
 #include "check.h"
@@ -216,6 +218,34 @@ void norm_then_add(const kvasir::Team& team, void* context) {
     }
 }
 
+// Threads draw pieces of one draw after the other, with no barrier between; some draws have fewer pieces than threads.
+struct Draws {
+    static constexpr int64_t COUNT = 40, MOST = 97;
+    std::atomic<int32_t> taken[COUNT][MOST];
+
+    static int64_t pieces(int64_t draw) { return 1 + draw * 31 % MOST; }
+};
+
+void draw_all(const kvasir::Team& team, void* context) {
+    Draws& draws = *static_cast<Draws*>(context);
+    for (int64_t i = 0; i < Draws::COUNT; ++i) {
+        const uint64_t number = team.next_draw();
+        for (int64_t piece; (piece = team.draw(number, Draws::pieces(i))) >= 0;) ++draws.taken[i][piece];
+    }
+}
+
+void check_draws(kvasir::Pool* pool) {
+    for (int round = 0; round < 3; ++round) {  // numbers go on from run to run
+        Draws draws{};
+        kvasir::pool_run(pool, draw_all, &draws);
+        for (int64_t i = 0; i < Draws::COUNT; ++i) {
+            for (int64_t piece = 0; piece < Draws::MOST; ++piece) {
+                require(draws.taken[i][piece] == (piece < Draws::pieces(i)), "every piece is drawn exactly once");
+            }
+        }
+    }
+}
+
 void check_pool(std::mt19937& random) {
     constexpr int64_t ROWS = 7, COLS = 37, SIZE = ROWS * COLS;
     Guarded<float> x(SIZE), weight(COLS), normed(SIZE), out(SIZE), alone(SIZE);
@@ -231,6 +261,7 @@ void check_pool(std::mt19937& random) {
             require(same(shared.out, alone.data, SIZE), "rows do not depend on the number of threads");
             shared.out = out.data;
         }
+        check_draws(pool);
         kvasir::pool_destroy(pool);
     }
     require(kvasir::pool_create(0, false) == nullptr && kvasir::pool_create(-1, true) == nullptr,
