@@ -212,7 +212,7 @@ def test_ids_outside_are_refused(ids):
 def test_segments_leave_whole_groups():
     assert [num_segments(width, "F32") for width in (1024, 128, 96, 172, 44, 22, 7)] == [8, 4, 4, 4, 2, 1, 1]
     assert all(num_segments(width, "BF16") == num_segments(width, "F32") for width in range(1, 3000))
-    assert [num_segments(width, "Q8_0") for width in (1024, 128, 96, 160, 172)] == [8, 4, 1, 1, 1]
+    assert [num_segments(width, "Q8_0") for width in (1024, 768, 896, 128, 96, 172)] == [8, 4, 2, 2, 1, 1]
     assert [num_segments(width, "Q4_K") for width in (4096, 2048, 512, 768)] == [8, 8, 2, 1]
     assert num_segments(2048, "IQ2_S") == num_segments(2048, "Q8_0")
     assert num_segments(2048, "TQ1_0") == num_segments(2048, "TERNARY") == 8

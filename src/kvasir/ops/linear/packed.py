@@ -200,17 +200,19 @@ def packed_bytes(source_type: str, rows: int, cols: int, segments: int, to: str 
 
 def num_segments(cols: int, format: str) -> int:
     """S, the number of segments of a reducing role's sum over `cols` inputs: a power of two, at most 8, such that each
-    segment has whole groups of the format (32 for floats). A float matrix that cannot be split so has segments of at
-    least 16 inputs.
+    segment has whole groups of the format (32 for floats), and blocks of 64 or 256 inputs pad it by at most an eighth. A
+    float matrix that cannot be split so has segments of at least 16 inputs.
 
     format: a packed format, or a GGML type, which stands for the format that `pack_rows` converts it to.
     """
     chosen = format if format in FORMATS else _choose(_known(format), None)[0]
     group = _group(chosen)
+    block = 1 if group < 32 else max(group, 64)
     for least, multiple in ((32, 32), (16, 1)) if group < 32 else ((group, group),):
         for segments in (MAX_SEGMENTS, 4, 2):
             size = cols // segments
-            if cols % segments == 0 and size >= least and size % multiple == 0:
+            fits = 8 * (-size % block) <= size
+            if cols % segments == 0 and size >= least and size % multiple == 0 and fits:
                 return segments
     return 1
 
