@@ -25,7 +25,7 @@ prepare_torch()  # as every engine does before torch is imported
 lane.LEAST = 1  # tests have few rows; test servers are separate processes and use the package's value
 
 settings.register_profile(
-    "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=20
+    "kvasir", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=12
 )
 settings.register_profile(
     "explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True, max_examples=100

@@ -138,7 +138,7 @@ def test_a_python_list_between_marks_is_a_list():
 
 
 @pytest.mark.parametrize("name", CALLING)
-@pytest.mark.parametrize("calls", CALLS[:3:2], ids=len)
+@pytest.mark.parametrize("calls", [pytest.param(CALLS[0], marks=pytest.mark.slow), CALLS[2]], ids=len)
 def test_an_end_mark_that_is_cut_is_no_content(name, calls):
     format = Format(format_of(name).calls)
     whole, parts = written(format, calls), grammar_parts(format, calls[-1][0], len(calls) - 1)
