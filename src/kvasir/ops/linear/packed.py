@@ -200,8 +200,8 @@ def packed_bytes(source_type: str, rows: int, cols: int, segments: int, to: str 
 
 def num_segments(cols: int, format: str) -> int:
     """S, the number of segments of a reducing role's sum over `cols` inputs: a power of two, at most 8, such that each
-    segment has whole groups of the format (32 for floats), and blocks of 64 or 256 inputs pad it by at most an eighth. A
-    float matrix that cannot be split so has segments of at least 16 inputs.
+    segment has whole groups of the format (32 for floats), and blocks of 64 or 256 inputs pad it by at most an eighth.
+    A float matrix that cannot be split so has segments of at least 16 inputs.
 
     format: a packed format, or a GGML type, which stands for the format that `pack_rows` converts it to.
     """
