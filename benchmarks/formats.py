@@ -166,6 +166,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
     args = parser.parse_args()
     config, others, found = config_of(args.layers), ForeignLoad(), {}
+    if args.dir:
+        args.dir.mkdir(parents=True, exist_ok=True)
     print(f"{'format':18} {'decode/s':>9} {'ratio':>6} {'prefill/s':>10} {'ratio':>6}")
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         reference = built(make_reference(config, Path(folder) / f"{REFERENCE}.gguf"), args)
