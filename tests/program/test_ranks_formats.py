@@ -101,7 +101,7 @@ def test_a_matrix_of_one_segment_is_whole_everywhere(tmp_path, kind):
     path = write_mini(tmp_path / "mini.gguf", kind)
     _, models = parts_of(path, 8)
     for block in models[5].model.layers:
-        assert (block.attn.out.sum_parts, block.mlp.down.sum_parts) == ((1, 1) if kind == "Q6_K" else (4, 8))
+        assert (block.attn.out.sum_parts, block.mlp.down.sum_parts) == ((1, 1) if kind == "Q6_K" else (4, 4))
     check(path, "mini", (8,))
 
 

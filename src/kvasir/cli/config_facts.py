@@ -72,6 +72,7 @@ def read_config_facts(path: Path, max_model_len: int | None = None) -> ConfigFac
     from kvasir.models.registry import model_class_for
     from kvasir.ops import native
     from kvasir.runner.load import no_attention
+    from kvasir.runner.packing import Packer
 
     config = read_hf_config(path)
     stored = config.pop("quantization_config", None)
@@ -83,45 +84,67 @@ def read_config_facts(path: Path, max_model_len: int | None = None) -> ConfigFac
         raise ConfigError(f"max_model_len is {max_model_len}", f"this model has 1 to {longest} positions")
     longest = max_model_len or longest
     contexts = (*(length for length in CONTEXTS if length < longest), longest)
-    reason = native.reason() or no_attention(kind(settings))
-    formats = list(FORMATS) if not reason else ["float32", "bfloat16"]
-    needs = tuple(
-        _needs(kind(settings), name, devices, contexts, not reason) for name in formats for devices in DEVICES
-    )
-    parameters = sum(prod(shape) for _, leaf in kind(settings).walk() for shape in leaf.expects().values())
-    return ConfigFacts(kind.__name__, parameters, longest, method, reason, needs)
+    model = kind(settings)
+    reason = native.reason() or no_attention(model)
+    parameters = sum(count * prod(shape) for leaf, count in _leaves(model) for shape in leaf.expects().values())
+    needs = {}
+    for devices in DEVICES:
+        for quantize in ("",) if reason else dict.fromkeys(quantize for _, quantize in FORMATS.values()):
+            if devices > 1:  # formats are split differently
+                model = _split(kind(settings), devices, None if reason else Packer("bfloat16", quantize))
+            for name, (dtype, wanted) in FORMATS.items():
+                if wanted == quantize:
+                    packer = None if reason else Packer(dtype, quantize)
+                    needs[name, devices] = _needs(model, name, devices, contexts, packer)
+    ordered = tuple(needs[name, devices] for name in FORMATS for devices in DEVICES if (name, devices) in needs)
+    return ConfigFacts(kind.__name__, parameters, longest, method, reason, ordered)
 
 
-def _needs(model: Any, name: str, devices: int, contexts: tuple[int, ...], packed: bool) -> DeviceNeeds:
+def _needs(model: Any, name: str, devices: int, contexts: tuple[int, ...], packer: Any) -> DeviceNeeds:
     from kvasir.layers.kv_layout import cache_groups
     from kvasir.program import cache as programs
-    from kvasir.runner.packing import Packer
 
-    dtype, quantize = FORMATS[name]
-    packer = Packer(dtype, quantize) if packed else None
-    if devices > 1:
-        _split(model, devices, packer)
     block, spec = EngineOptions("").block_size, model.cache_spec()
-    groups = (programs.cache_groups if packed else cache_groups)(spec, block, "bfloat16")
+    groups = (programs.cache_groups if packer else cache_groups)(spec, block, "bfloat16")
     rows = sum(kind.row_bytes for kind in spec if kind.owns)
     return DeviceNeeds(
         name,
         devices,
-        weights=sum(_sizes(model, packer, dtype)),
+        weights=sum(_sizes(model, packer, FORMATS[name][0])),
         kv_token=sum(group.bytes_per_block // block for group in groups if not group.kind.bound),
         contexts={length: rows + cache_bytes(groups, block, length) for length in contexts},
     )
 
 
-def _split(model: Any, devices: int, packer: Any) -> None:
-    """Reduces the model to the first device's shards, as `kvasir.runner.load.split` does with weights."""
+def _split(model: Any, devices: int, packer: Any) -> Any:
+    """The model reduced to the first device's shards, as `kvasir.runner.load.split` does with weights."""
     mesh = type("Ranks", (Mesh,), {"size": devices})()
-    cuts = {
-        id(leaf): packer.segments(leaf, "BF16")
-        for _, leaf in model.walk()
-        if packer and getattr(leaf, "reduces", False)
-    }
-    model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
+
+    def segments(linear: Any) -> int:
+        reduces = packer and getattr(linear, "reduces", False)
+        return packer.segments(linear, "BF16") if reduces else linear.segments
+
+    model.split(mesh, segments)
+    return model
+
+
+def _leaves(model: Any) -> Iterator[tuple[Any, int]]:
+    """Every module once, with its count: of a mixture's experts, which may be tens of thousands, one stands for all."""
+    from kvasir.layers.moe import MoE
+
+    seen: set[int] = set()
+    waiting: list[tuple[Any, int]] = [(model, 1)]
+    for module, count in waiting:
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module, count
+        experts = module.experts if isinstance(module, MoE) else []
+        if experts:
+            held = module.held()
+            waiting.append((held[0], count * len(held)))
+        apart = set(map(id, experts))
+        waiting += ((child, count) for _, child in module.children() if id(child) not in apart)
 
 
 def _sizes(model: Any, packer: Any, dtype: str) -> Iterator[int]:
@@ -130,10 +153,10 @@ def _sizes(model: Any, packer: Any, dtype: str) -> Iterator[int]:
 
     stored = "F32" if dtype == "float32" else "BF16"
     nowhere = SizePlace(4 if dtype == "float32" else 2)
-    for _, leaf in model.walk():
+    for leaf, count in _leaves(model):
         for name, shape in leaf.expects().items():
             size = packer.nbytes(leaf, name, stored) if packer else None
-            yield leaf.put(name, no_memory(shape), nowhere).nbytes if size is None else size
+            yield count * (leaf.put(name, no_memory(shape), nowhere).nbytes if size is None else size)
 
 
 # --- shown ------------------------------------------------------------------------------------------------

@@ -67,8 +67,7 @@ class MoE(Module):
 
     def mixed(self, x_TD: Tensor, ids_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
         """The weighted sum of the outputs of the rows' experts, float32 [T, D]. ids, weights: as `route` gives them."""
-        first, last = self.share.held if self.share else (0, len(self.experts))
-        here = self.experts[first:last]
+        here = self.held()
         biases = None
         if here[0].gate_up.bias:
             biases = (
@@ -88,6 +87,11 @@ class MoE(Module):
             biases,
             self.weigh_inputs,
         )
+
+    def held(self) -> Sequence[Any]:
+        """This rank's experts, which all have the same sizes."""
+        first, last = self.share.held if self.share else (0, len(self.experts))
+        return self.experts[first:last]
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Splits by expert id if there are at least as many experts as ranks, else each expert as an MLP."""
