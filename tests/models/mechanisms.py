@@ -20,6 +20,7 @@ MECHANISMS = {
     "ShortConvolution": "short convolution",
     "Mamba": "Mamba",
     "Mamba2": "Mamba 2",
+    "TimeMix": "RWKV-7",
     "MoE": "experts",
     "SharedMoE": "shared expert",
     "SoftCap": "soft caps",
@@ -39,8 +40,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def facts_of(family: str) -> tuple[str, str]:
-    """(mechanisms of the family's test models, MiB of keys and values in bfloat16 per 1,000 tokens for transformers'
-    default sizes); "-" where there are none, or transformers does not have the family."""
+    """(mechanisms of the family's test models, MiB of keys and values in bfloat16 per 1,000 tokens for the default sizes
+    of transformers or, if it does not have the family, of its reader here); "-" where there are none."""
     tiny = [config_of(name) for name, config in FAMILIES.items() if config.get("model_type") == family]
     tiny += [config for config in ENCODERS.values() if config["model_type"] == family]
     models = [_built(family, config) for config in tiny] or [_built(family, SIZES.get(family, {}))]
@@ -64,13 +65,13 @@ def _names(model: Any) -> Iterator[str]:
 
 
 def _built(family: str, fields: Mapping[str, Any]) -> Any:
-    """The family's model with these fields, without weights; None if transformers does not have it, or if its default
-    config describes no model."""
-    import transformers
+    """The family's model with these fields, without weights; None if a default config describes no model."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     given = {name: value for name, value in deepcopy(dict(fields)).items() if name != "model_type"}
     try:
-        config = transformers.AutoConfig.for_model(family, **given).to_dict()
+        known = family in CONFIG_MAPPING
+        config = AutoConfig.for_model(family, **given).to_dict() if known else {**given, "model_type": family}
         kind = model_class_for({**config, "architectures": [MODELS[family][2][0]]})
         return kind(kind.Config.from_hf(config))  # type: ignore[attr-defined]
     except Exception:
