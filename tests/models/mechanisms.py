@@ -40,8 +40,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def facts_of(family: str) -> tuple[str, str]:
-    """(mechanisms of the family's test models, MiB of keys and values in bfloat16 per 1,000 tokens for the default sizes
-    of transformers or, if it does not have the family, of its reader here); "-" where there are none."""
+    """(mechanisms of the family's test models, MiB of keys and values in bfloat16 per 1,000 tokens for the sizes that
+    transformers has by default or, if it lacks the family, the reader here); "-" where there are none."""
     tiny = [config_of(name) for name, config in FAMILIES.items() if config.get("model_type") == family]
     tiny += [config for config in ENCODERS.values() if config["model_type"] == family]
     models = [_built(family, config) for config in tiny] or [_built(family, SIZES.get(family, {}))]
