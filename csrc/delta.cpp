@@ -23,8 +23,10 @@ struct Tokens {
 class Walk {
 public:
     Walk(const DeltaArgs& args, const Piece& piece, int64_t head)
-        : a(args), piece(piece), head(head), qk_head(args.tiled ? head % args.qk_heads : head / (args.v_heads / args.qk_heads)),
-          writes_qk(args.tiled ? head < args.qk_heads : head % (args.v_heads / args.qk_heads) == 0), table(piece.tables[args.group]),
+        : a(args), piece(piece), head(head),
+          qk_head(args.tiled ? head % args.qk_heads : head / (args.v_heads / args.qk_heads)),
+          writes_qk(args.tiled ? head < args.qk_heads : head % (args.v_heads / args.qk_heads) == 0),
+          table(piece.tables[args.group]),
           state(args.states + (piece.row * args.v_heads + head) * args.state_size()),
           home(piece.start > 0 ? (piece.start - 1) / args.block_size : 0) {}
 

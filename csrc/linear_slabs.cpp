@@ -1,6 +1,6 @@
-// Products on AVX2 with levels of 8 bits for many rows (slab_bytes.h), and with levels of more (slab_words.h). A slab is
-// 512 columns of a panel: unpacked once, it stays in the first cache while all rows are multiplied, in tiles whose dots fill
-// the registers. Each output element has the chain of operations of linear_int.cpp, so the same bits.
+// Products on AVX2 with levels of 8 bits for many rows (slab_bytes.h), and with levels of more (slab_words.h). A slab
+// is 512 columns of a panel: unpacked once, it stays in the first cache while all rows are multiplied, in tiles whose
+// dots fill the registers. Each output element has the chain of operations of linear_int.cpp, so the same bits.
 #include "linear_slabs.h"
 
 #include "input_rule.h"

@@ -6,8 +6,8 @@
 namespace kvasir {
 namespace KVASIR_ISA {
 
-constexpr int64_t SLAB_BLOCKS = 8;     // of 64 columns: about 16 KiB of levels
-constexpr int64_t SLAB_ROWS = 128;     // that a slab's levels serve
+constexpr int64_t SLAB_BLOCKS = 8;    // of 64 columns: about 16 KiB of levels
+constexpr int64_t SLAB_ROWS = 128;    // that a slab's levels serve
 constexpr int64_t SLAB_AHEAD = 4096;  // prefetch distance in bytes where there is no slab
 
 template <int64_t BYTES>

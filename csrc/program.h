@@ -19,9 +19,10 @@ namespace kvasir {
 constexpr int64_t MAX_GROUPS = 8;
 
 enum Op : int32_t {
-    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, part (0 a whole table, 1 zeros for other ids, 2 the first row)
-                        // is part: the matrix has only the rows from id `first` on; other ids give zeros
-    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride   f: eps
+    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, part
+                        // part: 0 the whole table; or the rows from id `first` on, 1 other ids give zeros, 2 its first row
+    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride
+                        // f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride  f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
     OP_LINEAR = 4,      // p: LinearPart[], x                n: count

@@ -88,8 +88,8 @@ struct Bytes {
     }
 
     template <int M, bool UNPACKED>
-    __attribute__((noinline)) static void multiply(float (*sums)[LANES], const Group* groups, const uint8_t* block, int64_t blocks,
-                         const uint8_t* x, int64_t x_stride, int64_t ahead) {
+    __attribute__((noinline)) static void multiply(float (*sums)[LANES], const Group* groups, const uint8_t* block,
+                                                   int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t ahead) {
         constexpr IntLayout l = int_layout_of(FORMAT);
         f32x16 acc[M];
         KVASIR_UNROLL

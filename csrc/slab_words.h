@@ -139,8 +139,8 @@ struct Words {
 
     // The groups of at most SLAB_BLOCKS blocks.
     template <int M, bool UNPACKED>
-    __attribute__((noinline)) static void multiply(float (*sums)[LANES], const Group* groups, const uint8_t* block, int64_t blocks,
-                         const uint8_t* x, int64_t x_stride, int64_t ahead) {
+    __attribute__((noinline)) static void multiply(float (*sums)[LANES], const Group* groups, const uint8_t* block,
+                                                   int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t ahead) {
         constexpr IntLayout l = int_layout_of(FORMAT);
         constexpr int64_t COLS = 64 * SLAB_BLOCKS;
         alignas(64) int16_t wide[M][COLS];

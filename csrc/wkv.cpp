@@ -117,7 +117,8 @@ private:
     }
 
     // r: null if no result is wanted.
-    void prepare(Tokens& to, int64_t t, const float* r, const float* w, const float* k, const float* v, const float* x) const {
+    void prepare(Tokens& to, int64_t t, const float* r, const float* w, const float* k, const float* v,
+                 const float* x) const {
         f32x16 square = broadcast(0.0f), bonus = broadcast(0.0f);
         for (int64_t i = 0; i < a.dim; i += LANES) {
             const int64_t rest = a.dim - i;
@@ -200,7 +201,8 @@ private:
             mean = broadcast(sum(total) / count);
             for (int64_t i = 0; i < a.dim; i += LANES) {
                 const f32x16 centred = sub(some(out + i, a.dim - i), mean);
-                const f32x16 real = a.dim - i < LANES ? select(first_lanes(a.dim - i), centred, broadcast(0.0f)) : centred;
+                const bool whole = a.dim - i >= LANES;
+                const f32x16 real = whole ? centred : select(first_lanes(a.dim - i), centred, broadcast(0.0f));
                 square = fma(real, real, square);
             }
             scale = broadcast(1.0f / __builtin_sqrtf(sum(square) / count + a.eps));

@@ -143,7 +143,9 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         const int64_t size = sizes[std::min(static_cast<size_t>(step), sizes.size() - 1)];
         const int64_t count = std::min(size, c.length - start);
         for (int64_t i = 0; i < blocks; ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
-        const int64_t low = c.window < 0 ? start - start % -c.window : c.window ? std::max<int64_t>(0, start - c.window + 1) : 0;
+        const int64_t low = c.window < 0   ? start - start % -c.window
+                            : c.window > 0 ? std::max<int64_t>(0, start - c.window + 1)
+                                           : 0;
         for (int64_t i = 0; i < low / c.block; ++i) table[i] = 1 << 30;  // stale: must not be read
         slots.clear();
         for (int64_t p = start; p < start + count; ++p) slots.push_back(table[p / c.block] * c.block + p % c.block);

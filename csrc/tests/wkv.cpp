@@ -46,7 +46,8 @@ void expect_head(const WkvLayer& d, int64_t head, std::vector<double>& out) {
         for (int64_t j = 0; j < n; ++j) {
             double x = result[static_cast<size_t>(j)];
             if (d.s.normed) {
-                x = (x - mean) / std::sqrt(square + static_cast<double>(d.EPS)) * at(d.weight, head * n + j) + at(d.bias, head * n + j);
+                x = (x - mean) / std::sqrt(square + static_cast<double>(d.EPS));
+                x = x * at(d.weight, head * n + j) + at(d.bias, head * n + j);
             }
             out[static_cast<size_t>(row + j)] = x + bonus * at(d.v, row + j);
         }
