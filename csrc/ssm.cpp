@@ -185,7 +185,7 @@ private:
 
     template <int MOST, bool CHANNELS>
     void recur(const Tokens& tokens, int64_t count, float* out) {
-        const int64_t uses = CHANNELS ? 1 : count;  // exp of each number outweighs what a strip saves
+        const int64_t uses = CHANNELS ? 1 : count;  // Mamba, of few rows, works on its state in place
         all_columns<MOST>(a.width, [&](auto columns) {
             in_strip(columns, state, a.dim, a.width, uses, [&](float* first, int64_t stride) {
                 walk<CHANNELS>(columns, tokens, count, out, first, stride);

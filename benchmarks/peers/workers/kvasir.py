@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.workers.protocol import Timeline, serve
@@ -19,7 +20,8 @@ class Kvasir:
         from kvasir.cli.machine import software_facts
 
         self._llm = LLM(model, progress=False, **options)
-        return {"version": software_facts(), "flags": list(self._llm.summary)}
+        flags = [line.replace(model, Path(model).name) for line in self._llm.summary]
+        return {"version": software_facts(), "flags": flags}
 
     def answer(
         self, prompts: list[list[int]], new: int, generate: bool = False, sampling: dict[str, Any] | None = None

@@ -59,8 +59,8 @@ QUERIES: dict[str, tuple[str, dict[str, str]]] = {
     "/v1/models": ("anthropic.types.model_list_params:ModelListParams", {"anthropic-version": "2023-06-01"}),
     "/v1/messages/batches": ("anthropic.types.messages.batch_list_params:BatchListParams", {}),
 }
-# Their fields are tested on other routes: the fields of the beta, and of a chat.
-SUBSETS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/count_tokens?beta=true", "/api/generate")
+# Of the fields of the beta's messages, which are tested too.
+SUBSETS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/count_tokens?beta=true")
 HEADERS = ("betas", "user_profile_id", "workspace_id")  # the client sends them as headers
 KEPT_ONES = ("previous_response_id", "conversation")  # name what is not there
 
