@@ -1,0 +1,103 @@
+"""How many ids to draft: as many as make a step bring the most tokens per second, for all its rows together.
+
+A drafted id is worth the chance that it and all drafted ids before it are right, and costs what one more token row adds
+to the step's time. Chances are learnt from what was accepted, times from steps that were measured. Neither changes a
+token of an answer, so they may be wrong.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PRIOR, WEIGHT = 0.5, 2.0  # what is assumed of an unknown drafter, and the number of ids that outweigh it
+KEPT = 0.95  # share of the evidence that each further drafted id leaves
+PAUSES = 16, 1024  # tokens after which a sequence without drafts gets one again: at first, and at most
+GAIN = 1.01  # what drafts must promise, relative to none: measured times are no more precise
+UNKNOWN = 0.03  # a token row's time relative to a step of one, until it is measured
+
+
+@dataclass(slots=True)
+class Chance:
+    """The chance that an id drafted for a sequence is right, from those that were checked. A sequence whose chance is
+    too low for drafts gets one all the same after a pause, which doubles each time that nothing of it is right."""
+
+    right: float = 0.0
+    seen: float = 0.0
+    idle: int = 0  # tokens since the last draft
+    pause: int = PAUSES[0]
+
+    @property
+    def value(self) -> float:
+        known = (self.right + PRIOR * WEIGHT) / (self.seen + WEIGHT)
+        return max(known, PRIOR) if self.idle >= self.pause else known
+
+    def settle(self, drafted: int, accepted: int) -> None:
+        """After a step that checked `drafted` ids and accepted the first `accepted`."""
+        if not drafted:
+            self.idle += 1
+            return
+        checked = min(drafted, accepted + 1)
+        self.right = self.right * KEPT**checked + accepted
+        self.seen = self.seen * KEPT**checked + checked
+        if accepted:
+            self.pause = PAUSES[0]
+        elif self.idle >= self.pause:
+            self.pause = min(2 * self.pause, PAUSES[1])
+        self.idle = 0
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """The time of a step by its number of token rows, in seconds: measured ones, and lines between them."""
+
+    rows: list[int] = field(default_factory=list)  # ascending
+    times: list[float] = field(default_factory=list)
+
+    def note(self, rows: int, seconds: float) -> None:
+        at = bisect_left(self.rows, rows)
+        if at < len(self.rows) and self.rows[at] == rows:
+            self.times[at] += 0.1 * (seconds - self.times[at])
+        else:
+            self.rows.insert(at, rows)
+            self.times.insert(at, seconds)
+
+    def of(self, rows: int) -> float:
+        """Relative to an unknown unit if nothing was measured."""
+        if not self.rows:
+            return 1.0 + UNKNOWN * rows
+        at = bisect_left(self.rows, rows)
+        if at < len(self.rows) and self.rows[at] == rows:
+            return self.times[at]
+        if 0 < at < len(self.rows):
+            low, high = self.rows[at - 1], self.rows[at]
+            share = (rows - low) / (high - low)
+            return self.times[at - 1] + share * (self.times[at] - self.times[at - 1])
+        nearest = min(at, len(self.rows) - 1)
+        return self.times[nearest] * (1.0 + UNKNOWN * rows) / (1.0 + UNKNOWN * self.rows[nearest])
+
+
+def shares(chances: Sequence[float], most: Sequence[int], times: StepTimes, others: int = 0) -> list[int]:
+    """How many ids to draft for each row. chances: of each row's next id. most: how many there are at most. others:
+    token rows of the step without a draft, prefills for example.
+
+    Ids are taken by their worth, of all rows together, and of all numbers of ids the one with the best rate is chosen:
+    the time of a step does not rise evenly, since kernels compute rows in tiles.
+    """
+    worth = sorted(
+        (-(chance**place), row, place)
+        for row, (chance, count) in enumerate(zip(chances, most, strict=True))
+        for place in range(1, count + 1)
+    )
+    base = len(chances) + others
+    tokens, best, taken = float(len(chances)), GAIN * len(chances) / times.of(base), 0
+    for count, (negative, _, _) in enumerate(worth, 1):
+        tokens -= negative
+        rate = tokens / times.of(base + count)
+        if rate > best:
+            best, taken = rate, count
+    found = [0] * len(chances)
+    for _, row, place in worth[:taken]:
+        found[row] = max(found[row], place)
+    return found
