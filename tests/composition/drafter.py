@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvasir.sched.sequence import Sequence
+from tests.sched.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from tests.composition.run import Run
 
 
-class KnowingDrafter:
+class KnowingDrafter(OneByOne):
     """Drafts of the plain answers, in which some ids are wrong; for requests that have none, of ids that are wrong."""
 
     def __init__(self, run: Run):
@@ -19,7 +20,7 @@ class KnowingDrafter:
     def waits(self, seq: Sequence) -> bool:
         return self._run.random.random() < 0.5
 
-    def propose(self, seq: Sequence, most: int) -> list[int]:
+    def guess(self, seq: Sequence, most: int) -> list[int]:
         run, begin = self._run, len(seq.tokens) - seq.prompt_len
         known = [r for r in run.requests if r.id == seq.request.id]
         coming = run.expected(known[0])[seq.request.id, seq.index].tokens[begin:] if known else list(seq.tokens[:4])

@@ -15,6 +15,7 @@ from kvasir.sched.sequence import Sequence
 from tests.engine.cores import ENCODERS, core_of, random_model
 from tests.models.families import SWITCHED
 from tests.oracle import NANS, Answer, Answers, embed_requests, free_blocks, mixed_requests, plain, same, together
+from tests.sched.one_by_one import OneByOne
 
 torch = pytest.importorskip("torch")
 
@@ -116,7 +117,7 @@ def overlaps(folder: str, executor: str) -> tuple[bool, ...]:
     return (False, True) if folder == "kvasir-mini" else (executor == "program",)
 
 
-class Drafts:
+class Drafts(OneByOne):
     """The plain answers, with a wrong id here and there."""
 
     def __init__(self, expected: Answers, seed: int):
@@ -125,7 +126,7 @@ class Drafts:
     def waits(self, seq: Sequence) -> bool:
         return self.chance.random() < 0.5
 
-    def propose(self, seq: Sequence, most: int) -> list[int]:
+    def guess(self, seq: Sequence, most: int) -> list[int]:
         answer = self.expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :]
         wrong = self.chance.choice([0.0, 0.3, 1.0])
         return [(t + 1) % 300 if self.chance.random() < wrong else t for t in answer[: self.chance.randrange(7)]]

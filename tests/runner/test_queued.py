@@ -13,6 +13,7 @@ from tests.engine.cores import core_of, random_model
 from tests.oracle import mixed_requests, plain, same, together
 from tests.runner import test_runners as failures
 from tests.runner.queued import Queued, queue
+from tests.sched.one_by_one import OneByOne
 
 SCHEMA = {
     "type": "object",
@@ -80,13 +81,13 @@ def test_a_step_of_which_drafts_are_checked_is_sampled_first(tmp_path):
     requests = requests_of(core, 3)
     expected = plain(core, requests)
 
-    class Knowing:
+    class Knowing(OneByOne):
         """Drafts of what will come, every third id of them wrong."""
 
         def waits(self, seq):
             return seq.counts.computed % 4 == 0
 
-        def propose(self, seq, most):
+        def guess(self, seq, most):
             coming = expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :][:most]
             return [token ^ (i % 3 == 2) for i, token in enumerate(coming)]
 

@@ -15,11 +15,12 @@ from kvasir.sched.sequence import Sequence
 from kvasir.types import Request
 from tests.examples import examples
 from tests.sched.drive import Drive, by_hand, request
+from tests.sched.one_by_one import OneByOne
 
 VOCAB, LENGTH = 256, 512
 
 
-class Answers:
+class Answers(OneByOne):
     """Drafts what will come, but for those `wrong` says no to: theirs is another id."""
 
     def __init__(self, most: int = 99, wrong=lambda: False, waits: bool = True):
@@ -28,7 +29,7 @@ class Answers:
     def waits(self, seq: Sequence) -> bool:
         return self._waits
 
-    def propose(self, seq: Sequence, most: int) -> list[int]:
+    def guess(self, seq: Sequence, most: int) -> list[int]:
         [answer] = by_hand(seq.request, VOCAB, LENGTH, which=(seq.index,))
         coming = answer[len(seq.tokens) - seq.prompt_len :][: min(most, self.most)]
         return [(t + 1) % VOCAB if self.wrong() else t for t in coming]
@@ -69,8 +70,8 @@ def test_wrong_drafts_cost_no_token():
 @pytest.mark.parametrize("more", [[VOCAB], [-1], [7] * 9])
 def test_ids_outside_the_vocabulary_and_beyond_the_end_are_not_computed(more):
     class Careless(Answers):
-        def propose(self, seq: Sequence, most: int) -> list[int]:
-            return [*super().propose(seq, most), *more]
+        def guess(self, seq: Sequence, most: int) -> list[int]:
+            return [*super().guess(seq, most), *more]
 
     asked = [request("a", [1, 2, 3], max_tokens=33)]
     drive = driven(asked, Careless(3))

@@ -48,6 +48,7 @@ from tests.kv.chunked import Chunked
 from tests.sched.drive import ADAPTERS, by_hand, content_of
 from tests.sched.guides import HandGuides, allowed_at
 from tests.sched.inputs import random_adapters, random_inputs, sources_of
+from tests.sched.one_by_one import OneByOne
 
 VOCAB, LENGTH = 256, 96
 FULL, LATENT, STATE, CROSS = PagedKV(), Latent(), State(), Cross(length=10)
@@ -96,7 +97,7 @@ class ShakyRunner(FakeRunner):
         return super().sample(pending, masks)
 
 
-class Drafts:
+class Drafts(OneByOne):
     """Knows the answers, and changes an id of a draft with a chance of `wrong`; some do not even exist."""
 
     def __init__(self, chance: random.Random, wrong: float):
@@ -105,7 +106,7 @@ class Drafts:
     def waits(self, seq: Seq) -> bool:
         return self.chance.random() < 0.5
 
-    def propose(self, seq: Seq, most: int) -> list[int]:
+    def guess(self, seq: Seq, most: int) -> list[int]:
         [answer] = by_hand(seq.request, VOCAB, LENGTH, frozenset({5, 77}), (seq.index,))
         draft = answer[len(seq.tokens) - seq.prompt_len :][: self.chance.randrange(most + 2)]
         return [self.chance.randrange(VOCAB + 1) if self.chance.random() < self.wrong else t for t in draft]

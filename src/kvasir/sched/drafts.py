@@ -14,22 +14,39 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvasir.plan import Work
 from kvasir.sched.sequence import Sequence
 
 
+class Asked(NamedTuple):
+    """A sequence that may have a draft of at most `most` ids."""
+
+    seq: Sequence
+    most: int
+
+
 class Drafter(Protocol):
-    """Proposes drafts."""
+    """Proposes drafts. Its methods run between steps and must not change a sequence."""
 
     def waits(self, seq: Sequence) -> bool:
         """Whether the sequence should wait until its last token is known, and get a draft then, instead of being
         planned while the step that samples that token is pending."""
         ...
 
-    def propose(self, seq: Sequence, most: int) -> Seq[int]:
-        """At most `most` ids that may follow `seq.tokens`; empty if there is no good guess. Must not change `seq`."""
+    def propose(self, asked: Seq[Asked], budget: int) -> Seq[Seq[int]]:
+        """For each sequence the ids that may follow `seq.tokens`, none if there is no good guess; together at most
+        `budget`. What is beyond a limit is cut."""
+        ...
+
+    def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """A step that sampled for the sequence is done: it checked `drafted` ids, of which the first `accepted` were
+        right."""
+        ...
+
+    def leave(self, seq: Sequence) -> None:
+        """The sequence has ended."""
         ...
 
 
@@ -41,14 +58,18 @@ def room(seq: Sequence, budget: int, most: int) -> int:
     return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
 
 
-def propose(drafter: Drafter, seq: Sequence, most: int, vocab_size: int) -> array[int]:
-    """The drafter's ids, cut before the first that is outside the vocabulary."""
-    draft = array("i")
-    for token in list(drafter.propose(seq, most))[:most]:
-        if not 0 <= token < vocab_size:
-            break
-        draft.append(token)
-    return draft
+def propose(drafter: Drafter, asked: Seq[Asked], budget: int, vocab_size: int) -> list[array[int]]:
+    """The drafter's ids for each sequence, cut before the first that is outside the vocabulary and at the limits."""
+    found = []
+    for (_, most), ids in zip(asked, drafter.propose(asked, budget), strict=True):
+        draft = array("i")
+        for token in list(ids)[: min(most, budget)]:
+            if not 0 <= token < vocab_size:
+                break
+            draft.append(token)
+        budget -= len(draft)
+        found.append(draft)
+    return found
 
 
 def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:

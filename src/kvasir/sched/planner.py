@@ -7,6 +7,7 @@ smaller than the number of decodes, they take turns, and every few steps prefill
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence as Seq
 from math import inf
@@ -16,7 +17,7 @@ from kvasir.kv.radix import Hit
 from kvasir.metrics import Histogram
 from kvasir.plan import Capacity
 from kvasir.sched import drafts, policy
-from kvasir.sched.drafts import Drafter
+from kvasir.sched.drafts import Asked, Drafter
 from kvasir.sched.encoders import Outputs
 from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.request_table import RequestTable
@@ -113,6 +114,7 @@ class Planner:
         room = step.budget - kept
         if drafter := self._drafter:
             decodes = [s for s in decodes if not (s.counts.in_flight and drafter.waits(s))]
+        proposed = self._propose(decodes, room - len(decodes))
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
             if seq.content.sources and not step.chunk(seq, seq.counts.computed):
                 continue
@@ -121,7 +123,8 @@ class Planner:
                 and seq.status is Status.RUNNING
                 and self._make_room(seq, seq.counts.computed + 1, step)
             ):
-                self._compute(seq, 1, step, draft=self._draft(seq, step.budget - kept - (len(decodes) - 1 - i)))
+                most = step.budget - kept - (len(decodes) - i)
+                self._compute(seq, 1, step, draft=self._fitting(seq, proposed.get(id(seq), array("i"))[: max(0, most)]))
 
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
         """Decoding sequences outside the lane that are not yet part of the step. Plans the lane if it has enough
@@ -148,11 +151,18 @@ class Planner:
     def _outside(self, step: Step) -> list[Sequence]:
         return [s for s in self._table.outside() if s.pending == 1 and id(s) not in step.planned]
 
-    def _draft(self, seq: Sequence, budget: int) -> Seq[int]:
-        """Ids drafted to follow the sequence's last token, computed with it. Drafts never preempt other sequences."""
-        if self._drafter is None or not (most := drafts.room(seq, budget, self._capacity.max_drafted)):
-            return ()
-        draft = drafts.propose(self._drafter, seq, most, self._capacity.vocab_size)
+    def _propose(self, decodes: list[Sequence], budget: int) -> dict[int, array[int]]:
+        """Ids drafted to follow the sequences' last tokens, by the identity of the sequence. budget: tokens that the
+        step has for drafts."""
+        if self._drafter is None or budget <= 0:
+            return {}
+        rooms = [Asked(seq, drafts.room(seq, budget + 1, self._capacity.max_drafted)) for seq in decodes]
+        asked = [found for found in rooms if found.most]
+        found = drafts.propose(self._drafter, asked, budget, self._capacity.vocab_size)
+        return {id(seq): draft for (seq, _), draft in zip(asked, found, strict=True)}
+
+    def _fitting(self, seq: Sequence, draft: array[int]) -> array[int]:
+        """What of a draft there are blocks for: drafts never preempt other sequences."""
         while draft and not self._kv.grows(seq.blocks, seq.counts.computed + 1 + len(draft)):
             draft.pop()
         self.drafted_tokens += len(draft)

@@ -100,7 +100,7 @@ class Scheduler:
                 "this runner does not support drafts", "leave out speculation, or choose another executor"
             )
         self.capacity = capacity
-        self.clock = clock
+        self.clock, self.drafter = clock, drafter
         self.guides, self.jump_ahead = guides, jump_ahead
         store = BlockStore(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
         self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
@@ -336,6 +336,8 @@ class Scheduler:
         if row.error:
             return [self._fail(seq, seq.guidance.astray or row.error)]
         self.accepted_tokens += row.accepted
+        if self.drafter and work.sample:
+            self.drafter.settle(seq, work.drafted, row.accepted)
         delta = self._take(seq, work, row, end, current)
         if delta is None:
             return []
@@ -428,6 +430,8 @@ class Scheduler:
         seq.finish = reason
         self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
         self.outputs.leave(seq)
+        if self.drafter:
+            self.drafter.leave(seq)
         self.finished += 1
         if last:
             self.prefixes.drop(seq)

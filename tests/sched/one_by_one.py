@@ -1,0 +1,27 @@
+"""Drafters of tests, which guess for one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from kvasir.sched.drafts import Asked
+from kvasir.sched.sequence import Sequence
+
+
+class OneByOne:
+    """A Drafter that asks `guess`, and learns nothing."""
+
+    def waits(self, seq: Sequence) -> bool:
+        return True
+
+    def guess(self, seq: Sequence, most: int) -> Seq[int]:
+        raise NotImplementedError
+
+    def propose(self, asked: Seq[Asked], budget: int) -> list[Seq[int]]:
+        return [self.guess(seq, most) for seq, most in asked]
+
+    def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        pass
+
+    def leave(self, seq: Sequence) -> None:
+        pass
