@@ -25,7 +25,7 @@ GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot"),
     *("statistics", "fields", "json_file"),
 )
-THINKING = ("text", "parse", "kv", "sched", "guided")
+THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
     *("weights", "sampling", "program", "graph", "runner"),
@@ -40,6 +40,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "kv": (),
     "sched": ("kv",),
     "guided": ("text", "parse"),
+    "spec": ("sched",),
     "device": (),
     "ops": ("device", "quant", "parallel"),
     "parallel": ("device",),
