@@ -1,10 +1,84 @@
-"""Which layers for multi-token prediction a decoder has, and where its checkpoint has them (`kvasir.models.mtp`)."""
+"""Models that draft: the interface between the runner and a model whose only use is to guess the next ids of another
+model, its target; and which layers for multi-token prediction a decoder has, and where its checkpoint has them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from kvasir.layers.kv_layout import KVLayout, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvasir.layers.batch import Batch
+
+TARGET, DRAFT = "", "draft"  # names of the two models in their common KVLayout
+
+
+class DraftModel(Protocol):
+    """A model that drafts. Its forward is traced like any other, so it uses ops only (`kvasir.ops.graph`).
+
+        target    hidden rows of the positions [.., p] --join--> rows_TD      (taps: which hidden rows)
+        first     tokens after p, rows_TD  --forward--> rows for logits, carried rows
+        then      the drafted id, the carried row of its position  --forward--> ..., once for each drafted id
+
+    taps: the target's outputs that it reads, as `program.trace.trace` names them ("layers.<i>": the residual stream
+    after layer i, "last": after the last norm); empty for a model that reads ids only.
+    ahead: how far the token of the row at position p lies after p: 1 for a head, which continues the target's row of p
+    with the token that follows, 0 for a model that reads ids only.
+    width: of the carried rows, 0 if there are none.
+    target_ids: int32 [draft vocabulary], the target's id of each of its ids, -1 for an id that the target lacks; None
+    if the ids are the same.
+    draft_ids: int32 [target vocabulary], its id of each of the target's ids, always valid; None if it embeds the
+    target's ids.
+    context_length: positions from here on cannot be computed.
+
+    A head with a checkpoint of its own is a Module as well, made by `kind(kind.Config.from_hf(config), target)` and
+    filled like a model. It keeps parts of the target that it uses (embeddings, logits) in a tuple: attributes that are
+    modules count as its own.
+    """
+
+    taps: tuple[str, ...]
+    ahead: int
+    width: int
+    target_ids: np.ndarray | None
+    draft_ids: np.ndarray | None
+
+    @property
+    def context_length(self) -> int: ...
+
+    def cache_spec(self) -> Spec:
+        """The caches of its layers, numbered as `forward` numbers them. They share a pool with the target's as the
+        model DRAFT beside the model TARGET; `Shared(i, TARGET)` reads the cache of the target's layer i."""
+        ...
+
+    def join(self, taps_TX: Tensor) -> Tensor:
+        """Float32 [T, width] of the outputs in `taps`, which lie side by side: float32 [T, sum of their widths]."""
+        ...
+
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """tokens: int64 [T], the token `ahead` of each row. rows: float32 [T, width], of `join`, or carried from the
+        row of the position before. Returns the rows for `logits` and those to carry, float32 [T, width]; None for both
+        if there are none."""
+        ...
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Float32 [R, draft vocabulary] logits of selected rows: of the token that follows the one embedded."""
+        ...
+
+    def parts(self) -> tuple[Any, ...]:
+        """The modules that are its own, without the target's."""
+        ...
+
+
+def joint_layout(target: Any, draft: DraftModel | None) -> KVLayout:
+    """The caches of a model and of its draft model in one pool."""
+    specs = {TARGET: target.cache_spec()}
+    return KVLayout(specs if draft is None else {**specs, DRAFT: draft.cache_spec()})
 
 
 @dataclass(frozen=True, slots=True)
