@@ -103,6 +103,8 @@ class Work:
     want_hidden: names of outputs to return for all computed tokens: hidden states or attention weights.
     indivisible: the tokens attend to each other in both directions and must be computed in one step.
     pending: transfers of a connector that must have arrived before the step reads these blocks.
+    propose: how many of the next ids are guessed after sampling. There may be fewer, and no guess is an error. A guess
+    is computed in blocks of the row's table, so a row whose table ends with its known ids has none.
     """
 
     row: int
@@ -118,6 +120,7 @@ class Work:
     want_hidden: tuple[str, ...] = ()
     indivisible: bool = False
     pending: tuple[int, ...] = ()
+    propose: int = 0
 
     @property
     def end(self) -> int:
@@ -212,7 +215,8 @@ class RowResult:
     ids or for sampled ids.
     pooled: float32 bytes of the pooled result. accepted: number of drafted ids that match the sampled ids;
     `tokens` then holds these and one more. error: this row failed, the other rows are sound. A failure at a drafted id
-    ends the draft before it instead: the next step meets it again.
+    ends the draft before it instead: the next step meets it again. proposed: ids that may follow `tokens`, as the work
+    asked.
     hidden: float32 bytes by output name: [count, width] for a hidden state, [count, heads, start + count] for a layer's
     attention weights.
     """
@@ -226,6 +230,7 @@ class RowResult:
     hidden: tuple[tuple[str, bytes], ...] = ()
     accepted: int = 0
     error: str = ""
+    proposed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +296,4 @@ class Capacity:
     max_drafted: int = 0  # most drafted ids of a row in a step
     computes: tuple[str, ...] = ()  # names of inputs.FEATURES
     encoders: Encoders | None = None
+    proposes: bool = False  # whether work may ask for ids (Work.propose)

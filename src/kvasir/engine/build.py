@@ -32,7 +32,6 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     from kvasir import device as devices
     from kvasir import ops
     from kvasir.engine.tier import make_tier
-    from kvasir.layers.rope import ropes
     from kvasir.models.config import read_generation_config
     from kvasir.models.overrides import read_overrides
     from kvasir.ops import native
@@ -68,7 +67,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         groups=groups,
         executor=executor,
         notes=loaded.notes,
-        short_until=max((rope.scaling.short_until for rope in ropes(model)), default=0),
+        short_until=max((rope.scaling.short_until for rope in loaded.ropes()), default=0),
         footprint=lambda tokens: footprint_of(
             loaded, kind=device.kind, tokens=tokens, rows=options.max_num_seqs, threads=threads,
             block_size=options.block_size, kv_dtype=kv_dtype, progress=compiled,
@@ -78,7 +77,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     machine = Facts(device.kind, devices.available(device.kind), device.threads, device.processors, host_available)
     with devices.memory_for("the buffers of a step"):
         config = resolve(options, facts, machine)
-    for rope in ropes(model):
+    for rope in loaded.ropes():
         rope.serve(config.max_model_len)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,

@@ -5,13 +5,17 @@ answer does not depend on them. The tables of embeddings and logits are the deco
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvasir.caches import CacheKind
+import numpy as np
+
+from kvasir.caches import CacheKind, Shared
 from kvasir.errors import UnsupportedModel
 from kvasir.layers.draft import DraftLayer
+from kvasir.layers.kv_layout import Spec
 from kvasir.layers.module import Entry, Module
 from kvasir.models.decoder import Decoder, within
+from kvasir.models.drafting import TARGET
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,3 +82,43 @@ class MultiTokenHead(Module):
         for old, new in self.drafting.renamed.items():
             entry = within(entry, self.drafting.layer + old, self.drafting.layer + new)
         return entry
+
+
+class MultiTokenDraft:
+    """A decoder's head as a DraftModel. Its first layer is applied again to what it carries, for each further id."""
+
+    taps: tuple[str, ...] = ("last",)
+    ahead = 1
+    target_ids: np.ndarray | None = None
+    draft_ids: np.ndarray | None = None
+
+    def __init__(self, model: Decoder, head: MultiTokenHead):
+        self.model, self.head = model, head
+        self.width = model.config.width
+
+    @property
+    def context_length(self) -> int:
+        """The decoder's."""
+        return self.model.config.context_length
+
+    def cache_spec(self) -> Spec:
+        """The caches of the head's layers, numbered after the decoder's."""
+        own = self.model.cache_spec()
+        return (*(Shared(layer, TARGET) for layer in range(len(own))), *self.head.cache_spec()[len(own) :])
+
+    def join(self, taps_TX: Tensor) -> Tensor:
+        """The decoder's hidden rows as they are."""
+        return taps_TX
+
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `MultiTokenHead.draft`."""
+        assert rows_TD is not None
+        return self.head.draft(self.model, 0, tokens_T, rows_TD, batch)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """The decoder's logits."""
+        return self.model.logits(hidden_RD)
+
+    def parts(self) -> tuple[Any, ...]:
+        """The head."""
+        return (self.head,)

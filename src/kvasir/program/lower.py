@@ -117,7 +117,7 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """The result of `lower`. instructions[:chosen_from] run over all token rows, the others over the chosen rows.
-    exports: buffers of hidden states, by name. arena: bytes."""
+    exports: buffers of hidden states, by name. arena: bytes. rows: the buffer of the trace's `rows`."""
 
     instructions: tuple[Instruction, ...]
     chosen_from: int
@@ -125,6 +125,7 @@ class Lowered:
     logits: Buffer | None
     exports: Mapping[str, Buffer]
     arena: int
+    rows: Buffer | None = None
 
 
 def lower(
@@ -363,6 +364,7 @@ class _Placer:
     def run(self) -> Lowered:
         """Places all nodes in order."""
         chosen_from = None
+        rows = None if self.trace.rows is None else self._new(self.trace.rows)
         for at, node in enumerate(self.nodes):
             if node.op == "choose":
                 chosen_from = len(self.instructions)
@@ -376,6 +378,7 @@ class _Placer:
             None if logits is None else self.place[id(logits.base)],
             {name: self.place[id(value.base)] for name, value in self.trace.exports.items()},
             self.arena.size,
+            rows,
         )
 
     # -- instructions

@@ -28,7 +28,8 @@ class Program:
     collectives with the other ranks in its steps, so their programs must run at the same time.
 
     max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
-    positions with rope angles. apart: see native.ThreadPool. hooks: called in the middle of a step. vocab: width of the
+    positions with rope angles. apart: see native.ThreadPool. hooks: called in the middle of a step. pool: the threads
+    of another program, whose steps never run at the same time; without it the program has its own. vocab: width of the
     logits, 0 without.
     """
 
@@ -44,11 +45,13 @@ class Program:
         apart: bool = False,
         pin: bool = False,
         hooks: Hooks = NO_HOOKS,
+        pool: native.ThreadPool | None = None,
     ):
         self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared, hooks)
         self.trace = trace
         self.cache = cache
-        self.pool = native.ThreadPool(threads, pin, apart)
+        self._owns_pool = pool is None
+        self.pool = pool or native.ThreadPool(threads, pin, apart)
         self.memory = ProgramMemory(self.lowered.arena)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
@@ -69,11 +72,12 @@ class Program:
         self._address = ctypes.addressof(self.struct)
         self._pieces = ctypes.addressof(self.pieces)
 
-    def bind(self, rows: RowArrays) -> None:
-        """Binds the rows that pieces refer to; their ids and block tables must keep their addresses."""
+    def bind(self, rows: RowArrays, ahead: int = 0) -> None:
+        """Binds the rows that pieces refer to; their ids and block tables must keep their addresses. ahead: how far
+        after each position its id lies."""
         self._rows = rows
         for i, state in zip(range(len(rows.ids)), self.states, strict=False):
-            state.ids, state.max_ids = rows.ids[i].ctypes.data, rows.ids.shape[1]
+            state.ids, state.max_ids = rows.ids[i, ahead:].ctypes.data, rows.ids.shape[1] - ahead
             for group, table in enumerate(rows.tables):
                 state.tables[group], state.table_blocks = table[i].ctypes.data, table.shape[1]
 
@@ -111,6 +115,11 @@ class Program:
         return self.struct.kernel_nanoseconds * 1e-9
 
     # -- values of the last step
+
+    def rows(self, count: int) -> np.ndarray:
+        """What the next run reads besides ids, for its first `count` token rows: float32 [count, width]."""
+        assert self.lowered.rows is not None
+        return self.memory.view(self.lowered.rows, count)
 
     def hidden(self, count: int) -> np.ndarray:
         """The forward's result for the first `count` token rows of the last run, float32 [count, width]."""
@@ -157,8 +166,10 @@ class Program:
         self.struct.nanoseconds = self.times.ctypes.data if on else None
 
     def close(self) -> None:
-        """Waits for a step in progress and ends the threads. The memory that they use must live until then."""
-        self.pool.close()
+        """Waits for a step in progress and ends the threads, if they are its own. The memory that they use must live
+        until then."""
+        if self._owns_pool:
+            self.pool.close()
 
     def __del__(self) -> None:
         if hasattr(self, "pool"):

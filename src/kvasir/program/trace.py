@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,8 @@ class Trace:
     """A model's ops in order. hidden: the forward's result, float32 [rows, width]. logits: of chosen rows, None for a
     model without logits.
 
-    exports: hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
+    rows: what the forward reads besides ids, float32 [rows, width], None for nothing; written before a run. exports:
+    hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
     weight. names: of the linears, by the `id()` of the weight. The ops of layer i are [ends[i - 1], ends[i]), from 0
     for the first layer.
     """
@@ -111,6 +113,7 @@ class Trace:
     exports: Mapping[str, Traced]
     slots: Mapping[int, Slot]
     names: Mapping[int, str]
+    rows: Traced | None = None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -144,16 +147,11 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
     uses anything but the ops and the interface of TracedBatch, or does not name an export."""
     graph = Graph()
     batch = TracedBatch(graph)
-    try:
+    with _tracing():
         hidden = model.forward(batch.tokens_T, batch)
-        logits = None
-        if hasattr(model, "logits") and getattr(model, "head", model) is not None:
-            chosen = graph.record("choose", (hidden,), (hidden.shape,), CHOSEN)
-            logits = model.logits(chosen)
-    except (TypeError, AttributeError) as error:  # torch itself was given a symbolic value
-        raise CannotTrace(f"the forward uses an unsupported operation: {error}") from error
-    if not isinstance(hidden, Traced) or not isinstance(logits, Traced | None):
-        raise CannotTrace("the forward does not return its rows")
+        has_logits = hasattr(model, "logits") and getattr(model, "head", model) is not None
+        logits = _logits(model, hidden) if has_logits else None
+    _check(hidden)
     named = {**batch.layers, "last": hidden}
     if missing := [name for name in exports if name not in named]:
         if missing[0].startswith("attention."):
@@ -168,3 +166,47 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()},
         {id(linear.weights[part]): name for name, (linear, part) in linears(model).items() if part in linear.weights},
     )
+
+
+def trace_draft(draft: Any) -> Trace:
+    """As `trace`, of a model that drafts (models.drafting.DraftModel): `rows` are those that its forward reads, the
+    export "carried" those that it returns. Its linears have no adapters."""
+    graph = Graph()
+    batch = TracedBatch(graph)
+    rows = graph.value(ROWS, (draft.width,)) if draft.width else None
+    with _tracing():
+        hidden, carried = draft.forward(batch.tokens_T, rows, batch)
+        logits = _logits(draft, hidden)
+    _check(hidden)
+    exports = {} if carried is None else {"carried": carried}
+    return Trace(graph, batch, hidden, logits, exports, {}, {}, rows)
+
+
+def trace_join(draft: Any, width: int) -> Trace | None:
+    """As `trace`, of `draft.join` for `rows` of this width; None if it returns them unchanged."""
+    graph = Graph()
+    batch = TracedBatch(graph)
+    rows = graph.value(ROWS, (width,))
+    with _tracing():
+        joined = draft.join(rows)
+    _check(joined)
+    return None if joined.base is rows else Trace(graph, batch, joined, None, {}, {}, {}, rows)
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, AttributeError) as error:  # torch itself was given a symbolic value
+        raise CannotTrace(f"the forward uses an unsupported operation: {error}") from error
+
+
+def _logits(model: Any, hidden: Any) -> Traced:
+    logits = model.logits(hidden.graph.record("choose", (hidden,), (hidden.shape,), CHOSEN))
+    _check(logits)
+    return logits
+
+
+def _check(rows: Any) -> None:
+    if not isinstance(rows, Traced):
+        raise CannotTrace("the forward does not return its rows")

@@ -7,16 +7,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.linear import Head, Linear
 from kvasir.layers.moe import MoE
-from kvasir.layers.rope import Angles, ropes
+from kvasir.layers.rope import Angles
 from kvasir.memory import Footprint
+from kvasir.models.drafting import TARGET
 from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.program_draft import ProgramDraft
+from kvasir.runner.proposals import LAG
 
 Progress = Callable[[int, int], None]
 
@@ -33,8 +35,7 @@ def footprint_of(
     """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
     progress: of compiling kernels, which the graph executor does on a GPU to measure what they take."""
     model = loaded.model
-    spec = model.cache_spec()
-    groups = len(KVLayout.of(spec).groups)
+    groups = len(loaded.layout.groups)
     per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
     gathered = 0
     if loaded.executor == "graph":
@@ -48,18 +49,19 @@ def footprint_of(
     else:
         has_program = loaded.executor == "program"
         sampled = MAX_CHOSEN if has_program else max(rows, MAX_CHOSEN) * (_SAMPLING if kind == "cuda" else 1)
-        samplers = (_SAMPLING * MAX_CHOSEN + sampled) * _FLOAT * model.config.vocab_size
+        drawn = 2 * MAX_CHOSEN if loaded.draft else 0  # of draft logits: a copy, and one over the target's ids
+        samplers = (_SAMPLING * MAX_CHOSEN + sampled + drawn) * _FLOAT * model.config.vocab_size
         if has_program:
             buffers = _program(loaded, tokens, rows, threads, block_size, kv_dtype)
         else:
             buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
-            gathered = max(_SCORES * _FLOAT * kind.width for kind in KVLayout.of(spec).kinds)
+            gathered = max(_SCORES * _FLOAT * kind.width for kind in loaded.layout.kinds)
     return Footprint(
         weights=loaded.held,
         mapped=loaded.mapped,
         buffers=buffers,
         samplers=samplers,
-        angles=sum(Angles.num_bytes(rope, 1) for rope in ropes(model)),
+        angles=sum(Angles.num_bytes(rope, 1) for rope in loaded.ropes()),
         rows=rows * per_row + gathered,
     )
 
@@ -67,11 +69,16 @@ def footprint_of(
 def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str) -> int:
     """Bytes of the program's buffers, laid out over a cache of the smallest size."""
     assert loaded.trace is not None
-    spec = loaded.model.cache_spec()
-    cache = NativeCache(spec, [1] * len(KVLayout.of(spec).groups), block_size, kv_dtype)
-    program = Program(loaded.trace, cache, max_tokens=tokens, max_rows=rows, max_positions=1, threads=threads)
+    layout = loaded.layout
+    cache = NativeCache(layout, [1] * len(layout.groups), block_size, kv_dtype)
+    sizes: dict[str, Any] = {"max_tokens": tokens, "max_rows": rows, "max_positions": 1}
+    program = Program(loaded.trace, cache.of(TARGET), **sizes, threads=threads)
     try:
-        return program.num_bytes
+        if loaded.draft is None:
+            return program.num_bytes
+        draft = ProgramDraft(loaded.draft, program, cache, **sizes)
+        waiting = _FLOAT * LAG * rows * draft.taps_width
+        return program.num_bytes + draft.num_bytes + waiting
     finally:
         program.close()
 

@@ -14,8 +14,10 @@ from kvasir.layers.attention import Attention
 from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, KVLayout, Spec, no_op
 from kvasir.layers.latent_attention import LatentAttention
 from kvasir.layers.places import Place, SizePlace, no_memory
+from kvasir.layers.rope import Rope, ropes
 from kvasir.layers.shared_block import SharedBlock
 from kvasir.models.config import read_hf_config
+from kvasir.models.drafting import DraftModel, joint_layout
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_view import HFView
 from kvasir.models.mtp import MultiTokenHead
@@ -46,7 +48,8 @@ class LoadedModel:
     """A model with its weights. config: in Hugging Face's form, also for a GGUF file. bytes: of the weights' files.
 
     trace: None for the eager executor. executor: that it was loaded for. mtp: its head for multi-token prediction, if
-    it was asked for. formats: bytes of packed weights by format.
+    it was asked for. draft: the model that drafts for it (`runner.load_draft`). formats: bytes of packed weights by
+    format.
     notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
     pages of the file.
     """
@@ -65,6 +68,17 @@ class LoadedModel:
     mapped: int = 0
     executor: str = "eager"
     mtp: MultiTokenHead | None = None
+    draft: DraftModel | None = None
+
+    @property
+    def layout(self) -> KVLayout:
+        """The caches of all layers, those of the draft model included."""
+        return joint_layout(self.model, self.draft)
+
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotary embeddings, those of the draft model included."""
+        parts = (self.model, *(self.draft.parts() if self.draft else ()))
+        return tuple({id(rope): rope for part in parts for rope in ropes(part)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +174,14 @@ def _load_program(
 ) -> LoadedModel:
     packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
     loaded = _load(files, dtype, "cpu", progress, packer, options)
-    traced = trace(loaded.model, _exports(loaded.model, options))
+    traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
     lower(traced, 1, 1, prepared)  # raises for an op without a kernel
     return replace(loaded, trace=traced, executor="program")
 
 
-def _exports(model: Any, options: LoadOptions) -> tuple[str, ...]:
-    """The rows that are read after a step besides the forward's result."""
-    return (*options.hidden, *getattr(model, "outputs", {}).values())
+def exports_of(model: Any, hidden: tuple[str, ...]) -> tuple[str, ...]:
+    """The rows that are read after a step besides the forward's result. hidden: outputs that work may want."""
+    return (*hidden, *getattr(model, "outputs", {}).values())
 
 
 def _load_graph(
@@ -184,7 +198,7 @@ def _load_graph(
     if compares and (reason := devices.rounds_float32(devices.target())):
         raise CannotTrace(f"products of float32 inputs with quantized weights: {reason}")
     stack_experts(loaded.model)
-    traced = trace(loaded.model, _exports(loaded.model, options))
+    traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
     changes_of(traced, fold(traced))  # both raise for an op without a kernel
     notes = (*loaded.notes, *_cache_notes(device))
     return replace(loaded, trace=traced, executor="graph", notes=notes)
@@ -228,7 +242,7 @@ def _load(
     if options.mesh.size > 1:
         for part in parts:
             split(part, options.mesh, source, weights_dtype, hold)
-    _check_room(sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
+    check_room(sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
     place = _place(hold, weights_dtype, device)
     filled = fill(model, source, place, progress, hold)
     if mtp:
@@ -293,7 +307,8 @@ def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | 
     return total
 
 
-def _check_room(needed: int, device: str) -> None:
+def check_room(needed: int, device: str) -> None:
+    """Raises ConfigError if so many bytes are not free on the device."""
     if needed > (free := devices.available(device)):
         raise ConfigError(
             f"the weights take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB of memory are free",

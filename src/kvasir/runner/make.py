@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from kvasir import device as devices
 from kvasir.config import EngineConfig
 from kvasir.errors import ConfigError
+from kvasir.models.drafting import TARGET
 from kvasir.ops.attention.native import FORMATS
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.program import Program
 from kvasir.runner import selftest
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.program_draft import ProgramDraft
 from kvasir.runner.program_executor import ProgramExecutor
+from kvasir.runner.proposals import Proposer
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 
@@ -26,7 +30,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
         return eager_cache_groups(loaded, block_size, kv_dtype)
     if kv_dtype not in FORMATS:
         raise ConfigError(f"the program executor has no {kv_dtype} KV cache", "use --kv-dtype auto")
-    return cache_groups(loaded.model.cache_spec(), block_size, kv_dtype)
+    return cache_groups(loaded.layout, block_size, kv_dtype)
 
 
 def make_runner(
@@ -44,16 +48,18 @@ def make_runner(
         return make_graph_runner(loaded, config, capacity, info, device)
     assert loaded.trace is not None
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's pool
-    cache = NativeCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, config.kv_dtype)
+    cache = NativeCache(loaded.layout, config.num_blocks, config.block_size, config.kv_dtype)
+    sizes: dict[str, Any] = {
+        "max_tokens": capacity.max_tokens_per_step,
+        "max_rows": capacity.max_rows,
+        "max_positions": capacity.max_model_len + 1,
+    }
     program = Program(
-        loaded.trace,
-        cache,
-        max_tokens=capacity.max_tokens_per_step,
-        max_rows=capacity.max_rows,
-        max_positions=capacity.max_model_len + 1,
-        threads=config.threads,
-        apart=config.overlap,
-        pin=config.pin,
+        loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, apart=config.overlap, pin=config.pin
     )
     grade = selftest.run_program(program)
-    return Runner(ProgramExecutor(loaded.model, program), capacity, replace(info, grade=grade))
+    proposer = None
+    if loaded.draft:
+        forward = ProgramDraft(loaded.draft, program, cache, **sizes)
+        proposer = Proposer(loaded.draft, forward, cache.groups, cache.block_size, program.vocab)
+    return Runner(ProgramExecutor(loaded.model, program), capacity, replace(info, grade=grade), proposer)

@@ -189,10 +189,11 @@ class Rows:
     def _beyond(self, work: Work) -> str:
         """Why the executor cannot compute the work; empty if it can. Ignoring an unknown field would give wrong
         results."""
-        if not (work.drafted or work.pending):
+        if not (work.drafted or work.pending or work.propose):
             return ""
         asked = {
             "drafted": (work.drafted, "drafted ids (Work.drafted)"),
+            "propose": (work.propose, "drafts of its own (Work.propose)"),
             "pending": (work.pending, "transfers to wait for (Work.pending)"),
         }
         names = (what for seat, (given, what) in asked.items() if given and seat not in self._computes)

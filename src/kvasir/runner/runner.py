@@ -16,6 +16,7 @@ import numpy as np
 from kvasir.inputs import FEATURES
 from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
+from kvasir.runner.proposals import Proposer
 from kvasir.runner.rows import REFUSED, Row, Rows
 from kvasir.types import ModelInfo
 
@@ -35,16 +36,20 @@ class Pending:
 
 
 class Runner:
-    """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know about it."""
+    """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know about it.
+    proposer: guesses ids after a step (`Work.propose`); not with an executor that queues steps."""
 
-    def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo):
-        self.executor = executor
+    def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo, proposer: Proposer | None = None):
+        assert not (proposer and executor.queues), "guesses follow the ids that a step has sampled"
+        self.executor, self.proposer = executor, proposer
         computes = tuple(name for name in FEATURES if name in executor.computes)
-        self.capacity, self.info = replace(capacity, computes=computes), info
-        self.rows = Rows(capacity, executor.computes)
+        self.capacity, self.info = replace(capacity, computes=computes, proposes=proposer is not None), info
+        self.rows = Rows(capacity, executor.computes | ({"propose"} if proposer else set()))
         self.kernel_seconds = 0.0
         self._under_way: Pending | None = None  # the last started step, until it is sampled
         executor.bind(self.rows)
+        if proposer:
+            proposer.bind(self.rows)
 
     @property
     def cache(self) -> Any:
@@ -80,7 +85,11 @@ class Runner:
         self.rows.apply(plan)
         for join in plan.joined:
             self.executor.enter(join, self.rows[join.row])
+            if self.proposer:
+                self.proposer.enter(join.row)
         step, faults = self._step(plan, ahead)
+        if self.proposer:
+            self.proposer.begin(step)
         rows = [self.rows[work.row] for work in step.works]
         self._under_way = pending = Pending(step, self.executor.start(step), rows, faults, expanded)
         return pending
@@ -134,9 +143,14 @@ class Runner:
         self.kernel_seconds += handle.wait()
         taken = self._taken(step, handle, masks)
         results = [self._result(pending, at, taken.get(at)) for at in range(len(step.works))]
+        decoded = self._decoded(step.plan.decodes, handle) if step.plan.decodes else None
+        if self.proposer:
+            for at, ids in self.proposer.propose(step).items():
+                results[at] = replace(results[at], proposed=ids)
+            self.kernel_seconds += self.proposer.seconds
         if pending.faults:
             results = self._with_faults(step.plan, results, pending.faults)
-        return StepResult(step.plan.step, *self._rows(pending, results))
+        return StepResult(step.plan.step, *self._rows(pending, results, decoded))
 
     def _taken(self, step: ExecutorStep, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
         """Sampled ids by place in the step. Works that were sampled with the forward, but then got a mask, are sampled
@@ -148,16 +162,16 @@ class Runner:
 
     # -- results
 
-    def _rows(self, pending: Pending, results: Sequence[RowResult]) -> tuple:
+    def _rows(self, pending: Pending, results: Sequence[RowResult], decoded: tuple | None) -> tuple:
         """The fields of a StepResult: results of the plan's columns are returned as columns."""
         saved = pending.handle.saved()
-        if pending.step.plan.decodes:
-            return tuple(results), saved, *self._decoded(pending.step.plan.decodes, pending.handle)
+        if decoded is not None:
+            return tuple(results), saved, *decoded
         if not pending.expanded:
             return tuple(results), saved, b"", ()
-        decoded, rest = results[: pending.expanded], results[pending.expanded :]
-        tokens = pack_ids([-1 if row.error else row.tokens[0] for row in decoded])
-        return tuple(rest), saved, tokens, tuple(row for row in decoded if row.error)
+        columns, rest = results[: pending.expanded], results[pending.expanded :]
+        tokens = pack_ids([-1 if row.error else row.tokens[0] for row in columns])
+        return tuple(rest), saved, tokens, tuple(row for row in columns if row.error)
 
     def _decoded(self, decodes: Decodes, handle: Handle) -> tuple[bytes, tuple[RowResult, ...]]:
         rows, (found, errors) = np.frombuffer(decodes.rows, np.int32), handle.decoded()

@@ -1,0 +1,104 @@
+"""Gives a loaded model another one that drafts for it: its own layers for multi-token prediction, a head with a
+checkpoint of its own, or a smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvasir.errors import ConfigError
+from kvasir.models.draft_model import SmallerModel
+from kvasir.models.drafting import DraftModel, joint_layout
+from kvasir.models.mtp import MultiTokenDraft
+from kvasir.ops.graph import CannotTrace
+from kvasir.program.cache import no_kernel
+from kvasir.program.lower import lower
+from kvasir.program.marshal import prepared
+from kvasir.program.trace import trace
+from kvasir.runner.load import (
+    LoadedModel,
+    LoadOptions,
+    exports_of,
+    load_model,
+)
+from kvasir.runner.program_draft import draft_traces
+from kvasir.types import Task
+from kvasir.weights.load import Progress
+from kvasir.weights.local import ModelFiles
+
+
+def with_own_draft(loaded: LoadedModel) -> LoadedModel:
+    """The model with its own layers for multi-token prediction, which were loaded with it (`LoadOptions.mtp`), as its
+    draft model. Raises ConfigError as `load_draft`."""
+    assert loaded.mtp is not None, "the layers for multi-token prediction are not loaded"
+    return attach(loaded, MultiTokenDraft(loaded.model, loaded.mtp))
+
+
+def load_draft(
+    loaded: LoadedModel,
+    files: ModelFiles,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    options: LoadOptions | None = None,
+    shared: np.ndarray | None = None,
+    unknown: int = 0,
+) -> LoadedModel:
+    """The model with the ordinary decoder in `files` as its draft model.
+
+    dtype, options: of the draft model; it runs on the model's executor. shared: int32 [vocabulary of the model], the
+    draft model's id of the same token, -1 where it has none; None if they have the same tokenizer. unknown: its id for
+    the others. Raises ConfigError if the executor cannot draft, if the model is not one that drafts, or if it does not
+    fit; what `load_model` raises.
+    """
+    options = replace(options or LoadOptions(), executor=loaded.executor, hidden=(), mtp=False)
+    _check_executor(loaded, options)
+    more = load_model(files, dtype, "cpu", progress, options)
+    if Task.GENERATE not in more.model.tasks:
+        raise ConfigError(f"{more.architecture} generates no text", "choose a draft model that does")
+    draft = SmallerModel(more.model, loaded.model.config.vocab_size, shared, unknown)
+    return attach(loaded, draft, more)
+
+
+def _check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
+    if loaded.executor != "program":
+        raise ConfigError(
+            f"the {loaded.executor} executor does not run models that draft",
+            "use the program executor, or a drafter without weights",
+        )
+    if options and options.mesh.size > 1:
+        raise ConfigError("models that draft run on one rank", "use one rank, or a drafter without weights")
+
+
+def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedModel:
+    """The model with a draft model, which may read outputs of its trace. more: what was loaded for it
+    (bytes, formats, notes, held, mapped as in LoadedModel). Raises ConfigError if the executor cannot
+    draft, or not with this."""
+    _check_executor(loaded)
+    if reason := no_kernel(joint_layout(loaded.model, draft)):
+        raise ConfigError(f"the program executor cannot draft with this: {reason}")
+    exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))
+    try:
+        traced = trace(loaded.model, tuple(exports))
+        for one in (traced, *draft_traces(draft, traced)):
+            if one is not None:
+                lower(one, 1, 1, prepared)  # raises for an op without a kernel
+    except CannotTrace as error:
+        raise ConfigError(f"the program executor cannot draft with this: {error}") from error
+    found = replace(loaded, trace=traced, draft=draft)
+    if more is None:
+        return found
+    return replace(
+        found,
+        bytes=loaded.bytes + more.bytes,
+        formats=_sum(loaded.formats, more.formats),
+        notes=(*loaded.notes, *(f"draft model: {note}" for note in more.notes)),
+        held=loaded.held + more.held,
+        mapped=loaded.mapped + more.mapped,
+    )
+
+
+def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}

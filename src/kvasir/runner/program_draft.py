@@ -1,0 +1,117 @@
+"""A draft model as a second program: over the same cache, rows and threads as the target's, with its own buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvasir.layers.rows import RowArrays
+from kvasir.models.drafting import DRAFT, DraftModel
+from kvasir.ops.attention.native import PIECE_LOGITS
+from kvasir.program.cache import NativeCache
+from kvasir.program.marshal import MAX_CHOSEN
+from kvasir.program.program import Program
+from kvasir.program.trace import Trace, trace_draft, trace_join
+from kvasir.runner.executor import Taken
+from kvasir.runner.proposals import Draw, Span
+from kvasir.sampling.native import SAMPLE_ERRORS, NativeSampler, SampleRow, fill_carry, next_carry
+
+
+def draft_traces(draft: DraftModel, target: Trace) -> tuple[Trace, Trace | None]:
+    """Of the draft model's forward, and of its `join`, None if that changes nothing. Raises CannotTrace."""
+    width = sum(target.exports[name].width for name in draft.taps)
+    return trace_draft(draft), trace_join(draft, width) if draft.taps else None
+
+
+class ProgramDraft:
+    """A DraftForward. target: whose results it reads. cache: of both. max_tokens, max_rows, max_positions: as of a
+    Program."""
+
+    def __init__(
+        self, draft: DraftModel, target: Program, cache: NativeCache,
+        *, max_tokens: int, max_rows: int, max_positions: int,
+    ):  # fmt: skip
+        sizes: dict[str, Any] = {"max_tokens": max_tokens, "max_rows": max_rows, "max_positions": max_positions}
+        sizes |= {"threads": target.pool.threads, "pool": target.pool}
+        self.draft, self.target, self.max_tokens, self.seconds = draft, target, max_tokens, 0.0
+        self.taps_width = sum(target.trace.exports[name].width for name in draft.taps)
+        own, joining = draft_traces(draft, target.trace)
+        self.program = Program(own, cache.of(DRAFT), **sizes)
+        self.joining = Program(joining, cache.of(DRAFT), **sizes) if joining else None
+        self._sampler = NativeSampler(target.vocab, target.pool)
+        assert draft.target_ids is not None or self.program.vocab == target.vocab, "vocabularies differ"
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs of the draft model."""
+        return (self.program, self.joining) if self.joining else (self.program,)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its buffers."""
+        return sum(program.num_bytes for program in self.programs)
+
+    def bind(self, rows: RowArrays, ahead: int) -> None:
+        """As `DraftForward.bind`."""
+        for program in self.programs:
+            program.bind(rows, ahead)
+
+    def enter(self, row: int) -> None:
+        """As `DraftForward.enter`."""
+        self.program.states[row].reached = 0
+
+    def taps(self, first: int, count: int) -> np.ndarray:
+        """As `DraftForward.taps`."""
+        outputs = [self.target.export(name, first + count)[first:] for name in self.draft.taps]
+        return np.concatenate(outputs, 1)
+
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
+        """As `DraftForward.run`."""
+        count = sum(span.count for span in spans)
+        if taps is not None:
+            rows = self._joined(spans, taps)
+        if rows is not None:
+            self.program.rows(count)[:] = rows
+        self._compute(self.program, spans, PIECE_LOGITS * (len(spans) <= MAX_CHOSEN))
+        self._ends, self._left = np.cumsum([span.count for span in spans]) - 1, len(spans) <= MAX_CHOSEN
+
+    def _joined(self, spans: Sequence[Span], taps: np.ndarray) -> np.ndarray:
+        if self.joining is None:
+            return taps
+        self.joining.rows(len(taps))[:] = taps
+        self._compute(self.joining, spans, 0)
+        return self.joining.hidden(len(taps))
+
+    def _compute(self, program: Program, spans: Sequence[Span], flags: int) -> None:
+        for piece, span in zip(program.pieces, spans, strict=False):
+            piece.row, piece.flags, piece.start, piece.count = span.row, flags, span.start, span.count
+        program.run(len(spans), max(span.end for span in spans))
+        self.seconds += program.seconds
+
+    def logits(self, at: Sequence[int]) -> np.ndarray:
+        """As `DraftForward.logits`."""
+        if self._left:
+            return self.program.left_logits(len(self._ends))[list(at)]
+        return self.program.logits_of(self._ends[list(at)].tolist())
+
+    def carried(self, at: Sequence[int]) -> np.ndarray:
+        """As `DraftForward.carried`."""
+        ends = self._ends[list(at)]
+        return self.program.export("carried", int(ends.max()) + 1)[ends]
+
+    def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[Taken]:
+        """As `DraftForward.draw`."""
+        specs = (SampleRow * len(draws))()
+        for i, (row, known, carry) in enumerate(draws):
+            specs[i] = self.target.states[row.number].spec  # a copy
+            spec = specs[i]
+            fill_carry(spec, row.spec, carry)
+            spec.ids, spec.num_ids, spec.position, spec.logprobs = row.ids.ctypes.data, known, known, -1
+        found = self._sampler.run(logits, specs)
+        return [
+            Taken(error=SAMPLE_ERRORS[one.error]) if one.error
+            else Taken((one.token,), (), next_carry(one, draw.row.spec, draw.carry))
+            for one, draw in zip(found, draws, strict=True)
+        ]  # fmt: skip

@@ -1,0 +1,317 @@
+"""Guesses the next ids of rows with a model that drafts (`models.drafting`), after a step has been sampled.
+
+The draft model follows the rows of the runner with caches of its own. It computes what it lacks of a row's known ids,
+then goes on from its own guesses, for all rows that ask together:
+
+    known      ... a b|             b has just been sampled
+    lacking      . . .              positions that the draft model has not computed; the last gives the first guess
+    rounds            c, d, e       each computed at the position of the guess before it, beyond the known ids
+
+A guess is drawn by the target's own sampler with the noise of its position (Gumbel-max coupling): where both models
+have the same distribution, the target draws the same id. Nothing that a row's results depend on is written: the ids
+beyond the known ones are overwritten before they count, and the draft model's caches are read by it alone. So whatever
+goes wrong here costs guesses, never results.
+
+A head reads hidden rows of the target (`DraftModel.taps`), which exist only until the next step. Those of rows that do
+not ask wait until there are LAG of them, so that drafts that nobody wants cost little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kvasir.layers.rows import RowArrays
+from kvasir.models.drafting import DraftModel
+from kvasir.plan import CacheGroup
+from kvasir.runner.executor import ExecutorStep, Taken
+from kvasir.runner.rows import Row, Rows
+
+LAG = 16  # hidden rows of a row of the runner that wait at most
+MAX_DRAWN = 32  # rows of logits at a time
+
+
+class Span(NamedTuple):
+    """Positions [start, start + count) of a row, as a piece of a step of the draft model."""
+
+    row: int
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class Draw(NamedTuple):
+    """A guess to be drawn: the id at position `known` of the row, after the ids before it."""
+
+    row: Row
+    known: int
+    carry: bytes
+
+
+class DraftForward(Protocol):
+    """Computes the draft model on an executor. at: places of spans in the last step. seconds: of its kernels, added
+    up."""
+
+    max_tokens: int
+    seconds: float
+
+    def bind(self, rows: RowArrays, ahead: int) -> None:
+        """Sets the rows, whose ids it embeds `ahead` positions early."""
+        ...
+
+    def enter(self, row: int) -> None:
+        """Another sequence has taken the row."""
+        ...
+
+    def taps(self, first: int, count: int) -> np.ndarray:
+        """The outputs that the draft model reads, of these token rows of the target's last step, float32 [count, X]."""
+        ...
+
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
+        """Computes a step, from the target's outputs [T, X], from carried rows [T, width], or from ids only."""
+        ...
+
+    def logits(self, at: Sequence[int]) -> np.ndarray:
+        """Of the last position of each span, float32 [n, draft vocabulary], until the next call."""
+        ...
+
+    def carried(self, at: Sequence[int]) -> np.ndarray:
+        """The row that each span's last position carries, float32 [n, width]; a copy."""
+        ...
+
+    def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> Sequence[Taken]:
+        """Samples as the target does. logits: float32 [n, vocabulary]."""
+        ...
+
+
+@dataclass(slots=True)
+class _Guesses:
+    """The guesses for one row. at: of its work in the step. known: of the row. position: the last one computed."""
+
+    at: int
+    row: Row
+    wanted: int
+    known: int
+    position: int
+    carry: bytes
+    ids: list[int] = field(default_factory=list)
+    carried: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class _Lacking:
+    """Positions to compute. taps: float32 [count, X], for a head. guesses: to begin when they are computed."""
+
+    row: Row
+    start: int
+    count: int
+    taps: np.ndarray | None = None
+    guesses: _Guesses | None = None
+
+
+class Proposer:
+    """Drafts for the rows of a runner. vocab: the target's. groups, block_size: of the caches. seconds: that kernels
+    took for the last guesses."""
+
+    seconds = 0.0
+
+    def __init__(
+        self, draft: DraftModel, forward: DraftForward, groups: Sequence[CacheGroup], block_size: int, vocab: int
+    ):
+        self.draft, self.forward = draft, forward
+        self._groups, self._block_size, self._vocab = groups, block_size, vocab
+        self._common = None if draft.target_ids is None else np.flatnonzero(draft.target_ids >= 0)
+
+    def bind(self, rows: Rows) -> None:
+        """Sets the rows; called once."""
+        self._rows, arrays = rows, rows.arrays
+        if self.draft.draft_ids is not None:
+            arrays = replace(arrays, ids=np.zeros_like(arrays.ids))
+        self._ids = arrays.ids  # in the draft model's vocabulary
+        self.forward.bind(arrays, self.draft.ahead)
+        self._done = np.full(len(arrays.ids), -1, np.int64)  # first position not computed; -1: the next step's start
+        self._waiting: list[list[np.ndarray]] = [[] for _ in arrays.ids]  # hidden rows from there on
+        self._guessed: list[list[int]] = [[] for _ in arrays.ids]  # ids from there on that were computed as guesses
+
+    def enter(self, row: int) -> None:
+        """A sequence has taken the row."""
+        self._done[row] = -1
+        self._waiting[row], self._guessed[row] = [], []
+        self.forward.enter(row)
+
+    def begin(self, step: ExecutorStep) -> None:
+        """A step begins. What a new sequence has before it is in the cache, computed for another sequence."""
+        if step.decodes:
+            rows, starts = (np.frombuffer(column, np.int32) for column in (step.decodes.rows, step.decodes.starts))
+            new = self._done[rows] < 0
+            self._done[rows[new]] = starts[new]
+        for work in step.works:
+            if self._done[work.row] < 0:
+                self._done[work.row] = work.start
+
+    def propose(self, step: ExecutorStep) -> dict[int, tuple[int, ...]]:
+        """The guesses for works that ask for them, by place. The rows have taken the step's ids."""
+        begun = self.forward.seconds
+        lacking = list(self._heads(step) if self.draft.taps else self._smaller(step))
+        done: list[_Guesses] = []
+        open_ = list(self._catch_up(lacking, done))
+        while open_:
+            spans = [Span(guesses.row.number, guesses.position, 1) for guesses in open_]
+            rows = np.stack([guesses.carried for guesses in open_]) if self.draft.width else None  # type: ignore[arg-type]
+            self.forward.run(spans, None, rows)
+            open_ = self._drawn(list(enumerate(open_)), done)
+        self.seconds = self.forward.seconds - begun
+        return {guesses.at: tuple(guesses.ids) for guesses in done}
+
+    # -- what is lacking
+
+    def _heads(self, step: ExecutorStep) -> Iterator[_Lacking]:
+        """Of a head: positions whose hidden rows and next ids exist, up to the last one of a row that asks."""
+        for place, (row, start) in enumerate(_columns(step)):
+            yield from self._kept(self._rows[row], start, 1, place, None)
+        for at, work in enumerate(step.works):
+            row = self._rows[work.row]
+            count = min(work.end, row.known - self.draft.ahead) - work.start
+            yield from self._kept(row, work.start, count, step.starts[at], self._asked(step, at, row))
+
+    def _kept(self, row: Row, start: int, count: int, first: int, guesses: _Guesses | None) -> Iterator[_Lacking]:
+        if count <= 0 or row.fault:
+            return
+        waiting = self._waiting[row.number]
+        before = sum(map(len, waiting))
+        if self._done[row.number] + before != start:  # the result of a step in between was not taken
+            waiting.clear()
+            self._done[row.number], before = start, 0
+        waiting.append(self.forward.taps(first, count))
+        if guesses or before + count > LAG:
+            taps = np.concatenate(waiting)
+            waiting.clear()
+            begin, self._done[row.number] = int(self._done[row.number]), start + count
+            if self._fits(row, begin, start + count):
+                yield _Lacking(row, begin, len(taps), taps, guesses)
+
+    def _smaller(self, step: ExecutorStep) -> Iterator[_Lacking]:
+        """Of a model that reads ids only: all positions of rows that ask."""
+        for at, work in enumerate(step.works):
+            row = self._rows[work.row]
+            if (guesses := self._asked(step, at, row)) is None:
+                continue
+            done = int(self._done[row.number])
+            for token in self._guessed[row.number]:
+                if done + 1 >= row.known or row.ids[done] != token:
+                    break
+                done += 1
+            self._guessed[row.number] = []
+            if self._fits(row, done, row.known):
+                self._done[row.number] = row.known
+                yield _Lacking(row, done, row.known - done, None, guesses)
+
+    def _asked(self, step: ExecutorStep, at: int, row: Row) -> _Guesses | None:
+        work = step.works[at]
+        position = row.known - 1 - self.draft.ahead
+        if not work.propose or not work.sample or row.fault or position < 0 or row.known >= len(row.ids):
+            return None
+        return _Guesses(at, row, work.propose, row.known, position, row.carry)
+
+    def _fits(self, row: Row, start: int, end: int) -> bool:
+        """Whether the row's tables have the blocks that a span reads and writes."""
+        if end > min(self.draft.context_length, len(row.ids) - self.draft.ahead):
+            return False
+        for group, table, filled in zip(self._groups, row.tables, row.filled, strict=True):
+            low, high = group.kind.low(start), -(-end // self._block_size)
+            if high > filled or not table[low // self._block_size : high].all():
+                return False
+        return True
+
+    # -- computing
+
+    def _catch_up(self, lacking: Sequence[_Lacking], done: list[_Guesses]) -> Iterator[_Guesses]:
+        """Computes what is lacking, in as many steps as it takes. Returns the guesses to go on with."""
+        open_ = list(lacking)
+        while open_:
+            part, room = [], self.forward.max_tokens
+            while open_ and room:
+                count = min(room, open_[0].count)
+                part.append((open_[0], count))
+                room -= count
+                if count < open_[0].count:
+                    break
+                open_.pop(0)
+            spans = [Span(item.row.number, item.start, count) for item, count in part]
+            for span in spans:
+                self._translate(self._rows[span.row], span.start, span.end)
+            taps = [item.taps[:count] for item, count in part if item.taps is not None]
+            self.forward.run(spans, np.concatenate(taps) if taps else None, None)
+            ended = []
+            for place, (item, count) in enumerate(part):
+                item.start, item.count = item.start + count, item.count - count
+                item.taps = None if item.taps is None else item.taps[count:]
+                if not item.count and item.guesses:
+                    ended.append((place, item.guesses))
+            yield from self._drawn(ended, done)
+
+    def _translate(self, row: Row, start: int, end: int) -> None:
+        """Writes the draft model's ids of these positions."""
+        if self.draft.draft_ids is not None:
+            part = slice(start + self.draft.ahead, end + self.draft.ahead)
+            self._ids[row.number, part] = self.draft.draft_ids[row.ids[part]]
+
+    def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[_Guesses]:
+        """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
+        unless they have no guess."""
+        if not drawing:
+            return []
+        places, found, going = [place for place, _ in drawing], [], []
+        for first in range(0, len(places), MAX_DRAWN):
+            part = drawing[first : first + MAX_DRAWN]
+            logits = self._of_target(self.forward.logits(places[first : first + MAX_DRAWN]))
+            draws = [Draw(guesses.row, guesses.known + len(guesses.ids), guesses.carry) for _, guesses in part]
+            found += self.forward.draw(logits, draws)
+        carried = self.forward.carried(places) if self.draft.width else [None] * len(places)
+        for (_, guesses), taken, row in zip(drawing, found, carried, strict=True):
+            guesses.carried = row
+            if self._take(guesses, taken):
+                going.append(guesses)
+            elif guesses.ids:
+                done.append(guesses)
+        return going
+
+    def _of_target(self, logits_nv: np.ndarray) -> np.ndarray:
+        """Logits of the target's ids, -inf for those that the draft model lacks."""
+        if self._common is None or self.draft.target_ids is None:
+            return logits_nv
+        wide = np.full((len(logits_nv), self._vocab), -np.inf, np.float32)
+        wide[:, self.draft.target_ids[self._common]] = logits_nv[:, self._common]
+        return wide
+
+    def _take(self, guesses: _Guesses, taken: Taken) -> bool:
+        """Adds a drawn id. Returns whether there will be another."""
+        if taken.error:
+            return False
+        row, (token,) = guesses.row, taken.tokens
+        at = guesses.known + len(guesses.ids)
+        guesses.ids.append(token)
+        guesses.carry = taken.carry
+        guesses.position += 1
+        ends = len(guesses.ids) == guesses.wanted or token in row.spec.stop_ids
+        if ends or at + 1 >= len(row.ids) or not self._fits(row, guesses.position, guesses.position + 1):
+            return False
+        row.ids[at] = token
+        self._translate(row, guesses.position, guesses.position + 1)
+        if not self.draft.taps:
+            self._guessed[row.number].append(token)
+        return True
+
+
+def _columns(step: ExecutorStep) -> Iterator[tuple[int, int]]:
+    """Row and start of each decode."""
+    decodes = step.decodes
+    yield from zip(
+        np.frombuffer(decodes.rows, np.int32).tolist(), np.frombuffer(decodes.starts, np.int32).tolist(), strict=True
+    )
