@@ -28,6 +28,7 @@ LENGTH = 60  # beyond the window of mimo-v2-flash
 FULL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
 # Kind -> changes of its config that leave the one layer of a head.
 KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1},
     "deepseek-v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     "deepseek-v32": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     "glm-moe-dsa": {"num_hidden_layers": 1, "first_k_dense_replace": 0, "indexer_types": ["full"]},
@@ -40,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3-5-moe": FULL,
     "qwen3-next": FULL,
 }  # fmt: skip
-FAST = ("deepseek-v3", "qwen3-5", "mimo-v2-flash")
+FAST = ("llama", "deepseek-v3", "qwen3-5", "mimo-v2-flash")
 EACH = [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in KINDS]
 COUNT = {"qwen3-5": "mtp_num_hidden_layers", "qwen3-5-moe": "mtp_num_hidden_layers", "qwen3-next": ""}
 WHOLE = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # joint, embed norm, hidden norm, last norm

@@ -102,6 +102,27 @@ class Drafting:
     carries_normed: bool = True
 
 
+def numbered_after(layers: int, config: Any) -> Drafting:
+    """The form of DeepSeek-V3's checkpoints: layers for multi-token prediction are numbered after the decoder's own
+    `layers`. config: see Drafting."""
+    layer = "model.layers.*."
+    return Drafting(
+        config,
+        layer,
+        layers,
+        joint=layer + "eh_proj",
+        embed_norm=layer + "enorm",
+        hidden_norm=layer + "hnorm",
+        norm=layer + "shared_head.norm",
+        carries_normed=False,
+    )
+
+
+def ignored_after(layers: int, count: int) -> tuple[str, ...]:
+    """Patterns of the tensors of such layers, for a decoder that is loaded without them."""
+    return tuple(rf"model\.layers\.{layers + i}\..*" for i in range(count))
+
+
 def longer(config: Any, count: int, **settings: Any) -> Any:
     """A decoder's config with `count` more layers. settings: their value of each field that has one per layer."""
     more = {name: (*getattr(config, name), *(value,) * count) for name, value in settings.items()}

@@ -20,7 +20,7 @@ from kvasir.models.config import (
     read_sliding_layers,
 )
 from kvasir.models.decoder import read_sizes
-from kvasir.models.drafting import Drafting, longer
+from kvasir.models.drafting import Drafting, ignored_after, longer, numbered_after
 from kvasir.models.mixtral import Mixtral, MixtralConfig, expert_names
 
 _DEFAULTS = {"rms_norm_eps": 1e-5}
@@ -107,26 +107,14 @@ class Glm4Moe(Mixtral):
     @property
     def drafting(self) -> Drafting | None:
         """As `Decoder.drafting`. The layers, all with experts, are numbered after the decoder's own."""
-        c, layer = self.config, "model.layers.*."
-        if not (count := getattr(c, "drafting", 0)):
-            return None
-        return Drafting(
-            longer(c, count, windows=0, sparse=True),
-            layer,
-            c.num_layers,
-            joint=layer + "eh_proj",
-            embed_norm=layer + "enorm",
-            hidden_norm=layer + "hnorm",
-            norm=layer + "shared_head.norm",
-            carries_normed=False,
-        )
+        c = self.config
+        count = getattr(c, "drafting", 0)
+        return numbered_after(c.num_layers, longer(c, count, windows=0, sparse=True)) if count else None
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """As `Decoder.ignored`, and the layers for multi-token prediction, which `MultiTokenHead` reads."""
-        first = self.config.num_layers
-        drafting = tuple(rf"model\.layers\.{first + i}\..*" for i in range(getattr(self.config, "drafting", 0)))
-        return (*super().ignored, *drafting)
+        return (*super().ignored, *ignored_after(self.config.num_layers, getattr(self.config, "drafting", 0)))
 
     def names(self) -> Mapping[str, Entry]:
         """The name table of `Mixtral.names`, with the names of the router and the experts."""

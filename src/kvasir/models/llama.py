@@ -15,13 +15,16 @@ from kvasir.layers.block import DecoderLayer, Mixer
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.moe import MoE
 from kvasir.layers.rope import Rope
-from kvasir.models.config import Fields
+from kvasir.models.config import MAX_LAYERS, Fields
 from kvasir.models.decoder import Decoder, DecoderConfig, read_sizes
+from kvasir.models.drafting import Drafting, ignored_after, longer, numbered_after
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig(DecoderConfig):
-    """The sizes and settings of a Llama."""
+    """The sizes and settings of a Llama. drafting: its layers for multi-token prediction, in DeepSeek-V3's form."""
+
+    drafting: int = 0
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -29,9 +32,12 @@ class LlamaConfig(DecoderConfig):
         f = Fields(config)
         sizes = read_sizes(f, both_ways=True)
         attention_bias, mlp_bias = f.flag("attention_bias", False), f.flag("mlp_bias", False)
+        drafting = f.integer("num_nextn_predict_layers", 0, MAX_LAYERS, 0)
         f.finish()
-        windows = (0,) * sizes["num_layers"]
-        return cls(**sizes, windows=windows, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias)
+        return cls(
+            **sizes, windows=(0,) * sizes["num_layers"], qkv_bias=attention_bias, out_bias=attention_bias,
+            mlp_bias=mlp_bias, drafting=drafting,
+        )  # fmt: skip
 
 
 class Llama(Decoder):
@@ -47,6 +53,22 @@ class Llama(Decoder):
             raise UnsupportedModel("config.json: is_causal is false, and layers have sliding windows",
                                    "supported: one of the two")  # fmt: skip
         self.layers = [self._block(i, config) for i in range(config.num_layers)]
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """As `Decoder.drafting`."""
+        count = self._drafting
+        return numbered_after(self.config.num_layers, longer(self.config, count, windows=0)) if count else None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """As `Decoder.ignored`, and the layers for multi-token prediction, which `MultiTokenHead` reads."""
+        return (*super().ignored, *ignored_after(self.config.num_layers, self._drafting))
+
+    @property
+    def _drafting(self) -> int:
+        """0 for families with configs, and forms of such layers, of their own."""
+        return self.config.drafting if isinstance(self.config, LlamaConfig) else 0
 
     def _block(self, layer: int, c: DecoderConfig) -> DecoderLayer:
         norms = dict.fromkeys(("attn_norm", "mlp_norm")) | {name: self._norm() for name in self.norms}
