@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Attention(Module):
     """x: float32 [T, D] -> [T, D]. Writes the step's keys and values into the cache, then attends over the cache.
 
-    layer: its number, which identifies it in the cache. query_rope: of the queries, `rope` by default. head_norm_eps:
+    layer: its number, which identifies it in the cache. inputs: the width of x if it is not that of the result.
+    query_rope: of the queries, `rope` by default. head_norm_eps:
     if not None, q and k are normalised by a norm of the class `head_norm`: each head, or all heads together if
     `whole_norm`; before the rotary embedding, or after it if `norm_after_rope`. scale: of the scores, head_dim^-0.5 by
     default. sinks: whether each head has an additional score without a value (arXiv:2309.17453), in a vector of the
@@ -41,6 +42,7 @@ class Attention(Module):
         kv_heads: int,
         head_dim: int,
         *,
+        inputs: int = 0,
         rope: Rope | None = None,
         query_rope: Rope | None = None,
         bias: bool = False,
@@ -66,7 +68,7 @@ class Attention(Module):
         self.sinks = Vector(heads, sink_name) if sinks else None
         self.value_dim, self.value_scale = value_dim or head_dim, value_scale
         self.relative = relative
-        self.qkv = QKV(width, heads * head_dim, kv_heads * head_dim, bias, v=kv_heads * self.value_dim)
+        self.qkv = QKV(inputs or width, heads * head_dim, kv_heads * head_dim, bias, v=kv_heads * self.value_dim)
         self.whole_norm, self.norm_after_rope = whole_norm, norm_after_rope
         self.q_norm = self.k_norm = None
         if head_norm_eps is not None:

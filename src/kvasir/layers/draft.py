@@ -1,14 +1,21 @@
-"""A layer for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
+"""Layers of heads that draft: for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2), and the first
+layer of EAGLE-3 (arXiv:2503.01840) with the norms before it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from kvasir.layers.attention import Attention
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.linear import Plain
+from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.norm import RMSNorm
+from kvasir.layers.places import Place
 from kvasir.ops.heads import join_heads
+from kvasir.ops.ssm import grouped_rms_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,3 +36,48 @@ class DraftLayer(Module):
         embedded_T1D = self.embed_norm(embedded_TD).view(-1, 1, self.width)
         hidden_T1D = self.hidden_norm(hidden_TD).view(-1, 1, self.width)
         return self.block(self.joint(join_heads(embedded_T1D, hidden_T1D).flatten(1), batch), batch)
+
+
+class EagleLayer(Module):
+    """embedded, rows: float32 [T, D] -> [T, D]. Attention reads both, each under a norm of its own, side by side; its
+    result is added to the rows.
+
+    norms: of the embedded ids, of the rows, and of the MLP's input. attn: its `inputs` are 2 D. adds_normed: whether it
+    is added to the rows under their norm.
+    """
+
+    def __init__(self, norms: tuple[RMSNorm, RMSNorm, RMSNorm], attn: Attention, mlp: GatedMLP, adds_normed: bool):
+        self.embed_norm, self.hidden_norm, self.mlp_norm = norms
+        self.attn, self.mlp, self.adds_normed = attn, mlp, adds_normed
+        self.width = self.mlp_norm.width
+
+    def __call__(self, embedded_TD: Tensor, rows_TD: Tensor, batch: Batch) -> Tensor:
+        normed_TD = self.hidden_norm(rows_TD)
+        embedded_T1D = self.embed_norm(embedded_TD).view(-1, 1, self.width)
+        joined_TE = join_heads(embedded_T1D, normed_TD.view(-1, 1, self.width)).flatten(1)
+        mixed_TD = (normed_TD if self.adds_normed else rows_TD) + self.attn(joined_TE, batch)
+        return mixed_TD + self.mlp(self.mlp_norm(mixed_TD), batch)
+
+
+class ChunkNorm(Module):
+    """An RMSNorm with weights of its own over each of the equal chunks of a row. x: float32 [T, chunks * width]. The
+    checkpoint has a vector for each, in modules numbered from 0."""
+
+    weight: Tensor
+
+    def __init__(self, chunks: int, width: int, eps: float):
+        self.chunks, self.width, self.eps = chunks, width, eps
+        self._parts: dict[str, np.ndarray] = {}
+
+    def __call__(self, x_TX: Tensor) -> Tensor:
+        x_TCd = x_TX.view(-1, self.chunks, self.width)
+        return grouped_rms_norm(x_TCd, self.weight, self.eps).flatten(1)
+
+    def expects(self) -> dict[str, tuple[int, ...]]:
+        return {f"{i}.weight": (self.width,) for i in range(self.chunks)}
+
+    def put(self, name: str, array: Any, place: Place) -> Any:
+        self._parts[name] = np.asarray(array, np.float32)
+        if len(self._parts) == self.chunks:
+            self.weight = place.exact(np.concatenate([self._parts[part] for part in self.expects()]))
+        return place.exact(array)

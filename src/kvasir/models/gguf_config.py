@@ -13,6 +13,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models import (
     gguf_bitnet,
     gguf_decoders,
+    gguf_eagle3,
     gguf_encoders,
     gguf_further,
     gguf_gemma,
@@ -197,6 +198,7 @@ _READERS = {
     "gpt2": _gpt2,
     **gguf_bitnet.READERS,
     **gguf_decoders.READERS,
+    **gguf_eagle3.READERS,
     **gguf_encoders.READERS,
     **gguf_further.READERS,
     **gguf_kimi.READERS,

@@ -27,6 +27,7 @@ import numpy as np
 
 from kvasir.errors import ModelFileError
 from kvasir.models import gguf_decoder_names as others
+from kvasir.models import gguf_eagle3_names as eagle3
 from kvasir.models import gguf_encoder_names as encoders
 from kvasir.models import gguf_gemma_names as gemmas
 from kvasir.models import gguf_state_space_names as state_spaces
@@ -225,6 +226,7 @@ FAMILIES = {
         "model.layers",
         nested=("exp_probs_b",),
     ),
+    "eagle3": NameTable({**_LLAMA_NAMES, **eagle3.NAMES}, "model.layers", paired_rows=_QK),
     "eurobert": NameTable(_LLAMA_NAMES, "model.layers"),
     "exaone-moe": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "exaone4": NameTable(_POST_NORM_NAMES, "model.layers"),
@@ -302,8 +304,8 @@ FAMILIES = {
 _NO_WEIGHTS = re.compile(rf"rope_(freqs|factors_long|factors_short)\.weight|{_LAYER}attn_rot_embd\.weight")
 # Modules that are single vectors: the checkpoint's name of the tensor has no ".weight" or ".bias" after it.
 _VECTORS = ("attn_sinks", "exp_probs_b", "layer_output_scale", "altup_correct_scale", "ssm_a", "ssm_d", "ssm_dt",
-            *state_spaces.RWKV7_VECTORS)  # fmt: skip
-_BARE = ("ssm_a", "ssm_d", "ffn_norm", "exp_probs_b")  # also without ".weight" in the file
+            *eagle3.VECTORS, *state_spaces.RWKV7_VECTORS)  # fmt: skip
+_BARE = ("ssm_a", "ssm_d", "ffn_norm", "exp_probs_b", *eagle3.VECTORS)  # also without ".weight" in the file
 
 
 # --- tensors ----------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ def family_of(architecture: str) -> NameTable:
 def parts_of(name: str) -> tuple[str | None, str, str]:
     """ "blk.3.attn_q.weight" -> ("3", "attn_q", "weight"), "output.weight" -> (None, "output", "weight")."""
     match = re.fullmatch(
-        rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.|nextn\.|indexer\.)?\w+)(?:\.(\w+))?", name
+        rf"(?:{_LAYER})?(cls\.(?:output|norm)|(?:shortconv\.|nextn\.|indexer\.|enc\.)?\w+)(?:\.(\w+))?", name
     )
     if match is None:
         return None, name, ""

@@ -229,6 +229,14 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 # Architectures whose configs state the model type of another.
 _TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
+# EAGLE-3 heads (kvasir.models.eagle3), which draft for a model and are none: their architectures, and GGUF's name.
+HEADS: tuple[str, ...] = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3DraftModel",
+    "eagle3",
+)
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
 
@@ -252,6 +260,10 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     model_type, architectures = config.get("model_type"), config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ModelFileError(f"config.json: architectures is {architectures!r}", "expected a list of names")
+    if heads := [name for name in (*architectures, model_type) if name in HEADS]:
+        raise UnsupportedModel(
+            f"{heads[0]} is a head that drafts for another model", "start its target with --speculate eagle3=PATH"
+        )
     if model_type is None and not architectures:
         raise ModelFileError("config.json names no model_type and no architectures", "is this a model's folder?")
     if model_type is None:

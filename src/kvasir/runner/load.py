@@ -243,7 +243,7 @@ def _load(
         for part in parts:
             split(part, options.mesh, source, weights_dtype, hold)
     check_room(sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
-    place = _place(hold, weights_dtype, device)
+    place = place_of(hold, weights_dtype, device)
     filled = fill(model, source, place, progress, hold)
     if mtp:
         filled = filled + fill(mtp, source, place, progress, hold)
@@ -257,7 +257,7 @@ def _load(
     )  # fmt: skip
 
 
-def _place(packer: Any, dtype: str, device: str) -> Place:
+def place_of(packer: Any, dtype: str, device: str) -> Place:
     """Where the modules keep what is not packed: in NumPy arrays for a program, in torch tensors otherwise."""
     if packer:
         return packer.place

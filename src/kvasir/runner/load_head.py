@@ -1,0 +1,102 @@
+"""Loads a head that drafts for a model from a checkpoint of its own: a folder of safetensors or a GGUF file.
+
+Nothing that such a head computes reaches an answer, but its tensors are as untrusted as a model's: the table of a draft
+vocabulary becomes ids of the target, so all of it is checked here, before anything is drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.models.config import MAX_VOCAB
+from kvasir.models.eagle3 import Eagle3
+from kvasir.models.eagle3_config import ARCHITECTURES, GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
+from kvasir.parallel import SOLO, Mesh
+from kvasir.runner.load import check_room, open_checkpoint, place_of, split, weight_bytes
+from kvasir.weights.load import Progress, choose_dtype, fill
+from kvasir.weights.local import ModelFiles
+from kvasir.weights.source import WeightSource
+
+_TABLES = ("d2t", "draft_id_to_target_id")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head with its weights. model: a `DraftModel` (kvasir.models.drafting). The rest is as in `LoadedModel`."""
+
+    model: Eagle3
+    config: Mapping[str, Any]
+    dtype: str
+    num_parameters: int
+    bytes: int
+    held: int
+    mapped: int
+    formats: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load_head(
+    files: ModelFiles,
+    target: Any,
+    dtype: str = "auto",
+    device: str = "cpu",
+    packer: Callable[[str], Any] | None = None,
+    mesh: Mesh = SOLO,
+    progress: Progress | None = None,
+) -> LoadedHead:
+    """A head for a model that is in memory. dtype: as for models. packer: makes the packer of an executor for a dtype,
+    None for torch tensors. Raises UnsupportedModel or ModelFileError, also for a head of another model."""
+    head, config, source = open_head(files, target)
+    dtype = choose_dtype(dtype, source, device)
+    hold = packer(dtype) if packer else None
+    if mesh.size > 1:
+        split(head, mesh, source, dtype, hold)
+    check_room(weight_bytes(head, source, dtype, hold), device)
+    filled = fill(head, source, place_of(hold, dtype, device), progress, hold)
+    formats, notes = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
+    size = sum(path.stat().st_size for path in files.weights)
+    held = filled.bytes + sum(formats.values())
+    return LoadedHead(head, config, dtype, filled.parameters, size, held, filled.mapped, formats, notes)
+
+
+def open_head(files: ModelFiles, target: Any) -> tuple[Eagle3, dict[str, Any], WeightSource]:
+    """A head without weights, its config, and its tensors under the names of a checkpoint."""
+    config, source = open_checkpoint(files)
+    if not is_eagle3(config):
+        names = config.get("architectures") or config.get("model_type")
+        raise UnsupportedModel(
+            f"{quoted(names)} is not a head that drafts", f"supported: EAGLE-3 ({', '.join(ARCHITECTURES)})"
+        )
+    config |= {TENSORS: read_tensors(source, absolute=config.get("model_type") == GGUF_TYPE)}
+    return Eagle3(Eagle3.Config.from_hf(config), target), config, source
+
+
+def read_tensors(source: WeightSource, absolute: bool) -> HeadTensors:
+    """What a head's config takes from its tensors. absolute: whether the table of the draft vocabulary holds the
+    target's ids, else how far they are from the draft's. Raises ModelFileError for a table of another kind."""
+    stored = {name.removeprefix("model."): name for name in source.names()}
+    if "mask_hidden" in stored:
+        raise parallel("the checkpoint has a tensor mask_hidden")
+    table = next((stored[name] for name in _TABLES if name in stored), None)
+    ids = None if table is None else _read_table(source, table, absolute)
+    return HeadTensors(ids, "embed_tokens.weight" in stored, "lm_head.weight" in stored)
+
+
+def _read_table(source: WeightSource, name: str, absolute: bool) -> np.ndarray:
+    info = source.info(name)
+    if info.dtype not in ("I64", "I32") or len(info.shape) != 1 or not 0 < info.shape[0] <= MAX_VOCAB:
+        raise ModelFileError(
+            f"tensor {name} is {info.dtype} of shape {list(info.shape)}",
+            "expected an int64 for each id that is drafted",
+        )
+    table = np.array(source.array(name), np.int64)
+    if bool(((table < -MAX_VOCAB) | (table > MAX_VOCAB)).any()):  # no sum of such numbers overflows
+        raise ModelFileError(
+            f"tensor {name} has numbers from {table.min()} to {table.max()}", f"ids are below {MAX_VOCAB}"
+        )
+    return table if absolute else table + np.arange(len(table))
