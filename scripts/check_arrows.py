@@ -23,7 +23,7 @@ from pathlib import Path
 PACKAGE = "kvasir"
 GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "errors", "memory", "metrics", "snapshot"),
-    *("statistics", "fields", "json_file"),
+    *("statistics", "fields", "json_file", "speculation"),
 )
 THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (

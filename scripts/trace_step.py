@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the files of the package whose functions run in one decode step.
 
-Builds an engine core, runs a few greedy requests until all of them decode, and traces the next step with
-sys.setprofile: every function of the package that is called, in the order of its first call. Native kernels are not
-traced; docs/architecture.md names their files.
+Builds an engine core without drafters, runs a few greedy requests until all of them decode, and traces the next step
+with sys.setprofile: every function of the package that is called, in the order of its first call. Native kernels are
+not traced; docs/architecture.md names their files.
 
     python scripts/trace_step.py [model] [--executor program|eager] [--rows 8] [--functions]
 """
@@ -28,7 +28,8 @@ STEADY = 6  # steps after which all requests decode
 
 def decoding(model: str, executor: str, rows: int) -> EngineCore:
     """A core in which all requests decode."""
-    core = build_core(EngineOptions(model, executor=executor, threads=1, num_blocks=64, max_model_len=256))
+    options = EngineOptions(model, executor=executor, threads=1, num_blocks=64, max_model_len=256, speculate="off")
+    core = build_core(options)
     for i in range(rows):
         params = SamplingParams(temperature=0.0, max_tokens=40, seed=i, ignore_eos=True)
         core.add(Request(f"r{i}", (1, 2, 3 + i), params))

@@ -17,6 +17,7 @@ from typing import Any
 from kvasir.errors import ConfigError
 from kvasir.memory import HEADROOM, QUEUE_BYTES, Footprint
 from kvasir.plan import CacheGroup
+from kvasir.speculation import MAX_DRAFTED, Drafters, parse
 from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
@@ -68,6 +69,21 @@ class EngineOptions:
         None, "Socket that serves the prefixes in cache_dir to other engines of this user."
     )
     cache_peer: str | None = option(None, "Socket of another engine to load prefixes from.")
+    speculate: str = option(
+        "auto",
+        "Drafters that guess ids, which never changes an answer: auto, off, or of ngram, suffix, draft=MODEL, "
+        "eagle3=PATH, mtp.",
+        "--speculate",
+        "--spec-type",
+    )
+    draft_max: int = option(
+        MAX_DRAFTED,
+        "Most drafted ids of a sequence in a step.",
+        "--draft-max",
+        "--spec-draft-n-max",
+        "--draft",
+        "--draft-n",
+    )
     jump_ahead: bool = option(True, "Append ids that a grammar forces without a step each; the output is the same.")
     max_waiting: int = option(1024, "Choices that may wait before new requests are refused with 429.")
     slo_interactive: str = option(
@@ -143,6 +159,8 @@ class EngineConfig:
     kv_bytes: int
     max_waiting: int
     jump_ahead: bool
+    drafters: Drafters
+    draft_max: int
     prefix_cache: bool
     cache_eviction: str
     cache_host: int
@@ -210,6 +228,9 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"cache_eviction is {options.cache_eviction!r}", f"expected one of {', '.join(EVICTIONS)}")
     if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction is {options.memory_fraction}", "expected a number in (0, 1]")
+    if not 1 <= options.draft_max <= MAX_DRAFTED:
+        raise ConfigError(f"draft_max is {options.draft_max}", f"expected 1 to {MAX_DRAFTED}; --speculate off for none")
+    parse(options.speculate)
     slo_targets(options)
 
 
@@ -268,6 +289,8 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         kv_bytes=kv_bytes,
         max_waiting=options.max_waiting,
         jump_ahead=options.jump_ahead,
+        drafters=parse(options.speculate),
+        draft_max=options.draft_max,
         prefix_cache=options.prefix_cache,
         cache_eviction=options.cache_eviction,
         cache_host=_cache_host(options, device),

@@ -331,6 +331,37 @@ class EngineStats:
         "Tokens forced by a grammar and appended without a step each.",
         Chart(TEXT, "Tokens under grammars", "forced"),
     )
+    drafted_tokens: int = counter(
+        "drafted_tokens",
+        "Ids proposed by drafters and checked in steps.",
+        Chart(TEXT, "Drafts", "proposed"),
+    )
+    accepted_tokens: int = counter(
+        "accepted_draft_tokens",
+        "Ids proposed by drafters that were right.",
+        Chart(TEXT, "Drafts", "accepted"),
+        Tile("Drafts", "share", of="drafted_tokens", optional=True),
+        Tile("Drafts", "count", "{} tokens accepted", optional=True),
+    )
+    drafted_at: dict[int, int] = counter(
+        "draft_position_drafted",
+        "Drafted ids, by position in their draft.",
+        start=dict,
+        labels=("position",),
+    )
+    accepted_at: dict[int, int] = counter(
+        "draft_position_accepted",
+        "Drafted ids that were right, by position in their draft.",
+        Chart(TEXT, "Drafts accepted by position", by=("position",), per="draft_position_drafted"),
+        start=dict,
+        labels=("position",),
+    )
+    draft_seconds_saved: float = gauge(
+        "draft_seconds_saved",
+        "Estimated time of steps that accepted drafts have saved, less that of checking drafts.",
+        Chart(TEXT, "Time saved by drafts", by=("model_name",)),
+        start=float,
+    )
     steps: int = counter("engine_steps", "Steps computed.", Chart(ENGINE, "Steps per second", by=("model_name",)))
     computed_tokens: int = counter(
         "engine_computed_tokens",
@@ -372,7 +403,8 @@ def table() -> Iterator[StatisticRow]:
 def counted(*owners: object) -> dict[str, Any]:
     """The counters of EngineStats that the owners have as attributes of the same names."""
     names = [of.name for of in fields(EngineStats) if getattr(of.metadata[STATISTIC], "kind", "") == "counter"]
-    return {name: getattr(owner, name) for owner in reversed(owners) for name in names if hasattr(owner, name)}
+    found = {name: getattr(owner, name) for owner in reversed(owners) for name in names if hasattr(owner, name)}
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
 
 
 def tiles() -> dict[str, list[dict[str, Any]]]:

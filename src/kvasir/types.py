@@ -14,6 +14,7 @@ from typing import Any
 
 from kvasir.fields import LISTS, RequestFields
 from kvasir.inputs import NONE, Adapter, Inputs, Source
+from kvasir.speculation import Speculation
 from kvasir.validate import check_sampling, check_structured
 
 
@@ -153,6 +154,8 @@ class Request:
     cache_salt: str | None = None  # requests with different salts share no cached prefix
     no_cache: bool = False  # neither use cached prefixes nor add any
     cache_ttl: float | None = None  # seconds for which the prompt is pinned in the prefix cache
+    speculation: Speculation | None = None  # which drafts it gets; None: as the engine decides
+    prediction: tuple[int, ...] = ()  # ids that the client expects in the answer, as a draft
     resume_ids: tuple[tuple[int, ...], ...] = ()
     resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
@@ -182,6 +185,8 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0  # of completion_tokens
+    accepted_tokens: int = 0  # drafted ids that are part of the completion
+    rejected_tokens: int = 0  # drafted ids that are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,7 @@ class Delta:
     embedding: the result of any other task than Task.GENERATE, float32 values; those of tokens one after another.
     cached_tokens: tokens of the prompt that were not computed for this choice.
     carry: the sampler's state after these tokens, if it has one; needed to resume from here.
+    drafted: ids of the draft that the step checked. accepted: how many of these are right and among `token_ids`.
     refused: whether the error is caused by the request rather than by the engine.
     at: when the tokens were available, in seconds of the engine's time.monotonic; 0 if not known.
     """
@@ -210,6 +216,8 @@ class Delta:
     error: str | None = None
     carry: bytes = b""
     refused: bool = False
+    drafted: int = field(default=0, compare=False)
+    accepted: int = field(default=0, compare=False)
     at: float = field(default=0.0, compare=False)
 
 

@@ -17,14 +17,14 @@ from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import Capacity
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
+from kvasir.spec.drafter import Speculator
+from kvasir.speculation import MAX_DRAFTED
 from kvasir.types import ModelInfo, Task
-
-MAX_DRAFTED = 16  # draft ids of a row in a step; each needs a row of logits
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
-    """Builds the core for a model; its `summary` lists the decisions and their reasons. drafter: proposes draft ids.
-    Raises KvasirError."""
+    """Builds the core for a model; its `summary` lists the decisions and their reasons. drafter: in place of those that
+    the options name. Raises KvasirError."""
     check(options)
     prepare_torch()
     begun = time.perf_counter()
@@ -129,7 +129,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         tier_bytes=config.load_bytes,
         guides=guides,
         jump_ahead=config.jump_ahead,
-        drafter=drafter,
+        drafter=drafter or _speculator(config, info),
     )
     seconds = (imported - begun, time.perf_counter() - imported)
     if executor == "program":
@@ -141,6 +141,12 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
         kernels_line = f"{', '.join(chosen + native_used) or 'no native kernels'}; plain torch otherwise"
     return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds), guides.warm)
+
+
+def _speculator(config: EngineConfig, info: ModelInfo) -> Drafter | None:
+    if not config.drafters.methods or Task.GENERATE not in info.tasks:
+        return None
+    return Speculator(config.drafters.methods, config.targets, config.draft_max)
 
 
 def _sizes(formats: Mapping[str, int]) -> str:

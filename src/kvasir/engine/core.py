@@ -197,7 +197,7 @@ class EngineCore:
             result = pending_step.error or self.runner.sample(pending_step.pending, self._masks(pending_step))
             if pending_step.plan.computes:
                 seconds = time.perf_counter() - max(pending_step.begun, self._ended)
-                self.scheduler.service.observe(pending_step.plan, seconds)
+                self.scheduler.observe(pending_step.plan, seconds)
                 self._past.append(record(pending_step.plan, seconds))
             return pending_step.plan, result
         except Exception as error:
@@ -276,6 +276,7 @@ class EngineCore:
             blocks_used=s.kv.used,
             blocks_cached=cache.idle,
             block_size=s.capacity.block_size,
+            draft_seconds_saved=s.draft_seconds_saved,
             kernel_seconds=self.runner.kernel_seconds,
             evicted_blocks=cache.evicted,
             classes=s.class_stats(),

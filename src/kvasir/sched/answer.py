@@ -26,9 +26,9 @@ def take_pooled(seq: Sequence, pooled: bytes) -> Delta:
     return Delta(seq.request.id, seq.index, finish_reason=FinishReason.STOP, embedding=values)
 
 
-def take_tokens(seq: Sequence, row: RowResult) -> Delta:
-    """Appends the sampled ids and the ids that the grammar forces after them; returns their delta. Raises KvasirError
-    where the grammar cannot be followed."""
+def take_tokens(seq: Sequence, row: RowResult, drafted: int = 0) -> Delta:
+    """Appends the sampled ids and the ids that the grammar forces after them; returns their delta. drafted: ids of the
+    draft that they were checked against. Raises KvasirError where the grammar cannot be followed."""
     emission, begin = seq.emission, len(seq.tokens) - seq.emission.unemitted
     sampled = len(seq.tokens) + len(row.tokens)
     known = [*row.tokens, *(seq.guidance.take_pending_forced() if seq.guidance.pending_forced else ())]
@@ -50,6 +50,8 @@ def take_tokens(seq: Sequence, row: RowResult) -> Delta:
         stop,
         cached_tokens=seq.cached,
         carry=seq.carry,
+        drafted=drafted,
+        accepted=min(row.accepted, len(emitted)),
         at=seq.counts.since,
     )
 

@@ -28,7 +28,14 @@ class Asked(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes drafts. Its methods run between steps and must not change a sequence."""
+    """Proposes drafts. Its methods run between steps and must not change a sequence. saved: estimated seconds that
+    drafts have saved, less those that they cost."""
+
+    saved: float
+
+    def pays(self, rows: int) -> bool:
+        """Whether drafts may pay in a step of so many decoding sequences. If not, none is asked for."""
+        ...
 
     def waits(self, seq: Sequence) -> bool:
         """Whether the sequence should wait until its last token is known, and get a draft then, instead of being
@@ -43,6 +50,10 @@ class Drafter(Protocol):
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """A step that sampled for the sequence is done: it checked `drafted` ids, of which the first `accepted` were
         right."""
+        ...
+
+    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+        """A step that only decoded took `seconds`. rows: its token rows, of which `drafted` are drafts."""
         ...
 
     def leave(self, seq: Sequence) -> None:

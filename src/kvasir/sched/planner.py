@@ -53,10 +53,12 @@ class Planner:
         self._max_chunk, self._indivisible = max_chunk, indivisible
         self._outputs, self._drafter = outputs, drafter
         self._suspects: list[Sequence] = []
+        self._drafting = False  # whether the step being planned may have drafts
         self._turn = 0  # number of the step being planned
         self._missed = 0  # tokens of an indivisible span that did not fit into the previous step
         self.preemptions = 0
         self.cached_tokens = self.looked_up_tokens = self.loaded_tokens = self.drafted_tokens = 0
+        self.drafted_at: Counter[int] = Counter()  # by position in the draft, from 1
         self.displaced: Counter[ServiceClass] = Counter()
         self.queue_seconds = {service_class: Histogram() for service_class in ServiceClass}
 
@@ -112,7 +114,7 @@ class Planner:
         """Plans one token for each decoding sequence. kept: tokens of the budget to leave for prefills."""
         decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
-        if drafter := self._drafter:
+        if (drafter := self._drafter) and self._drafting:
             decodes = [s for s in decodes if not (s.counts.in_flight and drafter.waits(s))]
         proposed = self._propose(decodes, room - len(decodes))
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
@@ -136,7 +138,8 @@ class Planner:
         lane.part()
         found = self._outside(step)
         enough = lane.least <= len(lane) + len(found) <= room
-        lane.open = enough and self._drafter is None and self._has_blocks(len(found))
+        self._drafting = self._drafter is not None and self._drafter.pays(len(lane) + len(found))
+        lane.open = enough and not self._drafting and self._has_blocks(len(found))
         if lane and lane.open:
             step.decode(lane.members, lane.advance(self._kv, self._turn))
         elif lane:
@@ -154,7 +157,7 @@ class Planner:
     def _propose(self, decodes: list[Sequence], budget: int) -> dict[int, array[int]]:
         """Ids drafted to follow the sequences' last tokens, by the identity of the sequence. budget: tokens that the
         step has for drafts."""
-        if self._drafter is None or budget <= 0:
+        if self._drafter is None or not self._drafting or budget <= 0:
             return {}
         rooms = [Asked(seq, drafts.room(seq, budget + 1, self._capacity.max_drafted)) for seq in decodes]
         asked = [found for found in rooms if found.most]
@@ -166,6 +169,7 @@ class Planner:
         while draft and not self._kv.grows(seq.blocks, seq.counts.computed + 1 + len(draft)):
             draft.pop()
         self.drafted_tokens += len(draft)
+        self.drafted_at.update(range(1, len(draft) + 1))
         return draft
 
     def _turn_key(self, seq: Sequence) -> tuple:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -124,6 +125,7 @@ class Scheduler:
         self.finished = self.aborted = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.masked_rows = self.forced_tokens = self.accepted_tokens = 0
+        self.accepted_at: Counter[int] = Counter()  # drafted ids that were right, by position in the draft, from 1
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -285,6 +287,12 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------------------------
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Records that the plan's step took `seconds`."""
+        self.service.observe(plan, seconds)
+        if self.drafter and all(work.count == 1 + work.drafted and work.sample for work in plan.work):
+            self.drafter.measured(plan.num_tokens, sum(work.drafted for work in plan.work), seconds)
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
         sequences, members = self._under_way.pop(plan.step)
@@ -335,7 +343,9 @@ class Scheduler:
             return []
         if row.error:
             return [self._fail(seq, seq.guidance.astray or row.error)]
-        self.accepted_tokens += row.accepted
+        if row.accepted:
+            self.accepted_tokens += row.accepted
+            self.accepted_at.update(range(1, row.accepted + 1))
         if self.drafter and work.sample:
             self.drafter.settle(seq, work.drafted, row.accepted)
         delta = self._take(seq, work, row, end, current)
@@ -364,7 +374,7 @@ class Scheduler:
         elif row.tokens:
             known = seq.counts.known
             try:
-                delta = answer.take_tokens(seq, row)
+                delta = answer.take_tokens(seq, row, work.drafted)
             except KvasirError as error:
                 return self._fail(seq, error)
             # Fewer tokens remain if an accepted id ends the sequence.
@@ -461,6 +471,10 @@ class Scheduler:
     @property
     def drafted_tokens(self) -> int:
         return self.planner.drafted_tokens
+
+    @property
+    def draft_seconds_saved(self) -> float:
+        return self.drafter.saved if self.drafter else 0.0
 
     @property
     def loaded_tokens(self) -> int:

@@ -14,16 +14,18 @@ WINDOW = 32768  # ids that are searched
 CANDIDATES = 8  # of the places where the shortest suffix occurs, the most recent ones
 
 
-def continuation(ids: array[int], most: int) -> tuple[array[int], int]:
+def continuation(ids: array[int], most: int, source: array[int] | None = None) -> tuple[array[int], int]:
     """(at most `most` ids, and how many ids before them match the end of `ids`); no ids if the end occurs nowhere else.
+    source: where to search, `ids` themselves if None.
 
     Of the recent places where the last ids occur, the one with the longest match is continued, ties by the most recent.
     Where its continuation reaches the end of `ids`, it goes on with its own beginning, as copies do in LZ77.
     """
-    begin = max(0, len(ids) - WINDOW)
-    data, width = ids[begin:].tobytes(), ids.itemsize
-    tail = data[-SHORTEST * width :]
-    found, longest, end = 0, 0, len(data) - width
+    text = ids if source is None else source
+    begin = max(0, len(text) - WINDOW)
+    data, width = text[begin:].tobytes(), text.itemsize
+    tail = ids[-SHORTEST:].tobytes()
+    found, longest, end = 0, 0, len(data) - width * (source is None)
     for _ in range(CANDIDATES if len(tail) == SHORTEST * width else 0):
         at = data.rfind(tail, 0, end)
         if at < 0:
@@ -31,18 +33,18 @@ def continuation(ids: array[int], most: int) -> tuple[array[int], int]:
         end = at + len(tail) - 1
         if at % width == 0:
             after = begin + at // width + SHORTEST
-            length = _matching(ids, after)
+            length = matching(ids, text, after)
             if length > longest:
                 found, longest = after, length
-    if not longest:
-        return array("i"), 0
-    source = ids[found:]
-    return array("i", (source[i % len(source)] for i in range(most))), longest
+    copied = text[found : found + most] if longest else array("i")
+    if source is None and copied:
+        copied = array("i", (copied[i % len(copied)] for i in range(most)))
+    return copied, longest if copied else 0
 
 
-def _matching(ids: array[int], after: int) -> int:
-    """How many ids before `after` equal those at the end, at most LONGEST."""
-    length = SHORTEST
-    while length < min(LONGEST, after) and ids[after - 1 - length] == ids[-1 - length]:
+def matching(ids: array[int], text: array[int], after: int) -> int:
+    """How many ids before `after` in a text equal those at the end of `ids`, from SHORTEST, which do, to LONGEST."""
+    length, most = SHORTEST, min(LONGEST, after, len(ids))
+    while length < most and text[after - 1 - length] == ids[-1 - length]:
         length += 1
     return length

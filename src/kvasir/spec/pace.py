@@ -10,27 +10,48 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 PRIOR, WEIGHT = 0.5, 2.0  # what is assumed of an unknown drafter, and the number of ids that outweigh it
-KEPT = 0.95  # share of the evidence that each further drafted id leaves
+KEPT, KEPT_LONG = 0.95, 0.995  # share of a sequence's and of the engine's evidence that each further checked id leaves
 PAUSES = 16, 1024  # tokens after which a sequence without drafts gets one again: at first, and at most
 GAIN = 1.01  # what drafts must promise, relative to none: measured times are no more precise
 UNKNOWN = 0.03  # a token row's time relative to a step of one, until it is measured
+NEW, OLD = 4, 10  # measurements of a step's time are averaged, the latest ones with these weights at first and later
+
+
+@dataclass(slots=True)
+class Rate:
+    """How many of the ids that were checked were right, the latest ones above all. kept: what each leaves of the
+    earlier evidence."""
+
+    kept: float = KEPT
+    right: float = 0.0
+    seen: float = 0.0
+
+    def settle(self, checked: int, accepted: int) -> None:
+        left = self.kept**checked
+        self.right = self.right * left + accepted
+        self.seen = self.seen * left + checked
+
+    def value(self, prior: float = PRIOR) -> float:
+        return (self.right + prior * WEIGHT) / (self.seen + WEIGHT)
 
 
 @dataclass(slots=True)
 class Chance:
-    """The chance that an id drafted for a sequence is right, from those that were checked. A sequence whose chance is
-    too low for drafts gets one all the same after a pause, which doubles each time that nothing of it is right."""
+    """The chance that the next drafted id of a sequence is right: from its own ids that were checked and, as long as
+    they are few, from those of the same kind in all sequences. A sequence whose chance is too low for drafts gets one
+    all the same after a pause, which doubles each time that nothing of it is right."""
 
-    right: float = 0.0
-    seen: float = 0.0
+    others: Rate = field(default_factory=lambda: Rate(KEPT_LONG))
+    own: Rate = field(default_factory=Rate)
     idle: int = 0  # tokens since the last draft
     pause: int = PAUSES[0]
 
     @property
     def value(self) -> float:
-        known = (self.right + PRIOR * WEIGHT) / (self.seen + WEIGHT)
+        known = self.own.value(self.others.value())
         return max(known, PRIOR) if self.idle >= self.pause else known
 
     def settle(self, drafted: int, accepted: int) -> None:
@@ -39,8 +60,8 @@ class Chance:
             self.idle += 1
             return
         checked = min(drafted, accepted + 1)
-        self.right = self.right * KEPT**checked + accepted
-        self.seen = self.seen * KEPT**checked + checked
+        self.own.settle(checked, accepted)
+        self.others.settle(checked, accepted)
         if accepted:
             self.pause = PAUSES[0]
         elif self.idle >= self.pause:
@@ -54,14 +75,18 @@ class StepTimes:
 
     rows: list[int] = field(default_factory=list)  # ascending
     times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # measurements
 
     def note(self, rows: int, seconds: float) -> None:
         at = bisect_left(self.rows, rows)
         if at < len(self.rows) and self.rows[at] == rows:
-            self.times[at] += 0.1 * (seconds - self.times[at])
+            self.counts[at] += 1
+            weight = 1 / min(self.counts[at], OLD) if self.counts[at] > NEW else 1 / 2
+            self.times[at] += weight * (seconds - self.times[at])
         else:
             self.rows.insert(at, rows)
             self.times.insert(at, seconds)
+            self.counts.insert(at, 1)
 
     def of(self, rows: int) -> float:
         """Relative to an unknown unit if nothing was measured."""
@@ -78,9 +103,11 @@ class StepTimes:
         return self.times[nearest] * (1.0 + UNKNOWN * rows) / (1.0 + UNKNOWN * self.rows[nearest])
 
 
-def shares(chances: Sequence[float], most: Sequence[int], times: StepTimes, others: int = 0) -> list[int]:
+def shares(
+    chances: Sequence[float], most: Sequence[int], times: StepTimes, others: int = 0, limit: float = inf
+) -> list[int]:
     """How many ids to draft for each row. chances: of each row's next id. most: how many there are at most. others:
-    token rows of the step without a draft, prefills for example.
+    token rows of the step without a draft, prefills for example. limit: seconds that a step with drafts may take.
 
     Ids are taken by their worth, of all rows together, and of all numbers of ids the one with the best rate is chosen:
     the time of a step does not rise evenly, since kernels compute rows in tiles.
@@ -94,9 +121,9 @@ def shares(chances: Sequence[float], most: Sequence[int], times: StepTimes, othe
     tokens, best, taken = float(len(chances)), GAIN * len(chances) / times.of(base), 0
     for count, (negative, _, _) in enumerate(worth, 1):
         tokens -= negative
-        rate = tokens / times.of(base + count)
-        if rate > best:
-            best, taken = rate, count
+        seconds = times.of(base + count)
+        if tokens / seconds > best and seconds <= limit:
+            best, taken = tokens / seconds, count
     found = [0] * len(chances)
     for _, row, place in worth[:taken]:
         found[row] = max(found[row], place)

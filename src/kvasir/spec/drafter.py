@@ -1,0 +1,227 @@
+"""The drafter of an engine: asks several sources for each sequence, and drafts as much of the guesses as pays.
+
+    forced        ids that the sequence's grammar forces
+    prediction    the answer that the request expects, after the place where the sequence follows it
+    ngram         what followed the last ids earlier in the sequence (`lookup`)
+    suffix        what followed them in earlier answers to the same key (`pool`)
+
+What the guesses of a kind have brought, in the sequence and in the engine, gives the chance of its next guess; `pace`
+chooses how much of it is checked. A kind is a source and how long its match is: longer ones are right more often.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from kvasir.errors import KvasirError
+from kvasir.sched.drafts import Asked
+from kvasir.sched.sequence import Sequence
+from kvasir.spec.lookup import LONGEST, continuation
+from kvasir.spec.pace import KEPT_LONG, Chance, Rate, StepTimes, shares
+from kvasir.spec.pool import Pools
+from kvasir.speculation import MAX_DRAFTED
+from kvasir.types import ServiceClass, Target
+
+Kind = tuple[str, int]  # a source, and the bits of the length of its match
+SURE = 0.95  # the best chance that is worth asking for
+WAITS = 0.3  # the chance from which a sequence waits for a draft
+INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
+LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
+
+
+class Guess(NamedTuple):
+    """Ids that may follow a sequence."""
+
+    kind: Kind
+    ids: array[int]
+
+
+NO_GUESS = Guess(("", 0), array("i"))
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What is known of a sequence's drafts. asked: the kind of its last guess, of which as much was drafted as paid."""
+
+    chances: dict[Kind, Chance] = field(default_factory=dict)
+    asked: Kind | None = None
+
+
+class Speculator:
+    """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
+
+    saved: estimated seconds that drafts have saved, less those that they cost.
+    """
+
+    def __init__(
+        self,
+        methods: Seq[str],
+        targets: Mapping[ServiceClass, Target] = {},
+        most: int = MAX_DRAFTED,
+        pools: Pools | None = None,
+    ):
+        """methods: names of `speculation.METHODS`. targets: of each class, which no draft may make a step miss.
+        most: drafted ids of a sequence in a step."""
+        self._methods, self._targets, self._most = tuple(methods), targets, most
+        self._pools = pools or Pools()
+        self._times = StepTimes()
+        self._rates: dict[Kind, Rate] = {}
+        self._of: dict[int, Drafted] = {}  # by the identity of a sequence
+        self._pays: dict[int, bool] = {}  # by rows
+        self._measured = 0
+        self.saved = 0.0
+
+    # -- the protocol
+
+    def pays(self, rows: int) -> bool:
+        """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
+        if rows not in self._pays:
+            self._pays[rows] = any(shares([SURE] * rows, [4] * rows, self._times))
+        return self._pays[rows]
+
+    def waits(self, seq: Sequence) -> bool:
+        """Whether it is likely that something follows the id that a pending step samples."""
+        most = self._limit(seq, self._most)
+        guess = self._guess(seq, most) if most > 1 else NO_GUESS
+        return len(guess.ids) > 1 and self._chance(seq, guess.kind).value >= WAITS
+
+    def propose(self, asked: Seq[Asked], budget: int) -> list[array[int]]:
+        """As much of each sequence's guess as pays for all of them together."""
+        guesses = [self._guess(seq, self._limit(seq, min(most, budget))) for seq, most in asked]
+        for (seq, _), guess in zip(asked, guesses, strict=True):
+            self._state(seq).asked = guess.kind if guess.ids else None
+        guessed = [at for at, guess in enumerate(guesses) if guess.ids]
+        counts = shares(
+            [self._chance(asked[at].seq, guesses[at].kind).value for at in guessed],
+            [len(guesses[at].ids) for at in guessed],
+            self._times,
+            others=len(asked) - len(guessed),
+            limit=self._step_limit(asked),
+        )
+        found = [array("i") for _ in asked]
+        for at, count in zip(guessed, counts, strict=True):
+            found[at] = guesses[at].ids[:count]
+        return found
+
+    def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        state = self._of.get(id(seq))
+        if state is None or state.asked is None:
+            return
+        self._chance(seq, state.asked).settle(drafted, accepted)
+        state.asked = None
+        self.saved += accepted * self._times.of(1)
+
+    def leave(self, seq: Sequence) -> None:
+        self._of.pop(id(seq), None)
+        if "suffix" in self._methods and not seq.request.no_cache:
+            self._pools.add(_key(seq), seq.tokens[seq.prompt_len :])
+
+    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+        self._times.note(rows, seconds)
+        self._measured += 1
+        if self._measured % LOOKS == 0:
+            self._pays.clear()
+        if drafted:
+            self.saved -= seconds - self._times.of(rows - drafted)
+
+    # -- guesses
+
+    def _limit(self, seq: Sequence, most: int) -> int:
+        """How many ids may be drafted for a sequence."""
+        wanted = seq.request.speculation
+        if wanted is None:
+            return min(most, self._most)
+        if wanted.methods == ():
+            return 0
+        return min(most, self._most if wanted.most is None else wanted.most)
+
+    def _step_limit(self, asked: Seq[Asked]) -> float:
+        """Seconds that a step of these sequences may take; a step that takes more without drafts gets none."""
+        classes = {seq.request.slo for seq, _ in asked}
+        return min((self._targets[c].tpot for c in classes if c in self._targets), default=inf)
+
+    def _guess(self, seq: Sequence, most: int) -> Guess:
+        """The guess that promises the most ids."""
+        if most <= 0:
+            return NO_GUESS
+        wanted, ids = seq.request.speculation, seq.tokens
+        methods = self._methods if wanted is None or wanted.methods is None else wanted.methods
+        best, most_promised = NO_GUESS, 0.0
+        for source in ("forced", "prediction", *self._methods):
+            if source in self._methods and source not in methods:
+                continue
+            found, length = getattr(self, f"_{source}", _none)(seq, ids, most)
+            if found:
+                kind = source, length.bit_length()
+                chance = min(self._chance(seq, kind).value, SURE)
+                promised = (1 - chance ** len(found)) / (1 - chance)
+                if promised > most_promised:
+                    best, most_promised = Guess(kind, found), promised
+        return self._allowed(seq, best)
+
+    def _forced(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+        guide = seq.guidance.guide
+        if guide is None or guide.done or seq.counts.in_flight:
+            return array("i"), 0
+        if seq.guidance.jumps and not seq.emission.holds_back:
+            return array("i"), 0  # forced ids are known already
+        return array("i", guide.forced()[:most]), 0
+
+    def _prediction(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+        """The prediction is followed from its start as long as all ids match, and then from the place whose ids before
+        it match best."""
+        predicted = array("i", seq.request.prediction)
+        if not predicted:
+            return predicted, 0
+        done = len(ids) - seq.prompt_len
+        if predicted[:done] == ids[seq.prompt_len :]:
+            return predicted[done : done + most], 2 * LONGEST
+        found, length = continuation(ids, most, predicted[: done + INSERTED])
+        return (found, length) if found else continuation(ids, most, predicted)
+
+    def _ngram(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+        return continuation(ids, most)
+
+    def _suffix(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+        pool = self._pools.of(_key(seq))
+        return pool.continuation(ids, most) if pool else (array("i"), 0)
+
+    def _allowed(self, seq: Sequence, guess: Guess) -> Guess:
+        """The part of a guess that the sequence's grammar allows."""
+        guide = seq.guidance.guide
+        if guide is None or seq.counts.in_flight:
+            return guess
+        followed, count = guide.copy(), 0
+        try:
+            for token in guess.ids:
+                if followed.done:
+                    break
+                followed.advance((token,))
+                count += 1
+        except KvasirError:
+            pass  # the grammar does not allow this id
+        return guess._replace(ids=guess.ids[:count])
+
+    # -- chances
+
+    def _state(self, seq: Sequence) -> Drafted:
+        return self._of.setdefault(id(seq), Drafted())
+
+    def _chance(self, seq: Sequence, kind: Kind) -> Chance:
+        chances = self._state(seq).chances
+        if kind not in chances:
+            chances[kind] = Chance(self._rates.setdefault(kind, Rate(KEPT_LONG)))
+        return chances[kind]
+
+
+def _none(seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+    return array("i"), 0
+
+
+def _key(seq: Sequence) -> tuple[str, str]:
+    return seq.request.tenant, seq.request.cache_salt or ""

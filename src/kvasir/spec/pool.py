@@ -1,0 +1,105 @@
+"""Earlier answers to one key, in bounded memory: what followed some ids there may follow them again (suffix decoding,
+https://arxiv.org/abs/2411.04975). Agents and batches repeat whole passages from one answer to the next.
+
+The ids lie in a ring. Chains lead from three ids to the places where they occurred, most recent first, as in the window
+of LZ77 (RFC 1951, section 4); a match is extended to the left as far as it goes. So a search costs a few steps whatever
+the size, and an id costs twelve bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvasir.spec.lookup import LONGEST
+
+LEAST = 3  # ids that must match
+CANDIDATES = 8  # places that are compared, the most recent ones
+END = -1  # follows each answer: no match crosses it
+SIZE = 1 << 16  # ids of a key
+KEYS = 64  # keys with a pool: 48 MiB in all
+
+
+class Pool:
+    """size: ids that it keeps, a power of two."""
+
+    def __init__(self, size: int = SIZE):
+        self._mask = size - 1
+        self._ids = array("i", [END]) * size
+        self._earlier = array("i", [-1]) * size  # the place before with the same chain, -1 for none
+        self._latest = array("i", [-1]) * size  # by chain
+        self._end = 0  # ids added, of which the last `size` are kept
+
+    def _chain(self, a: int, b: int, c: int) -> int:
+        return ((a * 0x9E3779B1) ^ (b * 0x85EBCA6B) ^ (c * 0xC2B2AE35)) >> 7 & self._mask
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Adds an answer, of a long one only the end."""
+        answer = ids[-(self._mask // 2) :]
+        if len(answer) <= LEAST:
+            return
+        for at in range(len(answer)):
+            self._put(answer[at])
+            if at >= LEAST - 1:
+                chain = self._chain(*answer[at - 2 : at + 1])
+                self._earlier[(self._end - 1) & self._mask] = self._latest[chain]
+                self._latest[chain] = self._end - 1
+        self._put(END)
+        if self._end >= 1 << 30:  # places are int32
+            self.__init__(self._mask + 1)
+
+    def _put(self, token: int) -> None:
+        place = self._end & self._mask
+        self._ids[place], self._earlier[place] = token, -1
+        self._end += 1
+
+    def continuation(self, ids: array[int], most: int) -> tuple[array[int], int]:
+        """As `lookup.continuation`, from the earlier answers."""
+        if len(ids) < LEAST:
+            return array("i"), 0
+        found, longest = -1, LEAST - 1
+        place, oldest = self._latest[self._chain(*ids[-LEAST:])], self._end - self._mask
+        for _ in range(CANDIDATES):
+            if place < oldest:
+                break
+            length = self._matching(ids, place, oldest)
+            if length > longest:
+                found, longest = place, length
+            place = self._earlier[place & self._mask]
+        copied = array("i")
+        for at in range(found + 1, min(found + 1 + most, self._end)) if found >= 0 else ():
+            token = self._ids[at & self._mask]
+            if token == END:
+                break
+            copied.append(token)
+        return copied, longest if copied else 0
+
+    def _matching(self, ids: array[int], place: int, oldest: int) -> int:
+        """How many ids up to `place` equal those at the end of `ids`, at most LONGEST."""
+        most, length = min(LONGEST, len(ids), place - oldest + 1), 0
+        while length < most and self._ids[(place - length) & self._mask] == ids[-1 - length]:
+            length += 1
+        return length
+
+
+class Pools:
+    """The pools of the keys that were used last; no key sees another's."""
+
+    def __init__(self, keys: int = KEYS, size: int = SIZE):
+        self._keys, self._size = keys, size
+        self._pools: OrderedDict[tuple[str, str], Pool] = OrderedDict()
+
+    def of(self, key: tuple[str, str]) -> Pool | None:
+        """The key's pool, None if it has none yet."""
+        return self._pools.get(key)
+
+    def add(self, key: tuple[str, str], ids: Sequence[int]) -> None:
+        """Adds an answer to the key's pool."""
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(self._size)
+        self._pools.move_to_end(key)
+        while len(self._pools) > self._keys:
+            self._pools.popitem(last=False)
+        pool.add(ids)

@@ -1,0 +1,152 @@
+"""The drafter of an engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.spec.drafter import Speculator
+from kvasir.speculation import Speculation
+from kvasir.types import Request, ServiceClass, Target
+from tests.sched.drive import Drive, by_hand, request
+
+VOCAB, LENGTH = 251, 512
+
+
+class Timed(Speculator):
+    """Measures nothing: steps take as long as the model of time says."""
+
+    def __init__(self, *args, seconds=lambda rows: 1 + 0.02 * rows, **more):
+        super().__init__(*args, **more)
+        for rows in range(1, 40):
+            self._times.note(rows, seconds(rows))
+
+    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+        pass
+
+
+def driven(requests: list[Request], drafter, ahead: bool = False, **runner) -> Drive:
+    fake = FakeRunner(vocab_size=VOCAB, **runner)
+    drive = Drive(Scheduler(fake.capacity, drafter=drafter), fake, ahead)
+    for r in requests:
+        drive.scheduler.add(r)
+    while drive.scheduler.has_work() or drive.pending:
+        drive.step()
+        drive.scheduler.check()
+    return drive
+
+
+def answer(asked: Request, index: int = 0) -> list[int]:
+    [found] = by_hand(asked, VOCAB, LENGTH, which=(index,))
+    return list(found)
+
+
+def predicted(prediction: list[int], **more) -> Request:
+    return replace(request("a", [1, 2, 3], max_tokens=64), prediction=tuple(prediction), **more)
+
+
+def decodes(drive: Drive) -> int:
+    return sum(any(w.sample for w in plan.works) for plan in drive.plans)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prediction_is_followed(ahead):
+    asked = predicted([])
+    right = answer(asked)
+    drive = driven([predicted(right)], Timed(("ngram",)), ahead)
+    assert drive.tokens["a", 0] == right
+    assert decodes(drive) < 64 / 4
+
+
+def test_a_prediction_is_followed_again_after_an_edit():
+    right = answer(predicted([]))
+    edited = [*right[:20], 5, 6, 7, *right[24:40], *right[44:]]
+    drive = driven([predicted(edited)], Timed(()))
+    assert drive.tokens["a", 0] == right
+    assert decodes(drive) < 40
+
+
+def test_a_wrong_prediction_costs_little():
+    shuffled = answer(predicted([]))[::-1]
+    drive = driven([predicted(shuffled)], Timed(()))
+    assert drive.tokens["a", 0] == answer(predicted([]))
+    assert decodes(drive) == 64 and drive.scheduler.drafted_tokens < 40
+
+
+def test_copies_are_drafted():
+    """The answer of one request is the prompt of the next, which answers the same."""
+    right = answer(predicted([]))
+    asked = request("b", [*[1, 2, 3], *right, *[1, 2, 3], *right[:4]], max_tokens=40)
+    guesses = Timed(("ngram",))
+    drive = driven([asked], guesses)
+    assert drive.tokens["b", 0] == answer(asked)
+    assert drive.scheduler.drafted_tokens > 0
+
+
+def test_answers_to_a_key_are_drafted_for_it_alone():
+    def ask(name: str, tenant: str, **more) -> Request:
+        return replace(request(name, [1, 2, 3, 4], max_tokens=64), tenant=tenant, **more)
+
+    guesses = Timed(("suffix",))
+    fake = FakeRunner(vocab_size=VOCAB)
+    drive, used = Drive(Scheduler(fake.capacity, drafter=guesses), fake), {}
+    requests = [
+        ask("a", "k"),
+        ask("b", "other"),
+        ask("c", "k", cache_salt="s"),
+        ask("d", "k"),
+        ask("e", "none", no_cache=True),
+        ask("f", "none"),
+    ]
+    for asked in requests:
+        before = drive.scheduler.accepted_tokens
+        drive.scheduler.add(asked)
+        while drive.scheduler.has_work() or drive.pending:
+            drive.step()
+        assert drive.tokens[asked.id, 0] == answer(asked)
+        used[asked.id] = drive.scheduler.accepted_tokens - before
+    assert used["d"] > 30 and not any(used[name] for name in "abcef")
+
+
+def test_a_request_may_refuse_drafts_and_bound_them():
+    right = answer(predicted([]))
+    off = driven([predicted(right, speculation=Speculation(()))], Timed(("ngram",)))
+    assert off.scheduler.drafted_tokens == 0
+    few = driven([predicted(right, speculation=Speculation(None, 2))], Timed(("ngram",)))
+    assert max(w.drafted for plan in few.plans for w in plan.works) == 2
+    assert off.tokens == few.tokens == {("a", 0): right}
+
+
+def test_no_draft_where_rows_are_dear():
+    right = answer(predicted([]))
+    dear = Timed(("ngram",), seconds=lambda rows: rows)
+    drive = driven([predicted(right)], dear)
+    assert drive.scheduler.drafted_tokens == 0 and not dear.pays(1) and not dear.pays(8)
+
+
+def test_no_draft_makes_a_step_miss_its_target():
+    right = answer(predicted([]))
+    slow = Timed(("ngram",), {ServiceClass.INTERACTIVE: Target(1, 1.1)})
+    drive = driven([predicted(right)], slow)
+    assert {w.drafted for plan in drive.plans for w in plan.works if w.sample} <= {0, 1, 2, 3, 4}
+    assert drive.scheduler.accepted_tokens and drive.tokens["a", 0] == right
+
+
+def test_columns_are_used_while_drafts_do_not_pay():
+    asked = [request(f"r{i}", [i, i + 1], max_tokens=30, temperature=0.0) for i in range(40)]
+    dear = driven(asked, Timed(("ngram",), seconds=lambda rows: rows), max_rows=64, max_tokens_per_step=512)
+    assert any(plan.decodes for plan in dear.plans)
+    cheap = driven(asked, Timed(("ngram",)), max_rows=64, max_tokens_per_step=512)
+    assert not any(plan.decodes for plan in cheap.plans)
+    assert dear.tokens == cheap.tokens
+
+
+def test_nothing_is_kept_of_sequences_that_ended():
+    guesses = Timed(("ngram", "suffix"))
+    asked = [request(f"r{i}", [random.Random(i).randrange(5) for _ in range(20)], max_tokens=9) for i in range(9)]
+    driven(asked, guesses)
+    assert not guesses._of
