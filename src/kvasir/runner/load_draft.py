@@ -54,7 +54,7 @@ def load_draft(
     fit; what `load_model` raises.
     """
     options = replace(options or LoadOptions(), executor=loaded.executor, hidden=(), mtp=False)
-    _check_executor(loaded, options)
+    check_executor(loaded, options)
     more = load_model(files, dtype, "cpu", progress, options)
     if Task.GENERATE not in more.model.tasks:
         raise ConfigError(f"{more.architecture} generates no text", "choose a draft model that does")
@@ -62,7 +62,8 @@ def load_draft(
     return attach(loaded, draft, more)
 
 
-def _check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
+def check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
+    """Raises ConfigError if the model's executor does not run models that draft."""
     if loaded.executor != "program":
         raise ConfigError(
             f"the {loaded.executor} executor does not run models that draft",
@@ -76,7 +77,7 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
     """The model with a draft model, which may read outputs of its trace. more: what was loaded for it
     (bytes, formats, notes, held, mapped as in LoadedModel). Raises ConfigError if the executor cannot
     draft, or not with this."""
-    _check_executor(loaded)
+    check_executor(loaded)
     if reason := no_kernel(joint_layout(loaded.model, draft)):
         raise ConfigError(f"the program executor cannot draft with this: {reason}")
     exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))

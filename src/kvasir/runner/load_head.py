@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,17 @@ from kvasir.models.config import MAX_VOCAB
 from kvasir.models.eagle3 import Eagle3
 from kvasir.models.eagle3_config import ARCHITECTURES, GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
 from kvasir.parallel import SOLO, Mesh
-from kvasir.runner.load import check_room, open_checkpoint, place_of, split, weight_bytes
+from kvasir.runner.load import (
+    LoadedModel,
+    LoadOptions,
+    check_room,
+    open_checkpoint,
+    place_of,
+    split,
+    weight_bytes,
+)
+from kvasir.runner.load_draft import attach, check_executor
+from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import WeightSource
@@ -38,6 +49,23 @@ class LoadedHead:
     mapped: int
     formats: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def with_head(
+    loaded: LoadedModel,
+    files: ModelFiles,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    options: LoadOptions | None = None,
+    report: Report | None = None,
+) -> LoadedModel:
+    """The model with the head in `files` as its draft model. dtype, options, report: of the head, as for `load_model`.
+    Raises ConfigError if the executor cannot draft; what `load_head` raises."""
+    options = options or LoadOptions()
+    check_executor(loaded, options)
+    packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
+    head = load_head(files, loaded.model, dtype, "cpu", packer, options.mesh, progress)
+    return attach(loaded, head.model, head)
 
 
 def load_head(
