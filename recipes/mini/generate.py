@@ -1,18 +1,27 @@
-"""Greedy answers by the recipe's own forward, many prompts at a time.
+"""Answers by the recipe's own forward, greedy or drawn, many prompts at a time.
 
 It shares nothing with the engine, so the one can judge the other.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from .chat import encode
 from .model import Cache, Mini, MiniConfig, from_hf
+
+# (logits [R, V], the rows' prompts by number, how many ids are written) -> the rows' next ids
+Choose = Callable[[Tensor, list[int], int], list[int]]
+
+
+def greedy(logits: Tensor, rows: list[int], step: int) -> list[int]:
+    return logits.argmax(-1).tolist()
 
 
 @dataclass
@@ -32,23 +41,25 @@ class Model:
         out: dict[int, str] = {}
         for at in range(0, len(order), batch):
             some = order[at : at + batch]
-            new = self._batch([ids[i] for i in some], max_new)
+            new = self.continuations([ids[i] for i in some], max_new)
             out |= {i: self.tokenizer.decode(t, skip_special_tokens=True) for i, t in zip(some, new, strict=True)}
         return [out[i] for i in range(len(prompts))]
 
-    def _batch(self, prompts: list[list[int]], max_new: int) -> list[list[int]]:
+    @torch.inference_mode()
+    def continuations(self, prompts: list[list[int]], max_new: int, choose: Choose = greedy) -> list[list[int]]:
+        """At most `max_new` ids after each prompt, an end token included."""
         longest = max(map(len, prompts))
         pads = [longest - len(p) for p in prompts]
         cache = Cache(self.mini.config, pads)
         ids = torch.tensor([[0] * pad + p for pad, p in zip(pads, prompts, strict=True)])
         new: list[list[int]] = [[] for _ in prompts]
         rows = list(range(len(prompts)))
-        for _ in range(max_new):
+        for step in range(max_new):
             hidden = self.mini(ids, *cache.begin(ids.shape[1]), cache)
-            tokens = self.mini.logits(hidden[:, -1]).argmax(-1).tolist()
+            tokens = choose(self.mini.logits(hidden[:, -1]), rows, step)
+            for row, token in zip(rows, tokens, strict=True):
+                new[row].append(token)
             keep = [i for i, t in enumerate(tokens) if t not in self.ends]
-            for i in keep:
-                new[rows[i]].append(tokens[i])
             if not keep:
                 break
             rows = [rows[i] for i in keep]

@@ -135,11 +135,20 @@ class Mini(nn.Module):
 
         `mask` [B or 1, 1, S, all positions] is true where a query may look; `positions` is [B or 1, S].
         """
+        return self.finish(self.layer_rows(ids, mask, positions, cache)[-1])
+
+    def layer_rows(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: "Cache | None" = None) -> list[Tensor]:
+        """Each layer's output [B, S, D], before the final norm. Arguments as in `forward`."""
         rope = rope_tables(self.config, positions)
-        x = F.embedding(ids, self.embed)
+        x, rows = F.embedding(ids, self.embed), []
         for i, block in enumerate(self.blocks):
             x = block(x, rope, mask, cache, i)
-        return norm(x, self.final_norm, self.config.eps)
+            rows.append(x)
+        return rows
+
+    def finish(self, rows: Tensor) -> Tensor:
+        """The last layer's output to final hidden states."""
+        return norm(rows, self.final_norm, self.config.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed)
@@ -212,15 +221,21 @@ def to_hf(model: Mini) -> dict[str, Tensor]:
     """The weights under HF names, in bfloat16, contiguous; the tied output matrix is left out."""
     tensors = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.final_norm}
     for i, b in enumerate(model.blocks):
-        q, k, v = b.qkv.split(b.sizes)
-        gate, up = b.gate_up.chunk(2)
-        names = {
-            "input_layernorm": b.attn_norm, "post_attention_layernorm": b.mlp_norm,
-            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": b.out,
-            "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": b.down,
-        }  # fmt: skip
-        tensors |= {f"model.layers.{i}.{name}.weight": t for name, t in names.items()}
+        assert isinstance(b, Block)
+        tensors |= block_to_hf(b, f"model.layers.{i}.")
     return {name: t.detach().to(torch.bfloat16).contiguous() for name, t in tensors.items()}
+
+
+def block_to_hf(b: Block, prefix: str) -> dict[str, Tensor]:
+    """A layer's weights under HF names that begin with `prefix`."""
+    q, k, v = b.qkv.split(b.sizes)
+    gate, up = b.gate_up.chunk(2)
+    names = {
+        "input_layernorm": b.attn_norm, "post_attention_layernorm": b.mlp_norm,
+        "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": b.out,
+        "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": b.down,
+    }  # fmt: skip
+    return {f"{prefix}{name}.weight": t for name, t in names.items()}
 
 
 def from_hf(config: MiniConfig, tensors: dict[str, Tensor]) -> Mini:
@@ -229,15 +244,22 @@ def from_hf(config: MiniConfig, tensors: dict[str, Tensor]) -> Mini:
     with torch.no_grad():
         model.embed.copy_(tensors["model.embed_tokens.weight"])
         model.final_norm.copy_(tensors["model.norm.weight"])
-        for i, b in enumerate(model.blocks):
-            layer = {n: tensors[f"model.layers.{i}.{n}.weight"] for n in HF_LAYER}
-            b.attn_norm.copy_(layer["input_layernorm"])
-            b.mlp_norm.copy_(layer["post_attention_layernorm"])
-            b.qkv.copy_(torch.cat([layer[f"self_attn.{x}_proj"] for x in "qkv"]))
-            b.out.copy_(layer["self_attn.o_proj"])
-            b.gate_up.copy_(torch.cat([layer["mlp.gate_proj"], layer["mlp.up_proj"]]))
-            b.down.copy_(layer["mlp.down_proj"])
+    for i, b in enumerate(model.blocks):
+        assert isinstance(b, Block)
+        block_from_hf(b, tensors, f"model.layers.{i}.")
     return model
+
+
+@torch.no_grad()
+def block_from_hf(b: Block, tensors: dict[str, Tensor], prefix: str) -> None:
+    """The inverse of `block_to_hf`, into the layer's own parameters."""
+    layer = {n: tensors[f"{prefix}{n}.weight"] for n in HF_LAYER}
+    b.attn_norm.copy_(layer["input_layernorm"])
+    b.mlp_norm.copy_(layer["post_attention_layernorm"])
+    b.qkv.copy_(torch.cat([layer[f"self_attn.{x}_proj"] for x in "qkv"]))
+    b.out.copy_(layer["self_attn.o_proj"])
+    b.gate_up.copy_(torch.cat([layer["mlp.gate_proj"], layer["mlp.up_proj"]]))
+    b.down.copy_(layer["mlp.down_proj"])
 
 
 HF_LAYER = (
