@@ -106,8 +106,9 @@ class Eagle3(Module):
             taps_TX = self.fc_norm(taps_TX)
         return self.fc(taps_TX)
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `DraftModel.forward`. The ids are the target's, also those that it has drafted itself."""
+        assert rows_TD is not None
         table = self.embed or self._target[0].embed
         x_TD = self.first(table(tokens_T), rows_TD, batch)
         for layer in self.layers:
