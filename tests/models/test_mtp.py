@@ -1,5 +1,4 @@
-"""Heads for multi-token prediction. transformers does not load them, but a head's block is a model of one layer: with
-the rows that the head's matrix makes, under the head's norm, transformers' model is the oracle."""
+"""Heads for multi-token prediction against `mtp_oracle`."""
 
 from __future__ import annotations
 
@@ -22,83 +21,20 @@ from kvasir.weights.local import find_local
 from tests.layers.parts import batch_of
 from tests.models.driver import make_cache, piece
 from tests.models.families import config_of
-from tests.models.oracle import TOLERANCE, DictSource, distance, dummy, random_ids, randomized, state_of
+from tests.models.mtp_oracle import KINDS, QWEN, WHOLE, Oracle
+from tests.models.oracle import TOLERANCE, DictSource, distance, dummy, random_ids
 
 LENGTH = 60  # beyond the window of mimo-v2-flash
-FULL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
-# Kind -> changes of its config that leave the one layer of a head.
-KINDS: dict[str, dict[str, Any]] = {
-    "llama": {"num_hidden_layers": 1},
-    "deepseek-v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
-    "deepseek-v32": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
-    "glm-moe-dsa": {"num_hidden_layers": 1, "first_k_dense_replace": 0, "indexer_types": ["full"]},
-    "glm4-moe": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
-    "glm4-moe-lite": {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]},
-    "mimo-v2-flash": {
-        "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"],
-    },
-    "qwen3-5": FULL,
-    "qwen3-5-moe": FULL,
-    "qwen3-next": FULL,
-}  # fmt: skip
 FAST = ("llama", "deepseek-v3", "qwen3-5", "mimo-v2-flash")
 EACH = [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for kind in KINDS]
-COUNT = {"qwen3-5": "mtp_num_hidden_layers", "qwen3-5-moe": "mtp_num_hidden_layers", "qwen3-next": ""}
-WHOLE = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # joint, embed norm, hidden norm, last norm
-QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
-
-
-def reference(transformers: Any, config: dict[str, Any], seed: int) -> Any:
-    kind = config.pop("model_type")
-    config = transformers.AutoConfig.for_model(kind, **config)
-    return randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
-
-
-def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """A one-layer model's state, and the head's own parts, as a checkpoint names them."""
-    names: tuple[str, ...] = QWEN
-    if kind.startswith("qwen"):
-        prefix = "mtp.layers.0."
-    elif kind == "mimo-v2-flash":
-        prefix = "model.mtp.layers.0."
-        names = tuple(prefix + name for name in (*WHOLE[:3], "final_layernorm"))
-    else:
-        prefix = f"model.layers.{layers}."
-        names = tuple(prefix + name for name in WHOLE)
-    found = {
-        prefix + name.removeprefix("model.layers.0."): tensor
-        for name, tensor in state.items()
-        if name.startswith("model.layers.0.")
-    }
-    if kind == "mimo-v2-flash":
-        found = {name.replace("post_attention", "pre_mlp"): tensor for name, tensor in found.items()}
-    return found | {
-        f"{name}.weight": part for name, part in zip(names, (*parts, state["model.norm.weight"]), strict=True)
-    }
 
 
 @cache
 def made(transformers: Any, kind: str) -> tuple[Any, MultiTokenHead, dict[str, Tensor], Tensor, Tensor]:
     """Our decoder and its head, the checkpoint, the expected logits [T, V] and ids [T + 1]."""
-    target = reference(transformers, config_of(kind), 0)
-    block = reference(transformers, config_of(kind) | KINDS[kind], 1)
-    width, layers = target.config.hidden_size, target.config.num_hidden_layers
-    generator = torch.Generator().manual_seed(2)
-    joint = torch.randn((width, 2 * width), generator=generator) / width**0.5
-    around = 0.0 if kind.startswith("qwen") else 1.0  # which add 1 themselves
-    norms = [torch.randn(width, generator=generator) * 0.3 + around for _ in range(2)]
-    ids = torch.tensor(random_ids(LENGTH + 1, 96))
-    with torch.no_grad():
-        hidden = target.model(ids[None, :-1]).last_hidden_state[0]
-        embedded = target.get_input_embeddings()(ids[1:])
-        both = [rms(rows, target.config.rms_norm_eps) * (norm + 1.0 - around)
-                for rows, norm in zip((embedded, hidden), norms, strict=True)]  # fmt: skip
-        block.lm_head.weight.copy_(target.lm_head.weight)
-        expected = block(inputs_embeds=(torch.cat(both, 1) @ joint.T)[None]).logits[0]
-    state = state_of(target) | renamed(kind, layers, state_of(block), (joint, *norms))
-    config = target.config.to_dict()
-    if name := COUNT.get(kind, "num_nextn_predict_layers"):
-        config[name] = 1
+    oracle, ids = Oracle.of(transformers, kind), torch.tensor(random_ids(LENGTH + 1, 96))
+    expected, _ = oracle.predict(oracle.rows(ids[1:], oracle.hidden(ids[:-1])))
+    state, config = oracle.state, oracle.config
     model = model_class_for(config)(model_class_for(config).Config.from_hf(config))
     fill(model, DictSource(state), TensorPlace())
     return model, head_of(model, DictSource(state)), state, expected, ids
@@ -108,10 +44,6 @@ def head_of(model: Any, source: Any) -> MultiTokenHead:
     head = MultiTokenHead(model)
     fill(head, source, TensorPlace())
     return head
-
-
-def rms(rows: Tensor, eps: float) -> Tensor:
-    return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
 
 
 @torch.inference_mode()
@@ -190,15 +122,9 @@ class _Stacks(DictSource):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_is_loaded_with_its_head(transformers, tmp_path):
-    import json
-
-    from safetensors.torch import save_file
-
     kind = "glm4-moe"
-    model, head, state, _, ids = made(transformers, kind)
-    target = transformers.AutoConfig.for_model(**config_of(kind)).to_dict() | {"num_nextn_predict_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(target | {"architectures": ["Glm4MoeForCausalLM"]}))
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "model.safetensors")
+    model, head, _, _, ids = made(transformers, kind)
+    Oracle.of(transformers, kind).save(tmp_path)
     files = find_local(tmp_path)
     plain, loaded = load_model(files), load_model(files, options=LoadOptions(mtp=True))
     assert plain.mtp is None and loaded.mtp is not None

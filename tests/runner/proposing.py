@@ -3,14 +3,18 @@ one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
 from kvasir.memory import Footprint
-from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids
+from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make import cache_groups_of, make_runner
 from kvasir.runner.runner import Runner
@@ -58,10 +62,11 @@ class Lane:
     drafted: int = 0
     accepted: int = 0
     joined: bool = False
+    longest: int = LONGEST
 
     def __post_init__(self) -> None:
         self.prompt_len = self.prompt_len or len(self.ids)
-        each = LONGEST // BLOCK
+        each = self.longest // BLOCK
         self.blocks = self.blocks or tuple(range(1 + self.row * each, 1 + (self.row + 1) * each))
 
     @property
@@ -76,7 +81,8 @@ class Lane:
     def work(self) -> Work:
         count = min(self.chunk, len(self.ids) - self.computed)
         last = self.computed + count == len(self.ids)
-        draft = self.draft if last else ()
+        room = min(self.longest - 1, len(self.blocks) * BLOCK) - len(self.ids)
+        draft = self.draft[: max(0, room)] if last else ()
         self.draft, fresh, self._fresh = draft, self._fresh, ()
         return Work(
             self.row, self.computed, count + len(draft), fresh, pack_ids(draft), len(draft), sample=last,
@@ -105,22 +111,57 @@ def step(runner: Runner, lanes: Sequence[Lane], left: tuple[int, ...] = ()) -> N
         lane.take(work, row)
 
 
+def decode(runner: Runner, lanes: Sequence[Lane]) -> None:
+    """A step of columns, which ask for nothing."""
+    starts = [len(lane.ids) - 1 for lane in lanes]
+    assert starts == [lane.computed for lane in lanes]
+    plan = StepPlan(0, decodes=Decodes(pack_ids([lane.row for lane in lanes]), pack_ids(starts)))
+    for lane, token in zip(lanes, unpack_ids(runner.sample(runner.execute(plan)).decoded), strict=True):
+        lane.ids.append(token)
+        lane.computed, lane.draft = lane.computed + 1, ()
+
+
+def watched(runner: Runner, monkeypatch: Any) -> list[list[int]]:
+    """Will have the number of positions of each span, for each step of the draft model."""
+    seen: list[list[int]] = []
+    forward: Any = runner.proposer.forward if runner.proposer else None
+    run = forward.run
+
+    def watch(spans: Any, *rest: Any) -> None:
+        seen.append([span.count for span in spans])
+        run(spans, *rest)
+
+    monkeypatch.setattr(forward, "run", watch)
+    return seen
+
+
+def leave(runner: Runner, *lanes: Lane) -> None:
+    runner.sample(runner.execute(StepPlan(0, left=tuple(lane.row for lane in lanes))))
+
+
 def generate(runner: Runner, lanes: Sequence[Lane], tokens: int) -> None:
     """Until every lane has so many tokens; then the rows are left."""
     while open_ := [lane for lane in lanes if len(lane.answer) < tokens]:
         step(runner, open_)
-    runner.sample(runner.execute(StepPlan(0, left=tuple(lane.row for lane in lanes))))
+    leave(runner, *lanes)
 
 
 def shortened(source: Path, target: Path, layers: int) -> None:
     """A checkpoint of a model's first layers."""
-    import json
-
-    from safetensors.torch import load_file, save_file
-
     config = json.loads((source / "config.json").read_text())
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     tensors = load_file(source / "model.safetensors")
     kept = {n: t for n, t in tensors.items() if not (n.startswith("model.layers.") and int(n.split(".")[2]) >= layers)}
     save_file(kept, target / "model.safetensors")
+
+
+def renumbered(source: Path, target: Path, order: torch.Tensor) -> None:
+    """A checkpoint of a model whose id i is the id order[i] of the source."""
+    target.mkdir()
+    (target / "config.json").write_text((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    save_file(
+        {n: t[order].contiguous() if n in tables else t for n, t in tensors.items()}, target / "model.safetensors"
+    )

@@ -168,6 +168,7 @@ def test_a_late_failure_does_not_break_the_next_sequence_of_the_row(rows):
         ("adapters", {"adapters": (Adapted(0, 0.5),)}, "scale"),
         ("drafted", {"appended": pack_ids([3]), "drafted": 1}, "Work.drafted"),
         ("pending", {"pending": (9,)}, "Work.pending"),
+        ("propose", {"propose": 3}, "Work.propose"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

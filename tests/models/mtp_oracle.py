@@ -1,0 +1,136 @@
+"""Models with a head for multi-token prediction, and an oracle: transformers does not load these heads, but a head's
+block is a model of one layer. With the rows that the head's matrix makes, and under the head's norm, transformers'
+model computes what the head predicts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.models.families import config_of
+from tests.models.oracle import randomized, state_of
+
+FULL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+# Kind -> changes of its config that leave the one layer of a head.
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 1},
+    "deepseek-v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "deepseek-v32": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "glm-moe-dsa": {"num_hidden_layers": 1, "first_k_dense_replace": 0, "indexer_types": ["full"]},
+    "glm4-moe": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+    "glm4-moe-lite": {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]},
+    "mimo-v2-flash": {
+        "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"],
+    },
+    "qwen3-5": FULL,
+    "qwen3-5-moe": FULL,
+    "qwen3-next": FULL,
+}  # fmt: skip
+COUNT = {"qwen3-5": "mtp_num_hidden_layers", "qwen3-5-moe": "mtp_num_hidden_layers", "qwen3-next": ""}
+NORMED = ("mimo-v2-flash", "qwen3-5", "qwen3-5-moe", "qwen3-next")  # the rows after the last norm are carried
+WHOLE = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # joint, embed norm, hidden norm, last norm
+QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+
+
+def reference(transformers: Any, config: dict[str, Any], seed: int) -> Any:
+    kind = config.pop("model_type")
+    config = transformers.AutoConfig.for_model(kind, **config)
+    return randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+
+
+def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """A one-layer model's state, and the head's own parts, as a checkpoint names them."""
+    names: tuple[str, ...] = QWEN
+    if kind.startswith("qwen"):
+        prefix = "mtp.layers.0."
+    elif kind == "mimo-v2-flash":
+        prefix = "model.mtp.layers.0."
+        names = tuple(prefix + name for name in (*WHOLE[:3], "final_layernorm"))
+    else:
+        prefix = f"model.layers.{layers}."
+        names = tuple(prefix + name for name in WHOLE)
+    found = {
+        prefix + name.removeprefix("model.layers.0."): tensor
+        for name, tensor in state.items()
+        if name.startswith("model.layers.0.")
+    }
+    if kind == "mimo-v2-flash":
+        found = {name.replace("post_attention", "pre_mlp"): tensor for name, tensor in found.items()}
+    return found | {
+        f"{name}.weight": part for name, part in zip(names, (*parts, state["model.norm.weight"]), strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A target of a kind, its head's block, and the head's own parts. around: what is added to norms besides."""
+
+    target: Any
+    block: Any
+    joint: Tensor
+    norms: tuple[Tensor, Tensor]
+    around: float
+    kind: str
+
+    @classmethod
+    @cache
+    def of(cls, transformers: Any, kind: str) -> Oracle:
+        target = reference(transformers, config_of(kind), 0)
+        block = reference(transformers, config_of(kind) | KINDS[kind], 1)
+        block.lm_head.weight.data.copy_(target.lm_head.weight)
+        width = target.config.hidden_size
+        generator = torch.Generator().manual_seed(2)
+        joint = torch.randn((width, 2 * width), generator=generator) / width**0.5
+        around = 0.0 if kind.startswith("qwen") else 1.0  # which add 1 themselves
+        first, second = (torch.randn(width, generator=generator) * 0.3 + around for _ in range(2))
+        return cls(target, block, joint, (first, second), around, kind)
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor) -> Tensor:
+        """The target's last hidden rows, [T, D]."""
+        return self.target.model(ids[None]).last_hidden_state[0]
+
+    @torch.no_grad()
+    def rows(self, next_ids: Tensor, hidden_TD: Tensor) -> Tensor:
+        """The inputs of the head's block, [T, D]."""
+        embedded = self.target.get_input_embeddings()(next_ids)
+        both = [rms(rows, self.target.config.rms_norm_eps) * (norm + 1.0 - self.around)
+                for rows, norm in zip((embedded, hidden_TD), self.norms, strict=True)]  # fmt: skip
+        return torch.cat(both, 1) @ self.joint.T
+
+    @torch.no_grad()
+    def predict(self, rows_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [T, V], and the rows that are carried to the next position [T, D]."""
+        before: list[Tensor] = []
+        hook = self.block.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0][0]))
+        hidden = self.block.model(inputs_embeds=rows_TD[None]).last_hidden_state[0]
+        hook.remove()
+        return self.block.lm_head(hidden), hidden if self.kind in NORMED else before[0]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of the checkpoint."""
+        layers, parts = self.target.config.num_hidden_layers, (self.joint, *self.norms)
+        return state_of(self.target) | renamed(self.kind, layers, state_of(self.block), parts)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        name = COUNT.get(self.kind, "num_nextn_predict_layers")
+        return self.target.config.to_dict() | ({name: 1} if name else {})
+
+    def save(self, folder: Path) -> None:
+        """Writes the checkpoint."""
+        config = self.config | {"architectures": [type(self.target).__name__]}
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({name: tensor.contiguous() for name, tensor in self.state.items()}, folder / "model.safetensors")
+
+
+def rms(rows: Tensor, eps: float) -> Tensor:
+    return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
