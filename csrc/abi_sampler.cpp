@@ -5,7 +5,7 @@
 
 namespace kvasir {
 
-static_assert(sizeof(Sampled) == 32 + 8 * MAX_LOGPROBS && sizeof(SampleArgs) == 56,
+static_assert(sizeof(Sampled) == 32 + 8 * MAX_LOGPROBS && sizeof(SampleArgs) == 72,
               "kvasir/sampling/native.py packs the same layout");
 
 int64_t sample_scratch(int64_t vocab) {

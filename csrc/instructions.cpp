@@ -186,14 +186,15 @@ void run_sample(const Instr& in, const Run& run, const Team& team) {
     args.specs = p.specs + run.chosen_first;
     args.results = p.results + run.chosen_first;
     args.scratch = p.scratch;
+    args.dry_room = p.dry_room;
+    args.dry_ids = p.dry_ids;
     kernels().sample(args, team);
     team.barrier();
     if (team.thread != 0) return;
     for (int64_t i = 0; i < args.rows; ++i) {
         const Sampled& sampled = args.results[i];
-        if (sampled.error) continue;
-        RowState& state = p.states[p.sampler_rows[run.chosen_first + i]];
-        state.ids[args.specs[i].position] = sampled.token;
+        const int32_t row = p.sampler_rows[run.chosen_first + i];
+        if (!sampled.error && row >= 0) p.states[row].ids[args.specs[i].position] = sampled.token;
     }
 }
 

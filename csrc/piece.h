@@ -5,13 +5,15 @@
 
 namespace kvasir {
 
-// PIECE_SAMPLE: an id is sampled from the last row's logits. PIECE_LOGITS: those logits are computed and left in the
-// buffer, after those of all pieces that sample. PIECE_BIDIRECTIONAL: every row sees all of [0, start + count).
+// PIECE_SAMPLE: an id is sampled from the logits of each of the last 1 + drafted rows. PIECE_LOGITS: those logits are
+// computed and left in the buffer, after those of all pieces that sample. PIECE_BIDIRECTIONAL: every row sees all of
+// [0, start + count).
 enum PieceFlag : int32_t { PIECE_SAMPLE = 1, PIECE_BIDIRECTIONAL = 2, PIECE_LOGITS = 4 };
 
 struct Piece {
     int32_t row, flags;           // the row of the runner
     int64_t start, count;         // the positions [start, start + count)
+    int64_t drafted = 0;          // how many of its last ids are a draft; less than count
     int64_t first = 0;            // its first token row; filled in by the gather, as are the tables
     const int32_t* const* tables = nullptr;  // per cache group, block ids that cover [0, start + count); blocks
                                              // outside of the window may be stale

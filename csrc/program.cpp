@@ -30,6 +30,7 @@ int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     const RowState& state = p.states[piece.row];
     if (!state.ids || piece.start < 0 || piece.count < 1) return RUN_BAD_WORK;
     if (piece.count > state.max_ids - piece.start) return RUN_BAD_WORK;
+    if (piece.drafted < 0 || piece.drafted >= piece.count) return RUN_BAD_WORK;
     const int64_t end = piece.start + piece.count;
     if (end > state.table_blocks * p.block_size) return RUN_BAD_BLOCK;
     for (int64_t i = 0; i < piece.count; ++i) {
@@ -53,6 +54,35 @@ int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     return gather_adapter(p, state.adapter, row, piece.count);
 }
 
+// Chooses the last 1 + drafted token rows of a gathered piece.
+int32_t choose_rows(Run& run, const Piece& piece) {
+    Program& p = *run.program;
+    const int64_t count = 1 + piece.drafted, first = piece.first + piece.count - count;
+    if (count > p.max_sampled - run.chosen) return RUN_TOO_MANY;
+    for (int64_t i = 0; i < count; ++i) p.chosen[run.chosen + i] = first + i;
+    run.chosen += count;
+    return RUN_OK;
+}
+
+// Chooses these rows to sample the id after each. A drafted id lies where the positions after it look for ids, so all
+// positions can be sampled at once; results after the first that differs from the draft are meaningless.
+int32_t gather_sampled(Run& run, const Piece& piece) {
+    Program& p = *run.program;
+    const RowState& state = p.states[piece.row];
+    const int64_t first = run.chosen, known = piece.start + piece.count - piece.drafted;
+    if (piece.start + piece.count >= state.max_ids) return RUN_BAD_WORK;
+    if (const int32_t error = choose_rows(run, piece)) return error;
+    for (int64_t i = 0; i <= piece.drafted; ++i) {
+        SampleRow& spec = p.specs[first + i];
+        spec = state.spec;
+        spec.position = spec.num_ids = known + i;
+        spec.ids = state.ids;
+        p.sampler_rows[first + i] = piece.drafted ? -1 : piece.row;
+    }
+    run.sampling = run.chosen;
+    return RUN_OK;
+}
+
 int32_t gather(Run& run, const Piece* pieces, int64_t num_pieces) {
     Program& p = *run.program;
     p.adapted = 0;
@@ -63,19 +93,11 @@ int32_t gather(Run& run, const Piece* pieces, int64_t num_pieces) {
         if (const int32_t error = gather_piece(p, piece, run.rows)) return error;
         run.rows += piece.count;
         if (!(piece.flags & PIECE_SAMPLE)) continue;
-        ++run.sampling;
-        SampleRow& spec = p.specs[run.chosen];
-        spec = p.states[piece.row].spec;
-        spec.position = spec.num_ids = piece.start + piece.count;
-        spec.ids = p.states[piece.row].ids;
-        if (spec.position >= p.states[piece.row].max_ids) return RUN_BAD_WORK;
-        p.chosen[run.chosen] = run.rows - 1;
-        p.sampler_rows[run.chosen] = piece.row;
-        ++run.chosen;
+        if (const int32_t error = gather_sampled(run, piece)) return error;
     }
-    for (int64_t i = 0, row = 0; i < num_pieces; ++i) {
-        row += p.pieces[i].count;
-        if ((p.pieces[i].flags & (PIECE_SAMPLE | PIECE_LOGITS)) == PIECE_LOGITS) p.chosen[run.chosen++] = row - 1;
+    for (int64_t i = 0; i < num_pieces; ++i) {
+        if ((p.pieces[i].flags & (PIECE_SAMPLE | PIECE_LOGITS)) != PIECE_LOGITS) continue;
+        if (const int32_t error = choose_rows(run, p.pieces[i])) return error;
     }
     run.num_pieces = num_pieces;
     return RUN_OK;
@@ -134,8 +156,9 @@ void start(const Run& run, Pool* pool) {
 using namespace kvasir;
 
 // Starts one step: computes all pieces and samples those with PIECE_SAMPLE. At the end of the step, program->results
-// holds the results in the order of the sampled pieces, and sampled tokens are appended to the rows' ids. If the caller
-// is not a thread of the pool (`apart`), this returns immediately and kvasir_program_wait waits for the end; rows and
+// holds the results in the order of the sampled pieces, 1 + drafted for each. Tokens sampled for pieces without a draft
+// are appended to the rows' ids; the others change no ids, so that ranks may sample over the same rows. If the caller is
+// not a thread of the pool (`apart`), this returns immediately and kvasir_program_wait waits for the end; rows and
 // results must not be accessed before. Returns a RunError; on an error no step is started.
 KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     Run run = {program, 0, 0, 0, 0, 0};

@@ -113,20 +113,23 @@ struct Program {
     const Instr* instrs;
     int64_t count, chosen_from;
     int64_t max_tokens, max_chosen, max_rows;  // token rows of a step, rows of logits at a time, rows of the runner
+    int64_t max_sampled;  // rows of logits of a step that are sampled or kept
     int64_t groups, block_size;
     int64_t num_blocks[MAX_GROUPS], windows[MAX_GROUPS];
-    // Buffers of the gather, [max_tokens] each, except pieces and the sampler's, which are [max_rows].
+    // Buffers of the gather, [max_tokens] each, except pieces, which are [max_rows], and the sampler's, [max_sampled].
     int64_t* tokens;
     int64_t* positions;
     int64_t* slots[MAX_GROUPS];
     Piece* pieces;
-    int64_t* chosen;
-    int32_t* sampler_rows;
+    int64_t* chosen;  // [max_sampled] or [max_chosen], whichever is more
+    int32_t* sampler_rows;  // the rows of the runner whose next ids are sampled; -1 for those with a draft
     SampleRow* specs;
     RowState* states;  // [max_rows]
-    Sampled* results;  // [max_rows], in the order of the pieces that sample
+    Sampled* results;  // [max_sampled], in the order of the pieces that sample and of their rows
     uint8_t* scratch;  // scratch_bytes for each thread
     int64_t scratch_bytes;
+    int32_t* dry_room;  // as in SampleArgs
+    int64_t dry_ids;
     uint64_t* nanoseconds;  // [count + 1] summed per instruction and in total, or null
     uint64_t kernel_nanoseconds;  // of the last run
     Started started;

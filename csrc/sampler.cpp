@@ -96,6 +96,7 @@ struct Scratch {
     float* x;
     float* raw_maxima;      // [blocks]
     float* maxima;          // [blocks]
+    int32_t* dry_room;      // [args.dry_ids], or null
     Part* part;
 
     Scratch(const SampleArgs& args, int32_t thread) {
@@ -110,6 +111,7 @@ struct Scratch {
         raw_maxima = x + room;
         maxima = raw_maxima + blocks;
         part = reinterpret_cast<Part*>(from + size - sizeof(Part));
+        dry_room = args.dry_room ? args.dry_room + thread * args.dry_ids : nullptr;
     }
 };
 
@@ -147,7 +149,8 @@ void finish(const SampleArgs& args, int64_t r, const Logits& raw, int64_t total,
     }
     Logits row = raw;
     if (changes_logits(spec)) {
-        result.error = process(scratch.x, raw.x, args.vocab, spec, reinterpret_cast<uint8_t*>(scratch.candidates));
+        result.error = process(scratch.x, raw.x, args.vocab, spec, reinterpret_cast<uint8_t*>(scratch.candidates),
+                               scratch.dry_room);
         if (result.error != SAMPLE_OK) return;
         row = measured(scratch.x, args.vocab, scratch.maxima);
         if (!is_sound(row.peak)) result.error = SAMPLE_NOTHING_ALLOWED;

@@ -21,7 +21,6 @@ struct Dry {
     const int32_t* heads;  // words of the first ids of the breaker sequences
     int64_t head_words;
     IdLists sequences;  // ascending, distinct, none empty
-    int32_t* room;      // one number for each considered id
 };
 
 constexpr int CARRIED = 2;  // numbers of the sampler's state that is not a function of the ids; first mirostat's mu
@@ -73,6 +72,8 @@ struct SampleArgs {
     const SampleRow* specs;
     Sampled* results;
     uint8_t* scratch;  // sample_scratch(vocab) bytes for each thread of the team, aligned to 8
+    int32_t* dry_room;  // dry_ids numbers for each thread; null if no row uses DRY
+    int64_t dry_ids;    // at least as many as DRY considers of any row
 };
 
 constexpr int64_t SAMPLE_BLOCK = 256;  // logits per stored maximum

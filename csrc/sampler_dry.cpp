@@ -93,16 +93,16 @@ float penalty(const SampleRow& spec, int64_t exponent) {
 
 bool uses_dry(const SampleRow& spec) { return spec.dry_multiplier != 0.0 && spec.dry_penalty_last_n != 0; }
 
-void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch) {
+void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch, int32_t* room) {
     const Dry& dry = spec.dry;
     const Window window = window_of(spec);
     const int64_t limit = unbroken(dry, window);
     if (limit < spec.dry_allowed_length || window.count < 2) return;
-    find_repeats(dry.room, window);
+    find_repeats(room, window);
     Ids seen(reinterpret_cast<uint64_t*>(scratch), vocab);
     int32_t* longest = reinterpret_cast<int32_t*>(scratch + (vocab + 63) / 64 * 8);
     for (int64_t place = 1; place < window.count; ++place) {
-        const int32_t id = window.ids[place], repeated = dry.room[window.count - place];
+        const int32_t id = window.ids[place], repeated = room[window.count - place];
         if (repeated < spec.dry_allowed_length || has(dry.breakers, dry.breaker_words, id)) continue;
         const int32_t n = static_cast<int32_t>(lesser(repeated, limit));
         if (seen.add(id)) longest[id] = n;

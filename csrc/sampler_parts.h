@@ -210,13 +210,14 @@ int64_t choose_by_chain(const Logits& row, const SampleRow& spec, Left room, dou
 // Whether DRY can penalize a token of the row (dry.is_on).
 bool uses_dry(const SampleRow& spec);
 
-// Penalizes in x the tokens that would continue a repetition. scratch: 16 bytes for each token.
-void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch);
+// Penalizes in x the tokens that would continue a repetition. scratch: 16 bytes for each token. room: a number for each
+// considered id.
+void penalize_again(float* x, int64_t vocab, const SampleRow& spec, uint8_t* scratch, int32_t* room);
 
 bool changes_logits(const SampleRow& spec);
 // x: the row after mask, min_tokens, bias and penalties, with room up to a multiple of 16. `scratch`: as much as the
-// candidates take, 16 bytes for each token. Returns a SampleError.
-int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec, uint8_t* scratch);
+// candidates take, 16 bytes for each token. dry_room: as penalize_again's. Returns a SampleError.
+int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec, uint8_t* scratch, int32_t* dry_room);
 
 // The token with the least log(e) - z of those that the cut keeps, ties to the lowest id. `top` is the first at the
 // peak, which is kept whatever the cut.

@@ -72,7 +72,7 @@ bool changes_logits(const SampleRow& spec) {
            spec.repetition_penalty != 1.0f || spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f;
 }
 
-int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec, uint8_t* scratch) {
+int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec, uint8_t* scratch, int32_t* dry_room) {
     if (spec.mask) {
         copy_masked(x, row, vocab, spec.mask, spec.mask_words);
     } else {
@@ -96,7 +96,7 @@ int32_t process(float* x, const float* row, int64_t vocab, const SampleRow& spec
     if (spec.frequency_penalty != 0.0f || spec.presence_penalty != 0.0f) {
         penalize_occurrence(x, vocab, spec, set, counts);
     }
-    if (uses_dry(spec)) penalize_again(x, vocab, spec, scratch);
+    if (uses_dry(spec)) penalize_again(x, vocab, spec, scratch, dry_room);
     return SAMPLE_OK;
 }
 

@@ -94,7 +94,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
         }
         const bool causal = args.window || in.byte() % 4 != 0;
         s.blocks = s.table.data();
-        pieces.push_back({0, causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, s.start, s.count, rows, &s.blocks});
+        pieces.push_back({0, causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, s.start, s.count, 0, rows, &s.blocks});
         rows += s.count;
     }
     if (rows == 0) return check_sizes(in);
@@ -140,7 +140,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
                 AttentionArgs one = args;
                 const int64_t last = piece.first + piece.count - 1;
                 one.q = args.q + last * args.q_stride;
-                const Piece alone{0, piece.flags, piece.start + piece.count - 1, 1, 0, piece.tables};
+                const Piece alone{0, piece.flags, piece.start + piece.count - 1, 1, 0, 0, piece.tables};
                 require(same(attend(one, {alone}, 1, 1).data(), &whole[static_cast<size_t>(last * width)], width),
                         "attention: a row has the same bits alone");
             }

@@ -41,7 +41,7 @@ std::vector<float> select(const Sequence& s, int64_t step) {
     const int32_t* tables = table.data;
     Guarded<uint8_t> room(s.threads * kvasir::index_scratch(s.length));
     for (int64_t start = 0; start < s.length; start += step) {
-        const kvasir::Piece piece = {0, 0, start, std::min(step, s.length - start), 0, &tables};
+        const kvasir::Piece piece = {0, 0, start, std::min(step, s.length - start), 0, 0, &tables};
         kvasir::IndexArgs args = {s.heads, s.dim, s.top_k, s.block, 0, s.scale, keys.data,
                                   s.q.data() + start * s.heads * s.dim, s.weights.data() + start * s.heads,
                                   s.k.data() + start * s.dim, out.data + start * s.top_k, &piece, 1, room.data, s.length};

@@ -76,6 +76,9 @@ class Session {
             for (int64_t i = 0; i < count; ++i) rows += pieces[i].count;
             found.insert(found.end(), b.hidden, b.hidden + rows * b.hidden_width);
             for (int64_t i = 0; i < ROWS; ++i) found.insert(found.end(), p.states[i].ids, p.states[i].ids + MAX_IDS);
+            int64_t sampled = 0;
+            for (int64_t i = 0; i < count; ++i) sampled += pieces[i].flags & PIECE_SAMPLE ? 1 + pieces[i].drafted : 0;
+            for (int64_t i = 0; i < sampled; ++i) found.push_back(static_cast<float>(p.results[i].token));
         }
         return found;
     }
@@ -85,12 +88,14 @@ class Session {
     Piece piece(Input& in, int64_t i) {
         Piece piece{};
         piece.row = static_cast<int32_t>(i % ROWS);
-        piece.flags = static_cast<int32_t>(in.between(0, 3));
+        piece.flags = static_cast<int32_t>(in.between(0, 7));
         piece.start = in.between(0, MAX_IDS);
         piece.count = in.between(0, 20);
+        piece.drafted = in.between(0, 2) * in.between(0, 4);
         if (i >= ROWS) piece.row = in.one_of({-1, 3, 1 << 30});
         if (in.byte() % 16 == 15) piece.start = in.any<int64_t>();
         if (in.byte() % 16 == 15) piece.count = in.any<int64_t>();
+        if (in.byte() % 16 == 15) piece.drafted = in.any<int64_t>();
         return piece;
     }
     void join(int64_t i, Input& in) {
@@ -113,6 +118,9 @@ class Session {
         state.spec.typical_p = in.one_of({1.0, 0.9});
         state.spec.adaptive_target = -1.0;
         state.spec.repetition_last_n = -1;
+        state.spec.dry_multiplier = in.one_of({0.0, 0.8});
+        state.spec.dry_base = 1.75;
+        state.spec.dry_penalty_last_n = -1;
         state.spec.seed = in.byte();
         state.spec.prompt_len = 0;
         state.spec.logprobs = -1;

@@ -45,14 +45,14 @@ struct Lists {
 
 // A row's parameters, in arrays that end at inaccessible pages.
 struct Parameters {
-    Guarded<int32_t> ids, stop_ids, bias_ids, mask, breakers, heads, room;
+    Guarded<int32_t> ids, stop_ids, bias_ids, mask, breakers, heads;
     Guarded<float> bias;
     Lists bad_words, sequences;
     SampleRow spec = {};
 
     Parameters(Input& in, int64_t vocab)
         : ids(MAX_IDS), stop_ids(3), bias_ids(3), mask((vocab + 31) / 32), breakers((vocab + 31) / 32),
-          heads((vocab + 31) / 32), room(MAX_IDS), bias(3) {
+          heads((vocab + 31) / 32), bias(3) {
         spec.temperature = in.one_of({0.0, 1.0, 0.3, 100.0, 1e-5, 1e-300, 0.9999});
         spec.top_p = in.one_of({1.0, 0.9, 1e-9, 0.5, 0.999999});
         spec.min_p = in.one_of({0.0, 0.0, 0.05, 1.0});
@@ -65,6 +65,12 @@ struct Parameters {
         fill_bias(in, vocab);
         fill_penalties(in, vocab);
         fill_chain(in);
+    }
+
+    // How many ids DRY considers.
+    int64_t considered() const {
+        const int64_t last_n = spec.dry_penalty_last_n;
+        return last_n > 0 ? std::min(last_n, spec.num_ids) : spec.num_ids;
     }
 
     // Ids of the whole vocabulary and just outside it, or of at most three ids, so that they repeat. The arrays end at
@@ -107,10 +113,7 @@ struct Parameters {
         spec.dry_base = in.one_of({1.75, 1.0, 0.5, 1e300});
         spec.dry_allowed_length = in.between(0, 5);
         spec.dry_penalty_last_n = in.one_of({-1, 0, 1, 2, 20, 1 << 30});
-        const int64_t last_n = spec.dry_penalty_last_n;
-        const int64_t window = last_n > 0 ? std::min(last_n, spec.num_ids) : spec.num_ids;
         kvasir::Dry& dry = spec.dry;
-        dry.room = room.data + MAX_IDS - window;
         dry.breakers = breakers.data;
         dry.breaker_words = in.between(0, (vocab + 31) / 32);
         for (int64_t n = in.between(0, 2); n > 0; --n) mark(breakers, in.between(0, vocab - 1));
@@ -207,22 +210,27 @@ void fuzz_sampler(const uint8_t* data, size_t size) {
     }
     std::vector<std::unique_ptr<Parameters>> parameters;
     Guarded<SampleRow> specs(rows);
+    int64_t considered = 0;  // by DRY, most ids of a row
     for (int64_t r = 0; r < rows; ++r) {
         parameters.push_back(std::make_unique<Parameters>(in, vocab));
         specs[r] = parameters.back()->spec;
+        considered = std::max(considered, parameters.back()->considered());
     }
     on_all(
         [&] {
             Guarded<Sampled> results(rows), alone(1);
             Guarded<uint8_t> scratch(std::max(threads, 1) * kvasir::sample_scratch(vocab));
-            kvasir::SampleArgs args = {logits.data, stride, vocab, rows, specs.data, results.data, scratch.data};
+            Guarded<int32_t> room(std::max(threads, 1) * considered);
+            kvasir::SampleArgs args = {logits.data, stride, vocab, rows, specs.data, results.data, scratch.data, room.data,
+                                       considered};
             sample(args, threads);
             std::vector<float> found;
             for (int64_t r = 0; r < rows; ++r) {
                 put(found, results[r], specs[r], vocab);
                 std::vector<float> together, single;
                 put(together, results[r], specs[r], vocab);
-                sample({logits.data + r * stride, vocab, vocab, 1, specs.data + r, alone.data, scratch.data}, 0);
+                sample({logits.data + r * stride, vocab, vocab, 1, specs.data + r, alone.data, scratch.data, room.data,
+                        considered}, 0);
                 put(single, alone[0], specs[r], vocab);
                 const auto values = static_cast<int64_t>(single.size());
                 require(together.size() == single.size() && same(together.data(), single.data(), values),

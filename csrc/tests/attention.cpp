@@ -77,7 +77,7 @@ Data draw(const Case& c) {
 }
 
 kvasir::Piece part_of(const Case& c, int64_t first, int64_t start, int64_t count, const int32_t* const* tables) {
-    return {0, c.causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, start, count, first, tables};
+    return {0, c.causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, start, count, 0, first, tables};
 }
 
 float scale_of(const Case& c) { return 1.0f / std::sqrt(static_cast<float>(c.dim)); }

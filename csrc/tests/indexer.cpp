@@ -103,7 +103,7 @@ Result run(const Case& c, const Data& d, const std::vector<int64_t>& sizes, int3
         const float* rows = &d.k[static_cast<size_t>(start * c.dim)];
         const kvasir::StoreArgs store{layout, k.data, v.data, rows, rows, c.dim, c.dim, slots.data(), count};
         require(kvasir_store_kv(&store) == 0, "store_kv accepts the layout");
-        const kvasir::Piece piece = {0, 0, start, count, 0, &tables};
+        const kvasir::Piece piece = {0, 0, start, count, 0, 0, &tables};
         Guarded<int32_t> selected(count * c.top_k);
         Guarded<float> mixed(count * c.heads * c.value);
         kvasir::IndexArgs index = {c.index_heads, c.index_dim, c.top_k, c.block, 0, SCALE, keys.data,

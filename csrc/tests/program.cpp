@@ -42,29 +42,40 @@ class Session {
         const Sequence& s = sequences[row];
         const int64_t count = std::min(s.known - s.computed, max_tokens);
         const bool samples = s.computed + count == s.known;
-        return {static_cast<int32_t>(row), samples ? PIECE_SAMPLE : 0, s.computed, count, 0, nullptr};
+        return {static_cast<int32_t>(row), samples ? PIECE_SAMPLE : 0, s.computed, count};
     }
     bool finished(int64_t row) const { return sequences[row].known == sequences[row].prompt + ANSWER; }
+
+    // Adds a draft of `count` ids to a piece that samples: those of another session, some of them wrong.
+    void draft(Piece& piece, const Session& other, int64_t count, std::mt19937& random) {
+        Sequence& s = sequences[piece.row];
+        for (int64_t i = s.known; i < s.known + count; ++i) {
+            const int32_t right = other.sequences[piece.row].ids[i];
+            s.ids[i] = random() % 4 ? right : static_cast<int32_t>((right + 1) % VOCAB);
+        }
+        piece.count += count;
+        piece.drafted = count;
+    }
 
     void step(const std::vector<Piece>& pieces) {
         b.memory.poison();
         for (const Piece& piece : pieces) drop_blocks_before_window(piece);
         require(run(pieces.data(), static_cast<int64_t>(pieces.size())) == RUN_OK, "a step runs");
-        int64_t row = 0, samples = 0;
+        const std::vector<Sampled> results(p.results, p.results + Builder::MAX_SAMPLED);
+        const Sampled* found = results.data();
+        int64_t row = 0;
         for (const Piece& piece : pieces) {
             Sequence& s = sequences[piece.row];
+            const int64_t accepted = piece.flags & PIECE_SAMPLE ? take(s, piece, found) : 0;
+            const int64_t kept = piece.count - piece.drafted + accepted;
             const float* hidden = b.hidden + row * b.hidden_width;
-            s.hidden.insert(s.hidden.end(), hidden, hidden + piece.count * b.hidden_width);
+            s.hidden.insert(s.hidden.end(), hidden, hidden + kept * b.hidden_width);
+            s.computed += kept;
+            read_logits(s, row, kept);
             row += piece.count;
-            s.computed += piece.count;
-            if (piece.flags & PIECE_SAMPLE) ++s.known;
-        }
-        const std::vector<Sampled> results(p.results, p.results + Builder::MAX_ROWS);
-        row = 0;
-        for (const Piece& piece : pieces) {
-            read_logits(sequences[piece.row], row, piece.count);
-            row += piece.count;
-            if (piece.flags & PIECE_SAMPLE) check_sampled(piece, results[static_cast<size_t>(samples++)]);
+            if (!(piece.flags & PIECE_SAMPLE)) continue;
+            for (int64_t i = 0; i <= accepted; ++i) check_sampled(piece, s.computed - accepted + i, found[i]);
+            found += 1 + piece.drafted;
         }
     }
 
@@ -98,6 +109,9 @@ class Session {
         spec.adaptive_target = -1.0;
         spec.repetition_penalty = i == 4 ? 1.3f : 1.0f;
         spec.repetition_last_n = -1;
+        spec.dry_multiplier = i == 3 || i == 1 ? 4.0 : 0.0;
+        spec.dry_base = 2.0;
+        spec.dry_penalty_last_n = -1;
         spec.seed = 100 + static_cast<uint64_t>(i);
         spec.prompt_len = s.prompt;
         spec.logprobs = static_cast<int32_t>(i) - 1;
@@ -117,19 +131,30 @@ class Session {
         }
     }
 
-    // Runs the sampler alone on the row's logits, the last ones that were read, and compares the results.
-    void check_sampled(const Piece& piece, const Sampled& found) {
+    // Takes the results up to the first that differs from the draft; returns how many drafted ids they match.
+    static int64_t take(Sequence& s, const Piece& piece, const Sampled* found) {
+        int64_t accepted = 0;
+        while (accepted < piece.drafted && found[accepted].token == s.ids[s.known + accepted]) ++accepted;
+        s.known += accepted;
+        if (piece.drafted) s.ids[s.known] = found[accepted].token;
+        ++s.known;
+        return accepted;
+    }
+
+    // Runs the sampler alone on the logits of the position before, and compares the results.
+    void check_sampled(const Piece& piece, int64_t position, const Sampled& found) {
         Sequence& s = sequences[piece.row];
         SampleRow spec = p.states[piece.row].spec;
-        spec.position = spec.num_ids = s.computed;
+        spec.position = spec.num_ids = position;
         spec.ids = s.ids;
         Sampled alone = {};
+        std::vector<int32_t> room(Builder::MAX_IDS);
         std::vector<uint64_t> scratch(static_cast<size_t>(kvasir_sample_scratch(VOCAB)) / 8);
-        SampleArgs args = {&s.logits[s.logits.size() - VOCAB], VOCAB, VOCAB, 1, &spec, &alone,
-                           reinterpret_cast<uint8_t*>(scratch.data())};
+        SampleArgs args = {&s.logits[static_cast<size_t>((position - 1) * VOCAB)], VOCAB, VOCAB, 1, &spec, &alone,
+                           reinterpret_cast<uint8_t*>(scratch.data()), room.data(), Builder::MAX_IDS};
         kvasir_sample(&args, nullptr);
         require(found.error == SAMPLE_OK && found.token == alone.token, "the sampled token matches the row's logits");
-        require(s.ids[s.computed] == found.token, "a sampled token is appended to the sequence");
+        require(s.ids[position] == found.token, "a sampled token is appended to the sequence");
         if (spec.logprobs < 0) return;
         require(same(&found.logprob, &alone.logprob, 1) && found.rank == alone.rank,
                 "the log-probability matches the row's logits");
@@ -144,8 +169,9 @@ void one_by_one(Session& session) {
     }
 }
 
-// Steps of many sequences, in random order and in pieces of up to max_tokens tokens.
-void together(Session& session, int64_t max_tokens, std::mt19937& random) {
+// Steps of many sequences, in random order and in pieces of up to max_tokens tokens; with drafts of up to max_drafted
+// ids of another session.
+void together(Session& session, int64_t max_tokens, int64_t max_drafted, const Session& other, std::mt19937& random) {
     while (true) {
         std::vector<int64_t> open;
         for (int64_t i = 0; i < SEQUENCES; ++i) {
@@ -159,8 +185,14 @@ void together(Session& session, int64_t max_tokens, std::mt19937& random) {
             const auto size = static_cast<int64_t>(random() % static_cast<uint64_t>(max_tokens));
             const int64_t count = std::min(room, 1 + size);
             if (count == 0 || (random() % 5 == 0 && !pieces.empty())) continue;
-            pieces.push_back(session.piece(i, count));
-            room -= pieces.back().count;
+            Piece piece = session.piece(i, count);
+            if (piece.flags & PIECE_SAMPLE) {
+                const Sequence& s = session.sequences[i];
+                const int64_t most = std::min({max_drafted, s.prompt + ANSWER - 1 - s.known, room - piece.count});
+                session.draft(piece, other, static_cast<int64_t>(random()) % (most + 1), random);
+            }
+            pieces.push_back(piece);
+            room -= piece.count;
         }
         session.step(pieces);
     }
@@ -212,8 +244,8 @@ void check(const Case& c, size_t place, std::mt19937& random) {
     for (const int32_t threads : {1, 2, 3}) {
         for (const int64_t max_tokens : {3, 40}) {
             Session session(c, threads, max_tokens == 3);
-            together(session, max_tokens, random);
-            require_same(session, *alone, "the bits do not depend on threads and steps");
+            together(session, max_tokens, max_tokens == 3 ? 4 : threads - 1, *alone, random);
+            require_same(session, *alone, "the bits do not depend on threads, steps and drafts");
             require_unowned(session);
         }
     }
@@ -236,6 +268,21 @@ void check_bidirectional(const Case& c) {
         require_near(plain.hidden(), found, c.tolerance, c.name);
         from += piece.count * WIDTH;
     }
+}
+
+// The logits of a piece that does not sample stay in the buffer, after those of all that do.
+void check_kept_logits() {
+    Session session(CASES[0], 2);
+    const Piece kept = {0, PIECE_LOGITS, 0, 20, 1}, sampled = {1, PIECE_SAMPLE, 0, 10};
+    const int64_t rows[] = {18, 19}, width = session.b.vocab;
+    require(session.run(&kept, 1) == RUN_OK, "a step runs");
+    std::vector<float> found(session.b.logits, session.b.logits + 2 * width);
+    require(session.logits(rows, 2) == RUN_OK && same(found.data(), session.b.logits, 2 * width),
+            "the logits of the last row and of the draft are kept");
+    const Piece last = {0, PIECE_LOGITS, 0, 20}, both[] = {last, sampled};
+    require(session.run(both, 2) == RUN_OK, "a step runs");
+    require(same(&found[static_cast<size_t>(width)], session.b.logits + width, width),
+            "the kept logits follow those of the sampled pieces");
 }
 
 void check_calls() {
@@ -261,9 +308,9 @@ void require_refused(Session& session, std::vector<Piece> pieces, int32_t error,
     std::memset(p.tokens, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.tokens);
     std::memset(p.positions, POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.positions);
     std::memset(static_cast<void*>(p.pieces), POISON, static_cast<size_t>(p.max_rows) * sizeof *p.pieces);
-    std::memset(p.chosen, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.chosen);
-    std::memset(p.sampler_rows, POISON, static_cast<size_t>(p.max_rows) * sizeof *p.sampler_rows);
-    std::memset(static_cast<void*>(p.specs), POISON, static_cast<size_t>(p.max_rows) * sizeof *p.specs);
+    std::memset(p.chosen, POISON, static_cast<size_t>(p.max_sampled) * sizeof *p.chosen);
+    std::memset(p.sampler_rows, POISON, static_cast<size_t>(p.max_sampled) * sizeof *p.sampler_rows);
+    std::memset(static_cast<void*>(p.specs), POISON, static_cast<size_t>(p.max_sampled) * sizeof *p.specs);
     for (int64_t g = 0; g < GROUPS; ++g) {
         std::memset(p.slots[g], POISON, static_cast<size_t>(p.max_tokens) * sizeof *p.slots[g]);
     }
@@ -311,6 +358,15 @@ void check_refusals() {
     }
     refused({{0, 0, 33 + ANSWER - 9, 10}}, RUN_BAD_WORK, "an end out of range");
     refused({{0, PIECE_SAMPLE, 33, ANSWER}}, RUN_BAD_WORK, "no room for the sampled token");
+    for (const int64_t drafted : {int64_t{10}, int64_t{-1}, HIGHEST, LOWEST}) {
+        refused({{0, PIECE_SAMPLE, 20, 10, drafted}}, RUN_BAD_WORK, "a draft out of range");
+        refused({{0, PIECE_LOGITS, 20, 10, drafted}}, RUN_BAD_WORK, "a draft out of range");
+    }
+    constexpr int64_t MANY = Builder::MAX_SAMPLED;
+    refused({{0, PIECE_SAMPLE, 0, 30, MANY}}, RUN_TOO_MANY, "too many sampled rows");
+    refused({{0, PIECE_LOGITS, 0, 30, MANY}}, RUN_TOO_MANY, "too many rows of logits in a step");
+    require_refused(session, {{0, PIECE_LOGITS, 0, 20, 12}, {3, PIECE_SAMPLE, 0, 20, 12}}, RUN_TOO_MANY,
+                    "too many rows in all pieces");
     require_refused(session, {{0, 0, 0, 20}, {1, 0, 0, 18}, {4, 0, 12, 1}}, RUN_BAD_WORK, "an invalid last piece");
 
     int32_t* ids = states[0].ids;
@@ -357,6 +413,7 @@ void test_program() {
     for (const Case& c : CASES) check(c, place++, random);
     check_bidirectional(CASES[2]);
     check_calls();
+    check_kept_logits();
     check_refusals();
     require(meetings > 0, "Experts::meet was called");
 }

@@ -88,6 +88,7 @@ struct Call {  // the context of OP_CALL in these programs: out = -x
 class Builder {
   public:
     static constexpr int64_t MAX_TOKENS = 40, MAX_CHOSEN = 2, MAX_ROWS = 5, BLOCK = 16, BLOCKS = 17;
+    static constexpr int64_t MAX_SAMPLED = 25, MAX_IDS = 64;
     static constexpr int64_t GROUPS = 2;  // cache groups: 0 has full attention, 1 a window
     static constexpr int64_t ADAPTERS = 4, RANK = 16;
 
@@ -247,6 +248,7 @@ class Builder {
         p.max_tokens = MAX_TOKENS;
         p.max_chosen = MAX_CHOSEN;
         p.max_rows = MAX_ROWS;
+        p.max_sampled = MAX_SAMPLED;
         p.groups = GROUPS;
         p.block_size = BLOCK;
         p.tokens = memory.work<int64_t>(MAX_TOKENS);
@@ -257,12 +259,14 @@ class Builder {
             p.slots[g] = memory.work<int64_t>(MAX_TOKENS);
         }
         p.pieces = memory.work<Piece>(MAX_ROWS);
-        p.chosen = memory.work<int64_t>(MAX_ROWS);
-        p.sampler_rows = memory.work<int32_t>(MAX_ROWS);
-        p.specs = memory.work<SampleRow>(MAX_ROWS);
+        p.chosen = memory.work<int64_t>(MAX_SAMPLED);
+        p.sampler_rows = memory.work<int32_t>(MAX_SAMPLED);
+        p.specs = memory.work<SampleRow>(MAX_SAMPLED);
         p.states = memory.keep<RowState>(MAX_ROWS);
         std::memset(static_cast<void*>(p.states), 0, MAX_ROWS * sizeof *p.states);
-        p.results = memory.work<Sampled>(MAX_ROWS);
+        p.results = memory.work<Sampled>(MAX_SAMPLED);
+        p.dry_ids = MAX_IDS;
+        p.dry_room = memory.work<int32_t>(threads * MAX_IDS);
         p.scratch_bytes = scratch_bytes;
         p.scratch = memory.work<uint8_t>(threads * scratch_bytes);
         if (!slots.empty()) p.adapters = adapters = make_adapters();

@@ -83,7 +83,7 @@ class Sequences {
             const int64_t start = done_[at], count = std::min(counts[at], length_ - start);
             if (count <= 0) continue;
             const auto first = static_cast<int64_t>(tokens.size());
-            pieces.push_back({static_cast<int32_t>(row + 1), 0, start, count, first, &tables_[at], reached_[at]});
+            pieces.push_back({static_cast<int32_t>(row + 1), 0, start, count, 0, first, &tables_[at], reached_[at]});
             for (int64_t t = start; t < start + count; ++t) tokens.push_back(row * length_ + t);
             done_[at] = reached_[at] = start + count;
         }

@@ -84,7 +84,7 @@ struct TwoLists {
 
 // A SampleRow whose arrays end at inaccessible pages.
 struct Case {
-    Guarded<int32_t> ids{7}, stop_ids{2}, bias_ids{2}, mask, breakers{1}, heads{1}, room{7};
+    Guarded<int32_t> ids{7}, stop_ids{2}, bias_ids{2}, mask, breakers{1}, heads{1};
     Guarded<float> bias{2};
     TwoLists words, sequences;
     SampleRow spec = {};
@@ -133,7 +133,7 @@ struct Case {
         spec.dry_base = 2.0;
         spec.dry_allowed_length = below(random, 4);
         spec.dry_penalty_last_n = one_of(random, {-1, 0, 1, 2, 5, 1 << 30});
-        spec.dry = {breakers.data, below(random, 2), heads.data, 1, sequences.of(random), room.data};
+        spec.dry = {breakers.data, below(random, 2), heads.data, 1, sequences.of(random)};
     }
 
     void fill_chain(Random& random) {
@@ -162,6 +162,7 @@ void check_rows(Random& random, int64_t vocab, int64_t rows, void* pool, int32_t
     Guarded<SampleRow> specs(rows);
     Guarded<Sampled> results(rows);
     Guarded<uint8_t> scratch(threads * sample_scratch(vocab));
+    Guarded<int32_t> room(threads * 7);
     std::vector<Case*> cases;
     for (int64_t r = 0; r < rows; ++r) {
         const int kind = static_cast<int>(below(random, 7));
@@ -170,12 +171,35 @@ void check_rows(Random& random, int64_t vocab, int64_t rows, void* pool, int32_t
         cases.push_back(new Case(random, vocab));
         specs[r] = cases.back()->spec;
     }
-    SampleArgs args = {logits.data, vocab, vocab, rows, specs.data, results.data, scratch.data};
+    SampleArgs args = {logits.data, vocab, vocab, rows, specs.data, results.data, scratch.data, room.data, 7};
     kvasir_sample(&args, pool);
     for (int64_t r = 0; r < rows; ++r) {
         check_row(logits.data + r * vocab, vocab, specs[r], results[r]);
         delete cases[static_cast<size_t>(r)];
     }
+}
+
+// Rows of one sequence may be sampled at once, so each thread has its own room for DRY.
+void check_dry_room() {
+    constexpr int64_t VOCAB = 300, IDS = 7;
+    constexpr int32_t THREADS = 2;
+    Random random(9);
+    Case c(random, VOCAB);
+    c.spec.dry_multiplier = 1.0;
+    c.spec.dry_penalty_last_n = -1;
+    c.spec.dry_allowed_length = 0;
+    c.spec.dry.breaker_words = c.spec.dry.head_words = 0;
+    const SampleRow specs[] = {c.spec, c.spec};
+    const std::vector<float> logits(THREADS * VOCAB, 1.0f);
+    std::vector<Sampled> results(THREADS);
+    std::vector<int32_t> room(THREADS * IDS, -1);
+    std::vector<uint64_t> scratch(static_cast<size_t>(THREADS * sample_scratch(VOCAB)) / 8);
+    SampleArgs args = {logits.data(), VOCAB, VOCAB, THREADS, specs, results.data(),
+                       reinterpret_cast<uint8_t*>(scratch.data()), room.data(), IDS};
+    Pool* pool = pool_create(THREADS, false);
+    kvasir_sample(&args, pool);
+    pool_destroy(pool);
+    for (size_t i = 1; i < IDS; ++i) require(room[i] >= 0 && room[IDS + i] == room[i], "each thread writes its own room");
 }
 
 void check_errors() {
@@ -200,7 +224,7 @@ void check_errors() {
     specs[2].bias_ids = outside.data;
     specs[2].bias = bias.data;
     specs[2].num_bias = 1;
-    SampleArgs args = {logits.data, VOCAB, VOCAB, ROWS, specs.data, results.data, scratch.data};
+    SampleArgs args = {logits.data, VOCAB, VOCAB, ROWS, specs.data, results.data, scratch.data, nullptr, 0};
     kvasir_sample(&args, nullptr);
     const int32_t errors[] = {SAMPLE_ALL_LOW, SAMPLE_NAN, SAMPLE_BIAS_OUTSIDE, SAMPLE_OK};
     for (int64_t r = 0; r < ROWS; ++r) {
@@ -213,6 +237,7 @@ void check_errors() {
 void test_sampler() {
     Random random(7);
     check_errors();
+    check_dry_room();
     for (const int32_t threads : {1, 2, 3}) {
         Pool* pool = pool_create(threads, false);
         for (const int64_t vocab : {1, 2, 15, 16, 17, 31, 33, 255, 256, 257, 700}) {

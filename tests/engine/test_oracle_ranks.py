@@ -34,11 +34,11 @@ def share(core: EngineCore, folder: str, size: int, dtype: str) -> RankedProgram
         cache = NativeCache(loaded.model.cache_spec(), old.cache.num_blocks, old.cache.block_size, old.cache.kv_dtype)
         return Program(
             loaded.trace, cache, max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows,
-            max_positions=capacity.max_model_len + 1, threads=1,
+            max_positions=capacity.max_model_len + 1, threads=1, max_drafted=capacity.max_drafted,
         )  # fmt: skip
 
     executor.program = RankedProgram(ranks, [part(mesh) for mesh in ranks.meshes])
-    executor.program.bind(core.runner.rows.arrays)
+    executor.bind(core.runner.rows)
     old.close()
     return executor.program
 

@@ -37,7 +37,7 @@ class Hooked:
         self.program = executor.program = Program(
             old.trace, old.cache, max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows,
             max_positions=capacity.max_model_len + 1, threads=old.pool.threads, apart=old.pool.apart,
-            hooks=self.hooks(),
+            max_drafted=capacity.max_drafted, hooks=self.hooks(),
         )  # fmt: skip
         self.program.bind(runner.rows.arrays)
         old.close()

@@ -6,6 +6,7 @@ from kvasir.layers.rope import Angles, ropes
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
+from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadOptions, load_model
 from tests.runner.made import files_of
@@ -40,9 +41,8 @@ def test_buffer_sizes_of_a_program_equal_its_allocations(load, tokens):
     """Whatever the size of the cache beside them."""
     loaded = load("program")
     spec = loaded.model.cache_spec()
-    program = Program(
-        loaded.trace, NativeCache(spec, [9], 16, "float32"), max_tokens=tokens, max_rows=8, max_positions=200, threads=1
-    )
+    cache, sizes = NativeCache(spec, [9], 16, "float32"), {"max_rows": 8, "max_positions": 200, "threads": 1}
+    program = Program(loaded.trace, cache, max_tokens=tokens, **sizes, max_drafted=MAX_DRAFTED)
     found = footprint_of(loaded, **{**OPTIONS, "tokens": tokens})
     assert found.buffers == program.num_bytes
     program.close()

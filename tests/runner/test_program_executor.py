@@ -71,11 +71,13 @@ def test_the_reference_would_give_the_same(folder, monkeypatch, chosen):
     expected = plain(program_core(folder), requests_of_all())
     calls: list[int] = []
 
-    def reference(executor, logits, works, masks):
-        rows = [executor.rows[work.row] for work in works]
-        contexts = [RowContext(r.spec, r.ids[: r.known], r.prompt_len, r.known, None, r.carry) for r in rows]
-        calls.append(len(works))
-        return map(taken, sampler.sample(torch.from_numpy(logits), contexts))
+    def reference(executor, logits, positions):
+        contexts = [
+            RowContext(row.spec, row.ids[:known], row.prompt_len, known, None, carry)
+            for row, known, _, carry in positions
+        ]
+        calls.append(len(positions))
+        return list(map(taken, sampler.sample(torch.from_numpy(logits), contexts)))
 
     for module in (marshal, program, program_executor):
         monkeypatch.setattr(module, "MAX_CHOSEN", chosen)

@@ -25,7 +25,7 @@ from kvasir.runner.rows import BROKEN
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 
-CAPACITY = Capacity(4, 64, 100, 16, (CacheGroup(PagedKV(1, 4), (0,), 512),), (8,), vocab_size=50)
+CAPACITY = Capacity(6, 64, 100, 16, (CacheGroup(PagedKV(1, 4), (0,), 512),), (8,), vocab_size=50)
 INFO = ModelInfo("m", "m", ("generate",), 50, 100)
 NEXT = StepPlan(1)
 BAD = 13  # a row that knows this id cannot be sampled
@@ -155,17 +155,19 @@ def test_work_beyond_the_known_ids_fails_an_assertion():
 
 def test_the_step_says_where_token_rows_begin_and_when_works_are_sampled():
     runner, executor = made()
-    joined = tuple(join(row, [row + 1] * 5) for row in range(4))
+    guided, mirostat = SamplingSpec(guided=True), SamplingSpec(temperature=1.0, mirostat=2)
+    specs = dict.fromkeys(range(4), SamplingSpec()) | {4: guided, 5: mirostat}
+    joined = tuple(join(row, [row + 1] * 5, spec=spec) for row, spec in specs.items())
     works = (
         Work(0, 0, 5, sample=True),
         Work(1, 0, 3),
         Work(2, 0, 5, sample=True, masked=True),
-        Work(3, 0, 6, appended=pack_ids([7]), drafted=1, sample=True),
+        *(Work(row, 0, 6, appended=pack_ids([7]), drafted=1, sample=True) for row in (3, 4, 5)),
     )
     step(runner, joined=joined, work=works)
     (made_step,) = executor.steps
-    assert made_step.starts == [0, 5, 8, 13, 19] and made_step.works == list(works)
-    assert made_step.now == [0] and made_step.later == [2, 3]
+    assert made_step.starts == [0, 5, 8, 13, 19, 25, 31] and made_step.works == list(works)
+    assert made_step.now == [0, 3] and made_step.later == [2, 4, 5]
 
 
 def test_a_mask_that_comes_after_all_is_sampled_with():
@@ -311,11 +313,12 @@ def test_ids_that_come_after_a_sampled_one_do_not_follow_it_unread():
     runner.sample(pending)
 
 
-def test_a_step_does_not_follow_a_draft():
+def test_the_work_of_a_row_does_not_follow_its_draft():
     runner, _ = made(queues=True)
-    joined = (join(0, [1, 2]),)
+    joined = (join(0, [1, 2]), join(1, [3]))
     runner.execute(StepPlan(0, joined=joined, work=(Work(0, 0, 3, sample=True, drafted=1, appended=pack_ids([4])),)))
-    assert not runner.follows(NEXT, {})
+    own, other = (StepPlan(1, work=(Work(row, start, 1, sample=True),)) for row, start in ((0, 3), (1, 0)))
+    assert runner.follows(other, {}) and not runner.follows(own, {})
 
 
 def test_an_adapter_is_known_once_the_executor_has_it():

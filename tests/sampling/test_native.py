@@ -335,7 +335,7 @@ def test_a_spec_is_complete():
     given = {name for name, _ in SampleRow._fields_} | {f"dry_{name}" for name, _ in Dry._fields_}
     assert names <= given
     target = SampleRow()
-    kept = fill_spec(target, SamplingSpec(logit_bias=((3, 1.0), (3, 0.5)), stop_ids=(1, 2), seed=-1), 4, 9)
+    kept = fill_spec(target, SamplingSpec(logit_bias=((3, 1.0), (3, 0.5)), stop_ids=(1, 2), seed=-1), 4)
     assert (target.num_bias, target.num_stop_ids, target.seed, target.prompt_len) == (1, 2, 2**64 - 1, 4)
     assert len(kept) >= 3
 

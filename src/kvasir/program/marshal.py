@@ -64,6 +64,7 @@ class Marshal:
         self._positions = trace.batch.positions_T
         self._scratch = 64
         self.state_bytes = 0  # of the rows' recurrent states
+        self.record_bytes = 0  # of the arrays of structures that describe a step
         self.adapters = Adapters(max_tokens)
         self.calls = NativeCalls()
         self._max_tokens, self._max_rows = max_tokens, max_rows
@@ -84,19 +85,20 @@ class Marshal:
 
     # -- structures
 
-    def program(self, states: Any, pieces: Any, results: Any, max_rows: int) -> native.ProgramStruct:
-        """The complete program structure, over the arrays that a run reads (states, pieces) and writes (results).
-        max_rows: rows of the runner."""
+    def program(self, states: Any, pieces: Any, results: Any) -> native.ProgramStruct:
+        """The complete program structure, over the arrays that a run reads (states, pieces) and writes (results)."""
         cache, s = self.cache, native.ProgramStruct()
         s.instrs, s.count = ctypes.addressof(self.instrs), len(self.instrs)
         s.chosen_from = self.lowered.chosen_from
-        s.max_tokens, s.max_chosen, s.max_rows = self._max_tokens, MAX_CHOSEN, max_rows
+        s.max_tokens, s.max_chosen, s.max_rows = self._max_tokens, MAX_CHOSEN, self._max_rows
+        s.max_sampled = sampled = len(results)
         s.groups, s.block_size = len(cache.groups), cache.block_size
         s.tokens, s.positions = self._tokens.ctypes.data, self._array(np.int64, self._max_tokens)
-        s.chosen, s.sampler_rows = self._array(np.int64, max(max_rows, MAX_CHOSEN)), self._array(np.int32, max_rows)
-        specs = (SampleRow * max_rows)()
+        s.chosen, s.sampler_rows = self._array(np.int64, max(sampled, MAX_CHOSEN)), self._array(np.int32, sampled)
+        specs = (SampleRow * sampled)()
         s.specs, s.states, s.pieces, s.results = map(ctypes.addressof, (specs, states, pieces, results))
         self._keep.append(specs)
+        self.record_bytes = sum(map(ctypes.sizeof, (specs, states, pieces, results)))
         for g, group in enumerate(cache.groups):
             s.num_blocks[g], s.windows[g] = cache.num_blocks[g], min(0, group.kind.window) or group.kind.reach
             s.slots[g] = self._array(np.int64, self._max_tokens)

@@ -28,9 +28,9 @@ class Program:
     collectives with the other ranks in its steps, so their programs must run at the same time.
 
     max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
-    positions with rope angles. apart: see native.ThreadPool. hooks: called in the middle of a step. pool: the threads
-    of another program, whose steps never run at the same time; without it the program has its own. vocab: width of the
-    logits, 0 without.
+    positions with rope angles. max_drafted: drafted ids of a piece. apart: see native.ThreadPool. hooks: called in the
+    middle of a step. pool: the threads of another program, whose steps never run at the same time; without it the
+    program has its own. vocab: width of the logits, 0 without.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Program:
         max_rows: int,
         max_positions: int,
         threads: int,
+        max_drafted: int = 0,
         apart: bool = False,
         pin: bool = False,
         hooks: Hooks = NO_HOOKS,
@@ -56,11 +57,11 @@ class Program:
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self._records = native.records(self.pieces, native.Piece)
-        self.results = (SampledStruct * max_rows)()
+        self.results = (SampledStruct * min(max_tokens, max_rows * (1 + max_drafted)))()
         self.marshal = Marshal(
             self.memory, self.lowered, trace, cache, threads, max_tokens, max_rows, max_positions, hooks
         )
-        self.struct = self.marshal.program(self.states, self.pieces, self.results, max_rows)
+        self.struct = self.marshal.program(self.states, self.pieces, self.results)
         self.vocab = self.marshal.vocab
         self.types = self.marshal.types
         self.names = [
@@ -80,6 +81,8 @@ class Program:
             state.ids, state.max_ids = rows.ids[i, ahead:].ctypes.data, rows.ids.shape[1] - ahead
             for group, table in enumerate(rows.tables):
                 state.tables[group], state.table_blocks = table[i].ctypes.data, table.shape[1]
+        self._dry_room = np.empty((self.pool.threads, rows.ids.shape[1]), np.int32)
+        self.struct.dry_room, self.struct.dry_ids = self._dry_room.ctypes.data, self._dry_room.shape[1]
 
     # -- a step
 
@@ -139,8 +142,8 @@ class Program:
 
     def left_logits(self, count: int) -> np.ndarray:
         """The logits that the last run computed, float32 [count, vocabulary]: of the sampled pieces in their order,
-        then of those with PIECE_LOGITS. Correct only if the run chose at most MAX_CHOSEN rows; valid until the next
-        call."""
+        then of those with PIECE_LOGITS, 1 + drafted rows of each. Correct only if the run chose at most MAX_CHOSEN
+        rows; valid until the next call."""
         assert count <= MAX_CHOSEN
         return self.memory.view(self._logits_buffer, count)
 
@@ -177,8 +180,9 @@ class Program:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its buffers, without the rope angles, whose size depends on the number of positions."""
-        return self.memory.num_bytes + self.marshal.state_bytes
+        """Bytes of its buffers, without those whose size depends on the number of positions: the rope angles, and DRY's
+        int32 for each thread and position."""
+        return self.memory.num_bytes + self.marshal.state_bytes + self.marshal.record_bytes
 
 
 def _describe(instruction: Instruction) -> str:

@@ -3,31 +3,32 @@
 Speculative decoding (Leviathan et al., ICML 2023) accepts drafted ids with a probability that keeps the target's
 distribution. Here a drafted id is accepted exactly if the sampler draws it at its position. The draw is a function of
 the logits, the ids before it, the seed and the position, so the results are the same as without drafts.
+
+A position's ids include the drafted ones before it, so all positions can be sampled at once; what follows the first
+mismatch is dropped. Only a sampler with a carry must sample them one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from kvasir.plan import Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.rows import Row
 
+MAX_DRAFTED = 16  # ids of a row in a step, as in engine.build
+
 Draw = Callable[[int, int, bytes | None, bytes], Taken]
 
 
-def along(work: Work, row: Row, mask: bytes | None, draw: Draw) -> Taken:
-    """Samples after the last known id, and after each drafted id as long as the draft matches. mask: concatenated
-    masks of equal length, one per position. draw(i, known, mask, carry): samples from the i-th of the work's last
-    1 + drafted token rows, after the first `known` ids of the row.
+def accepted(work: Work, row: Row, found: Iterable[Taken]) -> Taken:
+    """What a work has sampled. found: results after the last known id and after each drafted id, of which no more are
+    taken than up to the first mismatch.
 
     An error at a drafted id ends the draft before it: the next step meets the error again.
     """
-    size = len(mask) // (work.drafted + 1) if mask is not None else 0
-    tokens, entries, carry = [], [], row.carry
-    for i in range(work.drafted + 1):
-        known = row.known - work.drafted + i
-        taken = draw(i, known, mask[i * size :][:size] if mask is not None else None, carry)
+    tokens, entries, carry, first = [], [], row.carry, work.end - work.drafted
+    for position, taken in enumerate(found, first):
         if taken.error:
             if tokens:
                 break
@@ -35,6 +36,28 @@ def along(work: Work, row: Row, mask: bytes | None, draw: Draw) -> Taken:
         tokens += taken.tokens
         entries += taken.logprobs
         carry = taken.carry
-        if known < row.known and row.ids[known] != tokens[-1]:
+        if position < work.end and row.ids[position] != tokens[-1]:
             break
     return Taken(tuple(tokens), tuple(entries), carry)
+
+
+def along(work: Work, row: Row, mask: bytes | None, draw: Draw) -> Taken:
+    """Samples one position after another, as long as the draft matches. mask: see `masks_of`. draw(i, known, mask,
+    carry): samples from the i-th of the work's last 1 + drafted token rows, after the first `known` ids of the row."""
+
+    def found() -> Iterator[Taken]:
+        carry = row.carry
+        for i, one in enumerate(masks_of(work, mask)):
+            taken = draw(i, work.end - work.drafted + i, one, carry)
+            yield taken
+            carry = taken.carry
+
+    return accepted(work, row, found())
+
+
+def masks_of(work: Work, mask: bytes | None) -> list[bytes | None]:
+    """The mask of each position. mask: theirs, concatenated, of equal length; None for none."""
+    if mask is None:
+        return [None] * (1 + work.drafted)
+    size = len(mask) // (1 + work.drafted)
+    return [mask[i * size : (i + 1) * size] for i in range(1 + work.drafted)]

@@ -29,13 +29,13 @@ _TILE = 32  # token rows whose log-probabilities are read at a time
 
 @dataclass(slots=True)
 class Results:
-    """Results of a step. logits: float32 [S, V], works of `ExecutorStep.now`, then of `ExecutorStep.later`. taken: in
-    the order of `ExecutorStep.now`. The dictionaries are by place in the step."""
+    """Results of a step. logits: float32 [n, V], of the last 1 + drafted token rows of the works of `ExecutorStep.now`,
+    then of `ExecutorStep.later`. taken: in the order of `ExecutorStep.now`. The dictionaries are by place in the step.
+    """
 
     logits: Tensor | None = None
     taken: list[Taken] = field(default_factory=list)
     read: dict[int, tuple[tuple[Entry, ...], str]] = field(default_factory=dict)
-    drafted: dict[int, Tensor] = field(default_factory=dict)  # [1 + drafted, V], of the last known id and of the draft
     pooled: dict[int, np.ndarray] = field(default_factory=dict)
     hidden: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     saved: tuple[Exported, ...] = ()
@@ -120,14 +120,10 @@ class EagerExecutor:
                 )
             for name in work.want_hidden:
                 found.hidden[at, name] = batch.output(at, name)
-        if chosen := [*step.now, *step.later]:
-            last = torch.tensor([step.starts[at + 1] - 1 for at in chosen], device=hidden_TD.device)
-            found.logits = logits = self.model.logits(hidden_TD[last])
-            found.taken = self.take(logits[: len(step.now)], [step.works[at] for at in step.now])
-        for at, work in enumerate(step.works):
-            if work.drafted:
-                end = step.starts[at + 1]
-                found.drafted[at] = self.model.logits(hidden_TD[end - 1 - work.drafted : end])[: work.drafted + 1]
+        if chosen := [n for at in (*step.now, *step.later) for n in _sampled(step, at)]:
+            found.logits = logits = self.model.logits(hidden_TD[torch.tensor(chosen, device=hidden_TD.device)])
+            now = [step.works[at] for at in step.now]
+            found.taken = self.take(logits[: sum(1 + work.drafted for work in now)], now)
 
     def _source(self, batch: Batch, hidden_TD: Tensor, task: str) -> Tensor:
         """The rows that a task is pooled from."""
@@ -143,16 +139,11 @@ class EagerExecutor:
         return host_sampling.read(self.rows[work.row], work, _TILE, entries)
 
     @torch.inference_mode()
-    def take(self, logits_SV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
-        """Samples one id from each row of logits."""
+    def take(self, logits_nV: Tensor, works: Sequence[Work], masks: Sequence[bytes | None] = ()) -> list[Taken]:
+        """Samples for works. logits_nV: of the last 1 + drafted token rows of each."""
         return host_sampling.take(
-            logits_SV, [self.rows[work.row] for work in works], works, masks or [None] * len(works)
+            logits_nV, [self.rows[work.row] for work in works], works, masks or [None] * len(works)
         )
-
-    @torch.inference_mode()
-    def take_along(self, logits_nV: Tensor, work: Work, mask: bytes | None) -> Taken:
-        """Samples along a draft. logits_nV: of the last known id and of the drafted ids."""
-        return host_sampling.take_along(logits_nV, self.rows[work.row], work, mask)
 
     def submit(self, *call: Any) -> Future:
         return self._thread.submit(*call)
@@ -184,16 +175,12 @@ class EagerHandle:
 
     def draw(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
         """Samples the works at these places; runs on the thread."""
-        results, works = self.future.result(), self.step.works
-        by_place, plain = dict(zip(at, masks, strict=True)), [i for i in at if not works[i].drafted]
-        found = {i: self.executor.take_along(results.drafted[i], works[i], by_place[i]) for i in at if works[i].drafted}
-        if plain:
-            assert results.logits is not None
-            place = {at: i for i, at in enumerate((*self.step.now, *self.step.later))}
-            rows = torch.tensor([place[i] for i in plain], device=results.logits.device)
-            given = [works[i] for i in plain], [by_place[i] for i in plain]
-            found.update(zip(plain, self.executor.take(results.logits[rows], *given), strict=True))
-        return [found[i] for i in at]
+        logits, step = self.future.result().logits, self.step
+        assert logits is not None
+        chosen = (n for i in (*step.now, *step.later) for n in _sampled(step, i))
+        place = {n: at for at, n in enumerate(chosen)}
+        rows = torch.tensor([place[n] for i in at for n in _sampled(step, i)], device=logits.device)
+        return self.executor.take(logits[rows], [step.works[i] for i in at], masks)
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
         return self.future.result().read[at]
@@ -206,6 +193,12 @@ class EagerHandle:
 
     def saved(self) -> tuple[memoryview, ...]:
         return wait_all(self.future.result().saved)
+
+
+def _sampled(step: ExecutorStep, at: int) -> range:
+    """The token rows after which a work is sampled."""
+    end = step.starts[at + 1]
+    return range(end - 1 - step.works[at].drafted, end)
 
 
 def _host(rows: Tensor) -> np.ndarray:

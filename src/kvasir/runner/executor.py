@@ -38,8 +38,9 @@ class ExecutorStep:
     and `works`: the plan's works whose rows are sound. Without `Executor.columns` the plan has no decodes.
 
     starts: the first token row of each work, then the total number of token rows. now: places of the works that are
-    sampled with the forward. later: places of the works that are sampled by `Handle.take` (masked or drafted), whose
-    logits are kept.
+    sampled with the forward. later: places of the works that are sampled by `Handle.take`: those that will have a mask,
+    and those with a draft that may have one or whose sampler has a carry. A work with a draft is sampled after each of
+    its last 1 + drafted token rows (`drafts.accepted`).
     """
 
     plan: StepPlan

@@ -16,6 +16,7 @@ from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
+from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import ProgramDraft
 from kvasir.runner.proposals import LAG
@@ -53,6 +54,7 @@ def footprint_of(
         samplers = (_SAMPLING * MAX_CHOSEN + sampled + drawn) * _FLOAT * model.config.vocab_size
         if has_program:
             buffers = _program(loaded, tokens, rows, threads, block_size, kv_dtype)
+            gathered = _FLOAT * threads  # DRY's numbers
         else:
             buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
             gathered = max(_SCORES * _FLOAT * kind.width for kind in loaded.layout.kinds)
@@ -72,7 +74,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
     layout = loaded.layout
     cache = NativeCache(layout, [1] * len(layout.groups), block_size, kv_dtype)
     sizes: dict[str, Any] = {"max_tokens": tokens, "max_rows": rows, "max_positions": 1}
-    program = Program(loaded.trace, cache.of(TARGET), **sizes, threads=threads)
+    program = Program(loaded.trace, cache.of(TARGET), **sizes, threads=threads, max_drafted=MAX_DRAFTED)
     try:
         if loaded.draft is None:
             return program.num_bytes

@@ -102,18 +102,17 @@ class GraphSampler:
         """Samples `step.now`."""
         found = Sampling([], {}, {})
         here = [at for at in step.now if not self._on_device(step.works[at])]
-        for part in self._parts([at for at in step.now if at not in here] if here else step.now):
+        for part in self._parts(step, [at for at in step.now if at not in here] if here else step.now):
             found.drawn.append(drawn := self._draw(step, part, [None] * len(part)))
             for row in drawn.rows:
                 row.append(0)  # until `collect`
         if here:
             self.collect()
-        for part in self._parts(here):
+        for part in self._parts(step, here):
             works = [step.works[at] for at in part]
             found.before.update((at, self._row(work).carry) for at, work in zip(part, works, strict=True))
-            sampled = host_sampling.take(
-                self._last_logits(step, part).cpu(), [self._row(work) for work in works], works, [None] * len(works)
-            )
+            logits = self._logits(step, part).cpu()
+            sampled = host_sampling.take(logits, [self._row(work) for work in works], works, [None] * len(works))
             found.taken.update(zip(part, sampled, strict=True))
             self._write(works, sampled)
         return found
@@ -124,7 +123,7 @@ class GraphSampler:
         """Samples works with their masks. What `sample` has sampled, in `found`, is replaced."""
         mask_of, masked = dict(zip(places, masks, strict=True)), Sampling([], {}, {})
         there = [at for at in places if self._on_device(step.works[at])]
-        for part in self._parts(there):
+        for part in self._parts(step, there):
             masked.drawn.append(drawn := self._draw(step, part, [mask_of[at] for at in part]))
             for at, row in zip(part, drawn.rows, strict=True):
                 if at not in step.now:
@@ -164,17 +163,28 @@ class GraphSampler:
     def _on_device(self, work: Work) -> bool:
         return not work.drafted and not reason(self._row(work).spec)
 
-    def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
-        size = self._replays.max_chosen
-        return [places[begin : begin + size] for begin in range(0, len(places), size)]
+    def _parts(self, step: ExecutorStep, places: Sequence[int]) -> list[list[int]]:
+        """Works whose logits are computed at a time."""
+        parts: list[list[int]] = []
+        room = 0
+        for at in places:
+            count = 1 + step.works[at].drafted
+            if count > room:
+                parts.append([])
+                room = self._replays.max_chosen
+            parts[-1].append(at)
+            room -= count
+        return parts
 
-    def _last_logits(self, step: ExecutorStep, places: Sequence[int]) -> Tensor:
-        return self.logits([step.starts[at + 1] - 1 for at in places])
+    def _logits(self, step: ExecutorStep, places: Sequence[int]) -> Tensor:
+        """Of the last 1 + drafted token rows of each work."""
+        ends = ((step.starts[at + 1], step.works[at].drafted) for at in places)
+        return self.logits([n for end, drafted in ends for n in range(end - 1 - drafted, end)])
 
     def _draw(self, step: ExecutorStep, places: Sequence[int], masks: Sequence[bytes | None]) -> Drawn:
         """Starts to sample works on the device."""
         draws, writer, works = self._draws, self._rows.writer, [step.works[at] for at in places]
-        self._last_logits(step, places)
+        self._logits(step, places)
         bucket = bucket_of(len(works), self._replays.max_chosen)
         level = draws.level([work.row for work in works], masked=any(mask is not None for mask in masks))
         for i, mask in enumerate(masks):
@@ -192,12 +202,8 @@ class GraphSampler:
 
     def _sample_here(self, step: ExecutorStep, at: int, mask: bytes | None) -> Taken:
         """Samples a work on the host, along its draft if it has one."""
-        work, end = step.works[at], step.starts[at + 1]
-        row, logits = self._row(work), self.logits(range(end - 1 - work.drafted, end)).cpu()
-        if work.drafted:
-            found = host_sampling.take_along(logits, row, work, mask)
-        else:
-            [found] = host_sampling.take(logits, [row], [work], [mask])
+        work, logits = step.works[at], self._logits(step, [at]).cpu()
+        [found] = host_sampling.take(logits, [self._row(work)], [work], [mask])
         self._write([work], [found])
         return found
 

@@ -15,7 +15,7 @@ from kvasir.layers.kv_layout import cache_groups
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.compiling import Progress
 from kvasir.plan import Capacity
-from kvasir.runner.graph_memory import MAX_DRAFTED
+from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_graph import make_executor
 

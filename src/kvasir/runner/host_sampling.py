@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 
 import numpy as np
 from torch import Tensor
 
 from kvasir.plan import Work
-from kvasir.runner.drafts import along
+from kvasir.runner.drafts import accepted, along, masks_of
 from kvasir.runner.executor import Entry, Taken
 from kvasir.runner.rows import Row
 from kvasir.sampling.rows import BadLogits, RowContext, Sampled
 from kvasir.sampling.sampler import sample
 
 
-def take(logits_SV: Tensor, rows: Sequence[Row], works: Sequence[Work], masks: Sequence[bytes | None]) -> list[Taken]:
-    """Samples one id from each row of logits."""
-    given = zip(rows, works, masks, strict=True)
-    contexts = [_context(row, mask, work.end, row.carry) for row, work, mask in given]
-    return [taken(found) for found in sample(logits_SV, contexts)] if contexts else []
+def take(logits_nV: Tensor, rows: Sequence[Row], works: Sequence[Work], masks: Sequence[bytes | None]) -> list[Taken]:
+    """Samples for works. logits_nV: of each work's last 1 + drafted token rows, one work after another."""
+    ends = list(accumulate((1 + work.drafted for work in works), initial=0))
+    carrying = {i for i, work in enumerate(works) if work.drafted and rows[i].spec.carries}
+    at_once = [i for i in range(len(works)) if i not in carrying]
+    contexts = [
+        _context(rows[i], mask, works[i].end - works[i].drafted + at, rows[i].carry)
+        for i in at_once
+        for at, mask in enumerate(masks_of(works[i], masks[i]))
+    ]
+    chosen = logits_nV[[n for i in at_once for n in range(ends[i], ends[i + 1])]] if carrying else logits_nV
+    found = map(taken, sample(chosen, contexts) if contexts else ())
+    return [
+        _take_along(logits_nV[ends[i] : ends[i + 1]], rows[i], work, masks[i])
+        if i in carrying
+        else accepted(work, rows[i], list(islice(found, 1 + work.drafted)))
+        for i, work in enumerate(works)
+    ]
 
 
-def take_along(logits_nV: Tensor, row: Row, work: Work, mask: bytes | None) -> Taken:
+def _take_along(logits_nV: Tensor, row: Row, work: Work, mask: bytes | None) -> Taken:
     """Samples along a draft. logits_nV: of the last known id and of the drafted ids."""
 
     def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:

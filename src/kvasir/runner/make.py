@@ -55,8 +55,9 @@ def make_runner(
         "max_positions": capacity.max_model_len + 1,
     }
     program = Program(
-        loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, apart=config.overlap, pin=config.pin
-    )
+        loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, max_drafted=capacity.max_drafted,
+        apart=config.overlap, pin=config.pin,
+    )  # fmt: skip
     grade = selftest.run_program(program)
     proposer = None
     if loaded.draft:

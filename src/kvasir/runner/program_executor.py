@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.native import records
 from kvasir.program.program import Program
 from kvasir.runner.blocks import move_blocks, wait_all
-from kvasir.runner.drafts import along
+from kvasir.runner.drafts import accepted, along, masks_of
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.native import (
@@ -36,6 +36,15 @@ from kvasir.sampling.native import (
     next_carry,
 )
 from kvasir.sampling.rows import BadLogits
+
+
+class Position(NamedTuple):
+    """What to sample: the id after the first `known` ids of a row."""
+
+    row: Row
+    known: int
+    mask: bytes | None
+    carry: bytes
 
 
 class ProgramExecutor:
@@ -67,7 +76,7 @@ class ProgramExecutor:
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
         state.adapter, state.reached = row.adapter, 0
-        self._kept[join.row] = [*fill_spec(state.spec, row.spec, row.prompt_len, len(row.ids))]
+        self._kept[join.row] = [*fill_spec(state.spec, row.spec, row.prompt_len)]
 
     def settle(self) -> None:
         self.program.settle()
@@ -75,12 +84,13 @@ class ProgramExecutor:
     def start(self, step: ExecutorStep) -> ProgramHandle:
         saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.plan.decodes)
-        sampled = first + len(step.now) + len(step.later)
-        kept = PIECE_LOGITS * (sampled <= MAX_CHOSEN)  # else the buffer could not hold all logits
+        kept = PIECE_LOGITS * (_chosen(step) <= MAX_CHOSEN)  # else the buffer could not hold all logits
+        flags = dict.fromkeys(step.now, PIECE_SAMPLE) | dict.fromkeys(step.later, kept)
         end = self._decode(step.plan.decodes) if step.plan.decodes else 0
-        for at, work in enumerate(works, first):
-            piece = pieces[at]
-            piece.row, piece.flags, piece.start, piece.count = work.row, _flags(work, kept), work.start, work.count
+        for at, work in enumerate(works):
+            piece = pieces[first + at]
+            piece.flags = flags.get(at, 0) | PIECE_BIDIRECTIONAL * work.indivisible
+            piece.row, piece.start, piece.count, piece.drafted = work.row, work.start, work.count, work.drafted
             end = max(end, work.end)
             if work.sample and (row := self.rows[work.row]).spec.carries:
                 fill_carry(self.program.states[work.row].spec, row.spec, row.carry)
@@ -100,7 +110,7 @@ class ProgramExecutor:
         """Fills the first pieces with the decodes; returns their greatest end."""
         pieces, starts = self._pieces[: len(decodes)], np.frombuffer(decodes.starts, np.int32)
         pieces["row"], pieces["start"] = np.frombuffer(decodes.rows, np.int32), starts
-        pieces["flags"], pieces["count"] = PIECE_SAMPLE, 1
+        pieces["flags"], pieces["count"], pieces["drafted"] = PIECE_SAMPLE, 1, 0
         return int(starts.max()) + 1
 
     def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
@@ -119,16 +129,14 @@ class ProgramExecutor:
     def sampler(self) -> NativeSampler:
         return NativeSampler(self.program.vocab, self.program.pool)
 
-    def take(self, logits: np.ndarray, works: Sequence[Work], masks: Sequence[bytes | None]) -> Iterator[Taken]:
+    def take(self, logits: np.ndarray, positions: Sequence[Position]) -> list[Taken]:
         """Samples one id from each row of logits."""
-        specs = (SampleRow * len(works))()
-        for spec_at, (work, mask) in enumerate(zip(works, masks, strict=True)):
-            specs[spec_at] = self.program.states[work.row].spec  # a copy
-            row = self.rows[work.row]
-            _complete(specs[spec_at], row, mask, row.known, row.carry)
-        for found, work in zip(self.sampler.run(logits, specs), works, strict=True):
-            row = self.rows[work.row]
-            yield self.taken(found, row, row.carry)
+        specs = (SampleRow * len(positions))()
+        for i, position in enumerate(positions):
+            specs[i] = self.program.states[position.row.number].spec  # a copy
+            _complete(specs[i], position)
+        results = zip(self.sampler.run(logits, specs), positions, strict=True)
+        return [self.taken(found, position.row, position.carry) for found, position in results]
 
     def taken(self, found: SampledStruct, row: Row, carry: bytes) -> Taken:
         if found.error:
@@ -158,43 +166,50 @@ class ProgramHandle:
         return found["token"], {place: SAMPLE_ERRORS[int(found["error"][place])] for place in failed}
 
     def taken(self) -> list[Taken]:
-        executor, works, first = self.executor, self.step.works, len(self.step.plan.decodes)
-        found = ((executor.program.results[place], at) for place, at in enumerate(self.step.now, first))
-        rows = ((sampled, executor.rows[works[at].row]) for sampled, at in found)
-        return [executor.taken(sampled, row, row.carry) for sampled, row in rows]
+        executor, first, taken = self.executor, len(self.step.plan.decodes), []
+        for work in (self.step.works[at] for at in self.step.now):
+            row, end = executor.rows[work.row], first + 1 + work.drafted
+            found = (executor.taken(executor.program.results[i], row, row.carry) for i in range(first, end))
+            taken.append(accepted(work, row, found) if work.drafted else next(found))
+            first = end
+        return taken
 
     def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
         return False
 
     def take(self, at: Sequence[int], masks: Sequence[bytes | None]) -> list[Taken]:
-        by_place = dict(zip(at, masks, strict=True))
-        drafted = [place for place in at if self.step.works[place].drafted]
-        found: dict[int, Taken] = {}
-        for part, logits in self.logits_of([place for place in at if place not in drafted]):
-            works = [self.step.works[place] for place in part]
-            taken = self.executor.take(logits, works, [by_place[place] for place in part])
-            found.update(zip(part, taken, strict=True))
-        # Last, because computing their logits overwrites the logits that the run left.
-        found.update((place, self._along(place, by_place[place])) for place in drafted)
-        return [found[place] for place in at]
+        executor, works, mask_of = self.executor, self.step.works, dict(zip(at, masks, strict=True))
+        rows = {place: executor.rows[works[place].row] for place in at}
+        carrying = [place for place in at if works[place].drafted and rows[place].spec.carries]
+        wanted: dict[tuple[int, int], Position] = {}
+        for place in mask_of.keys() - set(carrying):
+            row, first = rows[place], works[place].end - works[place].drafted
+            for i, mask in enumerate(masks_of(works[place], mask_of[place])):
+                wanted[place, i] = Position(row, first + i, mask, row.carry)
+        found: dict[tuple[int, int], Taken] = {}
+        for part, logits in self.logits_of([*wanted]):
+            found.update(zip(part, executor.take(logits, [wanted[one] for one in part]), strict=True))
+        taken = {place: self._along(place, mask_of[place]) for place in carrying}
+        for place in mask_of.keys() - set(carrying):
+            ids = (found[place, i] for i in range(1 + works[place].drafted))
+            taken[place] = accepted(works[place], rows[place], ids)
+        return [taken[place] for place in at]
 
     def _along(self, place: int, mask: bytes | None) -> Taken:
         executor, work = self.executor, self.step.works[place]
-        row, end = executor.rows[work.row], self.step.starts[place + 1]
-        logits = executor.program.logits_of(range(end - 1 - work.drafted, end))
+        row, parts = executor.rows[work.row], self.logits_of([(place, i) for i in range(1 + work.drafted)])
+        logits = (part[i : i + 1] for places, part in parts for i in range(len(places)))
 
         def draw(i: int, known: int, mask: bytes | None, carry: bytes) -> Taken:
-            specs = (SampleRow * 1)(executor.program.states[work.row].spec)
-            _complete(specs[0], row, mask, known, carry)
-            [found] = executor.sampler.run(logits[i : i + 1], specs)
-            return executor.taken(found, row, carry)
+            [found] = executor.take(next(logits), [Position(row, known, mask, carry)])
+            return found
 
         return along(work, row, mask, draw)
 
-    def logits_of(self, at: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Places of works with the logits of their last token rows: contiguous slices of the buffer if the run left
-        them there, otherwise computed again."""
-        program, left, open_ = self.executor.program, self._left(), list(at)
+    def logits_of(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[list[tuple[int, int]], np.ndarray]]:
+        """The logits of (place, i): of the i-th of a work's last 1 + drafted token rows. Slices of the buffer
+        if the run left them there, otherwise computed again; those of a part are then valid until the next."""
+        program, left, open_ = self.executor.program, self._left(), list(wanted)
         while open_:
             count = 1
             if left:
@@ -205,14 +220,19 @@ class ProgramHandle:
                 logits = program.left_logits(first + count)[first:]
             else:
                 count = min(len(open_), MAX_CHOSEN)
-                logits = program.logits_of([self.step.starts[place + 1] - 1 for place in open_[:count]])
+                logits = program.logits_of([self._token_row(*one) for one in open_[:count]])
             yield open_[:count], logits
             open_ = open_[count:]
 
-    def _left(self) -> dict[int, int]:
-        """The buffer index of each place's logits; empty if the step's logits exceeded the buffer."""
-        chosen, first = (*self.step.now, *self.step.later), len(self.step.plan.decodes)
-        return {place: at for at, place in enumerate(chosen, first)} if first + len(chosen) <= MAX_CHOSEN else {}
+    def _token_row(self, place: int, i: int) -> int:
+        return self.step.starts[place + 1] - 1 - self.step.works[place].drafted + i
+
+    def _left(self) -> dict[tuple[int, int], int]:
+        """The buffer index of each sampled or kept row; empty if the step's rows exceeded the buffer."""
+        if _chosen(self.step) > MAX_CHOSEN:
+            return {}
+        chosen = ((at, i) for at in (*self.step.now, *self.step.later) for i in range(1 + self.step.works[at].drafted))
+        return {one: index for index, one in enumerate(chosen, len(self.step.plan.decodes))}
 
     def read(self, at: int) -> tuple[tuple[Entry, ...], str]:
         work, first = self.step.works[at], self.step.starts[at]
@@ -242,15 +262,16 @@ class ProgramHandle:
         return self.blocks
 
 
-def _complete(target: SampleRow, row: Row, mask: bytes | None, known: int, carry: bytes) -> None:
-    """Sets the fields that change from step to step. mask: must live as long as the target is used."""
-    fill_carry(target, row.spec, carry)
-    target.ids, target.num_ids, target.position = row.ids.ctypes.data, known, known
-    if mask is not None:
-        words = np.frombuffer(mask, np.int32)
+def _chosen(step: ExecutorStep) -> int:
+    """How many rows of logits a step samples from or keeps."""
+    return len(step.plan.decodes) + sum(1 + step.works[at].drafted for at in (*step.now, *step.later))
+
+
+def _complete(target: SampleRow, position: Position) -> None:
+    """Sets the fields that change from step to step. The position's mask must live as long as the target is used."""
+    row = position.row
+    fill_carry(target, row.spec, position.carry)
+    target.ids, target.num_ids, target.position = row.ids.ctypes.data, position.known, position.known
+    if position.mask is not None:
+        words = np.frombuffer(position.mask, np.int32)
         target.mask, target.mask_words = words.ctypes.data, len(words)
-
-
-def _flags(work: Work, kept: int) -> int:
-    sampling = (kept if work.masked or work.drafted else PIECE_SAMPLE) if work.sample else 0
-    return sampling | PIECE_BIDIRECTIONAL * work.indivisible

@@ -105,9 +105,13 @@ class Runner:
         if not self.executor.queues or (under_way := self._under_way) is None:
             return False
         step = under_way.step
-        sampled = {step.works[at].row for at in (*step.now, *step.later)}
+        works = [step.works[at] for at in (*step.now, *step.later)]
+        sampled = {work.row for work in works}
         if any(work.appended and work.row in sampled for work in plan.work):
             return False  # these ids come after one that is not known here yet
+        drafted = {work.row for work in works if work.drafted}
+        if drafted and any(work.row in drafted for work in plan.works):
+            return False  # what of the draft is known is not known here yet
         if not under_way.settled:
             if masks is None:
                 guided = any(under_way.rows[at].spec.guided for at in step.now)
@@ -130,7 +134,9 @@ class Runner:
                 continue
             assert work.start + work.count <= row.known + ahead, "work on tokens after the last known one"
             if work.sample:
-                (later if work.masked or work.drafted else now).append(len(works))
+                # With a carry, positions are sampled one after another; after sampling, a row may lack its draft.
+                apart = work.masked or (work.drafted and (row.spec.carries or row.spec.guided))
+                (later if apart else now).append(len(works))
             works.append(work)
             starts.append(starts[-1] + work.count)
         return ExecutorStep(plan, works, starts, now, later), faults

@@ -47,7 +47,6 @@ class Dry(Structure):
         ("heads", c_void_p),
         ("head_words", c_int64),
         ("sequences", IdLists),
-        ("room", c_void_p),
     )
 
 
@@ -105,6 +104,8 @@ class SampleArgs(Structure):
         ("specs", c_void_p),
         ("results", c_void_p),
         ("scratch", c_void_p),
+        ("dry_room", c_void_p),
+        ("dry_ids", c_int64),
     )
 
 
@@ -121,11 +122,11 @@ class PoolHandle(Protocol):
 SAME_NAMES = (*(row.name for row in NATIVE), "min_tokens", "logprobs")
 
 
-def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: int) -> list[np.ndarray]:
+def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int) -> list[np.ndarray]:
     """Writes a spec to the structure that the kernels read; returns the arrays that must outlive the structure.
 
-    max_ids: the maximum number of ids that the row will have. Does not set position, ids, num_ids and carry, which
-    change at each step. Raises ValueError if the spec asks for more log-probabilities than the kernel supports.
+    Does not set position, ids, num_ids and carry, which change at each step. Raises ValueError if the spec asks for
+    more log-probabilities than the kernel supports.
     """
     if max(spec.logprobs, spec.prompt_logprobs) > MAX_LOGPROBS:
         raise ValueError(f"the native sampler gives {MAX_LOGPROBS} log-probabilities at most, requested by {spec}")
@@ -139,20 +140,18 @@ def fill_spec(target: SampleRow, spec: SamplingSpec, prompt_len: int, max_ids: i
     target.bias_ids, target.bias, target.num_bias = ids.ctypes.data, values.ctypes.data, len(ids)
     target.mask, target.mask_words, target.given = None, 0, 0
     kept = [stop, ids, values, *_fill_lists(target.bad_words, [_exact(word) for word in spec.bad_words])]
-    return kept + _fill_dry(target.dry, spec, max_ids)
+    return kept + _fill_dry(target.dry, spec)
 
 
-def _fill_dry(target: Dry, spec: SamplingSpec, max_ids: int) -> list[np.ndarray]:
+def _fill_dry(target: Dry, spec: SamplingSpec) -> list[np.ndarray]:
     if not dry.is_on(spec):
         return []
     breakers = np.frombuffer(spec.dry_breakers, "<i4")
-    last_n = spec.dry_penalty_last_n
-    room = np.empty(min(max_ids, last_n) if last_n > 0 else max_ids, np.int32)
-    target.breakers, target.breaker_words, target.room = breakers.ctypes.data, len(breakers), room.ctypes.data
+    target.breakers, target.breaker_words = breakers.ctypes.data, len(breakers)
     sequences = sorted({_exact(sequence) for sequence in spec.dry_breaker_sequences if sequence})
     heads = _bits([sequence[0] for sequence in sequences if sequence[0] >= 0])
     target.heads, target.head_words = heads.ctypes.data, len(heads)
-    return [breakers, room, heads, *_fill_lists(target.sequences, sequences)]
+    return [breakers, heads, *_fill_lists(target.sequences, sequences)]
 
 
 def _fill_lists(target: IdLists, lists: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
@@ -184,7 +183,9 @@ class NativeSampler:
         if not 0 < vocab <= MAX_VOCAB:
             raise ValueError(f"a vocabulary of {vocab} is empty or beyond {MAX_VOCAB}")
         self._vocab, self._pool = vocab, pool
-        self._scratch = np.empty(sample_scratch(vocab) // 8 * (pool.threads if pool else 1), np.int64)
+        self._threads = pool.threads if pool else 1
+        self._scratch = np.empty(sample_scratch(vocab) // 8 * self._threads, np.int64)
+        self._dry_room = np.empty(0, np.int32)
 
     def sample(self, logits_RV: Any, contexts: Sequence[RowContext]) -> list[rows.Sampled]:
         """As `sampler.sample`, with the same bits. logits_RV: as in `run`.
@@ -221,6 +222,9 @@ class NativeSampler:
         if logits_RV.shape != (len(specs), self._vocab):
             raise ValueError(f"logits of shape {logits_RV.shape} for {len(specs)} contexts of {self._vocab}")
         results = (SampledStruct * len(specs))()
+        dry_ids = max((spec.num_ids for spec in specs if spec.dry_multiplier), default=0)
+        if dry_ids * self._threads > len(self._dry_room):
+            self._dry_room = np.empty(2 * dry_ids * self._threads, np.int32)
         args = SampleArgs(
             logits_RV.ctypes.data,
             logits_RV.strides[0] // logits_RV.itemsize,
@@ -229,6 +233,8 @@ class NativeSampler:
             ctypes.addressof(specs),
             ctypes.addressof(results),
             self._scratch.ctypes.data,
+            self._dry_room.ctypes.data,
+            dry_ids,
         )
         _call()(ctypes.addressof(args), self._pool.address if self._pool else None)
         return results
@@ -270,7 +276,7 @@ def next_carry(found: SampledStruct, spec: SamplingSpec, carry: bytes) -> bytes:
 def _fill_row(target: SampleRow, row: RowContext) -> list[np.ndarray]:
     """Writes a row to the structure that the kernel reads; returns the arrays that must outlive the structure."""
     ids = np.ascontiguousarray(row.ids, np.int32)
-    kept = fill_spec(target, row.spec, row.prompt_len, len(ids))
+    kept = fill_spec(target, row.spec, row.prompt_len)
     fill_carry(target, row.spec, row.carry)
     target.position, target.ids, target.num_ids = row.position, ids.ctypes.data, len(ids)
     if row.mask is None:

@@ -46,6 +46,7 @@ class Piece(Structure):
         ("flags", c_int32),
         ("start", c_int64),
         ("count", c_int64),
+        ("drafted", c_int64),
         ("first", c_int64),
         ("tables", c_void_p),
         ("reached", c_int64),
