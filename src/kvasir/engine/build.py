@@ -18,7 +18,7 @@ from kvasir.plan import Capacity
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.spec.drafter import Speculator
-from kvasir.speculation import MAX_DRAFTED
+from kvasir.speculation import MAX_DRAFTED, parse
 from kvasir.types import ModelInfo, Task
 
 
@@ -31,6 +31,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     need_executor()
     from kvasir import device as devices
     from kvasir import ops
+    from kvasir.engine.drafting import with_drafter
     from kvasir.engine.tier import make_tier
     from kvasir.models.config import read_generation_config
     from kvasir.models.overrides import read_overrides
@@ -50,11 +51,14 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     compiled = partial(progress, kernels=True) if progress else None
     files = find_model(options.model, options.revision)
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
+    drafters = parse(options.speculate)
     load_options = LoadOptions(
-        options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads, overrides=overrides
-    )
+        options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads, overrides=overrides,
+        mtp=drafters.weights == "mtp",
+    )  # fmt: skip
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
+        loaded = with_drafter(loaded, drafters, options, threads, progress)
     model, dtype = loaded.model, loaded.dtype
     executor = loaded.executor
     kernels = ops.choose(device, dtype)

@@ -48,7 +48,7 @@ class SmallerModel:
             )
         self.draft_ids = np.where(shared >= 0, shared, unknown if 0 <= unknown < vocab else 0).astype(np.int32)
         self.target_ids = ids = np.full(vocab, -1, np.int32)
-        ids[shared[common]] = common
+        ids[shared[common[::-1]]] = common[::-1]  # of several, the first
 
     @property
     def context_length(self) -> int:

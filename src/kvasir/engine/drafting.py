@@ -1,0 +1,50 @@
+"""Loads the drafter with weights that the options name, if there is one, beside a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from kvasir.config import EngineOptions
+from kvasir.engine.load_text import load_text
+from kvasir.engine.progress import Progress
+from kvasir.runner.load import LoadedModel, LoadOptions
+from kvasir.runner.load_draft import load_draft, with_own_draft
+from kvasir.runner.load_head import with_head
+from kvasir.speculation import Drafters
+from kvasir.text.shared_tokens import shared_ids
+from kvasir.weights.find import find_model
+
+
+def with_drafter(
+    loaded: LoadedModel, drafters: Drafters, options: EngineOptions, threads: int, progress: Progress | None
+) -> LoadedModel:
+    """The model with its drafter, to which the options' dtype and quantization apply as well. Raises KvasirError if its
+    files, its vocabulary or the model's executor do not allow it."""
+    if not drafters.weights:
+        return loaded
+    if drafters.weights == "mtp":
+        return with_own_draft(loaded)
+    files = find_model(drafters.source)
+    how = LoadOptions(loaded.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
+    if drafters.weights == "eagle3":
+        return with_head(loaded, files, options.dtype, progress, how)
+    shared, unknown = _vocabulary(loaded, drafters, options)
+    return load_draft(loaded, files, options.dtype, progress, how, shared, unknown)
+
+
+def _vocabulary(loaded: LoadedModel, drafters: Drafters, options: EngineOptions) -> tuple[np.ndarray | None, int]:
+    """`shared` and `unknown` of load_draft. Models without tokenizers have the same ids."""
+    own, _ = load_text(options)
+    other, _ = load_text(replace(options, model=drafters.source, revision=None, tokenizer=None, chat_template=None))
+    try:
+        if own is None or other is None:
+            return None, 0
+        ids = shared_ids(own, other, loaded.model.config.vocab_size)
+        ends = (other.unk_id, *other.eos_ids)
+        return None if ids is None else np.array(ids, np.int32), next((i for i in ends if i is not None), 0)
+    finally:
+        for tokenizer in (own, other):
+            if tokenizer is not None:
+                tokenizer.close()

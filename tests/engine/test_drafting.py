@@ -1,0 +1,78 @@
+"""Engines whose drafters have weights: the options name them, and no answer depends on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvasir.errors import ConfigError, UnsupportedModel
+from kvasir.ops import native
+from tests.engine.cores import random_model
+from tests.oracle import plain, same, together
+from tests.runner.made import request, small_core
+from tests.runner.proposing import renumbered
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+def requests():
+    sampled = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 20}
+    return [request(str(i), range(5, 30 + i), seed=i, **sampled if i else {}) for i in range(3)]
+
+
+def draft_of(core) -> Any:
+    return core.runner.proposer.draft
+
+
+def test_a_draft_model_changes_no_answer(folder):
+    expected = plain(small_core(folder, "program", speculate="off"), requests())
+    core = small_core(folder, "program", speculate=f"draft={folder}", overlap=True)
+    assert core.runner.capacity.proposes and draft_of(core).target_ids is None
+    same(expected, together(core, requests()))
+    core.close()
+
+
+def test_a_draft_model_with_another_tokenizer(folder, tmp_path):
+    """Its ids are found by the tokens' bytes."""
+    import tokenizers
+
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).tolist()
+    renumbered(Path(folder), tmp_path / "other", torch.tensor(order))
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (own / name).symlink_to(Path(folder) / name)
+    texts = [f"{chr(0x4E00 + i)}" for i in range(300)]
+    for place, ids in ((own, range(300)), (other, order)):
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE({texts[i]: n for n, i in enumerate(ids)}, []))
+        backend.decoder = tokenizers.decoders.Fuse()
+        backend.save(str(place / "tokenizer.json"))
+        (place / "tokenizer_config.json").write_text(json.dumps({}))
+    core = small_core(str(own), "program", speculate=f"draft={other}")
+    assert draft_of(core).target_ids.tolist() == order
+    same(plain(small_core(folder, "program", speculate="off"), requests()), together(core, requests()))
+    core.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"executor": "eager"}, ConfigError, "eager executor does not run models that draft"),
+        ({"speculate": "mtp"}, UnsupportedModel, "Llama has no layers for multi-token prediction"),
+        ({"speculate": "eagle3=MODEL"}, UnsupportedModel, "is not a head that drafts"),
+    ],
+)
+def test_what_cannot_draft_is_named(folder, options, error, message):
+    options = {"executor": "program", "speculate": "draft=MODEL", **options}
+    options["speculate"] = options["speculate"].replace("MODEL", folder)
+    with pytest.raises(error, match=message):
+        small_core(folder, **options)
