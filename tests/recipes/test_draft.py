@@ -6,18 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from kvasir.models.mtp import MultiTokenDraft
+from kvasir.runner.load import LoadOptions, load_model
+from kvasir.runner.load_head import load_head
+from kvasir.weights.find import find_model
 from recipes.mini import data, eval, generate
 from recipes.mini.draft import answers, evaluate, folders, train, unroll
 from recipes.mini.draft.heads import Eagle3, Head, HeadConfig, Mtp
 from recipes.mini.draft.optimizers import orthogonal
 from recipes.mini.model import Mini, MiniConfig, norm, rope_tables, to_hf
 from recipes.mini.skills import TRAIN, arithmetic
+from tests.layers.parts import batch_of
+from tests.models.driver import make_cache, piece
 
 CONFIG = MiniConfig(hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32)
 VOCAB = torch.arange(3, CONFIG.vocab, 4)  # ids that the tests' EAGLE-3 head can draft
@@ -199,6 +206,50 @@ def test_an_mtp_folder_is_the_target_and_one_layer_more(target: Mini, tmp_path: 
     assert tensors[layer + "eh_proj.weight"].shape == (CONFIG.hidden, 2 * CONFIG.hidden)
     config = json.loads((tmp_path / "mtp/config.json").read_text())
     assert config == CONFIG.to_hf() | {"num_nextn_predict_layers": 1}
+
+
+@torch.inference_mode()
+def kvasirs_logits(kind: str, folder: Path, ids: list[int], taps: Tensor) -> Tensor:
+    """Kvasir's logits from the target's rows `taps` [n, X], then from each row that it carries."""
+    if kind == "mtp":
+        loaded = load_model(find_model(str(folder / "mtp")), "float32", options=LoadOptions(mtp=True))
+        assert loaded.mtp is not None
+        head, cached = MultiTokenDraft(loaded.model, loaded.mtp), loaded.mtp
+    else:
+        model = load_model(find_model(str(folder / "target")), "float32").model
+        head = cached = load_head(find_model(str(folder / "eagle3")), model, "float32").model
+    cache, blocks, found = make_cache(cached), np.arange(1, 9, dtype=np.int32), []
+    rows, start = head.join(taps), 0
+    while start < len(ids) - 1:
+        part = ids[start + 1 :][: len(rows)]  # each row's next id
+        batch = batch_of([piece(cache, part, start, blocks)], cache)
+        padded = torch.zeros(len(batch.tokens_T), rows.shape[1])
+        padded[: len(rows)] = rows
+        normed, carried = head.forward(batch.tokens_T, padded, batch)
+        found.append(head.logits(normed[len(part) - 1 : len(part)]))
+        rows, start = carried[len(part) - 1 : len(part)], start + len(part)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_kvasir_reads_a_head_as_the_recipe_means_it(kind: str, target: Mini, tmp_path: Path):
+    folders.write(target, tmp_path / "target", eval.FOLDER)
+    made = drafter(kind, target)
+    assert isinstance(made, Head)
+    folders.write(shaken(made), tmp_path / kind, eval.FOLDER)
+    rounded = folders.read(tmp_path / "target", target)
+    assert isinstance(rounded, Mini)
+    head = folders.read(tmp_path / kind, rounded)
+    assert isinstance(head, Head)
+    ids = torch.randint(CONFIG.vocab, (1, 12), generator=torch.Generator().manual_seed(2))
+    batch = data.Batch(ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
+    with torch.no_grad():
+        rows = unroll.target_rows(rounded, batch)
+        anchor = torch.tensor([[8]])
+        found = [head.logits(x)[0] for x in head.unroll(rounded.embed, ids, batch.docs, rows, anchor, 3)]
+        taps = rounded.finish(rows[-1]) if kind == "mtp" else torch.cat([rows[i] for i in head.aux], -1)
+    theirs = kvasirs_logits(kind, tmp_path, ids[0].tolist(), taps[0, :9])
+    torch.testing.assert_close(theirs, torch.cat(found), atol=2e-3, rtol=2e-3)
 
 
 # --- training ---
