@@ -238,7 +238,7 @@ class StepResult:
     """The results of the plan's `work`, and the bytes of its `saves`, in their orders.
 
     decoded: the ids sampled for the plan's `decodes`, packed, -1 for each row that failed. failed: the results of the
-    failed rows.
+    failed rows. proposing: seconds spent on `Work.propose`.
     """
 
     step: int
@@ -246,6 +246,7 @@ class StepResult:
     saved: tuple[Bytes, ...] = ()
     decoded: bytes = b""
     failed: tuple[RowResult, ...] = ()
+    proposing: float = 0.0
 
     def of(self, plan: StepPlan) -> tuple[RowResult, ...]:
         """The results of the plan's `works`."""

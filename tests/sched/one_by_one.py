@@ -28,6 +28,15 @@ class OneByOne:
     def propose(self, asked: Seq[Asked], budget: int) -> list[Seq[int]]:
         return [self.guess(seq, most) for seq, most in asked]
 
+    def asks(self, seq: Sequence, most: int) -> int:
+        return 0
+
+    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
+        pass
+
+    def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
+        pass
+
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         pass
 

@@ -197,7 +197,8 @@ class EngineCore:
             result = pending_step.error or self.runner.sample(pending_step.pending, self._masks(pending_step))
             if pending_step.plan.computes:
                 seconds = time.perf_counter() - max(pending_step.begun, self._ended)
-                self.scheduler.observe(pending_step.plan, seconds)
+                proposing = 0.0 if isinstance(result, Exception) else result.proposing
+                self.scheduler.observe(pending_step.plan, seconds, proposing)
                 self._past.append(record(pending_step.plan, seconds))
             return pending_step.plan, result
         except Exception as error:

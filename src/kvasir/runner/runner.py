@@ -7,6 +7,7 @@ sample     the executor's results, masked works included -> rows -> StepResult
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,13 +151,16 @@ class Runner:
         taken = self._taken(step, handle, masks)
         results = [self._result(pending, at, taken.get(at)) for at in range(len(step.works))]
         decoded = self._decoded(step.plan.decodes, handle) if step.plan.decodes else None
+        begun = time.perf_counter()
         if self.proposer:
             for at, ids in self.proposer.propose(step).items():
                 results[at] = replace(results[at], proposed=ids)
             self.kernel_seconds += self.proposer.seconds
+        proposing = time.perf_counter() - begun
         if pending.faults:
             results = self._with_faults(step.plan, results, pending.faults)
-        return StepResult(step.plan.step, *self._rows(pending, results, decoded))
+        rows, saved, tokens, failed = self._rows(pending, results, decoded)
+        return StepResult(step.plan.step, rows, saved, tokens, failed, proposing)
 
     def _taken(self, step: ExecutorStep, handle: Handle, masks: Mapping[int, bytes]) -> dict[int, Taken]:
         """Sampled ids by place in the step. Works that were sampled with the forward, but then got a mask, are sampled

@@ -47,6 +47,14 @@ class Drafter(Protocol):
         `budget`. What is beyond a limit is cut."""
         ...
 
+    def asks(self, seq: Sequence, most: int) -> int:
+        """How many ids, at most `most`, the runner should propose after a step that samples for the sequence."""
+        ...
+
+    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
+        """The ids that the runner proposes to follow `seq.tokens`, as the step's work had asked."""
+        ...
+
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """A step that sampled for the sequence is done: it checked `drafted` ids, of which the first `accepted` were
         right."""
@@ -54,6 +62,10 @@ class Drafter(Protocol):
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
         """A step that only decoded took `seconds`. rows: its token rows, of which `drafted` are drafts."""
+        ...
+
+    def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
+        """The runner took `seconds` to propose ids for so many sequences, at most `most` for one."""
         ...
 
     def leave(self, seq: Sequence) -> None:
@@ -67,6 +79,14 @@ def room(seq: Sequence, budget: int, most: int) -> int:
     if seq.counts.in_flight or seq.pending != 1 or seq.embeds:
         return 0
     return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
+
+
+def unplanned(seq: Sequence, count: int, drafted: int, most: int) -> int:
+    """How many ids the runner may propose after a step that computes `count` tokens of a sequence and `drafted` ids: 0
+    if that step does not sample. most: the runner's limit."""
+    if seq.embeds or seq.counts.computed + count != seq.counts.known:
+        return 0
+    return max(0, min(most, seq.max_known - 2 - seq.counts.known - drafted))
 
 
 def propose(drafter: Drafter, asked: Seq[Asked], budget: int, vocab_size: int) -> list[array[int]]:

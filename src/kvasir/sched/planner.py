@@ -284,8 +284,18 @@ class Planner:
 
     def _compute(self, seq: Sequence, count: int, step: Step, joined: bool = False, draft: Seq[int] = ()) -> None:
         seq.counts.turn = self._turn
-        added = self._kv.extend(seq.blocks, seq.counts.computed + count + len(draft))
-        step.compute(seq, count, seq.blocks.whole() if joined else added, draft)
+        end = seq.counts.computed + count + len(draft)
+        asked = self._asked(seq, count, len(draft), end) if self._capacity.proposes else 0
+        added = self._kv.extend(seq.blocks, end + asked)
+        step.compute(seq, count, seq.blocks.whole() if joined else added, draft, asked)
+
+    def _asked(self, seq: Sequence, count: int, drafted: int, end: int) -> int:
+        """How many ids the runner is asked to propose after the step: as many as there are blocks for."""
+        most = drafts.unplanned(seq, count, drafted, self._capacity.max_drafted) if self._drafter else 0
+        asked = self._drafter.asks(seq, most) if self._drafter and most and self._drafting else 0
+        while asked and not self._kv.grows(seq.blocks, end + asked):
+            asked -= 1
+        return asked
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
         """Preempts sequences until `seq` can grow to `num_tokens`. False if `seq` itself is preempted, or has to wait

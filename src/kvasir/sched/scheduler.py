@@ -287,11 +287,17 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Records that the plan's step took `seconds`."""
+    def observe(self, plan: StepPlan, seconds: float, proposing: float = 0.0) -> None:
+        """Records that the plan's step took `seconds`, of which `proposing` for `Work.propose`."""
         self.service.observe(plan, seconds)
-        if self.drafter and all(work.count == 1 + work.drafted and work.sample for work in plan.work):
-            self.drafter.measured(plan.num_tokens, sum(work.drafted for work in plan.work), seconds)
+        if self.drafter is None:
+            return
+        if all(work.count == 1 + work.drafted and work.sample for work in plan.work):
+            drafted = sum(work.drafted for work in plan.work)
+            self.drafter.measured(plan.num_tokens, drafted, seconds - proposing)
+        asked = [work.propose for work in plan.work if work.propose]
+        if asked and all(work.count <= 1 + work.drafted for work in plan.work):
+            self.drafter.measured_proposals(len(asked), max(asked), proposing)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
@@ -351,6 +357,8 @@ class Scheduler:
         delta = self._take(seq, work, row, end, current)
         if delta is None:
             return []
+        if self.drafter and row.proposed and not delta.finish_reason:
+            self.drafter.proposed(seq, row.proposed)
         self.table.lane.offer(seq)
         return [delta]
 

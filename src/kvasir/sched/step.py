@@ -99,8 +99,9 @@ class Step:
             Join(seq.row, ids, seq.prompt_len, seq.spec, content.adapted, seq.carry, content.inputs),
         )
 
-    def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = ()) -> None:
-        """Plans `count` more tokens of the sequence, and the draft. blocks: those that the runner does not know yet."""
+    def compute(self, seq: Sequence, count: int, blocks: Added, draft: Seq[int] = (), propose: int = 0) -> None:
+        """Plans `count` more tokens of the sequence, and the draft. blocks: those that the runner does not know yet.
+        propose: ids that the runner proposes afterwards."""
         start, seq.counts.drafted = seq.counts.computed, len(draft)
         unplanned = seq.guidance.take_unplanned() if seq.guidance.unplanned_ids else ()
         appended = pack_ids([*unplanned, *draft])
@@ -135,6 +136,7 @@ class Step:
                 read=read,
                 want_pooled=seq.request.task.value if seq.embeds and reached else "",
                 indivisible=self.indivisible,
+                propose=propose,
             )
         )
 

@@ -4,6 +4,7 @@
     prediction    the answer that the request expects, after the place where the sequence follows it
     ngram         what followed the last ids earlier in the sequence (`lookup`)
     suffix        what followed them in earlier answers to the same key (`pool`)
+    draft, eagle3, mtp      ids that the runner proposed after the last step, with a model that drafts
 
 What the guesses of a kind have brought, in the sequence and in the engine, gives the chance of its next guess; `pace`
 chooses how much of it is checked. A kind is a source and how long its match is: longer ones are right more often.
@@ -22,9 +23,9 @@ from kvasir.errors import KvasirError
 from kvasir.sched.drafts import Asked
 from kvasir.sched.sequence import Sequence
 from kvasir.spec.lookup import LONGEST, continuation
-from kvasir.spec.pace import KEPT_LONG, Chance, Rate, StepTimes, shares
+from kvasir.spec.pace import KEPT_LONG, Chance, Rate, StepTimes, best_length, shares
 from kvasir.spec.pool import Pools
-from kvasir.speculation import MAX_DRAFTED
+from kvasir.speculation import MAX_DRAFTED, WEIGHTS
 from kvasir.types import ServiceClass, Target
 
 Kind = tuple[str, int]  # a source, and the bits of the length of its match
@@ -46,10 +47,15 @@ NO_GUESS = Guess(("", 0), array("i"))
 
 @dataclass(slots=True)
 class Drafted:
-    """What is known of a sequence's drafts. asked: the kind of its last guess, of which as much was drafted as paid."""
+    """What is known of a sequence's drafts. asked: the kind of its last guess, of which as much was drafted as paid.
+    waiting: whether a pending step's result will come with ids that the runner proposes. proposed: such ids; after:
+    how many tokens come before them."""
 
     chances: dict[Kind, Chance] = field(default_factory=dict)
     asked: Kind | None = None
+    waiting: bool = False
+    proposed: array[int] = field(default_factory=lambda: array("i"))
+    after: int = 0
 
 
 class Speculator:
@@ -68,6 +74,9 @@ class Speculator:
         """methods: names of `speculation.METHODS`. targets: of each class, which no draft may make a step miss.
         most: drafted ids of a sequence in a step."""
         self._methods, self._targets, self._most = tuple(methods), targets, most
+        self._weights = next((name for name in methods if name in WEIGHTS), "")
+        self._rounds = StepTimes()  # of proposing one id for so many sequences
+        self._asking = 1  # sequences that asked the runner in the last step
         self._pools = pools or Pools()
         self._times = StepTimes()
         self._rates: dict[Kind, Rate] = {}
@@ -86,6 +95,8 @@ class Speculator:
 
     def waits(self, seq: Sequence) -> bool:
         """Whether it is likely that something follows the id that a pending step samples."""
+        if self._state(seq).waiting:
+            return True
         most = self._limit(seq, self._most)
         guess = self._guess(seq, most) if most > 1 else NO_GUESS
         return len(guess.ids) > 1 and self._chance(seq, guess.kind).value >= WAITS
@@ -108,9 +119,30 @@ class Speculator:
             found[at] = guesses[at].ids[:count]
         return found
 
+    def asks(self, seq: Sequence, most: int) -> int:
+        """As many ids as pay if all sequences that ask are like this one; none where a lookup does better."""
+        state, limit = self._state(seq), self._limit(seq, min(most, self._most))
+        if not self._weights or limit <= 0 or not self._wants(seq, self._weights):
+            return 0
+        chance = self._chance(seq, (self._weights, 0))
+        if state.asked and state.asked[0] != self._weights and self._chance(seq, state.asked).value > chance.value:
+            return 0
+        asked = best_length(min(chance.value, SURE), self._asking, limit, self._times, self._rounds)
+        if not asked:
+            chance.settle(0, 0)
+        state.waiting = asked > 0
+        return asked
+
+    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
+        state = self._state(seq)
+        state.proposed, state.after = array("i", ids), len(seq.tokens)
+
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         state = self._of.get(id(seq))
-        if state is None or state.asked is None:
+        if state is None:
+            return
+        state.waiting = False
+        if state.asked is None:
             return
         self._chance(seq, state.asked).settle(drafted, accepted)
         state.asked = None
@@ -128,6 +160,10 @@ class Speculator:
             self._pays.clear()
         if drafted:
             self.saved -= seconds - self._times.of(rows - drafted)
+
+    def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
+        self._rounds.note(rows, seconds / most)
+        self._asking = rows
 
     # -- guesses
 
@@ -149,13 +185,12 @@ class Speculator:
         """The guess that promises the most ids."""
         if most <= 0:
             return NO_GUESS
-        wanted, ids = seq.request.speculation, seq.tokens
-        methods = self._methods if wanted is None or wanted.methods is None else wanted.methods
-        best, most_promised = NO_GUESS, 0.0
+        ids, best, most_promised = seq.tokens, NO_GUESS, 0.0
         for source in ("forced", "prediction", *self._methods):
-            if source in self._methods and source not in methods:
+            if source in self._methods and not self._wants(seq, source):
                 continue
-            found, length = getattr(self, f"_{source}", _none)(seq, ids, most)
+            look = self._proposed if source == self._weights else getattr(self, f"_{source}")
+            found, length = look(seq, ids, most)
             if found:
                 kind = source, length.bit_length()
                 chance = min(self._chance(seq, kind).value, SURE)
@@ -163,6 +198,19 @@ class Speculator:
                 if promised > most_promised:
                     best, most_promised = Guess(kind, found), promised
         return self._allowed(seq, best)
+
+    def _wants(self, seq: Sequence, method: str) -> bool:
+        """Whether the request admits a method."""
+        wanted = seq.request.speculation
+        return wanted is None or wanted.methods is None or method in wanted.methods
+
+    def _proposed(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
+        """What is left of the runner's ids: the sequence may have got some of them, forced by its grammar."""
+        state = self._state(seq)
+        added = len(ids) - state.after
+        if not state.after or ids[state.after :] != state.proposed[:added]:
+            return array("i"), 0
+        return state.proposed[added : added + most], 0
 
     def _forced(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
         guide = seq.guidance.guide
@@ -217,10 +265,6 @@ class Speculator:
         if kind not in chances:
             chances[kind] = Chance(self._rates.setdefault(kind, Rate(KEPT_LONG)))
         return chances[kind]
-
-
-def _none(seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
-    return array("i"), 0
 
 
 def _key(seq: Sequence) -> tuple[str, str]:

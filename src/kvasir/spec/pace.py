@@ -103,6 +103,18 @@ class StepTimes:
         return self.times[nearest] * (1.0 + UNKNOWN * rows) / (1.0 + UNKNOWN * self.rows[nearest])
 
 
+def best_length(chance: float, rows: int, most: int, times: StepTimes, rounds: StepTimes) -> int:
+    """How many ids to draft for each of `rows` alike sequences if drafting takes time too. rounds: the time of drafting
+    one id for so many sequences."""
+    tokens, best, found = float(rows), GAIN * rows / times.of(rows), 0
+    for count in range(1, most + 1):
+        tokens += rows * chance**count
+        rate = tokens / (times.of(rows * (1 + count)) + count * rounds.of(rows))
+        if rate > best:
+            best, found = rate, count
+    return found
+
+
 def shares(
     chances: Sequence[float], most: Sequence[int], times: StepTimes, others: int = 0, limit: float = inf
 ) -> list[int]:
