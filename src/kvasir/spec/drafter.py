@@ -177,7 +177,7 @@ class Speculator:
         return min(most, self._most if wanted.most is None else wanted.most)
 
     def _step_limit(self, asked: Seq[Asked]) -> float:
-        """Seconds that a step of these sequences may take; a step that takes more without drafts gets none."""
+        """Seconds that drafts must not make a step of these sequences take."""
         classes = {seq.request.slo for seq, _ in asked}
         return min((self._targets[c].tpot for c in classes if c in self._targets), default=inf)
 

@@ -17,6 +17,7 @@ KEPT, KEPT_LONG = 0.95, 0.995  # share of a sequence's and of the engine's evide
 PAUSES = 16, 1024  # tokens after which a sequence without drafts gets one again: at first, and at most
 GAIN = 1.01  # what drafts must promise, relative to none: measured times are no more precise
 UNKNOWN = 0.03  # a token row's time relative to a step of one, until it is measured
+ROUND = 0.15  # the time of drafting an id relative to that of a step, until it is measured
 NEW, OLD = 4, 10  # measurements of a step's time are averaged, the latest ones with these weights at first and later
 
 
@@ -107,9 +108,10 @@ def best_length(chance: float, rows: int, most: int, times: StepTimes, rounds: S
     """How many ids to draft for each of `rows` alike sequences if drafting takes time too. rounds: the time of drafting
     one id for so many sequences."""
     tokens, best, found = float(rows), GAIN * rows / times.of(rows), 0
+    drafting = rounds.of(rows) if rounds.rows else ROUND * times.of(rows)
     for count in range(1, most + 1):
         tokens += rows * chance**count
-        rate = tokens / (times.of(rows * (1 + count)) + count * rounds.of(rows))
+        rate = tokens / (times.of(rows * (1 + count)) + count * drafting)
         if rate > best:
             best, found = rate, count
     return found
@@ -119,7 +121,7 @@ def shares(
     chances: Sequence[float], most: Sequence[int], times: StepTimes, others: int = 0, limit: float = inf
 ) -> list[int]:
     """How many ids to draft for each row. chances: of each row's next id. most: how many there are at most. others:
-    token rows of the step without a draft, prefills for example. limit: seconds that a step with drafts may take.
+    token rows of the step without a draft, prefills for example. limit: seconds that drafts must not make a step take.
 
     Ids are taken by their worth, of all rows together, and of all numbers of ids the one with the best rate is chosen:
     the time of a step does not rise evenly, since kernels compute rows in tiles.
@@ -131,6 +133,7 @@ def shares(
     )
     base = len(chances) + others
     tokens, best, taken = float(len(chances)), GAIN * len(chances) / times.of(base), 0
+    limit = limit if times.of(base) <= limit else inf
     for count, (negative, _, _) in enumerate(worth, 1):
         tokens -= negative
         seconds = times.of(base + count)

@@ -61,7 +61,7 @@ class Pool:
         found, longest = -1, LEAST - 1
         place, oldest = self._latest[self._chain(*ids[-LEAST:])], self._end - self._mask
         for _ in range(CANDIDATES):
-            if place < oldest:
+            if place < max(oldest, 0):
                 break
             length = self._matching(ids, place, oldest)
             if length > longest:

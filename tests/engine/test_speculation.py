@@ -1,0 +1,132 @@
+"""Engines with drafters: the tokens are those of an engine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kvasir.config import EngineOptions
+from kvasir.engine.build import build_core
+from kvasir.engine.core import EngineCore
+from kvasir.errors import ConfigError
+from kvasir.spec.pace import StepTimes
+from kvasir.speculation import Drafters, Speculation, parse, wanted
+from kvasir.types import Request, SamplingParams, each_delta
+
+PROMPTS = (range(20, 60), range(100, 180, 3), [5, 6, 7, 8] * 6)
+
+
+def core_of(speculate: str) -> EngineCore:
+    options = EngineOptions("kvasir-mini", threads=1, num_blocks=64, max_model_len=512, speculate=speculate)
+    core = build_core(options)
+    if core.scheduler.drafter:
+        core.scheduler.drafter._times = core.scheduler.drafter._rounds = Free()  # type: ignore[attr-defined]
+    return core
+
+
+class Free(StepTimes):
+    """Rows and guesses cost nothing, so all that is guessed is checked."""
+
+    def note(self, rows: int, seconds: float) -> None:
+        pass
+
+    def of(self, rows: int) -> float:
+        return 1e-3
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[EngineCore]:
+    core = core_of("off")
+    yield core
+    core.close()
+
+
+def requests(**more) -> list[Request]:
+    def ask(i: int, temperature: float) -> Request:
+        params = SamplingParams(temperature=temperature, seed=i, max_tokens=40, ignore_eos=True, logprobs=1)
+        return Request(f"{i}-{temperature}", tuple(PROMPTS[i]), params, **more)
+
+    return [ask(i, temperature) for i in range(len(PROMPTS)) for temperature in (0.0, 1.0)]
+
+
+def answers(core: EngineCore, asked: list[Request]) -> dict[str, tuple]:
+    for request in asked:
+        core.add(request)
+    found: dict[str, tuple] = {}
+    while core.has_work():
+        for delta in each_delta(core.advance()):
+            ids, entries, _ = found.get(delta.id, ((), (), None))
+            found[delta.id] = (*ids, *delta.token_ids), (*entries, *delta.logprobs), delta.finish_reason
+    core.check()
+    return found
+
+
+@pytest.mark.parametrize("speculate", ["auto", "ngram", "draft=kvasir-mini", "suffix,draft=kvasir-mini"])
+def test_answers_are_the_same(plain, speculate):
+    core, expected = core_of(speculate), answers(plain, requests())
+    try:
+        for _ in range(2):
+            assert answers(core, requests()) == expected
+        assert core.scheduler.accepted_tokens > 0
+    finally:
+        core.close()
+
+
+def test_a_model_drafts_for_itself_almost_without_error():
+    """At every temperature: both draw with the same noise. Only the ids after a forced end of a draft are missing."""
+    core = core_of("draft=kvasir-mini")
+    try:
+        answers(core, requests())
+        scheduler = core.scheduler
+        assert scheduler.accepted_tokens == scheduler.drafted_tokens > 100
+        assert core.steps < 40
+    finally:
+        core.close()
+
+
+def test_a_request_may_leave_out_a_drafter(plain):
+    core, asked = core_of("draft=kvasir-mini"), requests(speculation=Speculation(("ngram",)))
+    try:
+        assert answers(core, asked) == answers(plain, asked)
+        assert core.scheduler.drafted_tokens == 0
+    finally:
+        core.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("off", Drafters()),
+        ("auto", Drafters(("ngram", "suffix"))),
+        ("ngram", Drafters(("ngram",))),
+        ("suffix, draft=a/b", Drafters(("suffix", "draft"), "a/b")),
+        ("eagle3=x", Drafters(("eagle3",), "x")),
+        ("mtp", Drafters(("mtp",))),
+    ],
+)
+def test_drafters_are_named(text, expected):
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "on", "draft", "ngram=3", "mtp,draft=x", "ngram,ngram", "off,ngram", "eagle3="])
+def test_other_names_are_refused(text):
+    with pytest.raises(ConfigError, match=r"specul|drafter"):
+        parse(text)
+
+
+def test_requests_name_drafters():
+    assert wanted({"method": "off"}) == Speculation(())
+    assert wanted({"method": ["ngram", "mtp"], "num_speculative_tokens": 3}) == Speculation(("ngram", "mtp"), 3)
+    assert wanted({}) == Speculation()
+    for bad in ("off", {"method": "fast"}, {"k": 1}, {"num_speculative_tokens": True}, {"num_speculative_tokens": -1}):
+        with pytest.raises(ValueError if isinstance(bad, int) else Exception, match="speculati"):
+            wanted(bad)
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="executor"):
+        build_core(replace(EngineOptions("kvasir-mini", speculate="draft=kvasir-mini"), executor="eager"))
+    with pytest.raises(Exception, match="multi-token"):
+        build_core(EngineOptions("kvasir-mini", speculate="mtp"))
