@@ -12,7 +12,7 @@ import torch
 from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.ops import native
 from tests.engine.cores import random_model
-from tests.oracle import plain, same, together
+from tests.oracle import mixed_requests, plain, poison, same, together
 from tests.runner.made import request, small_core
 from tests.runner.proposing import renumbered
 
@@ -76,3 +76,27 @@ def test_what_cannot_draft_is_named(folder, options, error, message):
     options["speculate"] = options["speculate"].replace("MODEL", folder)
     with pytest.raises(error, match=message):
         small_core(folder, **options)
+
+
+def test_stored_blocks_of_other_drafters_are_not_found(folder, tmp_path, monkeypatch):
+    """They hold the caches of both models. A restart with the same drafter finds its own."""
+    monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)
+    prompt = request("a", range(5, 105), max_tokens=4)
+    expected, loaded = plain(small_core(folder, "program", speculate="off"), [prompt]), []
+    for speculate in ("off", f"draft={folder}", "off", f"draft={folder}"):
+        core = small_core(folder, "program", speculate=speculate, cache_dir=str(tmp_path / "kv"))
+        same(expected, together(core, [prompt]))
+        core.close(30.0)
+        loaded.append(core.stats().tier_loads)
+    assert loaded[:2] == [{}, {}]
+    assert [set(found) for found in loaded[2:]] == [{"loaded"}, {"loaded"}]
+
+
+def test_preemption_and_poisoned_blocks(folder):
+    """With few blocks and forced preemption, over blocks full of NaN."""
+    requests = mixed_requests(300, 200, longest=150)
+    expected = plain(small_core(folder, "program", speculate="off"), requests)
+    core = small_core(folder, "program", speculate=f"draft={folder}", num_blocks=40, max_num_seqs=6)
+    poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
+    same(expected, together(core, requests, preempt=0.1))
+    core.close()

@@ -16,7 +16,9 @@ from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.models.overrides import read_overrides
+from kvasir.speculation import Drafters
 from kvasir.types import ModelInfo
+from kvasir.weights.find import find_model
 from kvasir.weights.local import ModelFiles
 
 if TYPE_CHECKING:
@@ -71,14 +73,21 @@ def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
     """A hash of the weights and of everything else, except the numerics version, that keys and values depend on.
 
     It includes the block size and the type of keys and values, so that engines that differ in them can share a folder,
-    and what changes their angles: overrides of the config and LongRoPE's choice of factors.
+    and what changes their angles: overrides of the config and LongRoPE's choice of factors. So can engines with other
+    drafters, whose keys and values are in the same blocks.
     """
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
     changes = read_overrides(options.rope_scaling, options.hf_overrides).identity
     ways += tuple(way for way in (changes, "LongRoPE" * config.long_rope) if way)
+    ways += _drafter(config.drafters)
     configuration = files.config.read_bytes() if files.config else b""
     lines = [hashlib.sha256(configuration).hexdigest(), *ways, *(_file_digest(path) for path in files.weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _drafter(drafters: Drafters) -> tuple[str, ...]:
+    source = find_model(drafters.source).weights if drafters.source else ()
+    return (drafters.weights, *map(_file_digest, source)) if drafters.weights else ()
 
 
 def _file_digest(path: Path) -> str:
