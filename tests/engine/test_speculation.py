@@ -22,7 +22,7 @@ def core_of(speculate: str) -> EngineCore:
     options = EngineOptions("kvasir-mini", threads=1, num_blocks=64, max_model_len=512, speculate=speculate)
     core = build_core(options)
     if core.scheduler.drafter:
-        core.scheduler.drafter._times = core.scheduler.drafter._rounds = Free()  # type: ignore[attr-defined]
+        core.scheduler.drafter.times = core.scheduler.drafter.rounds = Free()  # type: ignore[attr-defined]
     return core
 
 

@@ -23,7 +23,7 @@ class Timed(Speculator):
     def __init__(self, *args, seconds=lambda rows: 1 + 0.02 * rows, **more):
         super().__init__(*args, **more)
         for rows in range(1, 40):
-            self._times.note(rows, seconds(rows))
+            self.times.note(rows, seconds(rows))
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
         pass

@@ -13,6 +13,8 @@ from kvasir.weights.find import find_model
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.local import ModelFiles, gguf_chat_templates
 
+NO_TOKENIZER = (None, "none", "no_vocab")  # values of llama.cpp's `tokenizer.ggml.model`
+
 
 def load_text(options: EngineOptions) -> tuple[Tokenizer | None, ChatTemplate]:
     """The tokenizer (None for a model without one: prompts are ids then) and the chat template of a model.
@@ -39,7 +41,8 @@ def _from_folder(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:
 
 def _from_gguf(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:
     with GGUFFile(files.weights[0]) as file:
-        tokenizer = Tokenizer.from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+        kind = file.metadata.get("tokenizer.ggml.model")
+        tokenizer = Tokenizer.from_gguf(file.metadata) if kind not in NO_TOKENIZER else None
         return tokenizer, {**gguf_chat_templates(file.metadata), **files.chat_templates}
 
 

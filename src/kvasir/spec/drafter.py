@@ -61,7 +61,8 @@ class Drafted:
 class Speculator:
     """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
 
-    saved: estimated seconds that drafts have saved, less those that they cost.
+    saved: estimated seconds that drafts have saved, less those that they cost. times: of steps, by token rows.
+    rounds: the times of proposing one id with a model that drafts, by sequences.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class Speculator:
         most: drafted ids of a sequence in a step."""
         self._methods, self._targets, self._most = tuple(methods), targets, most
         self._weights = next((name for name in methods if name in WEIGHTS), "")
-        self._rounds = StepTimes()  # of proposing one id for so many sequences
+        self.rounds = StepTimes()
         self._asking = 1  # sequences that asked the runner in the last step
         self._pools = pools or Pools()
-        self._times = StepTimes()
+        self.times = StepTimes()
         self._rates: dict[Kind, Rate] = {}
         self._of: dict[int, Drafted] = {}  # by the identity of a sequence
         self._pays: dict[int, bool] = {}  # by rows
@@ -90,7 +91,7 @@ class Speculator:
     def pays(self, rows: int) -> bool:
         """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
         if rows not in self._pays:
-            self._pays[rows] = any(shares([SURE] * rows, [4] * rows, self._times))
+            self._pays[rows] = any(shares([SURE] * rows, [4] * rows, self.times))
         return self._pays[rows]
 
     def waits(self, seq: Sequence) -> bool:
@@ -109,8 +110,8 @@ class Speculator:
         guessed = [at for at, guess in enumerate(guesses) if guess.ids]
         counts = shares(
             [self._chance(asked[at].seq, guesses[at].kind).value for at in guessed],
-            [len(guesses[at].ids) for at in guessed],
-            self._times,
+            [1 if self._chance(asked[at].seq, guesses[at].kind).probes else len(guesses[at].ids) for at in guessed],
+            self.times,
             others=len(asked) - len(guessed),
             limit=self._step_limit(asked),
         )
@@ -127,7 +128,8 @@ class Speculator:
         chance = self._chance(seq, (self._weights, 0))
         if state.asked and state.asked[0] != self._weights and self._chance(seq, state.asked).value > chance.value:
             return 0
-        asked = best_length(min(chance.value, SURE), self._asking, limit, self._times, self._rounds)
+        limit = 1 if chance.probes else limit
+        asked = best_length(min(chance.value, SURE), self._asking, limit, self.times, self.rounds)
         if not asked:
             chance.settle(0, 0)
         state.waiting = asked > 0
@@ -146,7 +148,7 @@ class Speculator:
             return
         self._chance(seq, state.asked).settle(drafted, accepted)
         state.asked = None
-        self.saved += accepted * self._times.of(1)
+        self.saved += accepted * self.times.of(1)
 
     def leave(self, seq: Sequence) -> None:
         self._of.pop(id(seq), None)
@@ -154,15 +156,15 @@ class Speculator:
             self._pools.add(_key(seq), seq.tokens[seq.prompt_len :])
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        self._times.note(rows, seconds)
+        self.times.note(rows, seconds)
         self._measured += 1
         if self._measured % LOOKS == 0:
             self._pays.clear()
         if drafted:
-            self.saved -= seconds - self._times.of(rows - drafted)
+            self.saved -= seconds - self.times.of(rows - drafted)
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
-        self._rounds.note(rows, seconds / most)
+        self.rounds.note(rows, seconds / most)
         self._asking = rows
 
     # -- guesses

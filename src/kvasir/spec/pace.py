@@ -51,9 +51,14 @@ class Chance:
     pause: int = PAUSES[0]
 
     @property
+    def probes(self) -> bool:
+        """Whether one id is to be drafted, whatever its chance."""
+        return self.idle >= self.pause
+
+    @property
     def value(self) -> float:
         known = self.own.value(self.others.value())
-        return max(known, PRIOR) if self.idle >= self.pause else known
+        return max(known, PRIOR) if self.probes else known
 
     def settle(self, drafted: int, accepted: int) -> None:
         """After a step that checked `drafted` ids and accepted the first `accepted`."""
