@@ -41,6 +41,7 @@ from kvasir.spec.pace import StepTimes
 from kvasir.types import Request, SamplingParams, each_delta
 
 PROMPT, TOKENS = 32, 96
+OFTEN = 5  # measurements of a step's time that a median needs
 CHANCES = (0.5, 0.7, 0.9)
 SMALL = {
     **shapes.SHAPES["qwen3-0.6b"],
@@ -61,6 +62,20 @@ class Replay(Speculator):
         super().__init__(("draft",) if instead else ("ngram",), **more)
         self._answers, self._right = answers, chance
         self._guessed: dict[str, array[int]] = {}
+        self._steps: dict[int, list[float]] = {}
+
+    @property
+    def medians(self) -> StepTimes:
+        """The median times of steps, of those that were measured often."""
+        found = StepTimes()
+        for rows, seconds in sorted(self._steps.items()):
+            if len(seconds) >= OFTEN:
+                found.note(rows, median(seconds))
+        return found
+
+    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+        super().measured(rows, drafted, seconds)
+        self._steps.setdefault(rows, []).append(seconds)
 
     def _coming(self, seq: Sequence, most: int) -> array[int]:
         name = seq.request.id
@@ -127,7 +142,7 @@ def compared(plain: EngineCore, core: EngineCore, answers: dict[str, list[int]],
 def ideal(times: StepTimes, chance: float, drafting: float = 0.0, most: int = 16) -> tuple[float, int]:
     """The best speed-up that a fixed number of ids reaches, and the number. drafting: seconds for each id."""
     found = {}
-    for count in range(most + 1):
+    for count in range(min(most, times.rows[-1] - 1) + 1):
         tokens = sum(chance**place for place in range(count + 1))
         found[count] = tokens * times.of(1) / (times.of(1 + count) + count * drafting)
     best = max(found, key=found.__getitem__)
@@ -175,8 +190,8 @@ def replay(path: str, args: argparse.Namespace) -> dict[str, dict]:
         drafter = Replay(answers, chance)
         core = built(path, args, drafter=drafter)
         row = compared(plain, core, answers, 1, args.pairs)
-        row["times"] = dict(zip(drafter.times.rows, drafter.times.times, strict=True))
-        row["ideal"], row["ids"] = ideal(drafter.times, chance)
+        row["times"] = dict(zip(drafter.medians.rows, drafter.medians.times, strict=True))
+        row["ideal"], row["ids"] = ideal(drafter.medians, chance)
         rows[f"replay {chance}"] = show(f"replay {chance}", row)
         core.close()
     plain.close()
@@ -190,8 +205,9 @@ def model(path: str, args: argparse.Namespace) -> dict[str, dict]:
     core = built(path, args, f"draft={small}", drafter)
     row = compared(plain, core, answers, 1, args.pairs)
     row["round"] = drafter.rounds.of(1)
-    row["times"] = dict(zip(drafter.times.rows, drafter.times.times, strict=True))
-    row["ideal"], row["ids"] = ideal(drafter.times, 0.7, row["round"])
+    print(f"a step {drafter.medians.of(1) * 1e3:.1f} ms, drafting an id {row['round'] * 1e3:.1f} ms")
+    row["times"] = dict(zip(drafter.medians.rows, drafter.medians.times, strict=True))
+    row["ideal"], row["ids"] = ideal(drafter.medians, 0.7, row["round"])
     for engine in (plain, core):
         engine.close()
     return {"model 0.7": show("model 0.7", row)}

@@ -128,9 +128,10 @@ class Speculator:
         chance = self._chance(seq, (self._weights, 0))
         if state.asked and state.asked[0] != self._weights and self._chance(seq, state.asked).value > chance.value:
             return 0
-        limit = 1 if chance.probes else limit
         asked = best_length(min(chance.value, SURE), self._asking, limit, self.times, self.rounds)
-        if not asked:
+        if chance.probes:
+            asked = 1  # whatever it costs, which is measured again as well
+        elif not asked:
             chance.settle(0, 0)
         state.waiting = asked > 0
         return asked
