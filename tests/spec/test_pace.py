@@ -76,3 +76,28 @@ def test_times_between_measured_ones_are_on_a_line():
     assert times.of(1) < 1.0 and times.of(8) > 3.0
     times.note(2, 2.0)
     assert 1.0 < times.of(2) < 2.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 10)), max_size=40))
+def test_more_rows_never_take_less_time(found):
+    times = StepTimes()
+    for number, seconds in found:
+        times.note(number, seconds)
+    known = [times.of(number) for number in range(1, 12)]
+    assert all(a <= b * 1.000001 for a, b in zip(known, known[1:], strict=False))
+
+
+def test_a_time_of_a_bad_moment_does_not_last():
+    """One row is not measured again as long as two seem to be faster."""
+    times = StepTimes()
+    times.note(1, 5.0)
+    for _ in range(20):
+        times.note(2, 1.1)
+    assert times.of(1) <= times.of(2) < 1.2
+
+
+def test_all_times_follow_a_machine_that_slows_down():
+    times = measured(1.0, 1.1, 1.2)
+    for _ in range(40):
+        times.note(1, 2.0)
+    assert times.of(3) > 1.8

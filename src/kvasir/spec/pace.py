@@ -77,7 +77,10 @@ class Chance:
 
 @dataclass(slots=True)
 class StepTimes:
-    """The time of a step by its number of token rows, in seconds: measured ones, and lines between them."""
+    """The time of a step by its number of token rows, in seconds: measured ones, and lines between them.
+
+    It never falls with more rows, and where steps become slower or faster, so do those that were not measured lately:
+    else a number of rows that was measured in a bad moment would be avoided for ever."""
 
     rows: list[int] = field(default_factory=list)  # ascending
     times: list[float] = field(default_factory=list)
@@ -88,11 +91,17 @@ class StepTimes:
         if at < len(self.rows) and self.rows[at] == rows:
             self.counts[at] += 1
             weight = 1 / min(self.counts[at], OLD) if self.counts[at] > NEW else 1 / 2
-            self.times[at] += weight * (seconds - self.times[at])
+            known = self.times[at] + weight * (seconds - self.times[at])
+            drift = 1.0 + (seconds / self.times[at] - 1.0) / OLD
+            self.times = [time * min(max(drift, 0.9), 1.1) for time in self.times]
+            self.times[at] = known
         else:
             self.rows.insert(at, rows)
             self.times.insert(at, seconds)
             self.counts.insert(at, 1)
+        found = self.times[at]
+        self.times[:at] = [min(time, found) for time in self.times[:at]]
+        self.times[at:] = [max(time, found) for time in self.times[at:]]
 
     def of(self, rows: int) -> float:
         """Relative to an unknown unit if nothing was measured."""
