@@ -15,9 +15,10 @@ from kvasir.errors import KvasirError, ModelFileError
 from kvasir.models import gguf_config
 from kvasir.models.config import Fields
 from kvasir.models.eagle3 import Eagle3
+from kvasir.models.gemma4_assistant import Gemma4Assistant
 from kvasir.models.gguf_config import hf_config_from_gguf
 from kvasir.models.gguf_names import FAMILIES
-from kvasir.models.registry import HEADS, model_class_for
+from kvasir.models.registry import model_class_for
 from tests.models.test_gguf_metadata import HIDDEN, ROWS, Tensors
 
 ABSENT: Any = object()
@@ -95,7 +96,8 @@ def read(architecture: str, values: dict[str, Any], tensors: dict[str, np.ndarra
     metadata = {key if key.startswith("xielu.") else f"{architecture}.{key}": value for key, value in values.items()}
     source: Any = Tensors(tensors)
     config = hf_config_from_gguf({"general.architecture": architecture, **metadata}, source)
-    kind: Any = Eagle3 if architecture in HEADS else model_class_for(config)
+    kinds: dict[str, Any] = {"eagle3": Eagle3, "gemma4-assistant": Gemma4Assistant}
+    kind = kinds.get(architecture) or model_class_for(config)
     kind.Config.from_hf(config)
 
 

@@ -186,10 +186,11 @@ def test_tied_logits_need_an_embedding_of_its_own(tmp_path):
     assert torch.allclose(head.logits(rows), rows @ tensors["embed_tokens.weight"].T, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["specforge", "speculators", "vllm"])
+@pytest.mark.parametrize("layout", ["specforge", "speculators", "vllm", "assistant"])
 def test_a_head_is_no_model(layout):
+    config = {"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"]}
     with pytest.raises(UnsupportedModel, match="head that drafts for another model"):
-        model_class_for(config_of(layout, settings(layout)))
+        model_class_for(config if layout == "assistant" else config_of(layout, settings(layout)))
 
 
 @pytest.mark.parametrize(

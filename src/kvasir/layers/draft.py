@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from kvasir.layers.batch import Batch
 
 
+def side_by_side(a_TD: Tensor, b_TD: Tensor, width: int) -> Tensor:
+    """Both rows, float32 [T, 2 * width]."""
+    return join_heads(a_TD.view(-1, 1, width), b_TD.view(-1, 1, width)).flatten(1)
+
+
 class DraftLayer(Module):
     """embedded, hidden: float32 [T, D] -> [T, D], the rows before the last norm."""
 
@@ -33,9 +38,8 @@ class DraftLayer(Module):
         self.block = block
 
     def __call__(self, embedded_TD: Tensor, hidden_TD: Tensor, batch: Batch) -> Tensor:
-        embedded_T1D = self.embed_norm(embedded_TD).view(-1, 1, self.width)
-        hidden_T1D = self.hidden_norm(hidden_TD).view(-1, 1, self.width)
-        return self.block(self.joint(join_heads(embedded_T1D, hidden_T1D).flatten(1), batch), batch)
+        both_TE = side_by_side(self.embed_norm(embedded_TD), self.hidden_norm(hidden_TD), self.width)
+        return self.block(self.joint(both_TE, batch), batch)
 
 
 class EagleLayer(Module):
@@ -53,9 +57,8 @@ class EagleLayer(Module):
 
     def __call__(self, embedded_TD: Tensor, rows_TD: Tensor, batch: Batch) -> Tensor:
         normed_TD = self.hidden_norm(rows_TD)
-        embedded_T1D = self.embed_norm(embedded_TD).view(-1, 1, self.width)
-        joined_TE = join_heads(embedded_T1D, normed_TD.view(-1, 1, self.width)).flatten(1)
-        mixed_TD = (normed_TD if self.adds_normed else rows_TD) + self.attn(joined_TE, batch)
+        both_TE = side_by_side(self.embed_norm(embedded_TD), normed_TD, self.width)
+        mixed_TD = (normed_TD if self.adds_normed else rows_TD) + self.attn(both_TE, batch)
         return mixed_TD + self.mlp(self.mlp_norm(mixed_TD), batch)
 
 

@@ -182,6 +182,14 @@ class Rope:
         return rope(x_THd, *angles)
 
 
+class RopeAhead(Rope):
+    """A rotary embedding whose rows are rotated as at the position after their own."""
+
+    def table(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `Rope.table`, of the positions [start + 1, end + 1)."""
+        return super().table(start + 1, end + 1)
+
+
 def still(dim: int, growth: tuple[float, int]) -> Rope:
     """A rotary embedding of `dim` dimensions that only makes vectors grow, see `Rope`."""
     rope = Rope(dim, 2.0, growth=growth)

@@ -28,6 +28,7 @@ class SmallerModel:
 
     taps: tuple[str, ...] = ()
     ahead = 0
+    advances = True
     width = 0
 
     def __init__(self, model: Any, target_vocab: int, shared: np.ndarray | None = None, unknown: int = 0):

@@ -33,6 +33,8 @@ class DraftModel(Protocol):
     width: of the carried rows, 0 if there are none.
     target_ids: int32 [draft vocabulary], the target's id of each of its ids, -1 for an id that the target lacks; None
     if the ids are the same.
+    advances: whether each further id of a draft is computed one position later; without caches of its own, a head
+    computes all of them at the position of the first.
     draft_ids: int32 [target vocabulary], its id of each of the target's ids, always valid; None if it embeds the
     target's ids.
     context_length: positions from here on cannot be computed.
@@ -44,6 +46,7 @@ class DraftModel(Protocol):
 
     taps: tuple[str, ...]
     ahead: int
+    advances: bool
     width: int
     target_ids: np.ndarray | None
     draft_ids: np.ndarray | None

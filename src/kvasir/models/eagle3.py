@@ -47,6 +47,7 @@ class Eagle3(Module):
         r".*\.rotary_emb\.inv_freq",
     )
     ahead = 1
+    advances = True
     draft_ids: np.ndarray | None = None
 
     def __init__(self, config: Eagle3Config, target: Any):

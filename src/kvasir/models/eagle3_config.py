@@ -23,10 +23,9 @@ import numpy as np
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, inner_object, read_layer_windows
 from kvasir.models.decoder import DecoderConfig, read_sizes
-from kvasir.models.registry import HEADS
+from kvasir.models.registry import EAGLE3
 
-ARCHITECTURES: tuple[str, ...] = HEADS[:-1]
-GGUF_TYPE: str = HEADS[-1]  # the model_type of a GGUF file's config
+*ARCHITECTURES, GGUF_TYPE = EAGLE3  # the last is the model_type of a GGUF file's config
 MAX_TAPS = 16  # rows of the target that are joined
 TENSORS = "head_tensors"  # the entry that `read_tensors` adds to a head's config
 # What speculators leaves out of transformer_layer_config: the defaults of transformers' classes.

@@ -65,8 +65,8 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> di
     fields = architecture_fields(metadata, architecture)
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     config = _READERS[architecture](fields, architecture, shapes)
-    if "rope_freqs.weight" in shapes and architecture == "gemma4":
-        gguf_gemma.put_share(config, read_factors(source, "rope_freqs.weight"))
+    if "rope_freqs.weight" in shapes and architecture.startswith("gemma4"):
+        gguf_gemma.put_share(config.get("text_config", config), read_factors(source, "rope_freqs.weight"))
     elif "rope_freqs.weight" in shapes:
         _check_alone(config, "rope_freqs.weight", fields)
         config["rope_scaling"] = {"rope_type": "factors", "factors": read_factors(source, "rope_freqs.weight")}

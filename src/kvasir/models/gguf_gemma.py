@@ -1,4 +1,4 @@
-"""Converts the metadata of GGUF files of Gemma 3n and 4 to the `config.json` that our classes read.
+"""Converts the metadata of GGUF files of Gemma 3n, Gemma 4 and its assistants to the `config.json` of our classes.
 
 Source: llama.cpp's converters of these models and their loaders. The width of a head is that of full-attention layers;
 layers with a window have a key of their own. Which part of a head turns in full-attention layers is in a tensor.
@@ -13,6 +13,7 @@ from kvasir.errors import ModelFileError
 from kvasir.models.config import MAX_EXPERTS, MAX_HEAD_DIM, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types, rows_of
 from kvasir.models.gguf_lfm2 import read_kv_heads
+from kvasir.models.registry import ASSISTANTS
 
 Config = dict[str, Any]
 _OWN = 20  # layers with keys and values of their own
@@ -146,4 +147,18 @@ def _read_deviations(f: Fields, layers: int) -> list[float | None] | None:
     return [None if value == -math.inf else value for value in values]
 
 
-READERS = {"gemma3n": _gemma3n, "gemma4": _gemma4}
+def _assistant(f: Fields, architecture: str, shapes: Shapes) -> Config:
+    """An assistant, all of whose layers read keys and values of its target."""
+    layers = f.integer("block_count", 1, MAX_LAYERS)
+    f.expect("attention.shared_kv_layers", layers)
+    f.integer("nextn_predict_layers", 0, MAX_LAYERS, 0)
+    f.values = {**f.values, "attention.shared_kv_layers": 0}
+    return {
+        "model_type": "gemma4_assistant",
+        "architectures": [ASSISTANTS[0]],
+        "backbone_hidden_size": f.integer("embedding_length_out", 1, MAX_WIDTH),
+        "text_config": _gemma4(f, architecture, shapes),
+    }
+
+
+READERS = {"gemma3n": _gemma3n, "gemma4": _gemma4, "gemma4-assistant": _assistant}

@@ -20,6 +20,7 @@ GEMMA4 = {
     "ffn_up_exps": "experts.*.up_proj",
     "ffn_down_exps": "experts.*.down_proj",
 }
+ASSISTANT = {"nextn.pre_projection": "pre_projection", "nextn.post_projection": "post_projection"}
 SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}
 GEMMA3N = {
     **PER_LAYER,

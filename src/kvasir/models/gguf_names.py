@@ -235,6 +235,7 @@ FAMILIES = {
     ),
     "gemma3n": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA3N}, "model.layers"),
     "gemma4": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4}, "model.layers", scales=gemmas.SCALES),
+    "gemma4-assistant": NameTable({**_GEMMA_NAMES, **gemmas.GEMMA4, **gemmas.ASSISTANT}, "model.layers"),
     "falcon": NameTable(others.FALCON, "transformer.h", parted=("attn_qkv",)),
     "gemma": NameTable(_LLAMA_NAMES, "model.layers", raised=("attn_norm", "ffn_norm", "output_norm")),
     "glm-dsa": _SPARSE,

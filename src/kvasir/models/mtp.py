@@ -89,6 +89,7 @@ class MultiTokenDraft:
 
     taps: tuple[str, ...] = ("last",)
     ahead = 1
+    advances = True
     target_ids: np.ndarray | None = None
     draft_ids: np.ndarray | None = None
 

@@ -16,7 +16,9 @@ import numpy as np
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import MAX_VOCAB
 from kvasir.models.eagle3 import Eagle3
-from kvasir.models.eagle3_config import ARCHITECTURES, GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
+from kvasir.models.eagle3_config import GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
+from kvasir.models.gemma4_assistant import Gemma4Assistant, is_assistant
+from kvasir.models.registry import HEADS
 from kvasir.parallel import SOLO, Mesh
 from kvasir.runner.load import (
     LoadedModel,
@@ -33,6 +35,7 @@ from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import WeightSource
 
+HeadModel = Eagle3 | Gemma4Assistant
 _TABLES = ("d2t", "draft_id_to_target_id")
 
 
@@ -40,7 +43,7 @@ _TABLES = ("d2t", "draft_id_to_target_id")
 class LoadedHead:
     """A head with its weights. model: a `DraftModel` (kvasir.models.drafting). The rest is as in `LoadedModel`."""
 
-    model: Eagle3
+    model: HeadModel
     config: Mapping[str, Any]
     dtype: str
     num_parameters: int
@@ -92,14 +95,14 @@ def load_head(
     return LoadedHead(head, config, dtype, filled.parameters, size, held, filled.mapped, formats, notes)
 
 
-def open_head(files: ModelFiles, target: Any) -> tuple[Eagle3, dict[str, Any], WeightSource]:
+def open_head(files: ModelFiles, target: Any) -> tuple[HeadModel, dict[str, Any], WeightSource]:
     """A head without weights, its config, and its tensors under the names of a checkpoint."""
     config, source = open_checkpoint(files)
+    if is_assistant(config):
+        return Gemma4Assistant(Gemma4Assistant.Config.from_hf(config), target), config, source
     if not is_eagle3(config):
         names = config.get("architectures") or config.get("model_type")
-        raise UnsupportedModel(
-            f"{quoted(names)} is not a head that drafts", f"supported: EAGLE-3 ({', '.join(ARCHITECTURES)})"
-        )
+        raise UnsupportedModel(f"{quoted(names)} is not a head that drafts", f"supported: {', '.join(HEADS)}")
     config |= {TENSORS: read_tensors(source, absolute=config.get("model_type") == GGUF_TYPE)}
     return Eagle3(Eagle3.Config.from_hf(config), target), config, source
 

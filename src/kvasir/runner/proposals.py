@@ -131,7 +131,8 @@ class Proposer:
     def bind(self, rows: Rows) -> None:
         """Sets the rows; called once."""
         self._rows, arrays = rows, rows.arrays
-        if self.draft.draft_ids is not None:
+        self._copies = self.draft.draft_ids is not None or not self.draft.advances
+        if self._copies:
             arrays = replace(arrays, ids=np.zeros_like(arrays.ids))
         self._ids = arrays.ids  # in the draft model's vocabulary
         self.forward.bind(arrays, self.draft.ahead)
@@ -182,6 +183,11 @@ class Proposer:
 
     def _kept(self, row: Row, start: int, count: int, first: int, guesses: _Guesses | None) -> Iterator[_Lacking]:
         if count <= 0 or row.fault:
+            return
+        if not self.draft.advances:  # it has no caches to bring up to date
+            last = start + count - 1
+            if guesses and self._fits(row, last, last + 1):
+                yield _Lacking(row, last, 1, self.forward.taps(first + count - 1, 1), guesses)
             return
         waiting = self._waiting[row.number]
         before = sum(map(len, waiting))
@@ -257,10 +263,14 @@ class Proposer:
             yield from self._drawn(ended, done)
 
     def _translate(self, row: Row, start: int, end: int) -> None:
-        """Writes the draft model's ids of these positions."""
-        if self.draft.draft_ids is not None:
+        """Writes the ids that the draft model embeds at these positions, unless they are the row's."""
+        if self._copies:
             part = slice(start + self.draft.ahead, end + self.draft.ahead)
-            self._ids[row.number, part] = self.draft.draft_ids[row.ids[part]]
+            self._ids[row.number, part] = self._own(row.ids[part])
+
+    def _own(self, ids: np.ndarray) -> np.ndarray:
+        """The draft model's ids."""
+        return ids if self.draft.draft_ids is None else self.draft.draft_ids[ids]
 
     def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[_Guesses]:
         """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
@@ -298,12 +308,15 @@ class Proposer:
         at = guesses.known + len(guesses.ids)
         guesses.ids.append(token)
         guesses.carry = taken.carry
-        guesses.position += 1
+        guesses.position += self.draft.advances
         ends = len(guesses.ids) == guesses.wanted or token in row.spec.stop_ids
         if ends or at + 1 >= len(row.ids) or not self._fits(row, guesses.position, guesses.position + 1):
             return False
         row.ids[at] = token
-        self._translate(row, guesses.position, guesses.position + 1)
+        if self.draft.advances:
+            self._translate(row, guesses.position, guesses.position + 1)
+        else:
+            self._ids[row.number, guesses.position + self.draft.ahead] = self._own(row.ids[at : at + 1])[0]
         if not self.draft.taps:
             self._guessed[row.number].append(token)
         return True
