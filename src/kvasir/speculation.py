@@ -4,7 +4,7 @@
     off
     ngram                       prompt lookup: what followed the last ids earlier in the sequence
     suffix                      what followed them in earlier answers to the same key
-    draft=MODEL                 a smaller model
+    draft=MODEL                 a smaller model, or an assistant of Gemma 4
     eagle3=PATH                 an EAGLE-3 head
     mtp                         the heads for multi-token prediction in the model's checkpoint
 

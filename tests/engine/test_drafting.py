@@ -12,6 +12,9 @@ import torch
 from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.ops import native
 from tests.engine.cores import random_model
+from tests.models.eagle3_heads import config_of, settings, tensors_of, write
+from tests.models.test_eagle3 import base_folder
+from tests.models.test_gemma4_assistant import both
 from tests.oracle import mixed_requests, plain, poison, same, together
 from tests.runner.made import request, small_core
 from tests.runner.proposing import renumbered
@@ -76,6 +79,36 @@ def test_what_cannot_draft_is_named(folder, options, error, message):
     options["speculate"] = options["speculate"].replace("MODEL", folder)
     with pytest.raises(error, match=message):
         small_core(folder, **options)
+
+
+@pytest.mark.parametrize("option", ["eagle3", "draft"])
+def test_a_head_of_its_own_checkpoint_changes_no_answer(tmp_path, option):
+    """Also over few blocks full of NaN and with forced preemption."""
+    base, requests = base_folder(tmp_path), mixed_requests(96, 200, longest=150)
+    s = settings("eagle-3.1")
+    head = write(tmp_path / "head", "eagle-3.1", config_of("eagle-3.1", s, [1, 3, 4]), tensors_of(s))
+    expected = plain(small_core(str(base), "program", speculate="off"), requests)
+    core = small_core(
+        str(base), "program", speculate=f"{option}={head}", num_blocks=40, max_num_seqs=6, max_model_len=256
+    )
+    assert draft_of(core).taps == ("layers.1", "layers.3", "layers.4")
+    poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
+    same(expected, together(core, requests, preempt=0.1))
+    core.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_assistant_changes_no_answer(tmp_path):
+    """It reads the target's blocks, also those that prefixes share and those that a window has left behind."""
+    transformers = pytest.importorskip("transformers", reason="transformers makes the models of this test")
+    (base, head), requests = both(transformers, tmp_path), mixed_requests(96, 200, longest=150)
+    expected = plain(small_core(str(base), "program", speculate="off"), requests)
+    core = small_core(str(base), "program", speculate=f"draft={head}", num_blocks=40, max_num_seqs=6, max_model_len=256)
+    assert not draft_of(core).advances
+    poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
+    same(expected, together(core, requests, preempt=0.1))
+    core.close()
 
 
 def test_stored_blocks_of_other_drafters_are_not_found(folder, tmp_path, monkeypatch):

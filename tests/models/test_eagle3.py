@@ -218,12 +218,17 @@ class OverItself:
         return rows
 
 
-def base_program(folder: Path) -> LoadedModel:
-    """`target` as a program."""
+def base_folder(folder: Path) -> Path:
+    """The checkpoint of `target`."""
     source, config = dummy_source(target(), seed=3), {**TARGET, "architectures": ["LlamaForCausalLM"]}
     save_file({name: source.array(name) for name in source.names()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
-    return load_model(find_model(folder), "float32", options=LoadOptions("program"))
+    return folder
+
+
+def base_program(folder: Path) -> LoadedModel:
+    """`target` as a program."""
+    return load_model(find_model(base_folder(folder)), "float32", options=LoadOptions("program"))
 
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())

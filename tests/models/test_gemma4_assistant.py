@@ -80,6 +80,15 @@ def saved(folder: Path, assistant: Any, config: dict[str, Any], **more: Tensor) 
     return folder
 
 
+def both(transformers: Any, folder: Path) -> tuple[Path, Path]:
+    """The checkpoints of a target and of its assistant."""
+    target, assistant, _ = made(transformers, "gemma4")
+    (folder / "config.json").write_text(json.dumps(target.config.to_dict() | {"architectures": ["Gemma4ForCausalLM"]}))
+    tensors = {name: tensor.contiguous() for name, tensor in state_of(target).items() if name != "lm_head.weight"}
+    save_file(tensors, folder / "model.safetensors")
+    return folder, saved(folder / "head", assistant, assistant_config("gemma4"))
+
+
 @torch.no_grad()
 def expected(target: Any, assistant: Any, ids: list[int], drafted: int) -> list[tuple[Tensor, Tensor]]:
     """Logits and carried row of each draft after `ids`, of which the target has computed all but the last."""
@@ -138,6 +147,7 @@ def test_layers_read_the_last_layer_of_their_kind_that_has_keys(transformers, tm
     for kind, (local, full) in OWNERS.items():
         _, assistant, mine = made(transformers, kind)
         head = load_head(find_model(saved(tmp_path / kind, assistant, assistant_config(kind))), mine).model
+        assert isinstance(head, Gemma4Assistant)
         assert tuple(spec.layer for spec in head.cache_spec()) == (local, local, local, full)
         assert {spec.model for spec in head.cache_spec()} == {TARGET}
 

@@ -13,10 +13,10 @@ from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.models.eagle3 import tap_names
 from kvasir.models.eagle3_config import Eagle3Config
 from kvasir.models.registry import model_class_for
-from kvasir.runner.load_head import load_head
+from kvasir.runner.load_head import is_head, load_head
 from kvasir.weights.find import find_model
 from tests.models.eagle3_heads import Tensors, config_of, settings, tensors_of, write
-from tests.models.test_eagle3 import target
+from tests.models.test_eagle3 import base_folder, target
 
 BAD, NO = ModelFileError, UnsupportedModel
 # What JSON can hold.
@@ -184,6 +184,13 @@ def test_tied_logits_need_an_embedding_of_its_own(tmp_path):
     head = opened(tmp_path, "specforge", config, tensors).model
     rows = torch.randn(32, 64)
     assert torch.allclose(head.logits(rows), rows @ tensors["embed_tokens.weight"].T, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["specforge", "authors", "speculators", "gguf"])
+def test_a_head_is_told_from_a_model(tmp_path, layout):
+    s = settings(layout)
+    assert is_head(find_model(write(tmp_path / "head", layout, config_of(layout, s, [2, 3, 5]), tensors_of(s))))
+    assert not is_head(find_model(base_folder(tmp_path)))
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators", "vllm", "assistant"])

@@ -3,19 +3,16 @@ assistant would, and answers do not depend on it."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from safetensors.torch import save_file
 
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.runner.load_head import with_head
 from kvasir.weights.find import find_model
-from tests.models.oracle import random_ids, state_of
-from tests.models.test_gemma4_assistant import LENGTH, assistant_config, expected, made, saved
+from tests.models.oracle import random_ids
+from tests.models.test_gemma4_assistant import LENGTH, both, expected, made
 from tests.runner.proposing import Lane, generate, runner_of, step
 
 pytestmark = [
@@ -30,14 +27,9 @@ PROGRAM = LoadOptions("program", block_size=16)
 def models(tmp_path_factory) -> tuple[LoadedModel, LoadedModel]:
     """The model without an assistant and with one."""
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
-    target, assistant, _ = made(transformers, "gemma4")
-    folder = tmp_path_factory.mktemp("gemma4")
-    (folder / "config.json").write_text(json.dumps(target.config.to_dict() | {"architectures": ["Gemma4ForCausalLM"]}))
-    tensors = {name: tensor.contiguous() for name, tensor in state_of(target).items() if name != "lm_head.weight"}
-    save_file(tensors, folder / "model.safetensors")
-    alone = load_model(find_model(folder), "float32", options=PROGRAM)
-    head = find_model(saved(folder / "head", assistant, assistant_config("gemma4")))
-    return alone, with_head(alone, head, "float32", options=PROGRAM)
+    target, head = both(transformers, tmp_path_factory.mktemp("gemma4"))
+    alone = load_model(find_model(target), "float32", options=PROGRAM)
+    return alone, with_head(alone, find_model(head), "float32", options=PROGRAM)
 
 
 def test_it_proposes_what_transformers_would(models):

@@ -11,7 +11,7 @@ from kvasir.engine.load_text import load_text
 from kvasir.engine.progress import Progress
 from kvasir.runner.load import LoadedModel, LoadOptions
 from kvasir.runner.load_draft import load_draft, with_own_draft
-from kvasir.runner.load_head import with_head
+from kvasir.runner.load_head import is_head, with_head
 from kvasir.speculation import Drafters
 from kvasir.text.shared_tokens import shared_ids
 from kvasir.weights.find import find_model
@@ -28,7 +28,7 @@ def with_drafter(
         return with_own_draft(loaded)
     files = find_model(drafters.source)
     how = LoadOptions(loaded.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
-    if drafters.weights == "eagle3":
+    if drafters.weights == "eagle3" or is_head(files):  # an assistant of Gemma 4 is called a draft model, too
         return with_head(loaded, files, options.dtype, progress, how)
     shared, unknown = _vocabulary(loaded, drafters, options)
     return load_draft(loaded, files, options.dtype, progress, how, shared, unknown)

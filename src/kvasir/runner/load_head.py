@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
-from kvasir.models.config import MAX_VOCAB
+from kvasir.models.config import MAX_VOCAB, read_hf_config
 from kvasir.models.eagle3 import Eagle3
 from kvasir.models.eagle3_config import GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
 from kvasir.models.gemma4_assistant import Gemma4Assistant, is_assistant
@@ -33,7 +33,7 @@ from kvasir.runner.load_draft import attach, check_executor
 from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
-from kvasir.weights.source import WeightSource
+from kvasir.weights.source import GGUFSource, WeightSource
 
 HeadModel = Eagle3 | Gemma4Assistant
 _TABLES = ("d2t", "draft_id_to_target_id")
@@ -93,6 +93,18 @@ def load_head(
     size = sum(path.stat().st_size for path in files.weights)
     held = filled.bytes + sum(formats.values())
     return LoadedHead(head, config, dtype, filled.parameters, size, held, filled.mapped, formats, notes)
+
+
+def is_head(files: ModelFiles) -> bool:
+    """Whether a checkpoint is that of a head, and not of a model. Reads no tensors."""
+    if files.kind == "gguf":
+        source = GGUFSource(files.weights[0])
+        architecture = source.model.metadata.get("general.architecture")
+        source.close()
+        return architecture in ("eagle3", "gemma4-assistant")
+    assert files.config is not None, "a safetensors folder needs a config.json"
+    config = read_hf_config(files.config)
+    return is_assistant(config) or is_eagle3(config)
 
 
 def open_head(files: ModelFiles, target: Any) -> tuple[HeadModel, dict[str, Any], WeightSource]:
