@@ -72,7 +72,7 @@ def parse(text: str) -> Drafters:
 
 def wanted(value: Any) -> Speculation:
     """What a request's `speculation` asks for: {"method": a name, a list of names, "auto" or "off",
-    "num_speculative_tokens": a number}. Raises InvalidRequest."""
+    "num_speculative_tokens": a number}, in the range of what an engine can do. Raises InvalidRequest."""
 
     def refuse(what: str, hint: str) -> InvalidRequest:
         return InvalidRequest(what, hint, param="speculation")
@@ -84,10 +84,11 @@ def wanted(value: Any) -> Speculation:
     most = value.get("num_speculative_tokens")
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
         raise refuse(f"num_speculative_tokens is {quoted(most)}", "expected a number from 0 on")
+    most = None if most is None else min(most, MAX_DRAFTED)
     method = value.get("method", "auto")
     if method in ("auto", None):
         return Speculation(None, most)
     names = () if method == "off" else (method,) if isinstance(method, str) else method
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name in METHODS for name in names):
         raise refuse(f"speculation has the method {quoted(method)}", f"expected auto, off, or of {', '.join(METHODS)}")
-    return Speculation(tuple(names), most)
+    return Speculation(tuple(dict.fromkeys(names)), most)

@@ -270,3 +270,4 @@ class ModelInfo:
     weight_bytes_read: int = 0  # of matrices, by a step of one row; 0 if the executor does not know
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
     targets: dict[ServiceClass, Target] = field(default_factory=dict)  # of each class
+    drafters: tuple[str, ...] = ()  # names of speculation.METHODS, in the order in which they are asked

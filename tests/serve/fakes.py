@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import lru_cache
 
@@ -16,11 +17,13 @@ from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_carry, fake_masked
 from kvasir.runner.rows import Row
 from kvasir.sched.scheduler import Scheduler
+from kvasir.sched.sequence import Sequence
 from kvasir.text.byte_level import LETTERS
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.special_tokens import SpecialTokens
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Task
+from tests.sched.one_by_one import OneByOne
 
 EOS, BOS, START, END = 256, 257, 258, 259
 VOCAB = 260
@@ -60,7 +63,7 @@ def grammar_guides() -> GrammarGuides:
 
 class EchoExecutor(FakeExecutor):
     """Answers with the prompt, over and over; with a temperature it begins where the seed says. Where a grammar does
-    not allow the next token, it takes the next one that is allowed."""
+    not allow the next token, it takes the next one that is allowed. Drafts are checked as every runner does."""
 
     draws_columns = False
 
@@ -70,35 +73,65 @@ class EchoExecutor(FakeExecutor):
             row.fault = "SecretError: inside"
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
-        row = self.rows[work.row]
+        row, end = self.rows[work.row], work.start + work.count
         drawn = super().draw(work, mask)
         if drawn.error:
             return drawn
-        prompt, done = row.ids[: row.prompt_len].tolist(), work.start + work.count - row.prompt_len
+        size = len(mask) // (work.drafted + 1) if mask else 0
+        tokens: list[int] = []
+        for at in range(end - work.drafted, end + 1):
+            own = mask[len(tokens) * size : (len(tokens) + 1) * size] if mask else None
+            tokens.append(self.echo(row, at - row.prompt_len, own))
+            if at < end and row.ids[at] != tokens[-1]:
+                break
+        carries = row.spec.temperature and not row.spec.guided
+        carry = fake_carry(row.carry, tokens) if carries else row.carry
+        tops = [top for _, _, _, top in drawn.logprobs][:1] * len(tokens)
+        return Taken(tuple(tokens), tuple((t, -0.5, 1, top) for t, top in zip(tokens, tops, strict=False)), carry)
+
+    def echo(self, row: Row, done: int, mask: bytes | None) -> int:
+        """The token after `done` tokens of the answer."""
+        prompt = row.ids[: row.prompt_len].tolist()
         token = prompt[(done + (row.spec.seed if row.spec.temperature else 0)) % len(prompt)]
         if token in row.spec.stop_ids and done < row.spec.min_tokens:
             token = ord("_")
-        token = fake_masked(token, mask, VOCAB)
-        carries = row.spec.temperature and not row.spec.guided
-        carry = fake_carry(row.carry, [token]) if carries else row.carry
-        return Taken((token,), tuple((token, -0.5, 1, top) for _, _, _, top in drawn.logprobs), carry)
+        return fake_masked(token, mask, VOCAB)
 
 
 class EchoRunner(FakeRunner):
     samples = EchoExecutor
 
 
-class EchoEngine(InProcessEngine):
-    """Takes FakeRunner's options, fields of ModelInfo, and max_waiting of the scheduler."""
+class Predicted(OneByOne):
+    """Drafts the request's prediction from where the answer is, right or wrong."""
 
-    def __init__(self, max_waiting: int = 1024, info: dict | None = None, **runner):
+    def guess(self, seq: Sequence, most: int) -> Seq[int]:
+        wanted = seq.request.speculation
+        allowed = wanted is None or wanted.methods is None or "ngram" in wanted.methods
+        most = min(most, most if wanted is None or wanted.most is None else wanted.most)
+        done = len(seq.tokens) - seq.prompt_len
+        return seq.request.prediction[done : done + most] if allowed else ()
+
+
+class EchoEngine(InProcessEngine):
+    """Takes FakeRunner's options, fields of ModelInfo, and max_waiting of the scheduler. drafts: with the drafter
+    Predicted, under the name ngram."""
+
+    def __init__(self, max_waiting: int = 1024, info: dict | None = None, drafts: bool = False, **runner):
         options = {"vocab_size": VOCAB, "num_blocks": 400, "max_rows": 16, "max_model_len": 512, **runner}
         options.setdefault("tasks", (Task.GENERATE, Task.EMBED))
+        own = {"drafters": ("ngram",)} if drafts else {}
 
         def build() -> EngineCore:
             fake = EchoRunner(**options)
-            fake.info = replace(fake.info, **(info or {}))
-            scheduler = Scheduler(fake.capacity, eos_ids=(EOS,), max_waiting=max_waiting, guides=grammar_guides())
+            fake.info = replace(fake.info, **own, **(info or {}))
+            scheduler = Scheduler(
+                fake.capacity,
+                eos_ids=(EOS,),
+                max_waiting=max_waiting,
+                guides=grammar_guides(),
+                drafter=Predicted() if drafts else None,
+            )
             return EngineCore(fake, scheduler)
 
         super().__init__(build)

@@ -81,6 +81,8 @@ def serve(
     Example: kvasir serve kvasir-mini --port 8000
 
     Example: kvasir serve --keep-alive 600
+
+    Example: kvasir serve qwen3-8b --speculate ngram,suffix,draft=qwen3-0.6b --draft-max 8
     """
     from kvasir.cli import serve as command
 
@@ -111,7 +113,7 @@ def run(
 
     Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
 
-    Example: kvasir run kvasir-mini - --chat < question.txt
+    Example: kvasir run kvasir-mini - --chat --speculate ngram < question.txt
     """
     from kvasir.cli import run as command
 
@@ -133,6 +135,8 @@ def chat(
     """Chat with a model in the terminal; /help lists the commands.
 
     Example: kvasir chat kvasir-mini
+
+    Example: kvasir chat qwen3-8b.gguf -md qwen3-8b-eagle3.gguf --spec-type draft-eagle3
     """
     from kvasir.cli import chat as command
 
@@ -328,6 +332,8 @@ def bench(
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
 
     Example: kvasir bench kvasir-mini --quantize q8 --threads 1
+
+    Example: kvasir bench kvasir-mini --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}'
 
     Example: kvasir bench prefix kvasir-mini --out bench-out
 

@@ -12,40 +12,48 @@ import typer
 
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.peer_flags import PeerFlags, with_peer_flags
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 
 
 def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags of all engine options to a command that takes `model: str` and `engine: EngineOptions`."""
+    """Adds the flags of all engine options, and other engines' names for some, to a command that takes `model: str` and
+    `engine: EngineOptions`."""
 
     def make(chosen: Mapping[str, Any], kwargs: Mapping[str, Any]) -> EngineOptions:
         model = kwargs["model"]  # `serve` takes any number of models
-        return EngineOptions(model=model if isinstance(model, str) else next(iter(model or ()), ""), **chosen)
+        peers = {f.name: chosen[f.name] for f in dataclasses.fields(PeerFlags)}
+        own = {name: value for name, value in chosen.items() if name not in peers}
+        options = EngineOptions(model=model if isinstance(model, str) else next(iter(model or ()), ""), **own)
+        options, notes = with_peer_flags(options, PeerFlags(**peers))
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        return options
 
-    return _with_flags(command, "engine", EngineOptions, make)
+    return _with_flags(command, "engine", make, EngineOptions, PeerFlags)
 
 
 def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags of OperationOptions to a command that takes `operation: OperationOptions`."""
-    return _with_flags(command, "operation", OperationOptions, lambda chosen, kwargs: OperationOptions(**chosen))
+    return _with_flags(command, "operation", lambda chosen, kwargs: OperationOptions(**chosen), OperationOptions)
 
 
 def models_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags of ModelsOptions to a command that takes `models: ModelsOptions`."""
-    return _with_flags(command, "models", ModelsOptions, lambda chosen, kwargs: ModelsOptions(**chosen))
+    return _with_flags(command, "models", lambda chosen, kwargs: ModelsOptions(**chosen), ModelsOptions)
 
 
 def sampler_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags of SamplerOptions to a command that takes `sampler: SamplerOptions`."""
-    return _with_flags(command, "sampler", SamplerOptions, lambda chosen, kwargs: SamplerOptions(**chosen))
+    return _with_flags(command, "sampler", lambda chosen, kwargs: SamplerOptions(**chosen), SamplerOptions)
 
 
-def _with_flags(command: Callable[..., Any], name: str, group: type, make: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with a flag for each option of the group instead of its parameter `name`; `make` builds that
+def _with_flags(command: Callable[..., Any], name: str, make: Callable[..., Any], *groups: type) -> Callable[..., Any]:
+    """The command with a flag for each option of the groups instead of its parameter `name`; `make` builds that
     argument."""
-    fields = [f for f in dataclasses.fields(group) if "help" in f.metadata]
-    hints = get_type_hints(group)
+    fields = [f for group in groups for f in dataclasses.fields(group) if "help" in f.metadata]
+    hints = {option: hint for group in groups for option, hint in get_type_hints(group).items()}
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ class TokenInfo:
     logprob: float | None
     rank: int = 0
     top: tuple[Candidate, ...] = ()
+    drafted: bool = field(default=False, compare=False)  # whether a drafter had proposed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class TextDelta:
     to the same kind of event however the choice is split into deltas.
     `logprobs` runs parallel to `token_ids` if it was requested. The last delta of a choice has a finish reason;
     `stop_reason` is the stop string or the requested stop id that ended it. `usage` counts this choice only, so far.
-    `at`: the time of its tokens, as in Delta.
+    `accepted`: so many of the first `token_ids` had been drafted. `at`: the time of its tokens, as in Delta.
     """
 
     index: int
@@ -70,6 +71,7 @@ class TextDelta:
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
     refused: bool = False  # the error is due to the request itself
+    accepted: int = field(default=0, compare=False)
     at: float = field(default=0.0, compare=False)
 
 
@@ -99,6 +101,7 @@ class AnswerText:
         self.num_tokens = 0
         self.cached_tokens = 0
         self._num_settled = self._num_reasoning = 0
+        self._num_accepted = self._num_rejected = 0
         self.done = False
 
     def push(self, delta: Delta) -> TextDelta:
@@ -129,20 +132,40 @@ class AnswerText:
         if self.done and self._parser is not None:
             read += self._settled(self._parser.finish())
         events, settled = merged_counts(read)
+        accepted = self._count_drafts(delta, len(offsets))
+        drafted = [True] * accepted + [False] * (len(offsets) - accepted)
         return TextDelta(
             index=delta.index,
             text="".join(pieces),
             events=events,
             settled=settled,
             token_ids=delta.token_ids[: len(offsets)],
-            logprobs=tuple(map(self._info, delta.logprobs, offsets)),
+            logprobs=tuple(map(self._info, delta.logprobs, offsets, drafted)),
             prompt_logprobs=self._prompt_infos(delta),
             finish_reason=finish,
             stop_reason=self._stop_id(delta) if matched is None else matched,
-            usage=Usage(len(self._prompt_ids), self.num_tokens, self.cached_tokens, self._num_reasoning),
+            usage=self._usage(),
             error=delta.error,
             refused=delta.refused,
+            accepted=accepted,
             at=delta.at,
+        )
+
+    def _count_drafts(self, delta: Delta, taken: int) -> int:
+        """Counts the delta's draft; returns how many of the `taken` tokens it had right."""
+        accepted = min(delta.accepted, taken)
+        self._num_accepted += accepted
+        self._num_rejected += delta.drafted - accepted
+        return accepted
+
+    def _usage(self) -> Usage:
+        return Usage(
+            len(self._prompt_ids),
+            self.num_tokens,
+            self.cached_tokens,
+            self._num_reasoning,
+            self._num_accepted,
+            self._num_rejected,
         )
 
     def _read(self, text: str) -> list[tuple[Event, int]]:
@@ -180,10 +203,10 @@ class AnswerText:
     def _stop_id(self, delta: Delta) -> int | None:
         return delta.stop_token if delta.stop_token in self._params.stop_token_ids else None
 
-    def _info(self, entry: TokenLogprob, offset: int) -> TokenInfo:
+    def _info(self, entry: TokenLogprob, offset: int, drafted: bool = False) -> TokenInfo:
         text, data = self._spell(entry.token)
         top = tuple(Candidate(t, *self._spell(t), logprob) for t, logprob in entry.top)
-        return TokenInfo(entry.token, text, data, offset, entry.logprob, entry.rank, top)
+        return TokenInfo(entry.token, text, data, offset, entry.logprob, entry.rank, top, drafted)
 
     def _spell(self, token: int) -> tuple[str, bytes]:
         if self._tokenizer is None:

@@ -18,7 +18,7 @@ from kvasir.plan import Capacity
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.spec.drafter import Speculator
-from kvasir.speculation import MAX_DRAFTED, parse
+from kvasir.speculation import MAX_DRAFTED, SOURCES, parse
 from kvasir.types import ModelInfo, Task
 
 
@@ -110,6 +110,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // options.block_size) for g in groups),
         targets=config.targets,
+        drafters=config.drafters.methods if Task.GENERATE in model.tasks else (),
     )
     with devices.memory_for("the KV cache and the buffers of a step"):
         runner = make_runner(loaded, config, capacity, info, device.kind)
@@ -148,9 +149,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
 
 
 def _speculator(config: EngineConfig, info: ModelInfo) -> Drafter | None:
-    if not config.drafters.methods or Task.GENERATE not in info.tasks:
-        return None
-    return Speculator(config.drafters.methods, config.targets, config.draft_max)
+    return Speculator(info.drafters, config.targets, config.draft_max) if info.drafters else None
 
 
 def _sizes(formats: Mapping[str, int]) -> str:
@@ -191,6 +190,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
         f"{config.kv_bytes / 2**20:.0f} MiB, "
         f"{f'prefix cache on ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
+        *([f"drafts    {_drafts(config, info)}"] if Task.GENERATE in info.tasks else []),
         f"memory    {_memory(config)}",
         *([f"host      {config.cache_host / 2**30:.1f} GiB for prefixes"] if config.cache_host else []),
         *([f"disk      {_disk(config)}"] if config.cache_dir else []),
@@ -199,6 +199,13 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s for imports)",
         *(f"note      {n}" for n in config.notes),
     ]
+
+
+def _drafts(config: EngineConfig, info: ModelInfo) -> str:
+    if not info.drafters:
+        return "off"
+    names = [f"{name} {config.drafters.source}" if name in SOURCES else name for name in info.drafters]
+    return f"{', '.join(names)}, at most {config.draft_max} ids a step"
 
 
 def _memory(config: EngineConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvasir.errors import InvalidRequest, PromptTooLong
+from kvasir.speculation import Speculation
 from kvasir.types import ModelInfo, SamplingParams, Task
 
 
@@ -34,6 +35,19 @@ def check_vocabulary(info: ModelInfo, params: SamplingParams) -> None:
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if (count or 0) > info.vocab_size:
             raise InvalidRequest(f"{name} is larger than the vocabulary", param=name)
+
+
+def check_drafts(info: ModelInfo, speculation: Speculation | None, prediction: Sequence[int]) -> None:
+    """Checks that the engine has the drafters that a request names, and that the answer it predicts can be one."""
+    missing = [name for name in (speculation and speculation.methods) or () if name not in info.drafters]
+    if missing:
+        has = f"has {', '.join(info.drafters)}" if info.drafters else "has none"
+        raise InvalidRequest(f"this engine has no drafter {missing[0]}", f"it {has}; or auto, off", "speculation")
+    if len(prediction) > (context := info.max_model_len):
+        message = f"the prediction has {len(prediction)} tokens; the context holds {context}"
+        raise PromptTooLong(message, "shorten it", "prediction", tokens=len(prediction), context=context)
+    if prediction:
+        check_ids(info, prediction, "prediction")
 
 
 def check_input_fits(info: ModelInfo, length: int, param: str) -> None:

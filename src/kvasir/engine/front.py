@@ -14,7 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
-from kvasir.engine.checks import check_ids, check_input_fits, check_task, check_vocabulary, room_for_answer
+from kvasir.engine.checks import (
+    check_drafts,
+    check_ids,
+    check_input_fits,
+    check_task,
+    check_vocabulary,
+    room_for_answer,
+)
 from kvasir.engine.client import Engine
 from kvasir.engine.encoding import PromptEncoder
 from kvasir.engine.grammars import Grammars
@@ -162,6 +169,7 @@ class Front(PromptEncoder):
         if params.structured_outputs:
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         check_vocabulary(self.info, params)
+        check_drafts(self.info, fields.get("speculation"), fields.get("prediction", ()))
         # A drawn seed is returned to the client; JSON numbers reliably carry only 53 bits.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed

@@ -23,18 +23,19 @@ IGNORED = (
     *("num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"),
     *("numa", "embedding_only"),
 )
+# Of requests by Ollama's own routes only: others need not know it, since drafts change no token.
+REQUESTS = ("draft_num_predict",)
 # Name -> (values without effect, hint).
 REFUSED: dict[str, tuple[tuple[Value, ...], str]] = {
     "num_keep": ((0, -1), "generation always stops at a full context; leave it out"),
     "tfs_z": ((1, 1.0), "leave it out, or use min_p"),
     "penalize_newline": ((True,), "newlines are penalized like any token; leave it out"),
-    "draft_num_predict": ((0,), "draft models are not supported"),
 }
 _INTEGERS = {name for name, row in _ROWS.items() if row.kind in (FieldKind.INTEGER, FieldKind.CHOICE)}
 _INTEGERS |= {"num_keep", "draft_num_predict", "num_batch", "num_gpu", "main_gpu", *ENGINE}
 _BOOLEANS = {"penalize_newline", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "numa"}
 _BOOLEANS |= {"embedding_only"}
-_KNOWN = (*SAMPLING, *ENGINE, *IGNORED, *REFUSED)
+_KNOWN = (*SAMPLING, *ENGINE, *REQUESTS, *IGNORED, *REFUSED)
 _UNLIMITED = (-1, -2)  # for num_predict: until the model stops, until the context is full
 _MOST_STOPS = 64
 _LARGEST = 2**53

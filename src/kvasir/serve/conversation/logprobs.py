@@ -11,8 +11,9 @@ from kvasir.engine.answer import TokenInfo
 LOWEST = -9999.0  # JSON has no infinity
 
 
-def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
-    """The format of chats: one object per token with its text, bytes and best candidates."""
+def chat_logprobs(infos: Sequence[TokenInfo], drafts: bool = False) -> dict[str, Any]:
+    """The format of chats: one object per token with its text, bytes and best candidates. drafts: tokens that a drafter
+    had proposed are marked as `drafted`."""
     content = [
         {
             "token": info.text,
@@ -21,6 +22,7 @@ def chat_logprobs(infos: Sequence[TokenInfo]) -> dict[str, Any]:
             "top_logprobs": [
                 {"token": c.text, "logprob": finite(c.logprob), "bytes": _numbers(c.bytes)} for c in info.top
             ],
+            **({"drafted": True} if drafts and info.drafted else {}),
         }
         for info in infos
     ]

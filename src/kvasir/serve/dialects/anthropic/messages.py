@@ -22,6 +22,7 @@ from starlette.responses import Response
 from kvasir.engine.answer import TextDelta
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Event
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.request import prompt_ids, to_request
@@ -93,7 +94,7 @@ async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) 
         conversation, fields = await asyncio.to_thread(to_conversation, wire, serving)
         ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
         params = sampling_params(_asked(wire) | fields, serving.front.info, serving.own, max_tokens=1)
-        scheduling = scheduling_fields(wire, serving, request)
+        scheduling = scheduling_fields(wire, serving, request) | speculation_of(wire)
         core, reading = await to_request(conversation, ids, params, serving, fields=scheduling)
     room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir.fields import INT32, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.sampling import wire_of
-from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Wire
 
@@ -265,7 +265,7 @@ class Samplers(wire_of("anthropic")):
     """How tokens are sampled."""
 
 
-class MessagesRequest(Samplers, Scheduling, MessagesBody):
+class MessagesRequest(Samplers, Drafting, MessagesBody):
     """POST /v1/messages
 
     max_tokens: 0 computes the prompt and leaves it in the cache. seed: an extension of this server; the same seed

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from kvasir.engine.answer import TextDelta
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -121,7 +122,7 @@ async def to_requests(
     check_logprobs(serving, n_probs=wire.n_probs)
     if len(prompts) * (wire.n_cmpl or 1) > settings.max_answers:
         raise InvalidRequest(f"n_cmpl is {wire.n_cmpl}", f"at most {settings.max_answers} choices", param="n_cmpl")
-    fields = scheduling_fields(wire, serving, request)
+    fields = scheduling_fields(wire, serving, request) | speculation_of(wire, wire.speculative_n_max)
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
     with renamed(names_of(wire)):
         size = sum(len(token) for token, _ in wire.logit_bias or () if isinstance(token, str))

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from kvasir.fields import INT32, MAX_LOGIT_BIAS
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool
+from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.http.wire import LEAVE_OUT, MAX_MESSAGES, MAX_TOOLS, Name, TemplateKwargs, Wire
@@ -113,11 +114,12 @@ class Samplers(wire_of("llamacpp")):
     """How tokens are sampled."""
 
 
-class Options(Samplers, Scheduling):
+class Options(Samplers, Drafting):
     """The fields shared by /completion and /infill.
 
     n_predict: -1 for as many tokens as the context leaves; 0 only computes the prompt. repeat_last_n: number of ids
-    that the penalties consider, -1 for all; 0 disables them. seed: -1 draws a random one.
+    that the penalties consider, -1 for all; 0 disables them. seed: -1 draws a random one. speculative.n_max: drafted
+    ids of a step, at most; 0 for no drafts.
     """
 
     model: Name | None = None
@@ -139,14 +141,15 @@ class Options(Samplers, Scheduling):
     n_indent: Annotated[int, Field(ge=0, le=INT32)] | None = None
     t_max_predict_ms: Annotated[int, Field(ge=-1, le=INT32)] | None = None
 
-    # No effect: the context is never shifted, the scheduler assigns rows and caches, and drafts do not change the
-    # output.
+    speculative_n_max: Annotated[int | None, Field(alias="speculative.n_max", ge=0, le=INT32)] = None
+
+    # No effect: the context is never shifted, the scheduler assigns rows and caches, and drafts that do not pay are not
+    # made.
     id_slot: int | None = None
     n_keep: int | None = None
     n_discard: int | None = None
     n_cache_reuse: int | None = None
     t_max_prompt_ms: int | None = None
-    speculative_n_max: Annotated[int | None, Field(alias="speculative.n_max")] = None
     speculative_n_min: Annotated[int | None, Field(alias="speculative.n_min")] = None
     speculative_p_min: Annotated[float | None, Field(alias="speculative.p_min")] = None
 
@@ -170,7 +173,7 @@ class Options(Samplers, Scheduling):
     }
     IGNORED: ClassVar = (
         *("id_slot", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms"),
-        *("speculative_n_max", "speculative_n_min", "speculative_p_min"),
+        *("speculative_n_min", "speculative_p_min"),
     )
 
 

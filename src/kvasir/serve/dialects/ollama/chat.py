@@ -7,6 +7,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.serve.conversation.chat_format import NamedChoice
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.request import to_request
@@ -15,7 +16,14 @@ from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, as_message
 from kvasir.serve.dialects.ollama.asking import answer
-from kvasir.serve.dialects.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
+from kvasir.serve.dialects.ollama.params import (
+    check_fits,
+    context_of,
+    drafted_of,
+    options_of,
+    room_for_answer,
+    to_params,
+)
 from kvasir.serve.dialects.ollama.prompt import (
     Prompter,
     must_be_kept_from_thinking,
@@ -59,7 +67,7 @@ async def to_job(wire: ChatRequest, serving: Serving, request: HTTPRequest, cloc
     check_fits(len(ids), context, "messages")
     params = to_params(wire, options, front.info, context - len(ids))
     conversation = Conversation(without(messages, left_out), tools, variables)
-    fields = scheduling_fields(wire, serving, request)
+    fields = scheduling_fields(wire, serving, request) | speculation_of(wire, drafted_of(options))
     core, reading = await to_request(conversation, ids, params, serving, fields=fields)
     truncated = {"messages": left_out} if left_out else {}
     return OllamaJob(wire.model, serving, core, reading, clock, as_message, truncated)

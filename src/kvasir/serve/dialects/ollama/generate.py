@@ -13,12 +13,20 @@ from starlette.responses import Response
 from kvasir.engine.front import Front
 from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.ollama.answer import Clock, OllamaJob, as_response
 from kvasir.serve.dialects.ollama.asking import answer
-from kvasir.serve.dialects.ollama.params import check_fits, context_of, options_of, room_for_answer, to_params
+from kvasir.serve.dialects.ollama.params import (
+    check_fits,
+    context_of,
+    drafted_of,
+    options_of,
+    room_for_answer,
+    to_params,
+)
 from kvasir.serve.dialects.ollama.prompt import cut_ids, must_be_kept_from_thinking, thinking_variables
 from kvasir.serve.dialects.ollama.route import STREAMED
 from kvasir.serve.dialects.ollama.wire import GenerateRequest
@@ -72,7 +80,7 @@ async def to_job(wire: GenerateRequest, serving: Serving, request: HTTPRequest, 
     check_fits(len(ids), context, "prompt")
     params = to_params(wire, options, front.info, context - len(ids))
     reading = None if wire.raw or wire.suffix else front.reader.reading(ids, None, await _thinks(wire, front))
-    fields = scheduling_fields(wire, serving, request)
+    fields = scheduling_fields(wire, serving, request) | speculation_of(wire, drafted_of(options))
     if reading is not None:
         grammar = await front.grammars.later(front.grammars.answer, reading, params)
         if grammar is not None:  # the grammar lets the model think first

@@ -57,6 +57,12 @@ def limit_of(options: Options) -> int | None:
     return options.num_predict
 
 
+def drafted_of(options: Options) -> int | None:
+    """Most drafted ids of a step; None if the engine decides."""
+    given = options.draft_num_predict
+    return None if given is None or given < 0 else given
+
+
 def room_for_answer(options: Options, context: int) -> int:
     """Tokens to leave for the choice when a prompt is truncated: the requested number, otherwise an eighth of the
     context."""

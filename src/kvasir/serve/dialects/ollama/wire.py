@@ -2,7 +2,7 @@
 
 Specification: https://docs.ollama.com/api, https://github.com/ollama/ollama/blob/main/api/types.go
 Every field of it is declared: implemented, accepted without effect where it has no meaning for this server (IGNORED),
-or refused by name (REFUSED). Extensions: `n`, `tool_choice`, `parallel_tool_calls`, the fields of Scheduling, and in
+or refused by name (REFUSED). Extensions: `n`, `tool_choice`, `parallel_tool_calls`, the fields of Drafting, and in
 `options` all samplers of this engine.
 """
 
@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kvasir.serve.conversation.chat_format import NamedChoice
+from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
@@ -69,7 +70,6 @@ class Options(wire_of("ollama", integer=Whole)):
         "tfs_z": ((1.0,), "use min_p"),
         "penalize_newline": ((True,), "newlines are penalized like other tokens"),
         "vocab_only": ((False,), _LOAD),
-        "draft_num_predict": ((0,), "draft models are not supported"),
     }
     IGNORED: ClassVar = (
         *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "use_mmap", "use_mlock"),
@@ -79,11 +79,11 @@ class Options(wire_of("ollama", integer=Whole)):
     num_ctx: Whole | None = None
     num_keep: Whole | None = None
     num_predict: Whole | None = None
+    draft_num_predict: Whole | None = None
 
     tfs_z: float | None = None
     penalize_newline: bool | None = None
     vocab_only: bool | None = None
-    draft_num_predict: Whole | None = None
 
     numa: bool | None = None
     num_batch: Whole | None = None
@@ -98,7 +98,7 @@ class Options(wire_of("ollama", integer=Whole)):
     num_thread: Whole | None = None
 
 
-class Asking(Scheduling, Trust):
+class Asking(Drafting, Trust):
     """The fields shared by /api/generate and /api/chat.
 
     truncate: shortens a prompt that does not fit the context and reports by how much; without it such a prompt is an

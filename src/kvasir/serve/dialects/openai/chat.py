@@ -21,6 +21,7 @@ from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
 from kvasir.serve.conversation.chat_format import to_messages, to_tools
+from kvasir.serve.conversation.drafting import prediction_of, speculation_of
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.messages import Conversation
@@ -94,6 +95,7 @@ async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) ->
     conversation = to_conversation(wire, serving)
     ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
+    fields |= speculation_of(wire) | await prediction_of(wire.prediction, serving)
     length = _length(wire)
     with named(wire, max_tokens=length):
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
@@ -134,7 +136,7 @@ def to_response(
     tier = served_tier(wire.service_tier, core.slo)
     response = head_object(serving, "chat.completion", core.id, created, tier)
     response["choices"] = [_choice(wire, core, reading, answer) for answer in answers]
-    response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids))
+    response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids), wire.prediction is not None)
     if answers[0].prompt_logprobs is not None:
         response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
     if wire.return_token_ids:
@@ -179,12 +181,16 @@ async def chat_events(
     timings = Timings(bool(wire.timings_per_token), begun)
     usages: dict[int, Usage] = {}
     called: set[int] = set()  # indices of the choices with calls
+
+    def total() -> dict[str, Any]:
+        return usage_object([usages.values()], len(core.prompt_ids), wire.prediction is not None)
+
     async with aclosing(serving.front.stream(core, reading)) as deltas:
         async for delta in deltas:
             check_finish(delta, core.id)
             first_of_all, first = not usages, delta.index not in usages
             usages[delta.index] = delta.usage
-            usage = usage_object([usages.values()], len(core.prompt_ids)) if always_usage else None
+            usage = total() if always_usage else None
             if any(isinstance(event, CallStart) for event in delta.events):
                 called.add(delta.index)
             choices, timed = _deltas(wire, core, reading, delta, first, delta.index in called), timings.of(delta)
@@ -194,7 +200,7 @@ async def chat_events(
             if choices:
                 yield b"".join([chunks.event([choice], usage, **timed) for choice in choices])
     if final_usage:
-        yield chunks.event([], usage_object([usages.values()], len(core.prompt_ids)))
+        yield chunks.event([], total())
     yield DONE
 
 
@@ -209,7 +215,7 @@ def _deltas(
     if delta.token_ids and (wire.logprobs or wire.return_token_ids):
         pieces = pieces or [_chunk(delta, {"content": ""})]
         if wire.logprobs:
-            pieces[0]["logprobs"] = chat_logprobs(delta.logprobs)
+            pieces[0]["logprobs"] = chat_logprobs(delta.logprobs, drafts=bool(wire.timings_per_token))
         if wire.return_token_ids:
             pieces[0]["token_ids"] = delta.token_ids
     choices += pieces

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from kvasir.engine.answer import Answer, TextDelta, TokenInfo, prompt_text
 from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.ranking import best
@@ -86,7 +87,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     params = to_params(wire, front.info, serving.own, **counts)
     with named(wire):
         await front.learn(params)
-    fields = scheduling_fields(wire, serving, request)
+    fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
     requests = []
     for prompt in given:
         ends: tuple[int, ...] = ()

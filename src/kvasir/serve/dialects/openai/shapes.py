@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,20 +20,24 @@ from kvasir.serve.http.sse import event
 from kvasir.types import Usage
 
 
-def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int) -> dict[str, Any]:
-    """`prompts`: for each prompt the usage of its choices, which share the prompt's cached tokens. Reasoning tokens are
-    included if there are any."""
-    completion = cached = reasoning = 0
+def usage_object(prompts: Iterable[Collection[Usage]], prompt_tokens: int, predicted: bool = False) -> dict[str, Any]:
+    """`prompts`: for each prompt the usage of its choices, which share the prompt's cached tokens. Details are included
+    if there are any. `predicted`: whether the request predicts its answer, so that there are counts of drafts."""
+    completion = cached = 0
+    details = Counter[str]()
     for answers in prompts:
         completion += sum(usage.completion_tokens for usage in answers)
-        reasoning += sum(usage.reasoning_tokens for usage in answers)
+        for usage in answers:
+            details["reasoning_tokens"] += usage.reasoning_tokens
+            details["accepted_prediction_tokens"] += usage.accepted_tokens
+            details["rejected_prediction_tokens"] += usage.rejected_tokens
         cached += max((usage.cached_tokens for usage in answers), default=0)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        **({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}),
+        **({"completion_tokens_details": dict(details)} if predicted or any(details.values()) else {}),
     }
 
 

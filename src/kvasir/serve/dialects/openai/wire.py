@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, Choice
+from kvasir.serve.conversation.drafting import Drafting, Prediction
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
@@ -40,7 +41,7 @@ class Samplers(wire_of("openai")):
     """How tokens are sampled, with the fields of vLLM and llama.cpp besides those of OpenAI."""
 
 
-class Sampling(Samplers, Scheduling, Structured):
+class Sampling(Samplers, Drafting, Structured):
     """The fields shared by completions and chats."""
 
     model: Name | None = None
@@ -78,7 +79,6 @@ class ChatRequest(Sampling, Trust):
         "functions": (([],), "use tools"),
         "function_call": ((), "use tool_choice"),
         "moderation": ((), LEAVE_OUT),
-        "prediction": ((), LEAVE_OUT),
         "prompt_cache_options": ((), LEAVE_OUT),
         "prompt_cache_retention": (("in_memory", "in-memory"), LEAVE_OUT),
         "store": ((False,), "chat completions are not stored"),
@@ -97,6 +97,7 @@ class ChatRequest(Sampling, Trust):
     parallel_tool_calls: bool | None = None
     service_tier: ServiceTier = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prediction: Prediction | None = None
 
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: Name | None = None
@@ -108,7 +109,6 @@ class ChatRequest(Sampling, Trust):
     functions: Any = None
     modalities: Any = None
     moderation: Any = None
-    prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     store: Any = None

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from kvasir import __version__
 from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N, MAX_STOP_STRINGS, names_in
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.sampling import asked_fields, sampling_params
@@ -119,7 +120,8 @@ async def to_request(wire: GenerateRequest, given: Parameters, serving: Serving,
     with renamed(_NAMES):
         params = to_params(given, serving, front.info.max_model_len - len(ids))
         await front.learn(params)
-        return front.resolve(ids, params, param="inputs", **scheduling_fields(wire, serving, request))
+        fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
+        return front.resolve(ids, params, param="inputs", **fields)
 
 
 def to_params(given: Parameters, serving: Serving, room: int) -> SamplingParams:

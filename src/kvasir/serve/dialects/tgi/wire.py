@@ -1,4 +1,4 @@
-"""The request bodies of Text Generation Inference. Extensions: `model`, and the fields of Scheduling."""
+"""The request bodies of Text Generation Inference. Extensions: `model`, and the fields of Drafting."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvasir.fields import MAX_STOP_STRINGS
+from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.sampling import wire_of
-from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.http.wire import Name, Refused, Wire
 
 
@@ -49,7 +49,7 @@ class Parameters(wire_of("tgi")):
     watermark: bool | None = None
 
 
-class GenerateRequest(Scheduling):
+class GenerateRequest(Drafting):
     """POST /generate and /generate_stream"""
 
     model: Name | None = None

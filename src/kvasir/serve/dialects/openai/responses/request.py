@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.chat_format import template_roles
+from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.request import prompt_ids, to_request
@@ -139,7 +140,7 @@ async def to_core(
     ClassNotAllowed."""
     check_logprobs(serving, top_logprobs=wire.top_logprobs)
     ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
-    fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
+    fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or "")) | speculation_of(wire)
     asked = asked_fields(wire, "openai") | {"structured_outputs": _structure(wire)}
     logprobs = (wire.top_logprobs or 0) if LOGPROBS in (wire.include or ()) else None
     given = {"max_tokens": wire.max_output_tokens, "logprobs": logprobs}

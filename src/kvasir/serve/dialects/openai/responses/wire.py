@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvasir.serve.conversation.scheduling import Scheduling
+from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.responses.items import Item, check_type
 from kvasir.serve.dialects.openai.structured import Schema
@@ -141,7 +141,7 @@ class Prompt(Trust):
 _CONVERSATION = ((), "use previous_response_id")
 
 
-class ResponseRequest(Prompt, Samplers, Scheduling):
+class ResponseRequest(Prompt, Samplers, Drafting):
     """POST /v1/responses"""
 
     REFUSED: ClassVar = {

@@ -1,0 +1,151 @@
+"""Predictions and the choice of drafters, from a request's fields to its usage. No draft changes an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.serve.dialects.table import ROWS
+from tests.serve.running import client, events
+
+CHAT = "/v1/chat/completions"
+TEXT = "the cat sat on the mat"
+ANSWER = f"user: {TEXT}\nassistant: "  # what the model echoes
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": TEXT}],
+        "max_tokens": len(ANSWER),
+        "temperature": 0,
+        **fields,
+    }
+
+
+def predicted(content: Any) -> dict[str, Any]:
+    return {"prediction": {"type": "content", "content": content}}
+
+
+def plain(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what differs from request to request."""
+    own = {name: value for name, value in answer.items() if name not in ("id", "created")}
+    return own | {"usage": {name: n for name, n in answer["usage"].items() if "details" not in name}}
+
+
+async def test_a_prediction_equal_to_the_answer_is_accepted_and_changes_nothing():
+    async with client(drafts=True) as http:
+        without = (await http.post(CHAT, json=chat())).json()
+        answer = (await http.post(CHAT, json=chat(**predicted(ANSWER)))).json()
+        parts = [{"type": "text", "text": ANSWER[:7]}, {"type": "text", "text": ANSWER[7:]}]
+        in_parts = (await http.post(CHAT, json=chat(**predicted(parts)))).json()
+    assert plain(answer) == plain(without) == plain(in_parts)
+    details = answer["usage"]["completion_tokens_details"]
+    assert details["rejected_prediction_tokens"] == 0
+    # The last token of each step is not drafted: the sampler gives it besides those it checks, 8 at most here.
+    assert details["accepted_prediction_tokens"] >= len(ANSWER) * 8 // 9 - 2
+    assert in_parts["usage"]["completion_tokens_details"] == details
+    assert "completion_tokens_details" not in without["usage"]
+
+
+async def test_usage_adds_up_with_any_prediction():
+    async with client(drafts=True) as http:
+        for text in ("", "x" * 50, ANSWER[:9] + "!!" + ANSWER[11:], ANSWER * 3, "user: <eos> the cat <|end|>"):
+            answer = (await http.post(CHAT, json=chat(n=2, logprobs=True, **predicted(text)))).json()
+            usage, details = answer["usage"], answer["usage"]["completion_tokens_details"]
+            assert [choice["message"]["content"] for choice in answer["choices"]] == [ANSWER] * 2
+            assert 0 <= details["accepted_prediction_tokens"] <= usage["completion_tokens"] == 2 * len(ANSWER)
+            assert bool(details["rejected_prediction_tokens"]) == (text not in ("", ANSWER * 3)), text
+
+
+@examples(30)
+@given(st.lists(st.sampled_from([*ANSWER, "!", "é"]), max_size=60), st.integers(0, 20), st.integers(1, 40))
+async def test_any_prediction_gives_the_same_stream(letters, kept, length):
+    """With a stop string that may end the answer within a draft: what comes after it is rejected."""
+    text = ANSWER[:kept] + "".join(letters)
+    body = chat(stop=["mat\n", "assi"], max_tokens=length, stream=True, stream_options={"include_usage": True})
+    async with client(drafts=True) as http:
+        without = events((await http.post(CHAT, json=body)).text)
+        found = events((await http.post(CHAT, json={**body, **predicted(text)})).text)
+
+    def content(chunks: list[dict]) -> str:
+        return "".join(c["delta"].get("content", "") for chunk in chunks for c in chunk["choices"])
+
+    assert content(found) == content(without)
+    assert found[-1]["usage"]["completion_tokens"] == without[-1]["usage"]["completion_tokens"]
+    details = found[-1]["usage"]["completion_tokens_details"]
+    assert 0 <= details["accepted_prediction_tokens"] <= found[-1]["usage"]["completion_tokens"]
+    assert details["rejected_prediction_tokens"] >= 0
+
+
+async def test_drafted_tokens_are_marked_where_times_are_asked_for():
+    body = chat(stream=True, logprobs=True, **predicted(ANSWER))
+    async with client(drafts=True) as http:
+        unmarked = (await http.post(CHAT, json=body)).text
+        chunks = events((await http.post(CHAT, json={**body, "timings_per_token": True})).text)
+    assert '"drafted"' not in unmarked
+    logprobs = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"]]
+    marks = [entry.get("drafted", False) for each in logprobs if each for entry in each["content"]]
+    timings = chunks[-1]["timings"]
+    assert len(marks) == len(ANSWER) and sum(marks) == timings["draft_n_accepted"] == timings["draft_n"] > 0
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"prediction": {"type": "image", "content": "x"}}, "image"),
+        ({"prediction": {"type": ["content"], "content": "x"}}, "prediction"),
+        ({"prediction": "x"}, "prediction"),
+        ({"prediction": {"type": "content"}}, "content"),
+        ({"prediction": {"type": "content", "content": None}}, "content"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url", "image_url": "x"}]}}, "content"),
+        (predicted("long " * 500), "prediction"),
+        (predicted("x" * 10_000_000), "prediction"),
+        ({"speculation": "ngram"}, "speculation"),
+        ({"speculation": {"method": "mtp"}}, "it has ngram"),
+        ({"speculation": {"method": "guess"}}, "ngram, suffix"),
+        ({"speculation": {"method": [["ngram"]]}}, "speculation"),
+        ({"speculation": {"model": "x"}}, "num_speculative_tokens"),
+        ({"speculation": {"num_speculative_tokens": -1}}, "num_speculative_tokens"),
+        ({"speculation": {"num_speculative_tokens": True}}, "num_speculative_tokens"),
+    ],
+)
+async def test_what_cannot_be_used_is_refused_by_name(given, named):
+    async with client(drafts=True) as http:
+        answer = await http.post(CHAT, json=chat(**given))
+    assert answer.status_code == 400 and named in answer.text, answer.text
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+async def test_each_route_that_generates_has_the_choice_of_drafters(row):
+    async with client(drafts=True) as http:
+        for speculation in ({"method": "off"}, {"method": ["ngram"]}, {"method": "auto", "num_speculative_tokens": 0}):
+            answer = await http.post(row.path, json={**row.request("abc"), "speculation": speculation})
+            assert answer.status_code == 200, answer.text
+        refused = await http.post(row.path, json={**row.request("abc"), "speculation": {"method": "suffix"}})
+        assert refused.status_code in (400, 422) and "ngram" in refused.text
+
+
+@pytest.mark.parametrize(
+    "wanted, most",
+    [(None, 8), ({"num_speculative_tokens": 2}, 2), ({"num_speculative_tokens": 10**30}, 8), ({"method": "off"}, 0)],
+)
+async def test_a_request_has_as_many_drafts_as_it_wants(wanted, most):
+    body = chat(**predicted(ANSWER), **({} if wanted is None else {"speculation": wanted}))
+    async with client(drafts=True) as http:
+        answer = (await http.post(CHAT, json=body)).json()
+        steps = (await http.front.stats()).steps  # type: ignore[attr-defined]
+    assert answer["choices"][0]["message"]["content"] == ANSWER
+    assert bool(answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]) == bool(most)
+    assert len(ANSWER) // (most + 1) <= steps <= len(ANSWER) // (most + 1) + 4
+
+
+async def test_an_engine_without_drafters_takes_auto_and_off_only():
+    async with client() as http:
+        for method in ("auto", "off"):
+            assert (await http.post(CHAT, json=chat(speculation={"method": method}))).status_code == 200
+        refused = await http.post(CHAT, json=chat(speculation={"method": "ngram"}))
+    assert refused.status_code == 400 and "has none" in refused.json()["error"]["message"]
