@@ -5,31 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvasir.errors import quoted
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.wire import MAX_PARTS, Wire
-from kvasir.speculation import MAX_DRAFTED, METHODS, Speculation, wanted
+from kvasir.speculation import MAX_DRAFTED, Speculation, wanted
 
-_METHOD = {"enum": ["auto", "off", *METHODS]}
-_SPECULATION = {
-    "type": "object",
-    "properties": {
-        "method": {"anyOf": [_METHOD, {"type": "array", "items": {"enum": list(METHODS)}}]},
-        "num_speculative_tokens": {"type": "integer", "minimum": 0},
-    },
-    "additionalProperties": False,
-}
+
+class SpeculationChoice(Wire):
+    """method: a drafter's name, a list of names, "auto" or "off". num_speculative_tokens: drafted ids of a step, at
+    most."""
+
+    method: str | Annotated[list[str], Field(max_length=16)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class Drafting(Scheduling):
     """speculation: which of the engine's drafters propose ids for this request, and how many at most; see
     docs/speculation.md."""
 
-    speculation: Annotated[Any, WithJsonSchema(_SPECULATION)] = None
+    speculation: SpeculationChoice | None = None
 
 
 def speculation_of(wire: Drafting, most: int | None = None) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def speculation_of(wire: Drafting, most: int | None = None) -> dict[str, Any]:
     step, by a field of the dialect; the smaller number holds if both give one. Raises InvalidRequest."""
     if wire.speculation is None and most is None:
         return {}
-    found = Speculation() if wire.speculation is None else wanted(wire.speculation)
+    found = Speculation() if wire.speculation is None else wanted(wire.speculation.model_dump(exclude_none=True))
     given = [count for count in (found.most, most) if count is not None]
     return {"speculation": replace(found, most=min((*given, MAX_DRAFTED)) if given else None)}
 
@@ -56,15 +54,15 @@ def _check_type(value: Any) -> Any:
     return value
 
 
-class _Prediction(Wire):
+class PredictedContent(Wire):
     type: Literal["content"]
     content: str | Annotated[list[PredictedPart], Field(max_length=MAX_PARTS)]
 
 
-Prediction = Annotated[_Prediction, BeforeValidator(_check_type)]
+Prediction = Annotated[PredictedContent, BeforeValidator(_check_type)]
 
 
-async def prediction_of(prediction: _Prediction | None, serving: Serving) -> dict[str, Any]:
+async def prediction_of(prediction: PredictedContent | None, serving: Serving) -> dict[str, Any]:
     """The field of an engine request that has the ids of an expected answer. Texts that look like control tokens are
     text. Raises InvalidRequest, TextTooLong, QueueFull."""
     if prediction is None:

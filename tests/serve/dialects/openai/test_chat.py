@@ -189,7 +189,6 @@ async def test_the_template_can_be_steered_but_not_overridden(http):
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}}, "response_format"),
         ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format"),
         ({"moderation": {}}, "moderation"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"service_tier": "gold"}, "service_tier"),
