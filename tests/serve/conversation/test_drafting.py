@@ -108,7 +108,7 @@ async def test_drafted_tokens_are_marked_where_times_are_asked_for():
         ({"speculation": {"method": "mtp"}}, "it has ngram"),
         ({"speculation": {"method": "guess"}}, "ngram, suffix"),
         ({"speculation": {"method": [["ngram"]]}}, "speculation"),
-        ({"speculation": {"model": "x"}}, "num_speculative_tokens"),
+        ({"speculation": {"model": "x"}}, "speculation.model"),
         ({"speculation": {"num_speculative_tokens": -1}}, "num_speculative_tokens"),
         ({"speculation": {"num_speculative_tokens": True}}, "num_speculative_tokens"),
     ],

@@ -33,9 +33,11 @@ class Drafting(Scheduling):
 def speculation_of(wire: Drafting, most: int | None = None) -> dict[str, Any]:
     """The field of an engine request that says which drafts it gets; none if the engine decides. most: drafted ids of a
     step, by a field of the dialect; the smaller number holds if both give one. Raises InvalidRequest."""
-    if wire.speculation is None and most is None:
+    if (choice := wire.speculation) is None and most is None:
         return {}
-    found = Speculation() if wire.speculation is None else wanted(wire.speculation.model_dump(exclude_none=True))
+    found = Speculation()
+    if choice is not None:
+        found = wanted({"method": choice.method, "num_speculative_tokens": choice.num_speculative_tokens})
     given = [count for count in (found.most, most) if count is not None]
     return {"speculation": replace(found, most=min((*given, MAX_DRAFTED)) if given else None)}
 
