@@ -166,8 +166,9 @@ def test_a_drafter_survives_its_folder(kind: str, target: Mini, tmp_path: Path):
         shaken(made)
     size = folders.write(made, tmp_path / kind, eval.FOLDER)
     assert size == sum(f.stat().st_size for f in (tmp_path / kind).iterdir())
-    again = folders.read(tmp_path / kind, target)
-    assert type(again) is type(made)
+    again = train.made(kind, train.arguments().parse_args([kind, "--further", "--work", str(tmp_path)]), target, [])
+    assert type(again) is type(made) and all(p.requires_grad for p in again.parameters())
+    assert not any(p.requires_grad for p in target.parameters())
     for (name, a), b in zip(made.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(a.bfloat16().float(), b), name
 

@@ -86,7 +86,9 @@ def small(target: Mini, args: argparse.Namespace) -> Mini:
 
 
 def made(kind: str, args: argparse.Namespace, target: Mini, found: list[answers.Answered]) -> Mini | Head:
-    """The drafter before training."""
+    """The drafter before training, or as far as it has been trained."""
+    if args.further:
+        return folders.read(args.work / kind, target).requires_grad_(True)
     if kind == "draft":
         return small(target, args)
     if kind == "mtp":
@@ -123,6 +125,7 @@ def arguments() -> argparse.ArgumentParser:
     add("kinds", nargs="+", choices=KINDS, help="the drafters to train, one after the other")
     add("--seconds", type=float, default=600.0, help="processor time to spend on each")
     add("--steps", type=int, default=0, help="end after this many steps; 0: by the clock")
+    add("--further", action="store_true", help="begin with the drafters that are in the work folder")
     add("--seed", type=int, default=1)
     add("--rate", type=float, default=3e-3, help="full learning rate")
     add("--drafts", type=int, default=4, help="drafts in a row that a head is trained on")
