@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
@@ -103,8 +102,13 @@ def test_a_loaded_head_is_counted(base, tmp_path):
     assert "Q8_0" in loaded.formats and "Q8_0" not in base.formats
 
 
-def test_the_eager_executor_does_not_draft(base, tmp_path):
+def test_the_eager_executor_proposes_the_same(tmp_path):
     base_program(tmp_path)
-    eager = load_model(find_model(tmp_path))
-    with pytest.raises(ConfigError, match="eager executor does not run models that draft"):
-        drafting(eager, tmp_path, "specforge")
+    eager = load_model(find_model(tmp_path), "float32")
+    loaded = drafting(eager, tmp_path, "specforge")
+    assert eager.executor == "eager" and loaded.draft is not None
+    lane = Lane(0, list(PROMPT), propose=4, chunk=17)
+    runner = runner_of(loaded)
+    for _ in range(4):
+        step(runner, [lane])
+    assert list(lane.draft) == guessed("specforge", lane.ids, 4, loaded.draft.taps)

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not native.available(), reason=native.reason()),
     pytest.mark.filterwarnings("ignore"),
 ]
-OPTIONS = LoadOptions("program", block_size=16, mtp=True)
 KINDS = ["llama", "qwen3-5", *(pytest.param(k, marks=pytest.mark.slow) for k in ("deepseek-v3", "mimo-v2-flash"))]
 
 
@@ -32,12 +31,13 @@ def transformers():
 def loaded(transformers, tmp_path_factory):
     found = {}
 
-    def load(kind: str):
-        if kind not in found:
+    def load(kind: str, executor: str = "program"):
+        if (kind, executor) not in found:
             folder = tmp_path_factory.mktemp(kind)
             Oracle.of(transformers, kind).save(folder)
-            found[kind] = load_model(find_model(folder), "float32", options=OPTIONS)
-        return found[kind]
+            options = LoadOptions(executor, block_size=16, mtp=True)
+            found[kind, executor] = load_model(find_model(folder), "float32", options=options)
+        return found[kind, executor]
 
     return load
 
@@ -54,9 +54,10 @@ def expected(oracle: Oracle, ids: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_proposes_what_it_predicts(transformers, loaded, kind):
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_a_head_proposes_what_it_predicts(transformers, loaded, kind, executor):
     """After a prompt in chunks, then after each step: rejected guesses leave no trace."""
-    oracle, runner = Oracle.of(transformers, kind), runner_of(with_own_draft(loaded(kind)))
+    oracle, runner = Oracle.of(transformers, kind), runner_of(with_own_draft(loaded(kind, executor)))
     lane = Lane(0, random_ids(45, 96), propose=3, chunk=20)
     for _ in range(12):
         step(runner, [lane])

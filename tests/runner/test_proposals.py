@@ -114,12 +114,14 @@ def test_drafts_go_on_after_a_preemption(twin, truth):
     assert again.answer[:30] == truth[:30] and again.accepted == again.drafted > 10
 
 
-def test_garbage_in_the_draft_models_cache_costs_drafts_only(twin, truth):
-    """A prefix that was computed while nobody asked for drafts, in blocks full of NaN."""
+def test_garbage_in_the_draft_models_cache_costs_drafts_only(twin, truth, monkeypatch):
+    """A prefix that the target alone has computed, in blocks full of NaN."""
     runner = runner_of(twin)
     runner.cache.fill_(float("nan"))
     first = asking(0, PROMPT, propose=0)
-    generate(runner, [first], 5)
+    with monkeypatch.context() as without:
+        without.setattr(runner.proposer, "propose", lambda step: {})
+        generate(runner, [first], 5)
     second = asking(1, PROMPT, computed=2 * BLOCK, blocks=(*first.blocks[:2], *range(20, 30)))
     beside = asking(2, PROMPT)
     generate(runner, [second, beside], 20)
@@ -128,21 +130,35 @@ def test_garbage_in_the_draft_models_cache_costs_drafts_only(twin, truth):
 
 
 def test_a_sequence_may_ask_after_steps_without_drafts(twin, truth, monkeypatch):
-    """The draft model computes then what it lacks, in as many steps as its buffers need, and ids that it has guessed
-    itself only once."""
+    """The draft model computes prompts as the target does, then nothing until it is asked. It computes what it lacks in
+    as many steps as its buffers need, and ids that it has guessed itself only once."""
     runner = runner_of(twin, tokens=16)
-    lane = asking(0, PROMPT, propose=0, chunk=16)
+    lane, seen = asking(0, PROMPT, propose=0, chunk=16), watched(runner, monkeypatch)
     while len(lane.answer) < 7:
         step(runner, [lane])
     for _ in range(10):
         decode(runner, [lane])
+    assert seen == [[16], [16], [8]]
     lane.propose = 4
-    seen = watched(runner, monkeypatch)
     while len(lane.answer) < 40:
         step(runner, [lane])
     assert lane.answer[:40] == truth[:40] and lane.accepted == lane.drafted > 10
-    assert seen[:4] == [[16], [16], [16], [10]] and seen[4:7] == [[1]] * 3, "58 known ids, then the guesses"
-    assert seen[7:] == [[2], [1], [1], [1]] * (len(seen[7:]) // 4), "the last guess and the id after it"
+    assert seen[3:8] == [[16], [2], [1], [1], [1]], "58 known ids, then the guesses"
+    assert seen[8:] == [[2], [1], [1], [1]] * (len(seen[8:]) // 4), "the last guess and the id after it"
+
+
+def test_much_that_is_lacking_is_computed_in_several_steps(twin, truth, monkeypatch):
+    runner = runner_of(twin, tokens=16)
+    lane, seen = asking(0, PROMPT, propose=0, chunk=16), watched(runner, monkeypatch)
+    while len(lane.answer) < 43:
+        step(runner, [lane])
+    lane.propose = 2
+    for lacking, guesses in ((18, 0), (18, 0), (10, 2)):
+        before = len(seen)
+        step(runner, [lane])
+        assert sum(map(sum, seen[before:])) == lacking + max(0, guesses - 1) and len(lane.draft) == guesses
+    step(runner, [lane])
+    assert lane.accepted == lane.drafted == 2 and lane.answer == truth[: len(lane.answer)]
 
 
 def test_there_is_no_guess_beyond_the_context_or_the_blocks(twin, truth):
@@ -214,18 +230,38 @@ def test_models_with_states_or_windows_draft(kind, tmp_path):
     assert (lane.accepted, again.accepted) == (lane.drafted, again.drafted) and again.drafted > 5
 
 
+def test_the_eager_executor_drafts_with_a_second_model(folder, tmp_path):
+    """Another order of ids, so that all tables are used; first of the whole model, then of its first layer."""
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
+    renumbered(Path(folder), tmp_path / "other", order)
+    shortened(tmp_path / "other", tmp_path / "short", 1)
+    shared, options = np.argsort(order.numpy()).astype(np.int32), LoadOptions("eager", block_size=16)
+    alone = load_model(find_model(folder), "float32", options=options)
+    expected, found = Lane(0, list(PROMPT), DRAWN), []
+    generate(runner_of(alone), [expected], 40)
+    for name in ("other", "short"):
+        loaded = load_draft(alone, find_model(tmp_path / name), "float32", shared=shared, unknown=3)
+        lane = Lane(0, list(PROMPT), DRAWN, propose=3, chunk=30)
+        generate(runner_of(loaded), [lane], 40)
+        assert lane.answer[:40] == expected.answer[:40]
+        found.append(lane.accepted / lane.drafted)
+    assert found[0] == 1.0 > found[1]
+    assert footprint_of(loaded, **SIZES).buffers > footprint_of(alone, **SIZES).buffers
+
+
 def test_executors_that_cannot_draft_are_named(target, folder):
-    eager = load_model(find_model(folder), "float32", options=LoadOptions("eager"))
-    with pytest.raises(ConfigError, match="eager executor does not run models that draft"):
-        load_draft(eager, find_model(folder))
+    with pytest.raises(ConfigError, match="graph executor does not run models that draft"):
+        load_draft(replace(target, executor="graph"), find_model(folder))
     lane = Lane(0, list(PROMPT), propose=1)
     with pytest.raises(AssertionError, match=r"Work\.propose"):
         step(runner_of(target), [lane])
 
 
+SIZES: Any = {"kind": "cpu", "tokens": 64, "rows": 4, "threads": 1, "block_size": BLOCK, "kv_dtype": "float32"}
+
+
 def test_the_drafts_memory_is_counted(target, twin):
-    sizes: Any = {"kind": "cpu", "tokens": 64, "rows": 4, "threads": 1, "block_size": BLOCK, "kv_dtype": "float32"}
-    alone, both, runner = footprint_of(target, **sizes), footprint_of(twin, **sizes), runner_of(twin)
+    alone, both, runner = footprint_of(target, **SIZES), footprint_of(twin, **SIZES), runner_of(twin)
     assert runner.proposer
     forward: Any = runner.proposer.forward
     assert both.buffers == forward.target.num_bytes + forward.num_bytes > alone.buffers

@@ -58,7 +58,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     )  # fmt: skip
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
-        loaded = with_drafter(loaded, drafters, options, threads, progress)
+        loaded = with_drafter(loaded, drafters, options, device.kind, threads, progress)
     model, dtype = loaded.model, loaded.dtype
     executor = loaded.executor
     kernels = ops.choose(device, dtype)

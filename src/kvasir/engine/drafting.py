@@ -18,7 +18,12 @@ from kvasir.weights.find import find_model
 
 
 def with_drafter(
-    loaded: LoadedModel, drafters: Drafters, options: EngineOptions, threads: int, progress: Progress | None
+    loaded: LoadedModel,
+    drafters: Drafters,
+    options: EngineOptions,
+    device: str,
+    threads: int,
+    progress: Progress | None,
 ) -> LoadedModel:
     """The model with its drafter, to which the options' dtype and quantization apply as well. Raises KvasirError if its
     files, its vocabulary or the model's executor do not allow it."""
@@ -29,9 +34,9 @@ def with_drafter(
     files = find_model(drafters.source)
     how = LoadOptions(loaded.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
     if drafters.weights == "eagle3" or is_head(files):  # an assistant of Gemma 4 is called a draft model, too
-        return with_head(loaded, files, options.dtype, progress, how)
+        return with_head(loaded, files, options.dtype, device, progress, how)
     shared, unknown = _vocabulary(loaded, drafters, options)
-    return load_draft(loaded, files, options.dtype, progress, how, shared, unknown)
+    return load_draft(loaded, files, options.dtype, device, progress, how, shared, unknown)
 
 
 def _vocabulary(loaded: LoadedModel, drafters: Drafters, options: EngineOptions) -> tuple[np.ndarray | None, int]:

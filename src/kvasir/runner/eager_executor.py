@@ -43,8 +43,8 @@ class Results:
 
 class EagerExecutor:
     """model: a model of kvasir.models. max_tokens: most token rows of a step. hidden: names of the outputs that work
-    may want.
-    copies: transfers blocks while the device computes."""
+    may want. copies: transfers blocks while the device computes. taps: names of outputs to keep, for all token rows of
+    the last step, in `tapped`."""
 
     computes = frozenset(("drafted", "second"))
     queues = False
@@ -56,6 +56,8 @@ class EagerExecutor:
     ):  # fmt: skip
         self.model, self._cache, self._max_tokens, self._overlaps = model, cache, max_tokens, overlaps
         self.hidden = frozenset(hidden)
+        self.taps: frozenset[str] = frozenset()
+        self.tapped: dict[str, Tensor] = {}
         self._copies = copies
         self._blocks: BlockCache = StagedBlocks(cache, copies) if copies else cache
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
@@ -96,12 +98,13 @@ class EagerExecutor:
         if step.works:
             batch = self.batch(step)
             hidden_TD = batch.hidden["last"] = self.forward(batch)
+            self.tapped = {name: batch.hidden[name].float() for name in self.taps}
             self._keep(found, step, batch, hidden_TD)
         return found
 
     def batch(self, step: ExecutorStep) -> Batch:
         """The step's token rows as layers read them."""
-        wanted = frozenset(name for work in step.works for name in work.want_hidden)
+        wanted = frozenset(name for work in step.works for name in work.want_hidden) | self.taps
         return make_batch(step.works, self.rows.arrays, self._cache, wanted, self._inputs)
 
     def forward(self, batch: Batch) -> Tensor:

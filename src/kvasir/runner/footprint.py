@@ -56,7 +56,9 @@ def footprint_of(
             buffers = _program(loaded, tokens, rows, threads, block_size, kv_dtype)
             gathered = _FLOAT * threads  # DRY's numbers
         else:
-            buffers = tokens * _row_bytes(model) + _SCORES * _FLOAT * BUDGET
+            parts = loaded.draft.parts() if loaded.draft else ()
+            rows_bytes = sum(_row_bytes(part, model.config.width) for part in (model, *parts))
+            buffers = tokens * rows_bytes + _SCORES * _FLOAT * BUDGET
             gathered = max(_SCORES * _FLOAT * kind.width for kind in loaded.layout.kinds)
     return Footprint(
         weights=loaded.held,
@@ -85,12 +87,12 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
         program.close()
 
 
-def _row_bytes(model: Any) -> int:
-    """An upper bound on the bytes of one token row in the widest layer and in the residual stream."""
+def _row_bytes(model: Any, width: int) -> int:
+    """An upper bound on the bytes of one token row in the widest layer and in the residual stream, `width` numbers."""
     experts = max((part.routing.top_k for _, part in model.walk() if isinstance(part, MoE)), default=1)
     widths: dict[str, int] = {}
     for path, part in model.walk():
         if isinstance(part, Linear) and not isinstance(part, Head):
             times = experts if ".experts." in path else 1
             widths[re.sub(r"\d+", "*", path)] = times * sum(sum(s) for s in part.expects().values() if len(s) == 2)
-    return _LIVE * _FLOAT * (sum(widths.values()) + 4 * model.config.width)
+    return _LIVE * _FLOAT * (sum(widths.values()) + 4 * width)

@@ -41,6 +41,7 @@ def load_draft(
     loaded: LoadedModel,
     files: ModelFiles,
     dtype: str = "auto",
+    device: str = "cpu",
     progress: Progress | None = None,
     options: LoadOptions | None = None,
     shared: np.ndarray | None = None,
@@ -48,14 +49,14 @@ def load_draft(
 ) -> LoadedModel:
     """The model with the ordinary decoder in `files` as its draft model.
 
-    dtype, options: of the draft model; it runs on the model's executor. shared: int32 [vocabulary of the model], the
-    draft model's id of the same token, -1 where it has none; None if they have the same tokenizer. unknown: its id for
-    the others. Raises ConfigError if the executor cannot draft, if the model is not one that drafts, or if it does not
-    fit; what `load_model` raises.
+    dtype, device, options: of the draft model; it runs on the model's executor. shared: int32 [vocabulary of the
+    model], the draft model's id of the same token, -1 where it has none; None if they have the same tokenizer. unknown:
+    its id for the others. Raises ConfigError if the executor cannot draft, if the model is not one that drafts, or if
+    it does not fit; what `load_model` raises.
     """
     options = replace(options or LoadOptions(), executor=loaded.executor, hidden=(), mtp=False)
     check_executor(loaded, options)
-    more = load_model(files, dtype, "cpu", progress, options)
+    more = load_model(files, dtype, device, progress, options)
     if Task.GENERATE not in more.model.tasks:
         raise ConfigError(f"{more.architecture} generates no text", "choose a draft model that does")
     draft = SmallerModel(more.model, loaded.model.config.vocab_size, shared, unknown)
@@ -64,10 +65,10 @@ def load_draft(
 
 def check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
     """Raises ConfigError if the model's executor does not run models that draft."""
-    if loaded.executor != "program":
+    if loaded.executor == "graph":
         raise ConfigError(
-            f"the {loaded.executor} executor does not run models that draft",
-            "use the program executor, or a drafter without weights",
+            "the graph executor does not run models that draft",
+            "use the program or the eager executor, or a drafter without weights",
         )
     if options and options.mesh.size > 1:
         raise ConfigError("models that draft run on one rank", "use one rank, or a drafter without weights")
@@ -78,6 +79,8 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
     (bytes, formats, notes, held, mapped as in LoadedModel). Raises ConfigError if the executor cannot
     draft, or not with this."""
     check_executor(loaded)
+    if loaded.executor == "eager":
+        return _joined(replace(loaded, draft=draft), more)
     if reason := no_kernel(joint_layout(loaded.model, draft)):
         raise ConfigError(f"the program executor cannot draft with this: {reason}")
     exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))
@@ -88,11 +91,15 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
                 lower(one, 1, 1, prepared)  # raises for an op without a kernel
     except CannotTrace as error:
         raise ConfigError(f"the program executor cannot draft with this: {error}") from error
-    found = replace(loaded, trace=traced, draft=draft)
+    return _joined(replace(loaded, trace=traced, draft=draft), more)
+
+
+def _joined(loaded: LoadedModel, more: Any) -> LoadedModel:
+    """The model with the bytes and notes of its draft model."""
     if more is None:
-        return found
+        return loaded
     return replace(
-        found,
+        loaded,
         bytes=loaded.bytes + more.bytes,
         formats=_sum(loaded.formats, more.formats),
         notes=(*loaded.notes, *(f"draft model: {note}" for note in more.notes)),

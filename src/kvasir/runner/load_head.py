@@ -58,16 +58,18 @@ def with_head(
     loaded: LoadedModel,
     files: ModelFiles,
     dtype: str = "auto",
+    device: str = "cpu",
     progress: Progress | None = None,
     options: LoadOptions | None = None,
     report: Report | None = None,
 ) -> LoadedModel:
-    """The model with the head in `files` as its draft model. dtype, options, report: of the head, as for `load_model`.
+    """The model with the head in `files` as its draft model. The others are of the head, as for `load_model`.
     Raises ConfigError if the executor cannot draft; what `load_head` raises."""
     options = options or LoadOptions()
     check_executor(loaded, options)
     packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
-    head = load_head(files, loaded.model, dtype, "cpu", packer, options.mesh, progress)
+    hold = packer if loaded.executor == "program" else None
+    head = load_head(files, loaded.model, dtype, device, hold, options.mesh, progress)
     return attach(loaded, head.model, head)
 
 

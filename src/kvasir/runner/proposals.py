@@ -203,20 +203,32 @@ class Proposer:
                 yield _Lacking(row, begin, len(taps), taps, guesses)
 
     def _smaller(self, step: ExecutorStep) -> Iterator[_Lacking]:
-        """Of a model that reads ids only: all positions of rows that ask."""
+        """Of a model that reads ids only: all positions of rows that ask, and prompts as the target computes them. What
+        more a row lacks is computed in several steps, so that none takes long."""
+        room = self.forward.max_tokens
         for at, work in enumerate(step.works):
             row = self._rows[work.row]
-            if (guesses := self._asked(step, at, row)) is None:
+            guesses = self._asked(step, at, row)
+            end = row.known if guesses else work.end if work.count > 1 + work.drafted else 0
+            if row.fault or (start := self._known_guesses(row, end)) >= end:
                 continue
-            done = int(self._done[row.number])
-            for token in self._guessed[row.number]:
-                if done + 1 >= row.known or row.ids[done] != token:
-                    break
-                done += 1
-            self._guessed[row.number] = []
-            if self._fits(row, done, row.known):
-                self._done[row.number] = row.known
-                yield _Lacking(row, done, row.known - done, None, guesses)
+            count = min(end - start, work.count + 1 + room)
+            room -= max(0, count - work.count - 1)
+            if self._fits(row, start, start + count):
+                self._done[row.number] = start + count
+                yield _Lacking(row, start, count, None, guesses if start + count == end else None)
+
+    def _known_guesses(self, row: Row, end: int) -> int:
+        """The first position that is not computed: those of right guesses are. The last one is computed again if all
+        are, for its logits."""
+        done = int(self._done[row.number])
+        for token in self._guessed[row.number]:
+            if done + 1 >= end or row.ids[done] != token:
+                break
+            done += 1
+        if end:
+            self._done[row.number], self._guessed[row.number] = done, []
+        return done
 
     def _asked(self, step: ExecutorStep, at: int, row: Row) -> _Guesses | None:
         work = step.works[at]
