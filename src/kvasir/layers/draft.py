@@ -29,16 +29,20 @@ def side_by_side(a_TD: Tensor, b_TD: Tensor, width: int) -> Tensor:
 
 
 class DraftLayer(Module):
-    """embedded, hidden: float32 [T, D] -> [T, D], the rows before the last norm."""
+    """embedded, hidden: float32 [T, D] -> [T, D], the rows before the last norm. hidden_first: whether the matrix reads
+    the hidden rows before the embedded ids."""
 
-    def __init__(self, block: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm]):
+    def __init__(self, block: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm], hidden_first: bool = False):
         self.embed_norm, self.hidden_norm, self.norm = norms
         self.width = self.norm.width
         self.joint = Plain(2 * self.width, self.width)
-        self.block = block
+        self.block, self.hidden_first = block, hidden_first
 
     def __call__(self, embedded_TD: Tensor, hidden_TD: Tensor, batch: Batch) -> Tensor:
-        both_TE = side_by_side(self.embed_norm(embedded_TD), self.hidden_norm(hidden_TD), self.width)
+        first_TD, second_TD = self.embed_norm(embedded_TD), self.hidden_norm(hidden_TD)
+        if self.hidden_first:
+            first_TD, second_TD = second_TD, first_TD
+        both_TE = side_by_side(first_TD, second_TD, self.width)
         return self.block(self.joint(both_TE, batch), batch)
 
 

@@ -91,7 +91,8 @@ class Drafting:
     config: of a decoder that has these layers after its own. layer: the prefix of their tensors, with "*" for the
     layer's number; first: the number of the first one. joint, embed_norm, hidden_norm, norm: the names of the matrix
     over both inputs, of its inputs' norms, and of the last norm. renamed: parts of a block with other names than in the
-    decoder's own layers. carries_normed: whether the next layer reads the rows after the last norm.
+    decoder's own layers. carries_normed: whether the next layer reads the rows after the last norm. hidden_first:
+    whether the matrix has the hidden rows' columns before those of the embeddings.
     """
 
     config: Any
@@ -103,6 +104,7 @@ class Drafting:
     norm: str
     renamed: Mapping[str, str] = field(default_factory=dict)
     carries_normed: bool = True
+    hidden_first: bool = False
 
 
 def numbered_after(layers: int, config: Any) -> Drafting:

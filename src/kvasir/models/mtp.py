@@ -38,8 +38,8 @@ class MultiTokenHead(Module):
         self._spec, self._names = whole.cache_spec(), whole.names()
         added = whole.layers[model.config.num_layers :]
         eps, width = model.config.norm_eps, model.config.width
-        layers = [DraftLayer(block, (model.Norm(width, eps), model.Norm(width, eps), model.Norm(width, eps)))
-                  for block in added]  # fmt: skip
+        norms = ((model.Norm(width, eps), model.Norm(width, eps), model.Norm(width, eps)) for _ in added)
+        layers = [DraftLayer(block, own, drafting.hidden_first) for block, own in zip(added, norms, strict=True)]
         self.layers: list[DraftLayer | None] = [*(None,) * drafting.first, *layers]
         self.count = len(layers)
 

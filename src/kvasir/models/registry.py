@@ -148,6 +148,7 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "lfm3": ("lfm3", "Lfm3", ("Lfm3ForCausalLM",)),
     "internlm3": ("internlm3", "InternLM3", ("InternLM3ForCausalLM",)),
     "llama": ("llama", "Llama", ("LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification")),
+    "mimo": ("mimo", "MiMo", ("MiMoForCausalLM",)),
     "mimo_v2_flash": ("mimo_v2_flash", "MiMoV2Flash", ("MiMoV2FlashForCausalLM",)),
     "minicpm3": ("minicpm3", "MiniCPM3", ("MiniCPM3ForCausalLM",)),
     "llama_bidirec": (
