@@ -21,7 +21,7 @@ from kvasir.parse.table import choose
 from kvasir.sched import lane
 from kvasir.types import FinishReason, Request, ServiceClass, Task
 from tests.composition import models
-from tests.composition.drafter import KnowingDrafter
+from tests.composition.drafter import ErraticSpeculator, HostileDrafter, KnowingDrafter
 from tests.oracle import free_blocks, poison
 
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ def restart(run: Run) -> None:
 def accepted(run: Run) -> int:
     """Or whether there was nothing to draft: two tokens must follow the first of an answer."""
     return run.total("accepted_tokens") or all_shorter(run, 3)
+
+
+def drafted(run: Run) -> int:
+    return run.total("drafted_tokens") or all_shorter(run, 3)
 
 
 def all_shorter(run: Run, tokens: int) -> bool:
@@ -255,6 +259,9 @@ COMPUTED = [
     Feature("restart", "restart", "engines that took over", lambda run: run.restarts, act=restart),
     Feature("drafts", "drafts", "drafted ids that were right, or answers too short for any", accepted,
             drafter=KnowingDrafter),
+    Feature("drafts: hostile", "drafts", "drafted ids, or answers too short for any", drafted, drafter=HostileDrafter),
+    Feature("drafts: lookup", "drafts", "steps", lambda run: run.steps, {"speculate": "ngram,suffix"},
+            drafter=ErraticSpeculator),
     threads(2), threads(3),
     Feature("overlap", "overlap", "steps planned while one ran", lambda run: run.overlapped, {"overlap": True}),
     Feature("service classes", "classes", "classes served",
@@ -471,6 +478,10 @@ COMPUTING = [
     *map(model, models.GENERATING),
     # Between steps none of its texts is under way, unless steps overlap.
     model("bert", "overlap", "neighbours"),
+    # The model drafts for itself: any other would hardly be right.
+    Feature("drafts: a model", "drafts", "drafted ids, ids forced instead, or answers too short for any",
+            lambda run: drafted(run) or run.total("forced_tokens"),
+            lambda options: {"speculate": f"suffix,draft={options['model']}"}, drafter=ErraticSpeculator),
 ]  # fmt: skip
 
 
@@ -482,12 +493,12 @@ DEFAULTS = ("program executor", "bfloat16", "kvasir-mini")
 # All off. What is computed at once, and what may be remembered, is least.
 PLAIN = {
     "block_size": 32, "num_blocks": 60, "threads": 1, "overlap": False, "max_num_seqs": 1,
-    "max_num_batched_tokens": 256, "prefix_cache": False, "jump_ahead": False,
+    "max_num_batched_tokens": 256, "prefix_cache": False, "jump_ahead": False, "speculate": "off",
 }  # fmt: skip
 
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
-    "eager executor": {"KV int8", "q8", "q4"},
+    "eager executor": {"KV int8", "q8", "q4", "drafts: a model"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
 }

@@ -111,10 +111,10 @@ class Run:
         expected: Callable[[Request], Answers] | None = None,
     ):
         self.drafter, self._expected = drafter, expected
-        self._options, self._acts, self._plant = EngineOptions(**options), acts, plant
+        self.options, self._acts, self._plant = EngineOptions(**options), acts, plant
         self._together, self._streams = together, streams
         self.random = random.Random(seed)
-        self.tokenizer = models.tokenizer(self._options.model, self._options.tokenizer)
+        self.tokenizer = models.tokenizer(self.options.model, self.options.tokenizer)
         self.requests: list[Request] = []
         self.answers: Answers = {}
         self.plans: list[StepPlan] = []
@@ -262,8 +262,8 @@ class Run:
             self._step()
             assert self.step < 5000, "no end"
         self._close()
-        if self._options.cache_dir:
-            shutil.rmtree(self._options.cache_dir)
+        if self.options.cache_dir:
+            shutil.rmtree(self.options.cache_dir)
         self.answers = {key: reading.answer for key, reading in self._readings.items()}
         assert all(answer.reason for answer in self.answers.values()), "an answer without an end"
         self.pushed = sum(r.pushed - 1 for r in self._readings.values())
@@ -317,7 +317,7 @@ class Run:
 
     def _build(self) -> None:
         with patch("kvasir.engine.build.resolve", with_host_tier):
-            core = build_core(self._options, drafter=self.drafter(self) if self.drafter else None)
+            core = build_core(self.options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # unwritten memory must not be read
         core.plan_listener = self.plans.append
         core.scheduler.table.lane.least = 1  # these runs have few rows

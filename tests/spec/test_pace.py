@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,7 +84,7 @@ def test_more_rows_never_take_less_time(found):
     for number, seconds in found:
         times.note(number, seconds)
     known = [times.of(number) for number in range(1, 12)]
-    assert all(a <= b * 1.000001 for a, b in zip(known, known[1:], strict=False))
+    assert all(a <= b * 1.000001 for a, b in pairwise(known))
 
 
 def test_a_time_of_a_bad_moment_does_not_last():
