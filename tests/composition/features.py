@@ -500,5 +500,5 @@ PLAIN = {
 REFUSES = {
     "eager executor": {"KV int8", "q8", "q4", "drafts: a model"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
-    "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", *(f.name for f in ASKED)},
+    "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", "drafts: a model", *(f.name for f in ASKED)},
 }
