@@ -36,11 +36,17 @@ def draft_of(core) -> Any:
     return core.runner.proposer.draft
 
 
-def test_a_draft_model_changes_no_answer(folder):
-    expected = plain(small_core(folder, "program", speculate="off"), requests())
-    core = small_core(folder, "program", speculate=f"draft={folder}", overlap=True)
+@pytest.mark.parametrize(
+    "options", [{"overlap": True}, {"kv_dtype": "int8", "quantize": "q8", "dtype": "bfloat16", "threads": 2}]
+)
+def test_a_draft_model_changes_no_answer(folder, options):
+    """The model itself, whose guesses are all right."""
+    expected = plain(small_core(folder, "program", speculate="off", **options), requests())
+    core = small_core(folder, "program", speculate=f"draft={folder}", **options)
     assert core.runner.capacity.proposes and draft_of(core).target_ids is None
     same(expected, together(core, requests()))
+    drafted, accepted = core.stats().drafted_tokens, core.stats().accepted_tokens
+    assert drafted == accepted > 0
     core.close()
 
 
@@ -122,11 +128,16 @@ def test_stored_blocks_of_other_drafters_are_not_found(folder, tmp_path, monkeyp
     assert [set(found) for found in loaded[2:]] == [{"loaded"}, {"loaded"}]
 
 
-def test_preemption_and_poisoned_blocks(folder):
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gemma3", "qwen3-next"))]
+)
+@pytest.mark.parametrize("executor", ["program", pytest.param("eager", marks=pytest.mark.slow)])
+def test_preemption_and_poisoned_blocks(tmp_path, kind, executor):
     """With few blocks and forced preemption, over blocks full of NaN."""
-    requests = mixed_requests(300, 200, longest=150)
-    expected = plain(small_core(folder, "program", speculate="off"), requests)
-    core = small_core(folder, "program", speculate=f"draft={folder}", num_blocks=40, max_num_seqs=6)
+    folder, requests = random_model(kind, tmp_path), mixed_requests(300, 200, longest=150)
+    expected = plain(small_core(folder, executor, speculate="off"), requests)
+    core = small_core(folder, executor, speculate=f"draft={folder}", num_blocks=40, max_num_seqs=6)
     poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
     same(expected, together(core, requests, preempt=0.1))
+    assert core.stats().drafted_tokens > 0
     core.close()
