@@ -498,7 +498,7 @@ PLAIN = {
 
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
-    "eager executor": {"KV int8", "q8", "q4", "drafts: a model"},
+    "eager executor": {"KV int8", "q8", "q4"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", "drafts: a model", *(f.name for f in ASKED)},
 }
