@@ -47,6 +47,11 @@ REAL: dict[str, tuple[str, ...]] = {
     "chats over background work, from disk": ("classes displaced", "prefix: on disk", "streaming"),
     "clients with little time": ("deadlines of neighbours", "classes displaced", "overlap", "streaming"),
     "a system prompt that stays": ("pins", "prefix: a part", "evictions: priority", "overlap"),
+    "a draft model under load": ("drafts: a model", "neighbours", "steps of 29 tokens", "overlap", "streaming"),
+    "a draft model of recurrent layers": ("drafts: a model", "qwen3-next", "forced preemption", "chunks of 13"),
+    "an agent that repeats itself": ("drafts: lookup", "prefix: a part", "n", "streaming", "overlap"),
+    "drafts in a crowded server that dies": ("drafts", "restart", "tiny pool", "temperature", "neighbours"),
+    "drafters that nobody should trust": ("drafts: hostile", "min tokens", "stop ids", "logprobs", "n"),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets
