@@ -159,7 +159,8 @@ def shortened(source: Path, target: Path, layers: int) -> None:
 def renumbered(source: Path, target: Path, order: torch.Tensor) -> None:
     """A checkpoint of a model whose id i is the id order[i] of the source."""
     target.mkdir()
-    (target / "config.json").write_text((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": len(order)}))
     tensors = load_file(source / "model.safetensors")
     tables = ("model.embed_tokens.weight", "lm_head.weight")
     save_file(

@@ -12,7 +12,7 @@ import torch
 
 from kvasir.errors import ConfigError
 from kvasir.ops import native
-from kvasir.plan import SamplingSpec
+from kvasir.plan import SamplingSpec, StepPlan
 from kvasir.program import marshal, program
 from kvasir.runner import program_draft, program_executor, proposals
 from kvasir.runner.footprint import footprint_of
@@ -161,6 +161,14 @@ def test_much_that_is_lacking_is_computed_in_several_steps(twin, truth, monkeypa
     assert lane.accepted == lane.drafted == 2 and lane.answer == truth[: len(lane.answer)]
 
 
+def test_nothing_is_drafted_for_an_embedding(twin, monkeypatch):
+    runner = runner_of(twin)
+    lane, seen = asking(0, PROMPT), watched(runner, monkeypatch)
+    joined, work = lane.join(len(runner.capacity.groups)), replace(lane.work(), want_pooled="embed", sample=False)
+    [found] = runner.sample(runner.execute(StepPlan(0, joined=(joined,), work=(work,)))).rows
+    assert found.pooled and not found.proposed and seen == []
+
+
 def test_there_is_no_guess_beyond_the_context_or_the_blocks(twin, truth):
     runner = runner_of(twin, longest=64)
     lane = asking(0, PROMPT, longest=64)
@@ -209,6 +217,17 @@ def test_a_draft_model_with_other_ids(target, truth, folder, tmp_path):
     shared[99:] = -1
     with pytest.raises(ConfigError, match="99 tokens in common"):
         load_draft(target, files, "float32", options=PROGRAM, shared=shared)
+
+
+@pytest.mark.parametrize("size", [280, 320])
+def test_a_draft_model_with_fewer_or_more_of_the_same_ids(target, truth, folder, tmp_path, size):
+    """Vocabularies are padded to different sizes. Beyond the target's ids, nothing is drafted."""
+    renumbered(Path(folder), tmp_path / "other", torch.arange(size) % 300)
+    loaded = load_draft(target, find_model(tmp_path / "other"), "float32", options=PROGRAM)
+    lane = asking(0, PROMPT)
+    generate(runner_of(loaded), [lane], 40)
+    assert lane.answer[:40] == truth[:40]
+    assert lane.accepted == lane.drafted > 10 if size > 300 else 0 < lane.accepted < lane.drafted
 
 
 @pytest.mark.parametrize("kind", ["qwen3-next", pytest.param("gemma3", marks=pytest.mark.slow)])

@@ -178,7 +178,7 @@ class Proposer:
             yield from self._kept(self._rows[row], start, 1, place, None)
         for at, work in enumerate(step.works):
             row = self._rows[work.row]
-            count = min(work.end, row.known - self.draft.ahead) - work.start
+            count = 0 if work.want_pooled else min(work.end, row.known - self.draft.ahead) - work.start
             yield from self._kept(row, work.start, count, step.starts[at], self._asked(step, at, row))
 
     def _kept(self, row: Row, start: int, count: int, first: int, guesses: _Guesses | None) -> Iterator[_Lacking]:
@@ -210,7 +210,7 @@ class Proposer:
             row = self._rows[work.row]
             guesses = self._asked(step, at, row)
             end = row.known if guesses else work.end if work.count > 1 + work.drafted else 0
-            if row.fault or (start := self._known_guesses(row, end)) >= end:
+            if row.fault or work.want_pooled or (start := self._known_guesses(row, end)) >= end:
                 continue
             count = min(end - start, work.count + 1 + room)
             room -= max(0, count - work.count - 1)
