@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +39,11 @@ IDS = {"speculators": [2, 3, 5], "speculators-qwen3": [2, 3, 5, 6], "gguf": [2, 
 TAPS = {
     "speculators": (1, 2, 4), "speculators-qwen3": (1, 2, 4, 5), "gguf": (1, 3, 5), "nvidia": (1, 3, 4),
 }  # fmt: skip
+
+
+def fast(every: Iterable[str], *few: str) -> list[Any]:
+    """All of them, for a parameter; those that are not named are slow."""
+    return [pytest.param(one, marks=[] if one in few else pytest.mark.slow) for one in every]
 
 
 @cache
@@ -101,7 +106,7 @@ def drafted(head: Any, s: dict[str, Any], ids: Sequence[int], chunks: tuple[int,
     return tuple(torch.cat(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", fast(LAYOUTS, "specforge", "eagle-3.1", "speculators-qwen3", "gguf"))
 def test_a_head_of_each_layout_drafts_as_plain_torch(tmp_path, layout):
     s = settings(layout)
     tensors = tensors_of(s)
@@ -151,7 +156,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("field", CHANGES)
+@pytest.mark.parametrize("field", fast(CHANGES, "rope_theta", "norm_before_residual", "norm_output", "logit_scale"))
 def test_each_field_counts(tmp_path, field):
     s, (changes, moved) = settings("specforge"), CHANGES[field]
     tensors, config = tensors_of(s), config_of("specforge", s, [1, 3, 4])
@@ -232,7 +237,9 @@ def base_program(folder: Path) -> LoadedModel:
 
 
 @pytest.mark.skipif(not native.available(), reason=native.reason())
-@pytest.mark.parametrize("layout", ["eagle-3.1", "nvidia", "speculators-qwen3", "shared-head"])
+@pytest.mark.parametrize(
+    "layout", fast(("eagle-3.1", "nvidia", "speculators-qwen3", "shared-head"), "eagle-3.1", "shared-head")
+)
 def test_programs_give_the_same_bits_on_any_threads_and_in_any_chunks(tmp_path, layout):
     s, base = settings(layout), base_program(tmp_path)
     tensors = tensors_of(s)

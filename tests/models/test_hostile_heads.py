@@ -16,7 +16,7 @@ from kvasir.models.registry import model_class_for
 from kvasir.runner.load_head import is_head, load_head
 from kvasir.weights.find import find_model
 from tests.models.eagle3_heads import Tensors, config_of, settings, tensors_of, write
-from tests.models.test_eagle3 import base_folder, target
+from tests.models.test_eagle3 import base_folder, fast, target
 
 BAD, NO = ModelFileError, UnsupportedModel
 # What JSON can hold.
@@ -105,7 +105,7 @@ def places(config: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield from ((name, inner) for inner in value)
 
 
-@pytest.mark.parametrize("layout", ["specforge", "nvidia", "speculators", "eagle-3.1"])
+@pytest.mark.parametrize("layout", fast(("specforge", "nvidia", "speculators", "eagle-3.1"), "nvidia"))
 def test_no_value_of_a_field_breaks_the_reader(layout):
     """The config is read, or refused with an error for users."""
     config = config_of(layout, settings(layout), [2, 3, 5]) | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}

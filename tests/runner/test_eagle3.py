@@ -19,7 +19,7 @@ from tests.layers.parts import batch_of
 from tests.models import eagle3_heads as plain
 from tests.models.driver import make_cache, piece
 from tests.models.oracle import random_ids
-from tests.models.test_eagle3 import base_program, config_of, ids_of, settings, target, tensors_of
+from tests.models.test_eagle3 import base_program, config_of, fast, ids_of, settings, target, tensors_of
 from tests.runner.proposing import Lane, generate, runner_of, step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
@@ -69,7 +69,9 @@ def guessed(layout: str, ids: list[int], count: int, taps: tuple[str, ...]) -> l
     return ids[-count:]
 
 
-@pytest.mark.parametrize("layout", ["specforge", "eagle-3.1", "speculators-qwen3", "shared-head", "vllm"])
+@pytest.mark.parametrize(
+    "layout", fast(("specforge", "eagle-3.1", "speculators-qwen3", "shared-head", "vllm"), "specforge", "eagle-3.1")
+)
 def test_it_proposes_what_the_head_in_plain_torch_would(base, tmp_path, layout):
     """After a prompt in chunks, and again after a step that has refused its first proposals."""
     loaded = drafting(base, tmp_path, layout)

@@ -59,6 +59,17 @@ def test_answers_do_not_depend_on_the_assistant(models, temperature):
     assert [lane.drafted > 0 for lane in lanes] == [False, True, True]
 
 
+def test_the_eager_executor_proposes_the_same(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle of these tests")
+    target, assistant, _ = made(transformers, "gemma4")
+    base, head = both(transformers, tmp_path)
+    loaded = with_head(load_model(find_model(base), "float32"), find_model(head), "float32")
+    runner, lane = runner_of(loaded), Lane(0, list(PROMPT), propose=3)
+    for _ in range(3):
+        step(runner, [lane])
+        assert list(lane.draft) == [int(logits.argmax()) for logits, _ in expected(target, assistant, lane.ids, 3)]
+
+
 def test_it_writes_nothing_into_the_cache(models):
     """The cache has the layers of the target alone, and the bytes of a step stay as they are while it drafts."""
     alone, loaded = (runner_of(model) for model in models)
