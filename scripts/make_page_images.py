@@ -110,6 +110,7 @@ def chat(browser: Browser, path: Path) -> None:
         page.click("#options")
         page.fill("[name=seed]", "7")
         page.check("[name=shade]")
+        page.check("[name=drafts]")
         page.click("#options")
         ask(page, "Tell me a short story\nabout a fox.")
         ask(page, "What is 23 + 45?")

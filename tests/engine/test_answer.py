@@ -75,6 +75,28 @@ def test_any_cut_into_deltas_gives_the_answer_of_the_definition(ids, stops, cuts
     assert answer.usage == Usage(0, count, 0)
 
 
+@examples(100)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8), STOPS)
+def test_drafts_are_counted_as_far_as_the_answer_goes(steps, stops):
+    """steps: of each delta the tokens, those of them that were drafted, and drafted ones that were wrong."""
+    text, answer, drafted, marks = AnswerText(TOKENIZER, (), SamplingParams(stop=stops, logprobs=0)), Answer(), 0, []
+    for i, (size, right, wrong) in enumerate(steps):
+        right, ids = min(right, size - 1), tuple(b"abc"[j % 3] for j in range(size))
+        last = FinishReason.LENGTH if i == len(steps) - 1 else None
+        logprobs = tuple(map(logprob, ids))
+        delta = Delta("r", 0, ids, logprobs, finish_reason=last, drafted=right + wrong, accepted=right)
+        answer.add(found := text.push(delta))
+        drafted += right + wrong
+        marks += [j < right for j in range(len(found.token_ids))]
+        assert found.accepted == sum(info.drafted for info in found.logprobs)
+        if text.done:
+            break
+    usage = answer.usage
+    assert usage.accepted_tokens + usage.rejected_tokens == drafted
+    assert usage.accepted_tokens <= usage.completion_tokens == len(answer.token_ids)
+    assert [info.drafted for info in answer.logprobs] == marks and sum(marks) == usage.accepted_tokens
+
+
 @examples(300)
 @given(TOKENS.filter(bool), STOPS, st.lists(st.integers(1, 5), max_size=30))
 def test_the_cut_does_not_matter_with_broken_characters_either(ids, stops, cuts):

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir.engine.pace import Pace
+from kvasir.serve.conversation.timings import timings_object
+from kvasir.speculation import MAX_DRAFTED
+from kvasir.types import Usage
 from tests.examples import examples
+from tests.later import anthropic, openai
 from tests.serve.dialects.table import ROWS
-from tests.serve.running import client, events
+from tests.serve.running import client, events, live
 
 CHAT = "/v1/chat/completions"
 TEXT = "the cat sat on the mat"
@@ -149,3 +156,90 @@ async def test_an_engine_without_drafters_takes_auto_and_off_only():
             assert (await http.post(CHAT, json=chat(speculation={"method": method}))).status_code == 200
         refused = await http.post(CHAT, json=chat(speculation={"method": "ngram"}))
     assert refused.status_code == 400 and "has none" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, body, most",
+    [
+        ("/completion", {"speculative.n_max": 4, "speculative.n_min": 9, "speculative.p_min": 0.5}, 4),
+        ("/completion", {"speculative.n_max": 64}, MAX_DRAFTED),
+        ("/completion", {"speculative.n_max": 4, "speculation": {"num_speculative_tokens": 2}}, 2),
+        ("/completion", {"speculation": {"num_speculative_tokens": 5}}, 5),
+        ("/api/generate", {"options": {"draft_num_predict": 3}}, 3),
+        ("/api/generate", {"options": {"draft_num_predict": -1}}, None),
+        ("/api/chat", {"options": {"draft_num_predict": 0}, "messages": [{"role": "user", "content": TEXT}]}, 0),
+    ],
+)
+async def test_fields_of_other_servers_bound_drafts(path, body, most):
+    own = {} if "messages" in body else {"prompt": TEXT}
+    async with client(drafts=True) as http:
+        front, made = http.front, []  # type: ignore[attr-defined]
+        resolve = front.resolve
+        front.resolve = lambda *args, **fields: made.append(resolve(*args, **fields)) or made[-1]
+        answer = await http.post(path, json={"model": "fake", "stream": False, **own, **body})
+    assert answer.status_code == 200, answer.text
+    [request] = made
+    assert (request.speculation and request.speculation.most) == most
+
+
+async def test_llamacpps_times_count_drafts_where_there_are_any():
+    async with client(drafts=True) as http:
+        answer = (await http.post("/completion", json={"prompt": TEXT, "n_predict": 3})).json()
+        assert "draft_n" not in answer["timings"]
+        refused = await http.post("/completion", json={"prompt": TEXT, "speculative.n_max": -1})
+    assert refused.status_code == 400 and "speculative.n_max" in refused.text
+    timings = timings_object(Pace(0.0), Usage(1, 9, 0, 0, 4, 2))
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (6, 4)
+
+
+# -- the vendors' own clients --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drafting():
+    with live(drafts=True) as server:
+        yield server
+
+
+def test_the_official_client_sends_predictions(drafting):
+    with openai.OpenAI(base_url=f"{drafting.url}/v1", api_key="none", max_retries=0) as api:
+        prediction = {"type": "content", "content": [{"type": "text", "text": ANSWER}]}
+        body = {"model": "fake", **chat(), "prediction": prediction}
+        answer = api.chat.completions.create(**body)
+        details = answer.usage.completion_tokens_details
+        assert answer.choices[0].message.content == ANSWER
+        assert details.accepted_prediction_tokens > 30 and details.rejected_prediction_tokens == 0
+        chunks = list(api.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == ANSWER and chunks[-1].usage.completion_tokens_details == details
+        own = {"speculation": {"method": "off"}}
+        without = api.chat.completions.create(**body, extra_body=own).usage.completion_tokens_details
+        assert without.accepted_prediction_tokens == without.rejected_prediction_tokens == 0
+        answer = api.responses.create(model="fake", input=TEXT, max_output_tokens=4, extra_body=own)
+        assert answer.usage.output_tokens == 4
+        with pytest.raises(openai.BadRequestError, match="it has ngram"):
+            api.completions.create(model="fake", prompt="x", extra_body={"speculation": {"method": "eagle3"}})
+
+
+def test_anthropics_client_chooses_drafters(drafting):
+    with anthropic.Anthropic(base_url=drafting.url, api_key="none", max_retries=0) as api:
+        ask = {"model": "fake", "max_tokens": 4, "messages": [{"role": "user", "content": TEXT}]}
+        answer = api.messages.create(**ask, extra_body={"speculation": {"method": ["ngram"]}})
+        assert answer.usage.output_tokens == 4
+        with pytest.raises(anthropic.BadRequestError, match="it has ngram"):
+            api.messages.create(**ask, extra_body={"speculation": {"method": "mtp"}})
+
+
+def test_the_counters_of_drafts_are_exported(drafting):
+    httpx.post(f"{drafting.url}{CHAT}", json=chat(**predicted(ANSWER[:20] + "!!"))).raise_for_status()
+    text = httpx.get(f"{drafting.url}/metrics").text
+    found = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    drafted, accepted = (
+        next(sample.value for sample in found[f"kvasir_{name}"] if sample.name.endswith("_total"))
+        for name in ("drafted_tokens", "accepted_draft_tokens")
+    )
+    assert 0 < accepted < drafted
+    by_position = [s for s in found["kvasir_draft_position_drafted"] if s.name.endswith("_total")]
+    assert sum(sample.value for sample in by_position) == drafted
+    assert {"position", "model_name"} <= by_position[0].labels.keys()
+    assert "kvasir_draft_seconds_saved" in found

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Error, expect
 
-from tests.serve.page.browser import NEEDED, answer, answers_with, ask, page_of, plainly, stream_of
+from tests.serve.page.browser import NEEDED, answer, answers_with, ask, fill, page_of, plainly, stream_of
 from tests.serve.running import live
 
 pytestmark = NEEDED
@@ -207,6 +207,30 @@ def test_a_token_shows_its_probability_under_the_pointer_and_the_arrow_keys(page
     expect(card.locator(".chosen code")).to_have_text("e")
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
+
+
+@pytest.fixture
+def drafting(browser):
+    """The page of a server that drafts what a request predicts."""
+    with live(drafts=True) as server, page_of(browser, server.url) as page:
+        yield page
+
+
+def test_drafted_tokens_are_marked_where_wanted(drafting):
+    page = drafting
+    fill(page, temperature="0", max_tokens="11", other='{"prediction": {"type": "content", "content": "user:!hey"}}')
+    ask(page, "hey né😀")
+    assert answer(page) == "user: hey n"
+    marked = page.locator(".message.assistant .t-drafted")
+    expect(marked).to_have_text([*"ser:hey"])  # the first and the corrected one are sampled
+    expect(page.locator(".message.assistant .figures")).to_contain_text("drafts right")
+    tint = "e => getComputedStyle(e).backgroundColor"
+    assert marked.first.evaluate(tint) == "rgba(0, 0, 0, 0)"
+    page.click("#options")
+    page.check("[name=drafts]")
+    assert marked.first.evaluate(tint) != "rgba(0, 0, 0, 0)"
+    marked.first.hover()
+    expect(page.locator("#token-card")).to_contain_text("Drafted")
 
 
 def test_tokens_that_share_a_character_count_as_one(page, server):

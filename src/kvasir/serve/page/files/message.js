@@ -156,6 +156,9 @@ function figures(message) {
   if (message.rate) found.push(`${message.rate.toFixed(1)} tokens/s`);
   const cached = message.usage?.prompt_tokens_details?.cached_tokens;
   if (cached) found.push(`${cached} of ${message.usage.prompt_tokens} prompt tokens cached`);
+  const { accepted_prediction_tokens: right = 0, rejected_prediction_tokens: wrong = 0 } =
+    message.usage?.completion_tokens_details ?? {};
+  if (right + wrong) found.push(`${right} of ${right + wrong} drafts right`);
   if (message.seed !== undefined) found.push(`seed ${message.seed}`);
   if (message.model) found.push(message.model);
   return found.join(" · ");

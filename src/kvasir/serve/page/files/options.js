@@ -23,6 +23,7 @@ export class Options {
       field("Other fields", this.area("other", 2), "A JSON object. Its fields are added to the request."),
       this.check("probabilities", "Show token probabilities"),
       this.check("shade", "Underline unlikely tokens"),
+      this.check("drafts", "Mark drafted tokens"),
       make("button", { type: "button", onclick: () => this.reset() }, "Reset to defaults"),
     );
     this.form.addEventListener("submit", (event) => event.preventDefault());
@@ -58,7 +59,8 @@ export class Options {
   }
 
   apply() {
-    document.documentElement.toggleAttribute("data-shade", this.form.elements.shade.checked);
+    for (const name of ["shade", "drafts"])
+      document.documentElement.toggleAttribute(`data-${name}`, this.form.elements[name].checked);
     this.form.elements.tools.setCustomValidity(this.tools() === undefined ? "This is not a JSON list." : "");
     this.form.elements.other.setCustomValidity(this.other() === undefined ? "This is not a JSON object." : "");
     const wrong = [...this.form.elements].filter((input) => !input.validity.valid);

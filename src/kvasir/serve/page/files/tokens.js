@@ -5,7 +5,7 @@ import { find, make } from "./dom.js";
 /** Collects the text and the tokens of a stream, and for each character of the text the number of its token. */
 export class TokenMap {
   constructor() {
-    this.tokens = []; // {text, logprob, top: [{text, logprob}]}
+    this.tokens = []; // {text, logprob, drafted, top: [{text, logprob}]}
     this.owners = new Map(); // kind -> the token of each character
     this.pending = []; // pieces of text, in order, without a token yet
     this.bytes = [];
@@ -28,6 +28,7 @@ export class TokenMap {
       this.tokens.push({
         text: entry.token,
         logprob: entry.logprob,
+        drafted: entry.drafted === true, // whether a drafter had proposed it
         top: entry.top_logprobs.map((t) => ({ text: t.token, logprob: t.logprob })),
       });
       this.bytes.push(...(entry.bytes ?? new TextEncoder().encode(entry.token)));
@@ -74,9 +75,10 @@ export class TokenMap {
   }
 
   span(number, text) {
-    const p = Math.exp(this.tokens[number].logprob);
+    const { logprob, drafted } = this.tokens[number];
+    const p = Math.exp(logprob);
     const shade = p < 0.2 ? " t-low" : p < 0.5 ? " t-mid" : p < 0.8 ? " t-high" : "";
-    return make("span", { class: `t${shade}`, "data-t": number }, text);
+    return make("span", { class: `t${shade}${drafted ? " t-drafted" : ""}`, "data-t": number }, text);
   }
 }
 
@@ -116,7 +118,8 @@ function cardRow({ text, logprob }, chosen) {
 export function showToken(token, element) {
   const card = find("token-card");
   const rows = token.top.some((t) => t.text === token.text) ? token.top : [...token.top, token];
-  card.replaceChildren(...rows.map((row) => cardRow(row, row.text === token.text)));
+  const note = token.drafted ? [make("div", { class: "card-note" }, "Drafted, and checked in one step with others.")] : [];
+  card.replaceChildren(...rows.map((row) => cardRow(row, row.text === token.text)), ...note);
   card.hidden = false;
   const box = element.getBoundingClientRect();
   const size = card.getBoundingClientRect();
