@@ -13,7 +13,7 @@ chooses how much of it is checked. A kind is a source and how long its match is:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import inf
@@ -28,6 +28,7 @@ from kvasir.spec.pool import Pools
 from kvasir.speculation import MAX_DRAFTED, WEIGHTS
 from kvasir.types import ServiceClass, Target
 
+Look = Callable[[Sequence, "array[int]", int], "tuple[array[int], int]"]  # ids, most -> a guess, length of its match
 Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
 WAITS = 0.3  # the chance from which a sequence waits for a draft
@@ -56,6 +57,7 @@ class Drafted:
     waiting: bool = False
     proposed: array[int] = field(default_factory=lambda: array("i"))
     after: int = 0
+    predicted: array[int] | None = None  # the request's prediction
 
 
 class Speculator:
@@ -76,6 +78,9 @@ class Speculator:
         most: drafted ids of a sequence in a step."""
         self._methods, self._targets, self._most = tuple(methods), targets, most
         self._weights = next((name for name in methods if name in WEIGHTS), "")
+        looks = {"ngram": self._ngram, "suffix": self._suffix}
+        always: dict[str, Look] = {"forced": self._forced, "prediction": self._prediction}
+        self._sources = always | {name: looks.get(name, self._proposed) for name in methods}
         self.rounds = StepTimes()
         self._asking = 1  # sequences that asked the runner in the last step
         self._pools = pools or Pools()
@@ -84,6 +89,7 @@ class Speculator:
         self._of: dict[int, Drafted] = {}  # by the identity of a sequence
         self._pays: dict[int, bool] = {}  # by rows
         self._measured = 0
+        self._decoding = 1  # sequences in the last step that was measured
         self.saved = 0.0
 
     # -- the protocol
@@ -149,7 +155,7 @@ class Speculator:
             return
         self._chance(seq, state.asked).settle(drafted, accepted)
         state.asked = None
-        self.saved += accepted * self.times.of(1)
+        self.saved += accepted * self.times.of(self._decoding) / self._decoding
 
     def leave(self, seq: Sequence) -> None:
         self._of.pop(id(seq), None)
@@ -158,7 +164,7 @@ class Speculator:
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
         self.times.note(rows, seconds)
-        self._measured += 1
+        self._measured, self._decoding = self._measured + 1, rows - drafted
         if self._measured % LOOKS == 0:
             self._pays.clear()
         if drafted:
@@ -189,10 +195,9 @@ class Speculator:
         if most <= 0:
             return NO_GUESS
         ids, best, most_promised = seq.tokens, NO_GUESS, 0.0
-        for source in ("forced", "prediction", *self._methods):
+        for source, look in self._sources.items():
             if source in self._methods and not self._wants(seq, source):
                 continue
-            look = self._proposed if source == self._weights else getattr(self, f"_{source}")
             found, length = look(seq, ids, most)
             if found:
                 kind = source, length.bit_length()
@@ -226,9 +231,10 @@ class Speculator:
     def _prediction(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
         """The prediction is followed from its start as long as all ids match, and then from the place whose ids before
         it match best."""
-        predicted = array("i", seq.request.prediction)
-        if not predicted:
-            return predicted, 0
+        if not seq.request.prediction:
+            return array("i"), 0
+        state = self._state(seq)
+        predicted = state.predicted = state.predicted or array("i", seq.request.prediction)
         done = len(ids) - seq.prompt_len
         if predicted[:done] == ids[seq.prompt_len :]:
             return predicted[done : done + most], 2 * LONGEST
