@@ -37,7 +37,8 @@ def footprint_of(
     progress: of compiling kernels, which the graph executor does on a GPU to measure what they take."""
     model = loaded.model
     groups = len(loaded.layout.groups)
-    per_row = _FLOAT * (1 + -(-groups // block_size))  # a row's ids and its block tables
+    ids = 1 + (loaded.draft is not None)  # perhaps also in the draft model's vocabulary
+    per_row = _FLOAT * (ids + -(-groups // block_size))  # a row's ids and its block tables
     gathered = 0
     if loaded.executor == "graph":
         from kvasir.runner.graph_memory import graph_memory
