@@ -150,8 +150,9 @@ def write_gguf(path: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     """As llama.cpp's converter writes it: rows of q and k in pairs, ids of the target, no t2d."""
     from tests.models.gguf_files import gguf, writing
 
-    files = {"fc": "fc", "norm": "output_norm", "input_norm": "enc.output_norm", "lm_head": "output"} | {
-        "embed_tokens": "token_embd", "layers.0.hidden_norm": "blk.0.attn_norm_2",
+    files = {
+        "fc": "fc", "rope_freqs": "rope_freqs", "norm": "output_norm", "input_norm": "enc.output_norm",
+        "lm_head": "output", "embed_tokens": "token_embd", "layers.0.hidden_norm": "blk.0.attn_norm_2",
         "layers.0.input_layernorm": "blk.0.attn_norm", "layers.0.post_attention_layernorm": "blk.0.ffn_norm",
         **{f"layers.0.self_attn.{part}_proj": f"blk.0.attn_{part}" for part in "qkv"},
         "layers.0.self_attn.o_proj": "blk.0.attn_output",

@@ -131,8 +131,10 @@ def test_a_head_of_each_layout_drafts_as_plain_torch(tmp_path, layout):
 def test_a_gguf_file_may_share_the_targets_tables(tmp_path):
     """Its vocabulary is then stated, and both tables are the target's; factors of the rotary embedding are a tensor."""
     s = settings("gguf", embed=False, head=False, draft=96, width=64, joint_norm=False)
-    tensors = tensors_of(s)
-    head = opened(tmp_path, "gguf", config_of("gguf", s, [2, 3, 5]), tensors).model
+    tensors, config = tensors_of(s), config_of("gguf", s, [2, 3, 5])
+    factors = torch.tensor([1.0, 1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0])
+    head = opened(tmp_path, "gguf", config, {**tensors, "rope_freqs.weight": factors}).model
+    s["factor"] = factors
     (rows, logits, carried), ids = expected(s, tensors)
     for ours, theirs in zip(drafted(head, s, ids), (rows, logits, carried), strict=True):
         assert distance(ours, theirs) < TOLERANCE
