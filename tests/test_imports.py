@@ -32,6 +32,7 @@ EAGER = (
     "ops/*/plan.py",
     "ops/attention/weights.py",
     "ops/norm/native.py",
+    "runner/eager_draft.py",
     "runner/eager_executor.py",
     "runner/device_packing.py",
     "runner/device_rows.py",
