@@ -143,7 +143,10 @@ def compared(reference: EngineCore, core: EngineCore, rounds: int) -> dict[str, 
 
 
 def built(model: str, args: argparse.Namespace) -> EngineCore:
-    return build_core(EngineOptions(model=model, threads=args.threads, quantize=args.quantize, max_model_len=2 * READ))
+    options = EngineOptions(
+        model=model, threads=args.threads, quantize=args.quantize, max_model_len=2 * READ, speculate="off"
+    )
+    return build_core(options)
 
 
 def closed(core: EngineCore) -> None:

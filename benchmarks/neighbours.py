@@ -212,7 +212,8 @@ def main() -> int:
     args = parser.parse_args()
     names = [n for n in CASES if n == "plain" or not args.only or n in args.only]
     with tempfile.TemporaryDirectory() as folder:
-        core = build_core(EngineOptions(model=make_model(Path(folder)), max_model_len=MAX_LEN, threads=args.threads))
+        model = make_model(Path(folder))
+        core = build_core(EngineOptions(model, max_model_len=MAX_LEN, threads=args.threads, speculate="off"))
         others, begun = ForeignLoad(), time.perf_counter()
         found = measure(core, names, args.rounds, args.gaps)
         facts = {"machine": machine_facts(), "software": software_facts(), "engine": list(core.summary)}

@@ -146,7 +146,7 @@ def test_the_command_on_the_real_model(tmp_path):
     "mode", ["latency", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "latency")]
 )
 def test_kernels_and_gaps_of_a_program(mode, capsys):
-    llm = AsyncLLM("kvasir-mini", threads=1, executor="program", quantize="q8")
+    llm = AsyncLLM("kvasir-mini", threads=1, executor="program", quantize="q8", speculate="off")
     reported = bench(llm, mode, Shape(20, 400, 1 if mode == "latency" else 2), repeats=1)
     figures = reported["runs"][0]["figures"]
     step = figures["step_kernel_ms"] + figures["step_gap_ms"]

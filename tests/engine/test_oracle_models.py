@@ -89,7 +89,7 @@ def test_rows_that_only_decode_are_columns(case):
     bare = [replace(r, params=replace(r.params, logprobs=None, prompt_logprobs=None)) for r in requests[:-3]]
     expected = {key: Answer(a.tokens, reason=a.reason) for key, a in expected.items()}
     small = {"block_size": 16, "num_blocks": 30, "max_num_batched_tokens": 61, "threads": 2}
-    core = core_of(folder, **options, **small, overlap=options["executor"] == "program")
+    core = core_of(folder, **options, **small, overlap=options["executor"] == "program", speculate="off")
     decoded: list[int] = []
     core.plan_listener = lambda plan: decoded.append(len(plan.decodes))
     got = together(core, [*bare, *requests[-3:]], seed=7, preempt=0.1)

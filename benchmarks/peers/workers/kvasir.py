@@ -19,7 +19,7 @@ class Kvasir:
     def load(self, model: str, **options: Any) -> dict[str, Any]:
         from kvasir.cli.machine import software_facts
 
-        self._llm = LLM(model, progress=False, **options)
+        self._llm = LLM(model, progress=False, **{"speculate": "off", **options})
         flags = [line.replace(model, Path(model).name) for line in self._llm.summary]
         return {"version": software_facts(), "flags": flags}
 

@@ -329,6 +329,8 @@ def bench(
 ) -> None:
     """Measure latency, throughput, serving, the prefix cache or structured output, as a table, JSON and a plot.
 
+    Drafters are off unless options name them: answers to random prompts repeat themselves.
+
     Example: kvasir bench kvasir-mini --mode throughput --out bench-out
 
     Example: kvasir bench kvasir-mini --quantize q8 --threads 1

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvasir.cli.bench.limits import Machine, limits
-from kvasir.cli.bench.measure import MODES, Shape, kv_bytes, make_requests, warm_up
+from kvasir.cli.bench.measure import MODES, Shape, kv_bytes, make_requests, warm_up, without_drafters
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, typical_probe, write
 from kvasir.cli.machine import machine_facts, software_facts
@@ -37,7 +37,7 @@ def run(
     if request_rate < 0:
         raise ConfigError(f"request_rate is {request_rate}", "give requests per second, or 0 for all at once")
     shape = Shape(input_len, output_len, 1 if mode == "latency" else num_prompts, request_rate)
-    bench(AsyncLLM(**asdict(engine)), mode, shape, repeats, out)
+    bench(AsyncLLM(**asdict(without_drafters(engine))), mode, shape, repeats, out)
 
 
 def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None) -> dict:

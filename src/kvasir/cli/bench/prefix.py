@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvasir.cli.bench.measure import SEED, Figures, of_steps, percentiles
+from kvasir.cli.bench.measure import SEED, Figures, of_steps, percentiles, without_drafters
 from kvasir.cli.bench.probe import ForeignLoad, probe
 from kvasir.cli.bench.report import BenchRun, summarize
 from kvasir.cli.bench.workloads import (
@@ -104,6 +104,7 @@ async def _options(engine: EngineOptions, name: str, load: Load) -> dict[str, En
     previous round's blocks."""
     if not engine.num_blocks and not engine.kv_memory:
         engine = replace(engine, num_blocks=1 + await blocks_needed(name, load, engine.block_size))
+    engine = without_drafters(engine)
     plain = replace(engine, cache_dir=None, cache_disk=None, cache_write_share=None)
     options = {OFF: replace(plain, prefix_cache=False), ON: plain}
     return {**options, DISK: engine} if name == NO_REUSE else options

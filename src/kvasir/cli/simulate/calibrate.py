@@ -55,7 +55,7 @@ class Calibration:
 
 def calibrate(model: str, threads: int | None = None) -> Calibration:
     """Loads a model and computes with it for a few minutes. Raises KvasirError."""
-    core = build_core(EngineOptions(model, threads=threads, overlap=False))
+    core = build_core(EngineOptions(model, threads=threads, overlap=False, speculate="off"))
     found = fit(measure(core))
     return replace(found, run=foresee(core, found.costs))
 
