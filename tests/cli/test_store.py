@@ -97,6 +97,10 @@ def test_names_of_the_store_are_models(place):
     assert (options.model, options.max_model_len) == (str(place / "weights/tiny.gguf"), 64)
     for other in ("kvasir-mini", "weights/tiny.gguf", "./mario", "org/none"):
         assert resolve(EngineOptions(other)) == (EngineOptions(other), None)
+    drafted = resolve(EngineOptions("kvasir-mini", speculate="ngram,draft=mario"))[0]
+    assert drafted.speculate == f"ngram,draft={place / 'weights/tiny.gguf'}"
+    for kept in ("auto", "eagle3=./head", "draft=org/none"):
+        assert resolve(EngineOptions("kvasir-mini", speculate=kept))[0].speculate == kept
     (place / "mario").mkdir()
     assert resolve(EngineOptions("mario"))[1] is None, "what is on disk wins"
 
@@ -119,6 +123,7 @@ def test_a_server_of_several_models_refuses_options_of_one_model():
     for flags, message in (
         (("a", "b", "--served-model-name", "x"), "served_model_name"),
         (("--chat-template", "x"), "chat_template"),
+        (("a", "b", "--speculate", "ngram,draft=x"), "drafts for a single model"),
         (("kvasir-mini", "--model-root", "/"), "model_root"),
         (("--max-loaded-models", "0"), "max_loaded_models is below 1"),
     ):

@@ -4,9 +4,11 @@ store, and these over repositories of the hub."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ModelFileError
+from kvasir.speculation import SOURCES, parse
 from kvasir.store.entry import ModelEntry
 from kvasir.store.sources import is_path
 from kvasir.store.store import ModelStore
@@ -14,14 +16,30 @@ from kvasir.weights.find import BUNDLED
 
 
 def resolve(options: EngineOptions) -> tuple[EngineOptions, ModelEntry | None]:
-    """The options with the store's model inserted, and its entry; for any other model the options unchanged, and None.
-    Raises KvasirError."""
-    ref = options.model
-    if ref in BUNDLED or is_path(ref) or os.path.lexists(ref):
-        return options, None
+    """The options with the store's models inserted, also that of a drafter, and the model's entry; None for a model
+    that is not from the store. Raises KvasirError."""
+    options = _with_drafter(options)
     store = ModelStore()
+    entry = _find(options.model, store)
+    return (options, None) if entry is None else (store.options(entry, options), entry)
+
+
+def _with_drafter(options: EngineOptions) -> EngineOptions:
+    drafters = parse(options.speculate)
+    store = ModelStore()
+    if not drafters.source or (entry := _find(drafters.source, store)) is None:
+        return options
+    path = store.options(entry, EngineOptions(drafters.source)).model
+    names = (f"{name}={path}" if name in SOURCES else name for name in drafters.methods)
+    return replace(options, speculate=",".join(names))
+
+
+def _find(ref: str, store: ModelStore) -> ModelEntry | None:
+    """The store's entry of a reference; None if it names a model elsewhere. Raises ModelFileError."""
+    if ref in BUNDLED or is_path(ref) or os.path.lexists(ref):
+        return None
     entry = store.find(ref)
     if entry is None and "/" not in ref:
         hint = "`kvasir list` shows the store's; a repository of the hub is named as org/name"
         raise ModelFileError(f"{ref[:200]}: no such file, folder or model in the store", hint)
-    return (options, None) if entry is None else (store.options(entry, options), entry)
+    return entry

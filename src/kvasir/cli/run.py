@@ -17,7 +17,7 @@ from kvasir.engine.thinking import may_think
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.store.entry import ModelEntry
 from kvasir.store.parameters import sampling_of
-from kvasir.types import SamplingParams
+from kvasir.types import SamplingParams, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,17 +88,20 @@ async def _run(
 async def print_answer(front: Front, request: Request, quiet: bool) -> None:
     """Prints the text as it arrives and, unless `quiet`, its figures to standard error. Raises KvasirError if the
     engine fails; the text before that is printed."""
-    pace, reason, error = Pace(), None, ""
+    pace, reason, error, usage = Pace(), None, "", Usage()
     async for delta in front.stream(request):
         pace.saw(delta)
         reason = delta.finish_reason or reason
         error = delta.error or error
+        usage = delta.usage
         print(delta.text, end="", flush=True)
     print()
     if error:
         raise KvasirError(f"the engine failed: {error}", "run `kvasir doctor` to check this machine")
     if not quiet and pace.first is not None:
         rate = f" at {pace.rate:.1f}/s" if pace.rate else ""
+        if drafted := usage.accepted_tokens + usage.rejected_tokens:
+            rate += f", {usage.accepted_tokens} of {drafted} drafts right"
         print(
             f"{len(request.prompt_ids)} prompt tokens, first token after {pace.first - pace.begun:.3f} s, "
             f"{pace.count} token{'s' * (pace.count != 1)}{rate}, ended by {reason.value if reason else '?'}, "

@@ -24,6 +24,7 @@ from kvasir.memory import host_memory
 from kvasir.serve.auth.keys import read_keys
 from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_of
 from kvasir.serve.settings import ServeSettings
+from kvasir.speculation import parse
 from kvasir.store.entry import ModelEntry
 from kvasir.store.facts import read_details
 from kvasir.store.store import ModelStore
@@ -107,6 +108,10 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
         )
     if len(given) == 1:
         return
+    if source := parse(engine.speculate).source:
+        raise ConfigError(
+            f"{source} drafts for a single model, and this server has several", "name one, or leave it out"
+        )
     for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
         if getattr(engine, name) is not None:
             raise ConfigError(

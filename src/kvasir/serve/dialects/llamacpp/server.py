@@ -111,7 +111,7 @@ def _slot(row: int, answer: AnswerState | None, serving: Serving) -> dict[str, A
         "id": row,
         "id_task": -1,
         "n_ctx": serving.front.info.max_model_len,
-        "speculative": False,
+        "speculative": bool(serving.front.info.drafters),
         "is_processing": answer is not None,
         "n_prompt_tokens": answer.prompt if answer else 0,
         "n_prompt_tokens_cache": answer.cached if answer else 0,
