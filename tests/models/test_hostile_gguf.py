@@ -68,6 +68,7 @@ OWN: dict[str, dict[str, Any]] = {
     **{name: {"expert_count": 4, "expert_weights_scale": 1.0} for name in ("deepseek2", "mistral4")},
     **{name: {"attention.q_lora_rank": 16, "expert_gating_func": 2} for name in ("deepseek32", "glm-dsa")},
     "gemma3n": {"embedding_length_per_layer_input": 16},
+    "gemma4-assistant": {"embedding_length_out": 64},
     "hunyuan-moe": {"expert_feed_forward_length": 80},
     "kimi-linear": {"attention.key_length": 20},
     "mimo2": {"attention.head_count_kv": 4},
