@@ -257,12 +257,12 @@ def test_the_eager_executor_drafts_with_a_second_model(folder, tmp_path):
     shared, options = np.argsort(order.numpy()).astype(np.int32), LoadOptions("eager", block_size=16)
     alone = load_model(find_model(folder), "float32", options=options)
     expected, found = Lane(0, list(PROMPT), DRAWN), []
-    generate(runner_of(alone), [expected], 40)
+    generate(runner_of(alone), [expected], 20)
     for name in ("other", "short"):
         loaded = load_draft(alone, find_model(tmp_path / name), "float32", shared=shared, unknown=3)
         lane = Lane(0, list(PROMPT), DRAWN, propose=3, chunk=30)
-        generate(runner_of(loaded), [lane], 40)
-        assert lane.answer[:40] == expected.answer[:40]
+        generate(runner_of(loaded), [lane], 20)
+        assert lane.answer[:20] == expected.answer[:20]
         found.append(lane.accepted / lane.drafted)
     assert found[0] == 1.0 > found[1]
     assert footprint_of(loaded, **SIZES).buffers > footprint_of(alone, **SIZES).buffers
