@@ -157,7 +157,7 @@ def write_gguf(folder: str) -> Path:
     """kvasir-mini in bfloat16, with its vocabulary."""
     from tests.program.mini import write_mini
 
-    return write_mini(Path(folder) / "mini.gguf", "BF16")
+    return write_mini(Path(folder) / "mini.gguf", "BF16", tokens=True)
 
 
 def main() -> int:

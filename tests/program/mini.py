@@ -53,9 +53,25 @@ def tensors() -> dict[str, np.ndarray]:
     return found
 
 
-def write_mini(path: Path, kind: str | Callable[[str], str]) -> Path:
-    """Writes the model with all its matrices in GGML type `kind`, or in that of each name; the norms in F32."""
-    return _write(path, kind, _config(), tensors())
+def write_mini(path: Path, kind: str | Callable[[str], str], tokens: bool = False) -> Path:
+    """Writes the model with all its matrices in GGML type `kind`, or in that of each name; the norms in F32. tokens:
+    with its vocabulary, which llama.cpp's server needs."""
+    return _write(path, kind, _config(), tensors(), _vocabulary if tokens else None)
+
+
+def _vocabulary(writer: gguf.GGUFWriter) -> None:
+    found = json.loads((FOLDER / "tokenizer.json").read_text())
+    names = {i: token for token, i in found["model"]["vocab"].items()}
+    special = {token["id"]: token["content"] for token in found["added_tokens"]}
+    ids = range(_config()["vocab_size"])
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.NORMAL}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([special.get(i) or names.get(i, f"<unused {i}>") for i in ids])
+    writer.add_token_types([kinds[i in special] for i in ids])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in found["model"]["merges"]])
+    writer.add_eos_token_id(_config()["eos_token_id"])
+    writer.add_add_bos_token(False)
 
 
 def write_llama(path: Path, kind: str | Callable[[str], str], config: dict[str, Any]) -> Path:
@@ -87,7 +103,11 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _write(
-    path: Path, kind: str | Callable[[str], str], config: dict[str, Any], weights: dict[str, np.ndarray]
+    path: Path,
+    kind: str | Callable[[str], str],
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -102,7 +122,10 @@ def _write(
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")  # ids are enough
+    if vocabulary:
+        vocabulary(writer)
+    else:
+        writer.add_tokenizer_model("none")  # ids are enough
     for name, weight in weights.items():
         if weight.ndim == 1:
             writer.add_tensor(name, weight)
