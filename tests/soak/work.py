@@ -106,6 +106,10 @@ def varied(rng: random.Random, question: Question) -> dict[str, Any]:
         body |= {"cache_ttl": rng.choice((0.2, 2.0))}
     if rng.random() < 0.3:
         body |= {"priority": rng.randint(-3, 3)}
+    if rng.random() < 0.3 and question.route != "/v1/embeddings":
+        body |= {"speculation": rng.choice(({"method": "off"}, {"method": "ngram"}, {"num_speculative_tokens": 2}))}
+    if rng.random() < 0.3 and question.route == "/v1/chat/completions":
+        body |= {"prediction": {"type": "content", "content": STORY[rng.randint(0, 60) :]}}
     return body
 
 
