@@ -13,7 +13,6 @@ from kvasir.runner.runner import Runner
 from kvasir.types import TokenLogprob
 from tests.oracle import Bits, bits
 
-COUNT = 14  # sampled ids of a sequence
 _DRAWN = {"temperature": 1.1, "seed": 5}
 
 
@@ -36,7 +35,7 @@ KINDS = {
     "greedy described": kind(temperature=0.0, logprobs=1),
     "dry": kind(dry_multiplier=5.0, dry_allowed_length=0, dry_penalty_last_n=-1, top_k=4),
     "windows": kind(repetition_penalty=1.5, repetition_last_n=5, frequency_penalty=0.7, occurrence_last_n=9),
-    "output": kind(presence_penalty=0.7, min_tokens=9, stop_ids=tuple(range(150)), logit_bias=((3, 2.0),)),
+    "output": kind(presence_penalty=0.7, min_tokens=9, stop_ids=tuple(range(50)), logit_bias=((3, 2.0),)),
     "words": kind(bad_words=((7,), *((a, b) for a in range(0, 300, 2) for b in range(0, 300, 25)))),
     "xtc": kind(xtc_probability=0.6, xtc_threshold=0.001, typical_p=0.7),
     "mirostat": kind(mirostat=2, mirostat_tau=2.0, mirostat_eta=0.7, logprobs=0),
@@ -60,16 +59,23 @@ def mask_after(ids: Sequence[int], vocab: int) -> bytes:
 
 
 class Sequences:
-    """Sequences that run together, each from a prompt of another length to its `COUNT` sampled ids. expected: their
+    """Sequences that run together, each from a prompt of another length to `count` sampled ids. expected: their
     answers, of which drafts are made; without them there are none. steps: that were computed."""
 
     def __init__(
-        self, runner: Runner, names: Sequence[str], expected: Mapping[str, Answer] | None = None, seed: int = 0
+        self,
+        runner: Runner,
+        names: Sequence[str],
+        expected: Mapping[str, Answer] | None = None,
+        *,
+        seed: int = 0,
+        count: int = 14,
     ):
         self.runner, self.names, self.expected = runner, names, expected
-        lengths = {name: len(name) for name in names}
-        self.answers = {name: Answer([(3 + 5 * i + n) % 290 for i in range(9 + n % 7)]) for name, n in lengths.items()}
+        self.vocab, lengths = runner.capacity.vocab_size, {name: len(name) for name in names}
+        self.answers = {name: Answer([3 + 5 * i + n for i in range(9 + n % 7)]) for name, n in lengths.items()}
         self.prompts = {name: len(answer.ids) for name, answer in self.answers.items()}
+        self.ends = {name: prompt + count for name, prompt in self.prompts.items()}
         self.computed = dict.fromkeys(names, 0)
         self.steps = self.drafted = self.accepted = 0
         self._random = random.Random(seed)
@@ -97,13 +103,13 @@ class Sequences:
         for row, name in enumerate(self.names):
             answer, start = self.answers[name], self.computed[name]
             open_ = len(answer.ids) - start
-            if len(answer.ids) == self.prompts[name] + COUNT or not room or self._random.random() < 0.2:
+            if len(answer.ids) == self.ends[name] or not room or self._random.random() < 0.2:
                 continue
             count = min(room, open_, self._random.randint(1, 12))
             draft = self.draft(name, room - count) if count == open_ else []
             room -= count + len(draft)
             found.append(self._work(row, start, count, draft, count == open_))
-        unfinished = any(len(self.answers[name].ids) < self.prompts[name] + COUNT for name in self.names)
+        unfinished = any(len(self.answers[name].ids) < self.ends[name] for name in self.names)
         return found or (self._works() if unfinished else [])
 
     def _work(self, row: int, start: int, count: int, draft: list[int], sample: bool) -> Work:
@@ -118,9 +124,9 @@ class Sequences:
         if self.expected is None:
             return []
         answer, right = self.expected[name], self._random.choice((0.0, 0.8, 1.0, 1.0))
-        most = min(room, self.prompts[name] + COUNT - 1 - len(self.answers[name].ids))
+        most = min(room, self.ends[name] - 1 - len(self.answers[name].ids))
         coming = answer.ids[len(self.answers[name].ids) :][: self._random.randint(0, max(most, 0))]
-        return [token if self._random.random() < right else (token + 1) % 290 for token in coming]
+        return [token if self._random.random() < right else (token + 1) % self.vocab for token in coming]
 
     def _decodes(self, works: list[Work]) -> Decodes:
         """Takes some of the works out as columns, if they can be."""
@@ -137,13 +143,13 @@ class Sequences:
         return Decodes(pack_ids([w.row for w in plain]), pack_ids([w.start for w in plain]))
 
     def _masks(self, works: Sequence[Work]) -> dict[int, bytes]:
-        vocab, masks = self.runner.capacity.vocab_size, {}
+        masks = {}
         for work in works:
             name = self.names[work.row]
             if work.sample and KINDS[name].masked:
                 ids = [*self.answers[name].ids, *np.frombuffer(work.appended, np.int32).tolist()]
                 ends = range(len(ids) - work.drafted, len(ids) + 1)
-                masks[work.row] = b"".join(mask_after(ids[:end], vocab) for end in ends)
+                masks[work.row] = b"".join(mask_after(ids[:end], self.vocab) for end in ends)
         return masks
 
     def _take(self, work: Work, row: RowResult) -> None:

@@ -43,7 +43,7 @@ def test_the_same_bits_with_drafts(folder, expected, monkeypatch, threads, chose
         monkeypatch.setattr(module, "MAX_CHOSEN", chosen)
     runner = runner_of(folder, threads=threads)
     for seed in range(2):
-        sequences = Sequences(runner, [*KINDS], expected, seed)
+        sequences = Sequences(runner, [*KINDS], expected, seed=seed)
         assert sequences.run() == expected
         assert 0.2 < sequences.accepted / sequences.drafted < 0.9 and sequences.drafted > 50
     runner.close()

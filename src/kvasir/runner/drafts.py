@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from kvasir.plan import Work
+from kvasir.plan import Work, unpack_ids
 from kvasir.runner.executor import Taken
 from kvasir.runner.rows import Row
 
@@ -21,22 +21,22 @@ MAX_DRAFTED = 16  # ids of a row in a step, as in engine.build
 Draw = Callable[[int, int, bytes | None, bytes], Taken]
 
 
-def accepted(work: Work, row: Row, found: Iterable[Taken]) -> Taken:
+def accepted(work: Work, found: Iterable[Taken]) -> Taken:
     """What a work has sampled. found: results after the last known id and after each drafted id, of which no more are
     taken than up to the first mismatch.
 
     An error at a drafted id ends the draft before it: the next step meets the error again.
     """
-    tokens, entries, carry, first = [], [], row.carry, work.end - work.drafted
-    for position, taken in enumerate(found, first):
-        if taken.error:
-            if tokens:
-                break
+    tokens, entries, carry, draft = [], [], b"", draft_of(work)
+    for i, taken in enumerate(found):
+        if taken.error and tokens:
+            break
+        if taken.error or not draft:
             return taken
         tokens += taken.tokens
         entries += taken.logprobs
         carry = taken.carry
-        if position < work.end and row.ids[position] != tokens[-1]:
+        if i < len(draft) and draft[i] != tokens[-1]:
             break
     return Taken(tuple(tokens), tuple(entries), carry)
 
@@ -52,7 +52,12 @@ def along(work: Work, row: Row, mask: bytes | None, draw: Draw) -> Taken:
             yield taken
             carry = taken.carry
 
-    return accepted(work, row, found())
+    return accepted(work, found())
+
+
+def draft_of(work: Work) -> list[int]:
+    """The drafted ids of a work."""
+    return unpack_ids(work.appended)[-work.drafted :] if work.drafted else []
 
 
 def masks_of(work: Work, mask: bytes | None) -> list[bytes | None]:

@@ -118,7 +118,8 @@ class GraphExecutor:
     def compute(self, step: ExecutorStep) -> Results:
         """Follows the step's plan, moves its blocks, then computes its works."""
         if self.sampler:
-            self.sampler.collect(under_way=self._latest)  # what earlier steps drew is on the host already
+            # What earlier steps drew is on the host already.
+            self.sampler.collect(under_way=self._latest, rows={work.row for work in step.plan.work})
         self._latest = step.plan.step
         self.rows.follow(step.plan)
         if self.sampler:
@@ -195,8 +196,6 @@ class GraphHandle:
         return sampler.read(sampling, self.step.now) if sampler and sampling else []
 
     def begin(self, at: Sequence[int], masks: Sequence[bytes | None]) -> bool:
-        if any(self.step.works[place].drafted for place in at):
-            return False
         self.masked = self.executor.submit(self.executor.draw, self, at, masks)
         return True
 

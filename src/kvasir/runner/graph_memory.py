@@ -21,7 +21,7 @@ MAX_CHOSEN = 64  # rows of logits that are computed at a time
 
 def most_chosen(rows: int, drafted: int) -> int:
     """Rows of logits in the largest bucket, for so many running sequences and drafted ids of one."""
-    return min(MAX_CHOSEN, max(rows, 1 + drafted))
+    return min(MAX_CHOSEN, rows * (1 + drafted))
 
 
 def graph_memory(

@@ -3,12 +3,17 @@ host's rows later. Specs that the device's sampler lacks are sampled on the host
 
 Logits are never kept: while works wait for a mask, no other step is computed, so they are computed from the step's
 hidden states when the masks are there.
+
+A draft is a slot for each of its positions. Its sampled ids are written over the drafted ones after all slots have read
+these, so what is accepted and the next id lie where the next step of the row reads them; the rest is beyond the row's
+known ids. No step of the row is planned before the host knows how many are accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +24,7 @@ from kvasir.graph.forward import Forward
 from kvasir.plan import Work
 from kvasir.runner import host_sampling
 from kvasir.runner.device_rows import DeviceRows
+from kvasir.runner.drafts import accepted, masks_of
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.graph_replays import Replays, bucket_of
 from kvasir.runner.rows import Row
@@ -87,16 +93,23 @@ class GraphSampler:
         found = entries(ids, own, ranks, best_ids, values, best, self._vocab)
         return [entry for entry in found if entry is not None]
 
-    def collect(self, under_way: int = -1) -> None:
+    def collect(self, under_way: int = -1, rows: Collection[int] = ()) -> None:
         """Completes the host's rows by the ids that were sampled on the device. Waits for them, except for those of the
-        step `under_way`."""
-        done = [drawn for drawn in self.unread if drawn.step != under_way]
-        self.unread = [drawn for drawn in self.unread if drawn.step == under_way]
+        step `under_way`, unless this has checked a draft of one of `rows`."""
+
+        def waits(drawn: Drawn) -> bool:
+            return drawn.step == under_way and not any(w.drafted and w.row in rows for w in drawn.works)
+
+        done = [drawn for drawn in self.unread if not waits(drawn)]
+        self.unread = [drawn for drawn in self.unread if waits(drawn)]
         for drawn in done:
-            tokens = drawn.fetched()[0]
-            for work, row, token in zip(drawn.works, drawn.rows, tokens.tolist(), strict=True):
-                if self._rows.host.has(work.row, row):
-                    row.ids[work.end] = max(token, 0)
+            for work, row, (tokens, _, carry, _) in zip(drawn.works, drawn.rows, self._read(drawn, False), strict=True):
+                if not self._rows.host.has(work.row, row):
+                    continue
+                if not work.drafted:
+                    row.ids[work.end] = tokens[0] if tokens else 0
+                elif tokens:
+                    row.take(work, tokens, carry)
 
     def sample(self, step: ExecutorStep) -> Sampling:
         """Samples `step.now`."""
@@ -104,8 +117,7 @@ class GraphSampler:
         here = [at for at in step.now if not self._on_device(step.works[at])]
         for part in self._parts(step, [at for at in step.now if at not in here] if here else step.now):
             found.drawn.append(drawn := self._draw(step, part, [None] * len(part)))
-            for row in drawn.rows:
-                row.append(0)  # until `collect`
+            _expect(drawn)
         if here:
             self.collect()
         for part in self._parts(step, here):
@@ -125,9 +137,7 @@ class GraphSampler:
         there = [at for at in places if self._on_device(step.works[at])]
         for part in self._parts(step, there):
             masked.drawn.append(drawn := self._draw(step, part, [mask_of[at] for at in part]))
-            for at, row in zip(part, drawn.rows, strict=True):
-                if at not in step.now:
-                    row.append(0)  # until `collect`
+            _expect(drawn, done=step.now)
         if here := [at for at in places if at not in there]:
             self.collect()
         for at in here:
@@ -143,25 +153,27 @@ class GraphSampler:
             taken.update(zip(drawn.places, self._read(drawn), strict=True))
         return [taken[at] for at in places]
 
-    def _read(self, drawn: Drawn) -> list[Taken]:
+    def _read(self, drawn: Drawn, describes: bool = True) -> list[Taken]:
+        """describes: whether log-probabilities are wanted."""
         tokens, errors, *described = (part.tolist() for part in drawn.fetched())
-        specs = [row.spec for row in drawn.rows]
+        specs = [row.spec for work, row in zip(drawn.works, drawn.rows, strict=True) for _ in range(1 + work.drafted)]
         found: list[Entry | None] = [None] * len(specs)
-        if described:
+        if described and describes:
             own, ranks, best_ids, best = described
             found = entries(tokens, own, ranks, best_ids, best, [spec.logprobs for spec in specs], self._vocab)
-        return [
+        slots = (
             Taken(error=error_text(error, spec, self._vocab))
             if error
             else Taken((token,), () if entry is None else (entry,))
             for token, error, entry, spec in zip(tokens, errors, found, specs, strict=True)
-        ]
+        )
+        return [accepted(work, list(islice(slots, 1 + work.drafted))) for work in drawn.works]
 
     def _row(self, work: Work) -> Row:
         return self._rows.host[work.row]
 
     def _on_device(self, work: Work) -> bool:
-        return not work.drafted and not reason(self._row(work).spec)
+        return not reason(self._row(work).spec)
 
     def _parts(self, step: ExecutorStep, places: Sequence[int]) -> list[list[int]]:
         """Works whose logits are computed at a time."""
@@ -185,17 +197,21 @@ class GraphSampler:
         """Starts to sample works on the device."""
         draws, writer, works = self._draws, self._rows.writer, [step.works[at] for at in places]
         self._logits(step, places)
-        bucket = bucket_of(len(works), self._replays.max_chosen)
+        slot_masks = [mask for work, all_ in zip(works, masks, strict=True) for mask in masks_of(work, all_)]
+        count = len(slot_masks)
+        bucket = bucket_of(count, self._replays.max_chosen)
         level = draws.level([work.row for work in works], masked=any(mask is not None for mask in masks))
-        for i, mask in enumerate(masks):
+        for i, mask in enumerate(slot_masks):
             if mask is not None:
-                writer.fill(draws.masks[i, : len(mask) // 4], np.frombuffer(mask, np.int32))
-        mask_of = [-1 if mask is None else i for i, mask in enumerate(masks)]
-        slots = slots_of([work.row for work in works], [work.end for work in works], mask_of, bucket)
+                writer.fill(draws.masks[i, : len(mask) // 4], np.frombuffer(mask, np.int32).copy())
+        mask_of = [-1 if mask is None else i for i, mask in enumerate(slot_masks)]
+        rows = [work.row for work in works for _ in range(1 + work.drafted)]
+        known = [end for work in works for end in range(work.end - work.drafted, work.end + 1)]
+        slots = slots_of(rows, known, mask_of, bucket)
         for target, values in zip((draws.rows, draws.known, draws.mask_of), slots, strict=True):
             writer.fill(target[:bucket], values)
-        self._replays(f"sample {level}", len(works))
-        results = fetch(draws.results(len(works), level))
+        self._replays(f"sample {level}", count)
+        results = fetch(draws.results(count, level))
         drawn = Drawn(step.plan.step, places, works, [self._row(work) for work in works], results)
         self.unread.append(drawn)
         return drawn
@@ -214,3 +230,11 @@ class GraphSampler:
                 row = self._row(work)
                 row.take(work, found.tokens, found.carry)
                 self._rows.write_ids(work.row, work.end - work.drafted, row.known)
+
+
+def _expect(drawn: Drawn, done: Collection[int] = ()) -> None:
+    """Makes room for ids that are not known here until `collect`. done: places whose rows have it. A row with a draft
+    keeps that until then."""
+    for at, work, row in zip(drawn.places, drawn.works, drawn.rows, strict=True):
+        if at not in done and not work.drafted:
+            row.append(0)

@@ -31,7 +31,7 @@ def take(logits_nV: Tensor, rows: Sequence[Row], works: Sequence[Work], masks: S
     return [
         _take_along(logits_nV[ends[i] : ends[i + 1]], rows[i], work, masks[i])
         if i in carrying
-        else accepted(work, rows[i], list(islice(found, 1 + work.drafted)))
+        else accepted(work, list(islice(found, 1 + work.drafted)))
         for i, work in enumerate(works)
     ]
 

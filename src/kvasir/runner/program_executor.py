@@ -170,7 +170,7 @@ class ProgramHandle:
         for work in (self.step.works[at] for at in self.step.now):
             row, end = executor.rows[work.row], first + 1 + work.drafted
             found = (executor.taken(executor.program.results[i], row, row.carry) for i in range(first, end))
-            taken.append(accepted(work, row, found) if work.drafted else next(found))
+            taken.append(accepted(work, found))
             first = end
         return taken
 
@@ -192,7 +192,7 @@ class ProgramHandle:
         taken = {place: self._along(place, mask_of[place]) for place in carrying}
         for place in mask_of.keys() - set(carrying):
             ids = (found[place, i] for i in range(1 + works[place].drafted))
-            taken[place] = accepted(works[place], rows[place], ids)
+            taken[place] = accepted(works[place], ids)
         return [taken[place] for place in at]
 
     def _along(self, place: int, mask: bytes | None) -> Taken:
