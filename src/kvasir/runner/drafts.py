@@ -16,8 +16,6 @@ from kvasir.plan import Work, unpack_ids
 from kvasir.runner.executor import Taken
 from kvasir.runner.rows import Row
 
-MAX_DRAFTED = 16  # ids of a row in a step, as in engine.build
-
 Draw = Callable[[int, int, bytes | None, bytes], Taken]
 
 

@@ -16,10 +16,10 @@ from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
-from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import ProgramDraft
 from kvasir.runner.proposals import LAG
+from kvasir.speculation import MAX_DRAFTED
 
 Progress = Callable[[int, int], None]
 

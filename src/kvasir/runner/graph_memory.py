@@ -13,8 +13,8 @@ from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.tensors import torch_dtype
-from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.load import LoadedModel
+from kvasir.speculation import MAX_DRAFTED
 
 MAX_CHOSEN = 64  # rows of logits that are computed at a time
 

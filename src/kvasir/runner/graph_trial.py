@@ -15,9 +15,9 @@ from kvasir.layers.kv_layout import cache_groups
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.compiling import Progress
 from kvasir.plan import Capacity
-from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_graph import make_executor
+from kvasir.speculation import MAX_DRAFTED
 
 _BLOCKS = 16  # of the longest sequence
 
