@@ -246,7 +246,7 @@ class StepResult:
     saved: tuple[Bytes, ...] = ()
     decoded: bytes = b""
     failed: tuple[RowResult, ...] = ()
-    proposing: float = 0.0
+    proposing: float = field(default=0.0, compare=False)
 
     def of(self, plan: StepPlan) -> tuple[RowResult, ...]:
         """The results of the plan's `works`."""

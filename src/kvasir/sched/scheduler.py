@@ -350,6 +350,7 @@ class Scheduler:
         if row.error:
             return [self._fail(seq, seq.guidance.astray or row.error)]
         if row.accepted:
+            self.masked_rows += row.accepted * work.masked
             self.accepted_tokens += row.accepted
             self.accepted_at.update(range(1, row.accepted + 1))
         if self.drafter and work.sample:
