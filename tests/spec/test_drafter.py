@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -150,3 +151,17 @@ def test_nothing_is_kept_of_sequences_that_ended():
     asked = [request(f"r{i}", [random.Random(i).randrange(5) for _ in range(20)], max_tokens=9) for i in range(9)]
     driven(asked, guesses)
     assert not guesses._of
+
+
+def test_no_guess_is_looked_for_where_that_takes_too_long():
+    class Slow(Timed):
+        def _ngram(self, seq, ids, most):
+            time.sleep(0.002)
+            return super()._ngram(seq, ids, most)
+
+    asked = [request("a", [5, 6, 7] * 9, max_tokens=200, temperature=0.0)]
+    slow = Slow(("ngram",), seconds=lambda rows: 1e-3 * (1 + 0.02 * rows))
+    assert driven(asked, slow).tokens["a", 0] == answer(asked[0])
+    for _ in range(100):
+        Speculator.measured(slow, 1, 0, 1e-3)
+    assert not slow.pays(1)

@@ -12,6 +12,7 @@ chooses how much of it is checked. A kind is a source and how long its match is:
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -33,6 +34,7 @@ Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
 WAITS = 0.3  # the chance from which a sequence waits for a draft
 INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
+LOOKING = 0.05  # share of a step's time that may be spent on finding guesses
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
 
 
@@ -88,6 +90,7 @@ class Speculator:
         self._rates: dict[Kind, Rate] = {}
         self._of: dict[int, Drafted] = {}  # by the identity of a sequence
         self._pays: dict[int, bool] = {}  # by rows
+        self._looking = 0.0  # seconds that the guess for a sequence takes, the mean of the last ones
         self._measured = 0
         self._decoding = 1  # sequences in the last step that was measured
         self.saved = 0.0
@@ -97,7 +100,8 @@ class Speculator:
     def pays(self, rows: int) -> bool:
         """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
         if rows not in self._pays:
-            self._pays[rows] = any(shares([SURE] * rows, [4] * rows, self.times))
+            dear = bool(self.times.rows) and self._looking * rows > LOOKING * self.times.of(rows)
+            self._pays[rows] = not dear and any(shares([SURE] * rows, [4] * rows, self.times))
         return self._pays[rows]
 
     def waits(self, seq: Sequence) -> bool:
@@ -110,9 +114,11 @@ class Speculator:
 
     def propose(self, asked: Seq[Asked], budget: int) -> list[array[int]]:
         """As much of each sequence's guess as pays for all of them together."""
+        begun = time.perf_counter()
         guesses = [self._guess(seq, self._limit(seq, min(most, budget))) for seq, most in asked]
         for (seq, _), guess in zip(asked, guesses, strict=True):
             self._state(seq).asked = guess.kind if guess.ids else None
+        self._looking += ((time.perf_counter() - begun) / max(1, len(asked)) - self._looking) / LOOKS
         guessed = [at for at, guess in enumerate(guesses) if guess.ids]
         counts = shares(
             [self._chance(asked[at].seq, guesses[at].kind).value for at in guessed],
