@@ -6,9 +6,9 @@ from kvasir.layers.rope import Angles, ropes
 from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
-from kvasir.runner.drafts import MAX_DRAFTED
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadOptions, load_model
+from kvasir.speculation import MAX_DRAFTED
 from tests.runner.made import files_of
 
 OPTIONS = {"kind": "cpu", "tokens": 64, "rows": 8, "threads": 1, "block_size": 16, "kv_dtype": "float32"}

@@ -170,7 +170,7 @@ class ProgramHandle:
         for work in (self.step.works[at] for at in self.step.now):
             row, end = executor.rows[work.row], first + 1 + work.drafted
             found = (executor.taken(executor.program.results[i], row, row.carry) for i in range(first, end))
-            taken.append(accepted(work, found))
+            taken.append(accepted(work, found) if work.drafted else next(found))
             first = end
         return taken
 

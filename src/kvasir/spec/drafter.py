@@ -34,7 +34,7 @@ Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
 WAITS = 0.3  # the chance from which a sequence waits for a draft
 INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
-LOOKING = 0.05  # share of a step's time that may be spent on finding guesses
+LOOKING = 0.2  # share of a step's time that may be spent on finding guesses
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
 
 
@@ -114,11 +114,11 @@ class Speculator:
 
     def propose(self, asked: Seq[Asked], budget: int) -> list[array[int]]:
         """As much of each sequence's guess as pays for all of them together."""
-        begun = time.perf_counter()
+        begun = time.thread_time()  # a busy machine makes no guess dearer
         guesses = [self._guess(seq, self._limit(seq, min(most, budget))) for seq, most in asked]
         for (seq, _), guess in zip(asked, guesses, strict=True):
             self._state(seq).asked = guess.kind if guess.ids else None
-        self._looking += ((time.perf_counter() - begun) / max(1, len(asked)) - self._looking) / LOOKS
+        self._looking += ((time.thread_time() - begun) / max(1, len(asked)) - self._looking) / LOOKS
         guessed = [at for at, guess in enumerate(guesses) if guess.ids]
         counts = shares(
             [self._chance(asked[at].seq, guesses[at].kind).value for at in guessed],
