@@ -51,7 +51,7 @@ REAL: dict[str, tuple[str, ...]] = {
     "a draft model of recurrent layers": ("drafts: a model", "qwen3-next", "forced preemption", "chunks of 13"),
     "an agent that repeats itself": ("drafts: lookup", "prefix: a part", "n", "streaming", "overlap"),
     "drafts in a crowded server that dies": ("drafts", "restart", "tiny pool", "temperature", "neighbours"),
-    "drafters that nobody should trust": ("drafts: hostile", "min tokens", "stop ids", "logprobs", "n"),
+    "drafters that no one should trust": ("drafts: hostile", "min tokens", "stop ids", "logprobs", "n"),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets

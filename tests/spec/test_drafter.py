@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from kvasir.errors import KvasirError
 from kvasir.runner.fake import FakeRunner
+from kvasir.sched.drafts import Asked
 from kvasir.sched.scheduler import Scheduler
 from kvasir.spec.drafter import Speculator
 from kvasir.speculation import Speculation
@@ -167,3 +171,24 @@ def test_no_guess_is_looked_for_where_that_takes_too_long():
     for _ in range(100):
         Speculator.measured(slow, 1, 0, 1e-3)
     assert not slow.pays(1)
+
+
+def test_a_guide_that_fails_gives_no_guess():
+    """Planning must not fail: the step meets the error again, and it ends this sequence alone."""
+
+    class Failing:
+        done = False
+
+        def forced(self) -> list[int]:
+            raise KvasirError("the grammar cannot be followed")
+
+        def copy(self) -> Failing:
+            raise KvasirError("the grammar cannot be followed")
+
+    guidance = SimpleNamespace(guide=Failing(), jumps=False)
+    asked = predicted([1, 2, 3])
+    seq = SimpleNamespace(
+        request=asked, guidance=guidance, counts=SimpleNamespace(in_flight=0), tokens=array("i", asked.prompt_ids),
+        prompt_len=3, emission=SimpleNamespace(holds_back=False),
+    )  # fmt: skip
+    assert [*Timed(("ngram",)).propose([Asked(seq, 4)], 4)] == [array("i")]  # type: ignore[arg-type]

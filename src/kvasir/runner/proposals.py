@@ -1,7 +1,7 @@
 """Guesses the next ids of rows with a model that drafts (`models.drafting`), after a step has been sampled.
 
 The draft model follows the rows of the runner with caches of its own. It computes what it lacks of a row's known ids,
-then goes on from its own guesses, for all rows that ask together:
+then continues from its own guesses, for all rows that ask together:
 
     known      ... a b|             b has just been sampled
     lacking      . . .              positions that the draft model has not computed; the last gives the first guess

@@ -232,7 +232,10 @@ class Speculator:
             return array("i"), 0
         if seq.guidance.jumps and not seq.emission.holds_back:
             return array("i"), 0  # forced ids are known already
-        return array("i", guide.forced()[:most]), 0
+        try:
+            return array("i", guide.forced()[:most]), 0
+        except KvasirError:  # the step that samples meets it again, and it ends this sequence alone
+            return array("i"), 0
 
     def _prediction(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
         """The prediction is followed from its start as long as all ids match, and then from the place whose ids before
@@ -259,15 +262,16 @@ class Speculator:
         guide = seq.guidance.guide
         if guide is None or seq.counts.in_flight:
             return guess
-        followed, count = guide.copy(), 0
+        count = 0
         try:
+            followed = guide.copy()
             for token in guess.ids:
                 if followed.done:
                     break
                 followed.advance((token,))
                 count += 1
         except KvasirError:
-            pass  # the grammar does not allow this id
+            pass  # the grammar does not allow this id, or cannot be followed
         return guess._replace(ids=guess.ids[:count])
 
     # -- chances

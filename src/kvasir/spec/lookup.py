@@ -19,7 +19,7 @@ def continuation(ids: array[int], most: int, source: array[int] | None = None) -
     source: where to search, `ids` themselves if None.
 
     Of the recent places where the last ids occur, the one with the longest match is continued, ties by the most recent.
-    Where its continuation reaches the end of `ids`, it goes on with its own beginning, as copies do in LZ77.
+    Where its continuation reaches the end of `ids`, it continues with its own beginning, as copies do in LZ77.
     """
     text = ids if source is None else source
     begin = max(0, len(text) - WINDOW)
