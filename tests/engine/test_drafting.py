@@ -103,7 +103,7 @@ def test_a_head_of_its_own_checkpoint_changes_no_answer(tmp_path, option):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_assistant_changes_no_answer(tmp_path):
-    """It reads the target's blocks, also those that prefixes share and those that a window has left behind."""
+    """It reads the target's blocks, also those that prefixes share and those that have left a window."""
     transformers = pytest.importorskip("transformers", reason="transformers makes the models of this test")
     (base, head), requests = both(transformers, tmp_path), mixed_requests(96, 200, longest=150)
     expected = plain(small_core(str(base), "program", speculate="off"), requests)

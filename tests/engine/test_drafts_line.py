@@ -1,4 +1,4 @@
-"""What an engine tells of its drafters: to users in its summary, to the front in its ModelInfo."""
+"""What an engine reports about its drafters: to users in its summary, to the front in its ModelInfo."""
 
 from __future__ import annotations
 
