@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvasir.config import prepare_torch
+from kvasir.environment import prepare_torch
 from kvasir.sched import lane
 from tests.signals import heed
 

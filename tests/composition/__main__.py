@@ -7,7 +7,7 @@ import sys
 import time
 from multiprocessing import get_context
 
-from kvasir.config import prepare_torch
+from kvasir.environment import prepare_torch
 from tests.composition import page
 from tests.composition.cells import Verdict
 from tests.composition.sets import COUNT, SEED, pairs, real, some

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
-from kvasir.config import EngineConfig, EngineOptions, resolve
+from kvasir.config import EngineConfig, EngineOptions
 from kvasir.engine.answer import AnswerText
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.engine.front import Front
 from kvasir.engine.journal import Journal, RequestStage
 from kvasir.plan import StepPlan, Work
+from kvasir.resolve import resolve
 from kvasir.sched.drafts import Drafter
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.caches import attention
-from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
+from kvasir.config import DeviceFacts, EngineOptions, ModelFacts
 from kvasir.errors import ConfigError
 from kvasir.memory import HEADROOM, Footprint
 from kvasir.plan import CacheGroup
+from kvasir.resolve import resolve
 
 MIB = 1 << 20
 LIMIT = 1550 * MIB  # torch built for CUDA takes 135 MiB more than torch for processors

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvasir.config import EngineOptions, socket_base
+from kvasir.config import EngineOptions
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.environment import socket_base
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason
 from tests.sched.drive import by_hand, request

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from kvasir.caches import PagedKV
-from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
+from kvasir.config import DeviceFacts, EngineOptions, ModelFacts
 from kvasir.engine.core import EngineCore
 from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import CacheGroup
+from kvasir.resolve import resolve
 from tests.engine.cores import core_of, random_model
 from tests.kv._tiers import until
 from tests.oracle import mixed_requests, plain, poison, same, together

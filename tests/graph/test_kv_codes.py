@@ -13,9 +13,9 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 import torch
 
-from kvasir.config import resolve
 from kvasir.engine.tier import group_facts
 from kvasir.layers.kv_cache import KVCache
+from kvasir.resolve import resolve
 from kvasir.types import Request, SamplingParams
 from tests.graph.models import folder_of, graph_core
 from tests.graph.test_against_eager import prompt_logprobs

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
+from kvasir.config import DeviceFacts, EngineOptions, ModelFacts
 from kvasir.memory import Footprint
 from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, pack_ids, unpack_ids
+from kvasir.resolve import resolve
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make import cache_groups_of, make_runner
 from kvasir.runner.runner import Runner

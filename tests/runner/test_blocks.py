@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir.config import resolve
+from kvasir.resolve import resolve
 from kvasir.runner.blocks import StagedBlocks, wait_all
 from tests.engine.cores import core_of, random_model
 from tests.oracle import mixed_requests, plain, poison, same, together

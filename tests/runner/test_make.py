@@ -2,11 +2,12 @@
 
 import pytest
 
-from kvasir.config import DeviceFacts, EngineOptions, ModelFacts, resolve
+from kvasir.config import DeviceFacts, EngineOptions, ModelFacts
 from kvasir.errors import ConfigError
 from kvasir.memory import Footprint
 from kvasir.ops import native
 from kvasir.plan import Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids
+from kvasir.resolve import resolve
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.runner.make import cache_groups_of, make_runner
 from kvasir.types import ModelInfo

@@ -112,7 +112,7 @@ def differs() -> bool:
 # An engine over a folder: its version, the bits of its log-probabilities, and what it took from the folder.
 RUN = """
 import sys
-from kvasir.config import prepare_torch
+from kvasir.environment import prepare_torch
 prepare_torch()
 from tests.engine.cores import core_of
 from tests.oracle import mixed_requests, plain

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvasir.config import EngineOptions, models_dir
+from kvasir.config import EngineOptions
+from kvasir.environment import models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.modelfile import Modelfile, parse_modelfile
 from kvasir.store.names import parse_name

@@ -11,10 +11,11 @@ from typing import Any
 from kvasir.cli.formats import formats
 from kvasir.cli.machine import machine_facts, software_facts, versions
 from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
-from kvasir.config import GIB, EngineOptions, env, prepare_torch
+from kvasir.config import GIB, EngineOptions
 from kvasir.device import INSTALL_TORCH, has_driver, has_torch
 from kvasir.engine.build import need_executor
 from kvasir.engine.sockets import make_socket_path, remove_socket
+from kvasir.environment import env, prepare_torch
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.types import Request, SamplingParams
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvasir.cli.model_facts import Needs, Stored, problem_of, read_needs, read_stored
 from kvasir.cli.show import bytes_text, count_text, plain, print_json, print_pairs, print_table
-from kvasir.config import prepare_torch
+from kvasir.environment import prepare_torch
 from kvasir.errors import ConfigError, KvasirError
 
 

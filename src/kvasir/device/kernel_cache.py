@@ -13,7 +13,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from kvasir.config import kernels_dir
+from kvasir.environment import kernels_dir
 
 KEPT = 4  # folders of versions, the one in use included
 _PREFIX = "triton-"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvasir.config import library_settings
 from kvasir.device.capability import processor_flags
+from kvasir.environment import library_settings
 
 
 def library_facts(kind: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from kvasir.config import env
+from kvasir.environment import env
 
 INSTALL_TRITON = "pip install 'kvasir-llm[gpu]'"
 

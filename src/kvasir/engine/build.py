@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from functools import partial
 
 from kvasir.config import DeviceFacts as Facts
-from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check, env, prepare_torch, resolve
+from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check
 from kvasir.engine.core import EngineCore
 from kvasir.engine.load_text import load_text
 from kvasir.engine.progress import Progress
+from kvasir.environment import env, prepare_torch
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.plan import Capacity
+from kvasir.resolve import resolve
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.spec.drafter import Speculator

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from kvasir.config import socket_base
+from kvasir.environment import socket_base
 from kvasir.errors import ConfigError
 
 SOCKET = "engine.sock"

@@ -24,7 +24,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from kvasir.config import EngineOptions, engine_environment
+from kvasir.config import EngineOptions
 from kvasir.engine import wire
 from kvasir.engine.client import EngineState
 from kvasir.engine.cumulative_stats import CumulativeStats
@@ -33,6 +33,7 @@ from kvasir.engine.progress import Progress
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
+from kvasir.environment import engine_environment
 from kvasir.errors import EngineDead, QueueFull
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats

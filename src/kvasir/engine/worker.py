@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from kvasir.config import prepare_torch
 from kvasir.engine import wire
 from kvasir.engine.core import EngineCore
 from kvasir.engine.sockets import remove_socket
+from kvasir.environment import prepare_torch
 from kvasir.errors import KvasirError
 from kvasir.plan import StepPlan
 

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvasir.config import env
+from kvasir.environment import env
 from kvasir.errors import ConfigError
 from kvasir.fields import LAYOUT
 

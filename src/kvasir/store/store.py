@@ -22,7 +22,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from kvasir.config import EngineOptions, models_dir
+from kvasir.config import EngineOptions
+from kvasir.environment import models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.blobs import Blobs, BlobWriter
 from kvasir.store.entry import ModelEntry

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvasir.config import env
+from kvasir.environment import env
 
 PROMPT, MORE = "> ", ". "
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from kvasir.cli.show import plain
-from kvasir.config import env
+from kvasir.environment import env
 
 OPEN, CLOSE = "<think>", "</think>"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
