@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-from kvasir.plan import Work
+from kvasir.plan import StepPlan, Work
 from kvasir.sched.sequence import Sequence
 
 
@@ -112,3 +112,14 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
     if current:
         seq.counts.computed += accepted
     return work.count - work.drafted + accepted
+
+
+def observe(drafter: Drafter, plan: StepPlan, seconds: float, proposing: float) -> None:
+    """Tells the drafter what a step took, if the step shows the cost of drafts: it only decoded. seconds: of the whole
+    step. proposing: of these, those of `Work.propose`."""
+    if all(work.count == 1 + work.drafted and work.sample for work in plan.work):
+        drafted = sum(work.drafted for work in plan.work)
+        drafter.measured(plan.num_tokens, drafted, seconds - proposing)
+    asked = [work.propose for work in plan.work if work.propose]
+    if asked and all(work.count <= 1 + work.drafted for work in plan.work):
+        drafter.measured_proposals(len(asked), max(asked), proposing)

@@ -15,13 +15,15 @@ sequence ends.
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 from collections.abc import Iterator
 
-from kvasir.errors import KvasirError
+from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.plan import SamplingSpec, Work, unpack_ids
 from kvasir.sched.guide import Guide, Guides
-from kvasir.sched.sequence import Sequence
+from kvasir.sched.sequence import Sequence, Status
+from kvasir.types import Request, Task
 
 NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
 
@@ -29,17 +31,6 @@ NOTHING = bytes(4)  # a mask that allows no id: the sampler fails the row
 def jumps(spec: SamplingSpec) -> bool:
     """Whether forced ids can be taken unsampled: they change no sampler state, and nothing else can ban them."""
     return not spec.carries and not spec.bad_words
-
-
-def ready(seq: Sequence) -> bool:
-    """Whether the sequence's grammar is compiled, or has failed to compile."""
-    return seq.guidance.compiling is not None and seq.guidance.compiling.done()
-
-
-def begin(seq: Sequence, guides: Guides, rule: str, jump_ahead: bool) -> None:
-    """Starts compiling the grammar that a new sequence follows. jump_ahead: whether forced ids are taken unsampled."""
-    seq.guidance.compiling = guides.begin(rule)
-    seq.guidance.jumps = jump_ahead and jumps(seq.spec)
 
 
 def enter(seq: Sequence, guides: Guides) -> int:
@@ -129,3 +120,48 @@ def _forced(seq: Sequence) -> list[int]:
     if seq.emission.holds_back:
         forced = forced[:-1]
     return list(itertools.takewhile(lambda token: token not in seq.stop_ids, forced))
+
+
+class Compiling:
+    """The sequences whose grammars are being compiled: they wait, and join once they have guides. guides: None if the
+    engine supports no grammars. jump_ahead: whether forced ids are taken unsampled."""
+
+    def __init__(self, guides: Guides | None, jump_ahead: bool):
+        self._guides, self._jump_ahead = guides, jump_ahead
+        self._sequences: list[Sequence] = []  # also some that no longer wait
+
+    def begin(self, request: Request, sequences: list[Sequence]) -> None:
+        """Starts compiling the request's grammar, if it has one. Raises InvalidRequest if it cannot be followed."""
+        if not request.grammar:
+            return
+        if self._guides is None or request.task is not Task.GENERATE:
+            raise InvalidRequest("this engine does not support grammars", "leave it out", param="structured_outputs")
+        if request.params.min_tokens and self._guides.ends(request.grammar):
+            message = "min_tokens cannot be combined with a grammar, which decides where the choice ends"
+            raise InvalidRequest(message, "leave it out", param="min_tokens")
+        for seq in sequences:
+            seq.guidance.compiling = self._guides.begin(request.grammar)
+            seq.guidance.jumps = self._jump_ahead and jumps(seq.spec)
+        self._sequences += sequences
+
+    def ready(self) -> list[Sequence]:
+        """The waiting sequences whose grammar is compiled, or has failed to compile: `enter` gives them guides."""
+        self._sequences = [s for s in self._sequences if s.guidance.compiling and s.status is not Status.FINISHED]
+        waiting = (s for s in self._sequences if s.status is Status.WAITING)
+        return [s for s in waiting if s.guidance.compiling and s.guidance.compiling.done()]
+
+    def enter(self, seq: Sequence) -> int:
+        """Gives a ready sequence its guide; returns how many ids are forced at once. Raises KvasirError if its grammar
+        cannot be followed."""
+        assert self._guides is not None
+        forced = enter(seq, self._guides)
+        seq.emission.hold(forced)
+        return forced
+
+    def wait(self, seconds: float) -> bool:
+        """Waits at most `seconds` for a grammar that a waiting sequence needs; returns at once, False, if none does."""
+        waiting = (s.guidance.compiling for s in self._sequences if s.status is Status.WAITING)
+        futures = [future for future in waiting if future]
+        if futures:
+            concurrent.futures.wait(futures, seconds, concurrent.futures.FIRST_COMPLETED)
+        return bool(futures)

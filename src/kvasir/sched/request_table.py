@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kvasir.sched import slo
 from kvasir.sched.lane import Lane
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.types import Request, ServiceClass
@@ -26,6 +27,7 @@ class RequestTable:
         self.waits: Counter[ServiceClass] = Counter()
         self.runs: Counter[ServiceClass] = Counter()
         self.weights: dict[ServiceClass, dict[str, float]] = {c: {} for c in ServiceClass}
+        self._deadlines: list[Sequence] = []  # sequences with a deadline, some ended
         self._shares: Counter[tuple[ServiceClass, str]] = Counter()
 
     def enter(self, request_id: str, sequences: list[Sequence]) -> None:
@@ -34,6 +36,7 @@ class RequestTable:
         for seq in sequences:
             self._queue(seq)
             self._present(seq.request)
+        self._deadlines += [s for s in sequences if s.request.deadline is not None]
 
     def join(self, seq: Sequence) -> None:
         """Gives a waiting sequence a row."""
@@ -114,6 +117,17 @@ class RequestTable:
         """Returns and clears the freed rows that the runner must be informed of."""
         left, self.left = tuple(self.left), []
         return left
+
+    def expires(self, now: float) -> float | None:
+        """Seconds until the next deadline, 0 if one has passed; None if there is none."""
+        living = [s for s in self._deadlines if s.status is not Status.FINISHED]
+        ends = [s.arrived + s.request.deadline for s in living if s.request.deadline is not None]
+        return max(0.0, min(ends) - now) if ends else None
+
+    def expired(self, now: float) -> list[Sequence]:
+        """The unfinished sequences whose deadline has passed."""
+        self._deadlines = [s for s in self._deadlines if s.status is not Status.FINISHED]
+        return [s for s in self._deadlines if slo.expired(now - s.arrived, s.request.deadline)]
 
     def all(self) -> list[Sequence]:
         """All unfinished sequences."""

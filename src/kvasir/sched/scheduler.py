@@ -18,7 +18,6 @@ step N runs.
 
 from __future__ import annotations
 
-import concurrent.futures
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,10 +32,11 @@ from kvasir.kv.store import BlockStore
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work
-from kvasir.sched import answer, drafts, guidance, slo
+from kvasir.sched import answer, drafts, guidance
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.encoders import Outputs
+from kvasir.sched.guidance import Compiling
 from kvasir.sched.guide import Guides
 from kvasir.sched.lane import Members, share_of, tokens_of
 from kvasir.sched.planner import Planner
@@ -47,7 +47,7 @@ from kvasir.sched.service import TARGETS, Served, Service
 from kvasir.sched.step import Step
 from kvasir.sched.tiering import Tiering
 from kvasir.statistics import ClassStats
-from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, Task, Tokens
+from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, Tokens
 
 
 class UnderWay(NamedTuple):
@@ -102,7 +102,7 @@ class Scheduler:
             )
         self.capacity = capacity
         self.clock, self.drafter = clock, drafter
-        self.guides, self.jump_ahead = guides, jump_ahead
+        self.guides = guides
         store = BlockStore(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
         self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
@@ -117,8 +117,7 @@ class Scheduler:
         parts = self.table, self.kv, self.prefixes, self.tiering, self.service
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
         self._under_way: dict[int, UnderWay] = {}
-        self._deadlines: list[Sequence] = []  # sequences with a deadline, some ended
-        self._compiling: list[Sequence] = []  # sequences waiting for their grammars, and some that no longer do
+        self._compiling = Compiling(guides, jump_ahead)
         self._step = 0
         self._order = 0
         self.pauses = 0  # of sequences
@@ -139,23 +138,12 @@ class Scheduler:
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
-        if request.grammar:
-            if self.guides is None or request.task is not Task.GENERATE:
-                raise InvalidRequest(
-                    "this engine does not support grammars", "leave it out", param="structured_outputs"
-                )
-            if request.params.min_tokens and self.guides.ends(request.grammar):
-                message = "min_tokens cannot be combined with a grammar, which decides where the choice ends"
-                raise InvalidRequest(message, "leave it out", param="min_tokens")
-            for seq in sequences:
-                guidance.begin(seq, self.guides, request.grammar, self.jump_ahead)
-                self._compiling.append(seq)
+        self._compiling.begin(request, sequences)
         now, found = self.clock(), self.prefixes.find(sequences[0])
         for seq in sequences:
             seq.arrived = now - request.waited
             seq.counts.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
-        self._deadlines += [s for s in sequences if request.deadline is not None]
         self.table.enter(request.id, sequences)
 
     def _sequence(self, request: Request, index: int) -> Sequence:
@@ -204,32 +192,22 @@ class Scheduler:
 
     def expires(self) -> float | None:
         """Seconds until the next deadline; None if there is none."""
-        living = [s for s in self._deadlines if s.status is not Status.FINISHED]
-        ends = [s.arrived + s.request.deadline for s in living if s.request.deadline is not None]
-        return max(0.0, min(ends) - self.clock()) if ends else None
+        return self.table.expires(self.clock())
 
     def expire(self) -> list[Delta]:
         """Ends the sequences whose deadline has passed; returns their last deltas."""
-        now, ended = self.clock(), []
-        for seq in self._deadlines:
-            if seq.status is not Status.FINISHED and slo.expired(now - seq.arrived, seq.request.deadline):
-                self._end(seq, FinishReason.TIMEOUT)
-                ended.append(Delta(seq.request.id, seq.index, finish_reason=FinishReason.TIMEOUT))
-        self._deadlines = [s for s in self._deadlines if s.status is not Status.FINISHED]
-        return ended
+        expired = self.table.expired(self.clock())
+        for seq in expired:
+            self._end(seq, FinishReason.TIMEOUT)
+        return [Delta(seq.request.id, seq.index, finish_reason=FinishReason.TIMEOUT) for seq in expired]
 
     def enter_grammars(self) -> list[Delta]:
         """Gives guides to waiting sequences whose grammar is compiled. Ends those whose grammar cannot be followed, and
         returns their last deltas."""
         ended = []
-        compiling = (s for s in self._compiling if s.guidance.compiling is not None)
-        self._compiling = [s for s in compiling if s.status is not Status.FINISHED]
-        for seq in [s for s in self._compiling if s.status is Status.WAITING and guidance.ready(s)]:
-            assert self.guides is not None
+        for seq in self._compiling.ready():
             try:
-                forced = guidance.enter(seq, self.guides)
-                seq.emission.hold(forced)
-                self.forced_tokens += forced
+                self.forced_tokens += self._compiling.enter(seq)
             except KvasirError as error:
                 ended.append(self._fail(seq, error))
         return ended
@@ -268,11 +246,7 @@ class Scheduler:
 
     def linger(self, seconds: float) -> None:
         """Call it when there was nothing to plan: waits at most `seconds` for a compiled grammar or a tier's blocks."""
-        waiting = (s.guidance.compiling for s in self._compiling if s.status is Status.WAITING)
-        compiling = [future for future in waiting if future]
-        if compiling:
-            concurrent.futures.wait(compiling, seconds, concurrent.futures.FIRST_COMPLETED)
-        else:
+        if not self._compiling.wait(seconds):
             self.tiering.poll(self.clock(), seconds)
 
     def last_plans(self) -> Iterator[StepPlan]:
@@ -290,14 +264,8 @@ class Scheduler:
     def observe(self, plan: StepPlan, seconds: float, proposing: float = 0.0) -> None:
         """Records that the plan's step took `seconds`, of which `proposing` for `Work.propose`."""
         self.service.observe(plan, seconds)
-        if self.drafter is None:
-            return
-        if all(work.count == 1 + work.drafted and work.sample for work in plan.work):
-            drafted = sum(work.drafted for work in plan.work)
-            self.drafter.measured(plan.num_tokens, drafted, seconds - proposing)
-        asked = [work.propose for work in plan.work if work.propose]
-        if asked and all(work.count <= 1 + work.drafted for work in plan.work):
-            self.drafter.measured_proposals(len(asked), max(asked), proposing)
+        if self.drafter:
+            drafts.observe(self.drafter, plan, seconds, proposing)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
