@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,8 @@ from kvasir.ops.ssm import ScanSizes, Taps
 from kvasir.program import native, scans, sparse, wkv
 from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
-from kvasir.program.calls import Hooks, NativeCalls, for_experts
+from kvasir.program.calls import Hooks, NativeCalls
+from kvasir.program.experts import ExpertMarshal
 from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Instruction, Lowered
 from kvasir.program.meetings import meeting
 from kvasir.program.memory import ProgramMemory, aligned
@@ -26,7 +27,6 @@ from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
 
 MAX_CHOSEN = 32  # rows of logits per pass: bounds the only buffer that is as wide as the vocabulary
-EXPERT_ROWS = 128  # rows per pass of the experts
 
 
 def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
@@ -58,7 +58,6 @@ class Marshal:
         self.lowered, self.cache, self._threads = lowered, cache, threads
         self._at, self._view, self._keep = memory.at, memory.view, memory.kept
         self._array, self._vector = memory.array, memory.vector
-        self._names, self._hooks = trace.names, hooks
         self._angles: dict[Rope, tuple[native.RopeTable, Angles]] = {}
         self._max_positions = max_positions
         self._positions = trace.batch.positions_T
@@ -72,9 +71,8 @@ class Marshal:
         self.types: np.ndarray | None = None  # int64 [max_tokens], set by the caller if the model has token types
         self._keep.append(self._tokens)
         instructions = lowered.instructions
-        self._expert_room = self._room_of_experts(
-            [instruction for instruction in instructions if instruction.op == "experts"]
-        )
+        experts = [instruction for instruction in instructions if instruction.op == "experts"]
+        self._expert_marshal = ExpertMarshal(memory, self.calls, experts, trace.names, hooks, max_tokens)
         self.vocab = 0 if trace.logits is None else trace.logits.width
         self.instrs = (native.Instr * (len(instructions) + bool(self.vocab)))()
         for instr, instruction in zip(self.instrs, instructions, strict=False):
@@ -382,67 +380,8 @@ class Marshal:
         self._set(instr, "route", p, [])
 
     def _experts(self, instr: native.Instr, instruction: Instruction) -> None:
-        x, ids, _, gate, up, down, act, share, biases, weigh_inputs = instruction.inputs
-        inner, top_k, slots = gate[0].rows, ids.width, EXPERT_ROWS * ids.width
-        first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
-        function = native.FUNCTION[getattr(act, "name", None) or act.__name__]
-        args = native.Experts(count, top_k, x.width, inner, EXPERT_ROWS, first, len(gate), function)
-        args.gate, args.down = self._matrices(gate), self._matrices(down)
-        args.up = self._matrices(up) if up else None
-        args.weigh_inputs = weigh_inputs
-        if biases:
-            args.gate_bias, args.up_bias, args.down_bias = map(self._vectors, biases)
-        begins = np.zeros(count + 1, np.int64)
-        args.begins = begins.ctypes.data
-        sources = np.zeros(slots, np.int64)
-        args.slots, args.sources = self._array(np.int64, slots), sources.ctypes.data
-        activated, gate_out, up_out, down_out = self._expert_room
-        args.activated, args.gate_out, args.up_out = (a.ctypes.data for a in (activated, gate_out, up_out))
-        args.down_out = down_out.ctypes.data
-        if share:
-            rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
-            args.meet = self.calls.address(lambda slots: share.complete(rows[:slots], begins))
-        if self._hooks.inputs:
-            held = begins[first : first + len(gate) + 1]
-            args.inputs = self.calls.address(self._call_for_experts(instruction, held, sources))
-        self._keep += [args, begins, sources]
-        self._set(instr, "experts", [ctypes.addressof(args), *(self._at(b) for b in instruction.buffers)], [])
-
-    def _call_for_experts(
-        self, instruction: Instruction, held: np.ndarray, sources: np.ndarray
-    ) -> Callable[[int], None]:
-        """A function that passes the input rows of each expert's linears to the hook, for one pass. held: `begins` of
-        the experts of this rank."""
-        x, ids, _, gate, up, down = instruction.inputs[:6]
-        stacks = [stack for stack in (gate, up, down) if stack]
-        names = [[self._names[id(matrix)] for matrix in expert] for expert in zip(*stacks, strict=True)]
-        slots, inner, inputs = EXPERT_ROWS * ids.width, gate[0].rows, self._hooks.inputs
-        gate_out = self._expert_room[1].view(np.float32)[: slots * inner].reshape(slots, inner)
-        rows = self._view(instruction.buffers[1], self._max_tokens)
-        assert inputs and rows.shape[1] == x.width
-        return lambda first: for_experts(names, inputs, rows[first:], gate_out, held, sources)
-
-    def _room_of_experts(self, instructions: Sequence[Instruction]) -> list[np.ndarray]:
-        """Buffers for the experts of one layer at a time: the converted input rows, and the outputs of gate, up and
-        down."""
-        sizes = [0] * 4
-        for x, ids, _, gate, _, down, *_ in (instruction.inputs for instruction in instructions):
-            row_bytes = max(gate[0].activated_bytes, down[0].activated_bytes)
-            room = (row_bytes, gate[0].rows * 4, gate[0].rows * 4, x.width * 4)
-            sizes = [max(size, EXPERT_ROWS * ids.width * of_row) for size, of_row in zip(sizes, room, strict=True)]
-        arrays = [aligned(size) for size in sizes] if instructions else []
-        self._keep.append(arrays)
-        return arrays
-
-    def _matrices(self, stack: Sequence[PackedMatrix]) -> int:
-        structs = (type(stack[0].struct) * len(stack))(*(m.struct for m in stack))
-        self._keep += [structs, list(stack)]
-        return ctypes.addressof(structs)
-
-    def _vectors(self, vectors: Sequence[Any]) -> int:
-        addresses = (ctypes.c_void_p * len(vectors))(*map(self._vector, vectors))
-        self._keep.append(addresses)
-        return ctypes.addressof(addresses)
+        args = self._expert_marshal.args(instruction)
+        self._set(instr, "experts", [ctypes.addressof(args), *self._rows(instruction)], [])
 
     def _match_magnitude(self, instr: native.Instr, instruction: Instruction) -> None:
         self._set(instr, instruction.op, self._rows(instruction), [instruction.outs[0].width], [instruction.inputs[-1]])
