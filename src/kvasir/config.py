@@ -14,7 +14,7 @@ from typing import Any
 from kvasir.errors import ConfigError
 from kvasir.memory import Footprint
 from kvasir.plan import CacheGroup
-from kvasir.speculation import MAX_DRAFTED, Drafters, parse
+from kvasir.speculation import MAX_DRAFTED, Drafters, check_own, parse
 from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
@@ -24,9 +24,10 @@ EXECUTORS = ("auto", "program", "graph", "eager")
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
-def option(default: Any, help: str, *flags: str) -> Any:
-    """A field of an option group: command-line flags are made from its help (`flags` if the name is not enough)."""
-    return field(default=default, metadata={"help": help, "flags": flags})
+def option(default: Any, help: str, *flags: str, hidden: bool = False) -> Any:
+    """A field of an option group: command-line flags are made from its help (`flags` if the name is not enough).
+    hidden: whether --help leaves it out."""
+    return field(default=default, metadata={"help": help, "flags": flags, "hidden": hidden})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,13 @@ class EngineOptions:
         "--spec-draft-n-max",
         "--draft",
         "--draft-n",
+    )
+    draft_dtype: str | None = option(None, "Arithmetic of a drafter's own weights (default: as --dtype).")
+    draft_quantize: str | None = option(
+        None, "Quantize a drafter's float weights while loading: q8, q4 or none (default: as --quantize)."
+    )
+    draft_max_model_len: int | None = option(
+        None, "Positions of a sequence up to which a drafter with weights guesses (default: all that it can)."
     )
     jump_ahead: bool = option(True, "Append ids that a grammar forces without a step each; the output is the same.")
     max_waiting: int = option(1024, "Choices that may wait before new requests are refused with 429.")
@@ -158,6 +166,7 @@ class EngineConfig:
     jump_ahead: bool
     drafters: Drafters
     draft_max: int
+    draft_max_model_len: int | None
     prefix_cache: bool
     cache_eviction: str
     cache_host: int
@@ -206,7 +215,10 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"memory_fraction is {options.memory_fraction}", "expected a number in (0, 1]")
     if not 1 <= options.draft_max <= MAX_DRAFTED:
         raise ConfigError(f"draft_max is {options.draft_max}", f"expected 1 to {MAX_DRAFTED}; --speculate off for none")
-    parse(options.speculate)
+    if options.draft_dtype is not None and options.draft_dtype not in DTYPES:
+        raise ConfigError(f"draft_dtype is {options.draft_dtype!r}", f"expected one of {', '.join(DTYPES)}")
+    own = options.draft_dtype, options.draft_quantize, options.draft_max_model_len
+    check_own(parse(options.speculate), *own)
     slo_targets(options)
 
 

@@ -297,4 +297,4 @@ class Capacity:
     max_drafted: int = 0  # most drafted ids of a row in a step
     computes: tuple[str, ...] = ()  # names of inputs.FEATURES
     encoders: Encoders | None = None
-    proposes: bool = False  # whether work may ask for ids (Work.propose)
+    proposes: int = 0  # positions up to which work may ask for ids (Work.propose), 0 if it may not

@@ -49,6 +49,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         jump_ahead=options.jump_ahead,
         drafters=parse(options.speculate),
         draft_max=options.draft_max,
+        draft_max_model_len=options.draft_max_model_len,
         prefix_cache=options.prefix_cache,
         cache_eviction=options.cache_eviction,
         cache_host=_cache_host(options, device),

@@ -23,6 +23,7 @@ WEIGHTS = ("draft", "eagle3", "mtp")  # are computed by the runner; an engine ha
 METHODS = (*LOOKUPS, *WEIGHTS)
 SOURCES = ("draft", "eagle3")  # are read from a model or a path
 MAX_DRAFTED = 16  # drafted ids of a row in a step: each needs a row of logits
+QUANTIZED = ("q8", "q4", "none")
 EXPECTED = "expected auto, off, or a list of ngram, suffix, draft=MODEL, eagle3=PATH and mtp"
 
 
@@ -68,6 +69,24 @@ def parse(text: str) -> Drafters:
     if sum(name in WEIGHTS for name in methods) > 1:
         raise ConfigError(f"speculate is {quoted(text)}", "an engine has one drafter with weights at most")
     return Drafters(tuple(methods), "".join(sources))
+
+
+def check_own(drafters: Drafters, dtype: str | None, quantize: str | None, length: int | None) -> None:
+    """Checks the options that a drafter with weights has of its own: draft_dtype, draft_quantize, draft_max_model_len.
+    Raises ConfigError for a value that is out of range, and for one that no drafter of the engine takes."""
+    if quantize is not None and quantize not in QUANTIZED:
+        raise ConfigError(f"draft_quantize is {quoted(quantize)}", f"expected one of {', '.join(QUANTIZED)}")
+    if length is not None and length < 1:
+        raise ConfigError(f"draft_max_model_len is {length}", "expected at least 1")
+    given = {"draft_dtype": dtype, "draft_quantize": quantize}
+    for name, value in given.items():
+        if value is not None and not drafters.source:
+            hint = "it is for draft=MODEL or eagle3=PATH, which have files of their own; leave it out"
+            raise ConfigError(f"{name} without such a drafter", hint)
+    if length is not None and not drafters.weights:
+        raise ConfigError(
+            "draft_max_model_len without a drafter that has weights", "add draft=MODEL, eagle3=PATH or mtp to speculate"
+        )
 
 
 def wanted(value: Any) -> Speculation:

@@ -73,6 +73,54 @@ def test_a_draft_model_with_another_tokenizer(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "formats"),
+    [
+        ({"draft_dtype": "bfloat16"}, {"F32", "BF16"}),
+        ({"dtype": "bfloat16", "draft_dtype": "float32", "kv_dtype": "int8"}, {"F32", "BF16"}),
+        ({"draft_quantize": "q8"}, {"F32", "Q8_0"}),
+        ({"quantize": "q4"}, {"Q4_0", "Q8_0"}),
+        ({"quantize": "q4", "draft_quantize": "none"}, {"Q4_0", "Q8_0", "F32"}),
+    ],
+)
+def test_a_draft_model_has_a_dtype_and_a_quantization_of_its_own(folder, options, formats):
+    model = {name: value for name, value in options.items() if not name.startswith("draft_")}
+    expected = plain(small_core(folder, "program", speculate="off", **model), requests())
+    core = small_core(folder, "program", speculate=f"draft={folder}", **options)
+    [kernels] = [line for line in core.summary if line.startswith("kernels")]
+    assert {word for word in kernels.split() if word[-2:] in ("32", "16", "_0")} == formats
+    same(expected, together(core, requests()))
+    assert core.stats().drafted_tokens > 0
+    core.close()
+
+
+@pytest.mark.slow
+def test_the_eager_executor_computes_a_draft_model_of_another_dtype(folder):
+    for dtype, draft_dtype in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        expected = plain(small_core(folder, "eager", speculate="off", dtype=dtype), requests())
+        core = small_core(folder, "eager", speculate=f"draft={folder}", dtype=dtype, draft_dtype=draft_dtype)
+        same(expected, together(core, requests()))
+        core.close()
+
+
+@pytest.mark.parametrize(("length", "last"), [(None, 53), (40, 40), (26, 26), (25, 0)])
+def test_a_draft_model_guesses_up_to_a_length(folder, length, last):
+    """Longer sequences are planned as without it, and their prompts cost it nothing."""
+    core = small_core(folder, "program", speculate=f"draft={folder}", draft_max_model_len=length)
+    drafter, forward = core.scheduler.drafter, core.runner.proposer.forward
+    drafter.pays, drafter.asks = lambda rows: True, lambda seq, most: most
+    reached, plans = [0], []
+    run = forward.run
+    forward.run = lambda spans, *rows: reached.extend(span.end for span in spans) or run(spans, *rows)
+    core.plan_listener = plans.append
+    core.add(request("0", range(5, 30), max_tokens=30))
+    while core.has_work():
+        core.step()
+    assert max(reached) == last
+    assert any(work.propose for plan in plans for work in plan.work) == bool(last)
+    core.close()
+
+
+@pytest.mark.parametrize(
     ("speculate", "message"),
     [
         ("mtp", "Llama has no layers for multi-token prediction"),

@@ -69,7 +69,12 @@ def _with_flags(command: Callable[..., Any], name: str, make: Callable[..., Any]
             default=f.default,
             annotation=Annotated[
                 hints[f.name],
-                typer.Option(*f.metadata["flags"], help=f.metadata["help"], rich_help_panel=name.capitalize()),
+                typer.Option(
+                    *f.metadata["flags"],
+                    help=f.metadata["help"],
+                    hidden=f.metadata["hidden"],
+                    rich_help_panel=name.capitalize(),
+                ),
             ],
         )
         for f in fields

@@ -207,7 +207,8 @@ def _drafts(config: EngineConfig, info: ModelInfo) -> str:
     if not info.drafters:
         return "off"
     names = [f"{name} {config.drafters.source}" if name in SOURCES else name for name in info.drafters]
-    return f"{', '.join(names)}, at most {config.draft_max} ids a step"
+    until = f", {config.drafters.weights} up to {config.draft_max_model_len} tokens" * bool(config.draft_max_model_len)
+    return f"{', '.join(names)}, at most {config.draft_max} ids a step{until}"
 
 
 def _memory(config: EngineConfig) -> str:

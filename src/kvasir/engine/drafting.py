@@ -25,18 +25,22 @@ def with_drafter(
     threads: int,
     progress: Progress | None,
 ) -> LoadedModel:
-    """The model with its drafter, to which the options' dtype and quantization apply as well. Raises KvasirError if its
-    files, its vocabulary or the model's executor do not allow it."""
+    """The model with its drafter, which is loaded with the options of drafters, or else as the model. Raises
+    KvasirError if its files, its vocabulary or the model's executor do not allow it."""
     if not drafters.weights:
         return loaded
     if drafters.weights == "mtp":
         return with_own_draft(loaded)
     files = find_model(drafters.source)
-    how = LoadOptions(loaded.executor, options.block_size, options.kv_dtype, options.quantize or "", threads)
+    dtype = options.draft_dtype or options.dtype
+    quantize = options.draft_quantize or options.quantize or ""
+    how = LoadOptions(
+        loaded.executor, options.block_size, options.kv_dtype, "" if quantize == "none" else quantize, threads
+    )
     if drafters.weights == "eagle3" or is_head(files):  # an assistant of Gemma 4 is called a draft model, too
-        return with_head(loaded, files, options.dtype, device, progress, how)
+        return with_head(loaded, files, dtype, device, progress, how)
     shared, unknown = _vocabulary(loaded, drafters, options)
-    return load_draft(loaded, files, options.dtype, device, progress, how, shared, unknown)
+    return load_draft(loaded, files, dtype, device, progress, how, shared, unknown)
 
 
 def _vocabulary(loaded: LoadedModel, drafters: Drafters, options: EngineOptions) -> tuple[np.ndarray | None, int]:

@@ -79,15 +79,18 @@ def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
     changes = read_overrides(options.rope_scaling, options.hf_overrides).identity
     ways += tuple(way for way in (changes, "LongRoPE" * config.long_rope) if way)
-    ways += _drafter(config.drafters)
+    ways += _drafter(config.drafters, options)
     configuration = files.config.read_bytes() if files.config else b""
     lines = [hashlib.sha256(configuration).hexdigest(), *ways, *(_file_digest(path) for path in files.weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _drafter(drafters: Drafters) -> tuple[str, ...]:
+def _drafter(drafters: Drafters, options: EngineOptions) -> tuple[str, ...]:
+    if not drafters.weights:
+        return ()
     source = find_model(drafters.source).weights if drafters.source else ()
-    return (drafters.weights, *map(_file_digest, source)) if drafters.weights else ()
+    own = (way for way in (options.draft_dtype, options.draft_quantize) if way)
+    return (drafters.weights, *own, *map(_file_digest, source))
 
 
 def _file_digest(path: Path) -> str:

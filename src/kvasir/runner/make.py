@@ -62,5 +62,7 @@ def make_runner(
     proposer = None
     if loaded.draft:
         forward = ProgramDraft(loaded.draft, program, cache, **sizes)
-        proposer = Proposer(loaded.draft, forward, cache.groups, cache.block_size, program.vocab)
+        proposer = Proposer(
+            loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
+        )
     return Runner(ProgramExecutor(loaded.model, program), capacity, replace(info, grade=grade), proposer)

@@ -52,7 +52,9 @@ def make_eager_runner(
     proposer = None
     if loaded.draft:
         forward = EagerDraft(loaded.draft, executor, cache, capacity.max_tokens_per_step)
-        proposer = Proposer(loaded.draft, forward, cache.groups, cache.block_size, capacity.vocab_size)
+        proposer = Proposer(
+            loaded.draft, forward, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
+        )
     return Runner(executor, capacity, replace(info, grade=grade), proposer)
 
 

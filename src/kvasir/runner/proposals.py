@@ -116,15 +116,18 @@ class _Lacking:
 
 
 class Proposer:
-    """Drafts for the rows of a runner. vocab: the target's. groups, block_size: of the caches. seconds: that kernels
+    """Drafts for the rows of a runner. vocab: the target's. groups, block_size: of the caches. most_positions: rows
+    with more known ids get no guesses. positions: the same, or as many as the draft model has. seconds: that kernels
     took for the last guesses."""
 
     seconds = 0.0
 
     def __init__(
-        self, draft: DraftModel, forward: DraftForward, groups: Sequence[CacheGroup], block_size: int, vocab: int
-    ):
+        self, draft: DraftModel, forward: DraftForward, groups: Sequence[CacheGroup], block_size: int, vocab: int,
+        most_positions: int | None = None,
+    ):  # fmt: skip
         self.draft, self.forward = draft, forward
+        self.positions = min(draft.context_length, most_positions or draft.context_length)
         self._groups, self._block_size, self._vocab = groups, block_size, vocab
         self._common = None if draft.target_ids is None else np.flatnonzero(draft.target_ids >= 0)
 
@@ -182,7 +185,7 @@ class Proposer:
             yield from self._kept(row, work.start, count, step.starts[at], self._asked(step, at, row))
 
     def _kept(self, row: Row, start: int, count: int, first: int, guesses: _Guesses | None) -> Iterator[_Lacking]:
-        if count <= 0 or row.fault:
+        if count <= 0 or row.fault or row.known > self.positions:
             return
         if not self.draft.advances:  # it has no caches to bring up to date
             last = start + count - 1
@@ -208,6 +211,8 @@ class Proposer:
         room = self.forward.max_tokens
         for at, work in enumerate(step.works):
             row = self._rows[work.row]
+            if row.known > self.positions:
+                continue
             guesses = self._asked(step, at, row)
             end = row.known if guesses else work.end if work.count > 1 + work.drafted else 0
             if row.fault or work.want_pooled or (start := self._known_guesses(row, end)) >= end:
@@ -239,7 +244,7 @@ class Proposer:
 
     def _fits(self, row: Row, start: int, end: int) -> bool:
         """Whether the row's tables have the blocks that a span reads and writes."""
-        if end > min(self.draft.context_length, len(row.ids) - self.draft.ahead):
+        if end > min(self.positions, len(row.ids) - self.draft.ahead):
             return False
         for group, table, filled in zip(self._groups, row.tables, row.filled, strict=True):
             low, high = group.kind.low(start), -(-end // self._block_size)

@@ -44,7 +44,8 @@ class Runner:
         assert not (proposer and executor.queues), "guesses follow the ids that a step has sampled"
         self.executor, self.proposer = executor, proposer
         computes = tuple(name for name in FEATURES if name in executor.computes)
-        self.capacity, self.info = replace(capacity, computes=computes, proposes=proposer is not None), info
+        positions = proposer.positions if proposer else 0
+        self.capacity, self.info = replace(capacity, computes=computes, proposes=positions), info
         self.rows = Rows(capacity, executor.computes | ({"propose"} if proposer else set()))
         self.kernel_seconds = 0.0
         self._under_way: Pending | None = None  # the last started step, until it is sampled

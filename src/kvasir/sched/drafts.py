@@ -81,12 +81,12 @@ def room(seq: Sequence, budget: int, most: int) -> int:
     return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
 
 
-def unplanned(seq: Sequence, count: int, drafted: int, most: int) -> int:
+def unplanned(seq: Sequence, count: int, drafted: int, most: int, positions: int) -> int:
     """How many ids the runner may propose after a step that computes `count` tokens of a sequence and `drafted` ids: 0
-    if that step does not sample. most: the runner's limit."""
+    if that step does not sample. most, positions: the runner's limits, of a step and of a sequence."""
     if seq.embeds or seq.counts.computed + count != seq.counts.known:
         return 0
-    return max(0, min(most, seq.max_known - 2 - seq.counts.known - drafted))
+    return max(0, min(most, min(seq.max_known - 2, positions) - seq.counts.known - drafted))
 
 
 def propose(drafter: Drafter, asked: Seq[Asked], budget: int, vocab_size: int) -> list[array[int]]:

@@ -291,7 +291,8 @@ class Planner:
 
     def _asked(self, seq: Sequence, count: int, drafted: int, end: int) -> int:
         """How many ids the runner is asked to propose after the step: as many as there are blocks for."""
-        most = drafts.unplanned(seq, count, drafted, self._capacity.max_drafted) if self._drafter else 0
+        limits = self._capacity.max_drafted, self._capacity.proposes
+        most = drafts.unplanned(seq, count, drafted, *limits) if self._drafter else 0
         asked = self._drafter.asks(seq, most) if self._drafter and most and self._drafting else 0
         while asked and not self._kv.grows(seq.blocks, end + asked):
             asked -= 1
