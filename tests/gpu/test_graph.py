@@ -24,8 +24,9 @@ CHUNKS = (
 
 def engine_of(format: str):
     from benchmarks.gpu.engine import Engine
-    from benchmarks.gpu.measure import Place, compile_all
+    from benchmarks.gpu.measure import Place
     from benchmarks.gpu.models import config_of, random_model
+    from kvasir.ops.compiling import compile_all
 
     model = random_model(config_of("tiny" if DRY else "0.6B", layers=1 if DRY else 2), format, DEVICE)
     engine = Engine(model, Place(DEVICE), rows=4, length=640, tokens=512)
@@ -106,7 +107,7 @@ def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path
 
     path = folder(tmp_path, family)
     prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
-    expected = prompt_logprobs(core_of(path, dtype=dtype, executor="eager", threads=1, block_size=16), prompt)
+    expected = prompt_logprobs(core_of(path, dtype=dtype, device="cpu", executor="eager", threads=1, block_size=16), prompt)
     got = prompt_logprobs(graph_core(path, dtype=dtype, device=DEVICE), prompt)
     assert got.shape == expected.shape == (39, 2)
     (mean, most), error = TOLERANCE[dtype], np.abs(got - expected)

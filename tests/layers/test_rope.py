@@ -122,3 +122,13 @@ def test_tensors_of_the_host_are_the_memory_of_the_tables():
     tensors.fill(0, 2 * PIECE)
     assert angles.fill(0, 2 * PIECE) == [slice(PIECE, 2 * PIECE)]
     assert np.array_equal(tensors.cos.numpy(), angles.cos) and np.array_equal(tensors.sin.numpy(), angles.sin)
+
+
+def test_tensors_elsewhere_get_every_row_that_is_computed(monkeypatch):
+    """The rows that a table computes when it is made, too. A device without values (meta) shows which are copied."""
+    copied = set()
+    monkeypatch.setattr(AngleTensors, "_copy", lambda self, rows: copied.update(range(rows.start, rows.stop)))
+    tensors = AngleTensors(Rope(8, 10000.0), 4 * PIECE, "meta")
+    for start, end in [(0, 3), (PIECE - 1, PIECE + 1), (5, PIECE), (3 * PIECE, 3 * PIECE + 1)]:
+        tensors.fill(start, end)
+        assert copied >= set(range(start, end))

@@ -24,7 +24,7 @@ class AngleTensors:
         shared = self.device.type == "cpu"
         self.cos, self.sin = self._host if shared else (torch.zeros_like(t, device=device) for t in self._host)
         self._shared = shared
-        self._copy(slice(0, 1))
+        self._copy(slice(0, self._angles.until))
 
     def fill(self, start: int, end: int) -> None:
         """See Angles.fill."""
