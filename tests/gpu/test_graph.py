@@ -107,7 +107,8 @@ def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path
 
     path = folder(tmp_path, family)
     prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
-    expected = prompt_logprobs(core_of(path, dtype=dtype, device="cpu", executor="eager", threads=1, block_size=16), prompt)
+    eager = core_of(path, dtype=dtype, device="cpu", executor="eager", threads=1, block_size=16)
+    expected = prompt_logprobs(eager, prompt)
     got = prompt_logprobs(graph_core(path, dtype=dtype, device=DEVICE), prompt)
     assert got.shape == expected.shape == (39, 2)
     (mean, most), error = TOLERANCE[dtype], np.abs(got - expected)
