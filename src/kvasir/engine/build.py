@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from functools import partial
+from typing import TYPE_CHECKING
 
-from kvasir.config import DeviceFacts as Facts
-from kvasir.config import EngineConfig, EngineOptions, ModelFacts, check
+from kvasir.config import EngineConfig, EngineOptions, check
+from kvasir.device import memory_for
 from kvasir.engine.core import EngineCore
 from kvasir.engine.load_text import load_text
 from kvasir.engine.progress import Progress
-from kvasir.environment import env, prepare_torch
+from kvasir.environment import prepare_torch
 from kvasir.errors import ConfigError
 from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.plan import Capacity
+from kvasir.kv.tiers.connector import KVConnector
 from kvasir.resolve import resolve
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.spec.drafter import Speculator
-from kvasir.speculation import MAX_DRAFTED, SOURCES, parse
+from kvasir.speculation import SOURCES
 from kvasir.types import ModelInfo, Task
+
+if TYPE_CHECKING:
+    from kvasir.engine.parts import Model
+    from kvasir.runner.runner import Runner
 
 
 def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
@@ -31,102 +34,42 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     prepare_torch()
     begun = time.perf_counter()
     need_executor()
-    from kvasir import device as devices
-    from kvasir import ops
-    from kvasir.engine.drafting import with_drafter
+    from kvasir.engine import parts
     from kvasir.engine.tier import make_tier
-    from kvasir.models.config import read_generation_config
-    from kvasir.models.overrides import read_overrides
-    from kvasir.ops import native
-    from kvasir.runner.footprint import footprint_of
-    from kvasir.runner.load import LoadOptions, load_model
-    from kvasir.runner.make import cache_groups_of, make_runner
-    from kvasir.runner.numerics import numerics_version
-    from kvasir.weights.find import find_model
 
     imported = time.perf_counter()
-    device = devices.detect(options.device)
-    threads = options.threads or device.threads
-    devices.set_threads(threads)
-    if isa := env("KVASIR_ISA"):
-        native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
-    compiled = partial(progress, kernels=True) if progress else None
-    files = find_model(options.model, options.revision)
-    overrides = read_overrides(options.rope_scaling, options.hf_overrides)
-    drafters = parse(options.speculate)
-    load_options = LoadOptions(
-        options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads, overrides=overrides,
-        mtp=drafters.weights == "mtp",
-    )  # fmt: skip
-    with devices.memory_for("the model's weights"):
-        loaded = load_model(files, options.dtype, device.kind, progress, load_options)
-        loaded = with_drafter(loaded, drafters, options, device.kind, threads, progress)
-    model, dtype = loaded.model, loaded.dtype
-    executor = loaded.executor
-    kernels = ops.choose(device, dtype)
-    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
-    groups = cache_groups_of(loaded, options.block_size, kv_dtype)
-    facts = ModelFacts(
-        max_positions=model.config.context_length,
-        dtype=dtype,
-        bidirectional=model.bidirectional,
-        groups=groups,
-        executor=executor,
-        notes=loaded.notes,
-        short_until=max((rope.scaling.short_until for rope in loaded.ropes()), default=0),
-        footprint=lambda tokens: footprint_of(
-            loaded, kind=device.kind, tokens=tokens, rows=options.max_num_seqs, threads=threads,
-            block_size=options.block_size, kv_dtype=kv_dtype, progress=compiled,
-        ),
-    )  # fmt: skip
-    _, host_available = devices.host_memory()
-    machine = Facts(device.kind, devices.available(device.kind), device.threads, device.processors, host_available)
-    with devices.memory_for("the buffers of a step"):
-        config = resolve(options, facts, machine)
-    for rope in loaded.ropes():
-        rope.serve(config.max_model_len)
-    capacity = Capacity(
-        config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
-        groups, config.num_blocks, model.config.vocab_size, max_drafted=MAX_DRAFTED,
-    )  # fmt: skip
-    generation = read_generation_config(files.root if files.kind == "hf" else "", loaded.config)
-    info = ModelInfo(
-        name=config.served_model_name,
-        architecture=loaded.architecture,
-        tasks=tuple(model.tasks),
-        vocab_size=model.config.vocab_size,
-        max_model_len=config.max_model_len,
-        eos_ids=generation.eos_ids,
-        dtype=dtype,
-        device=device.kind,
-        executor=executor,
-        numerics=numerics_version(executor, device.name, [f"{c.op} {c.chosen}" for c in kernels], device.kind),
-        num_parameters=loaded.num_parameters,
-        embedding_size=model.config.pooling.size(model.config.width),
-        token_embedding_size=model.config.pooling.token_size(model.config.width),
-        token_weights=model.config.pooling.token_heads.weigh,
-        labels=model.config.pooling.labels,
-        activation=model.config.pooling.activation,
-        pair_types=getattr(model, "has_pairs", False),
-        default_sampling=generation.sampling,
-        weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
-        kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // options.block_size) for g in groups),
-        targets=config.targets,
-        drafters=config.drafters.methods if Task.GENERATE in model.tasks else (),
-    )
-    with devices.memory_for("the KV cache and the buffers of a step"):
-        runner = make_runner(loaded, config, capacity, info, device.kind)
+    model = parts.load(options, progress)
+    facts = parts.facts_of(model, options, progress)
+    with memory_for("the buffers of a step"):
+        config = resolve(options, facts, parts.device_facts(model.device))
+    info = parts.describe(model, config)
+    runner = parts.make_runner(model, config, info)
     try:
-        tier = make_tier(options, config, files, info, runner.cache)
+        tier = make_tier(options, config, model.files, info, runner.cache)
     except BaseException:
         runner.close()
         raise
     guides = GrammarGuides(lambda: _vocabulary(options, info))
-    scheduler = Scheduler(
+    scheduler = _scheduler(model, config, runner, tier, guides, drafter or _speculator(config, info))
+    seconds = (imported - begun, time.perf_counter() - imported)
+    return EngineCore(
+        runner, scheduler, summarize(config, runner.info, parts.kernels_line(model), seconds), guides.warm
+    )
+
+
+def _scheduler(
+    model: Model,
+    config: EngineConfig,
+    runner: Runner,
+    tier: KVConnector | None,
+    guides: GrammarGuides,
+    drafter: Drafter | None,
+) -> Scheduler:
+    return Scheduler(
         runner.capacity,
-        eos_ids=info.eos_ids,
-        suppressed=tuple(i for i in generation.suppressed if i < info.vocab_size),
-        bidirectional=facts.bidirectional,
+        eos_ids=model.generation.eos_ids,
+        suppressed=tuple(i for i in model.generation.suppressed if i < runner.info.vocab_size),
+        bidirectional=model.loaded.model.bidirectional,
         max_chunk=config.max_chunk,
         max_waiting=config.max_waiting,
         prefix_cache=config.prefix_cache,
@@ -136,28 +79,12 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         tier_bytes=config.load_bytes,
         guides=guides,
         jump_ahead=config.jump_ahead,
-        drafter=drafter or _speculator(config, info),
+        drafter=drafter,
     )
-    seconds = (imported - begun, time.perf_counter() - imported)
-    if executor == "program":
-        kernels_line = f"{native.isa()}, every op; weights {_sizes(loaded.formats)}"
-    elif executor == "graph":
-        kernels_line = f"Triton, every op; weights {_sizes(loaded.formats)}"
-    else:
-        chosen = [f"{c.op} {c.chosen}" for c in kernels if c.chosen != ops.BODY]
-        native_used = [native.isa()] if any(c.chosen == "native" for c in kernels) else []
-        kernels_line = f"{', '.join(chosen + native_used) or 'no native kernels'}; plain torch otherwise"
-    return EngineCore(runner, scheduler, summarize(config, runner.info, kernels_line, seconds), guides.warm)
 
 
 def _speculator(config: EngineConfig, info: ModelInfo) -> Drafter | None:
     return Speculator(info.drafters, config.targets, config.draft_max) if info.drafters else None
-
-
-def _sizes(formats: Mapping[str, int]) -> str:
-    """Weight formats with their bytes, the largest first."""
-    found = sorted(formats.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in found)
 
 
 def need_executor() -> None:
