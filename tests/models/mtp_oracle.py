@@ -1,6 +1,6 @@
 """Models with a head for multi-token prediction, and an oracle: transformers does not load these heads, but a head's
 block is a model of one layer. With the rows that the head's matrix makes, and under the head's norm, transformers'
-model computes what the head predicts."""
+model computes what the head predicts. A head of several layers has a block for each."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 COUNT = {"qwen3-5": "mtp_num_hidden_layers", "qwen3-5-moe": "mtp_num_hidden_layers", "qwen3-next": ""}
 NORMED = ("mimo-v2-flash", "qwen3-5", "qwen3-5-moe", "qwen3-next")  # the rows after the last norm are carried
 WHOLE = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # joint, embed norm, hidden norm, last norm
+UNCHAINED = ("mimo-v2-flash",)  # each layer reads the target's rows
 QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
 
 
@@ -45,16 +46,18 @@ def reference(transformers: Any, config: dict[str, Any], seed: int) -> Any:
     return randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
 
 
-def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """A one-layer model's state, and the head's own parts, as a checkpoint names them."""
+def renamed(
+    kind: str, layers: int, layer: int, state: dict[str, Tensor], parts: tuple[Tensor, ...]
+) -> dict[str, Tensor]:
+    """A one-layer model's state, and the own parts of a layer of the head, as a checkpoint names them."""
     names: tuple[str, ...] = QWEN
     if kind.startswith("qwen"):
-        prefix = "mtp.layers.0."
+        prefix = f"mtp.layers.{layer}."
     elif kind == "mimo-v2-flash":
-        prefix = "model.mtp.layers.0."
+        prefix = f"model.mtp.layers.{layer}."
         names = tuple(prefix + name for name in (*WHOLE[:3], "final_layernorm"))
     else:
-        prefix = f"model.layers.{layers}."
+        prefix = f"model.layers.{layers + layer}."
         names = tuple(prefix + name for name in WHOLE)
     found = {
         prefix + name.removeprefix("model.layers.0."): tensor
@@ -70,27 +73,33 @@ def renamed(kind: str, layers: int, state: dict[str, Tensor], parts: tuple[Tenso
 
 @dataclass(frozen=True)
 class Oracle:
-    """A target of a kind, its head's block, and the head's own parts. around: what is added to norms besides."""
+    """A target of a kind, the blocks of its head's layers, and their own parts. around: what is added to norms
+    besides. Layers of Qwen share their parts."""
 
     target: Any
-    block: Any
-    joint: Tensor
-    norms: tuple[Tensor, Tensor]
+    blocks: tuple[Any, ...]
+    joints: tuple[Tensor, ...]
+    norms: tuple[tuple[Tensor, Tensor], ...]
     around: float
     kind: str
 
     @classmethod
     @cache
-    def of(cls, transformers: Any, kind: str) -> Oracle:
+    def of(cls, transformers: Any, kind: str, layers: int = 1) -> Oracle:
         target = reference(transformers, config_of(kind), 0)
-        block = reference(transformers, config_of(kind) | KINDS[kind], 1)
-        block.lm_head.weight.data.copy_(target.lm_head.weight)
-        width = target.config.hidden_size
-        generator = torch.Generator().manual_seed(2)
-        joint = torch.randn((width, 2 * width), generator=generator) / width**0.5
-        around = 0.0 if kind.startswith("qwen") else 1.0  # which add 1 themselves
-        first, second = (torch.randn(width, generator=generator) * 0.3 + around for _ in range(2))
-        return cls(target, block, joint, (first, second), around, kind)
+        blocks = tuple(reference(transformers, config_of(kind) | KINDS[kind], 1 + i) for i in range(layers))
+        shared, width = kind.startswith("qwen"), target.config.hidden_size
+        around = 0.0 if shared else 1.0  # which add 1 themselves
+        joints, norms = [], []
+        for i, block in enumerate(blocks):
+            block.lm_head.weight.data.copy_(target.lm_head.weight)
+            if shared:
+                block.model.norm.weight.data.copy_(blocks[0].model.norm.weight)
+            generator = torch.Generator().manual_seed(2 if shared else 2 + i)
+            joints.append(torch.randn((width, 2 * width), generator=generator) / width**0.5)
+            first, second = (torch.randn(width, generator=generator) * 0.3 + around for _ in range(2))
+            norms.append((first, second))
+        return cls(target, blocks, tuple(joints), tuple(norms), around, kind)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor) -> Tensor:
@@ -98,32 +107,51 @@ class Oracle:
         return self.target.model(ids[None]).last_hidden_state[0]
 
     @torch.no_grad()
-    def rows(self, next_ids: Tensor, hidden_TD: Tensor) -> Tensor:
-        """The inputs of the head's block, [T, D]."""
+    def rows(self, next_ids: Tensor, hidden_TD: Tensor, layer: int = 0) -> Tensor:
+        """The inputs of the block of a layer, [T, D]."""
         embedded = self.target.get_input_embeddings()(next_ids)
         both = [rms(rows, self.target.config.rms_norm_eps) * (norm + 1.0 - self.around)
-                for rows, norm in zip((embedded, hidden_TD), self.norms, strict=True)]  # fmt: skip
-        return torch.cat(both, 1) @ self.joint.T
+                for rows, norm in zip((embedded, hidden_TD), self.norms[layer], strict=True)]  # fmt: skip
+        return torch.cat(both, 1) @ self.joints[layer].T
 
     @torch.no_grad()
-    def predict(self, rows_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [T, V], and the rows that are carried to the next position [T, D]."""
+    def predict(self, rows_TD: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """The logits [T, V], and the rows that are carried to the next layer or position [T, D]."""
         before: list[Tensor] = []
-        hook = self.block.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0][0]))
-        hidden = self.block.model(inputs_embeds=rows_TD[None]).last_hidden_state[0]
+        block = self.blocks[layer]
+        hook = block.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0][0]))
+        hidden = block.model(inputs_embeds=rows_TD[None]).last_hidden_state[0]
         hook.remove()
-        return self.block.lm_head(hidden), hidden if self.kind in NORMED else before[0]
+        return block.lm_head(hidden), hidden if self.kind in NORMED else before[0]
+
+    def guesses(self, ids: list[int], count: int) -> list[int]:
+        """The ids that follow, guessed greedily: layer i continues each position with the id 1 + i after it, the last
+        one further positions with its own guesses and rows."""
+        whole = list(ids)
+        target = hidden = self.hidden(torch.tensor(ids[:-1]))
+        for layer in range(len(self.blocks)):
+            given = hidden if layer == 0 or self.kind not in UNCHAINED else target
+            rows = self.rows(torch.tensor(whole[1 + layer :]), given, layer)
+            logits, hidden = self.predict(rows, layer)
+            whole.append(int(logits[-1].argmax()))
+        while len(whole) - len(ids) < count:
+            rows = torch.cat([rows, self.rows(torch.tensor(whole[-1:]), hidden[-1:], layer)])
+            logits, hidden = self.predict(rows, layer)
+            whole.append(int(logits[-1].argmax()))
+        return whole[len(ids) :][:count]
 
     @property
     def state(self) -> dict[str, Tensor]:
         """The tensors of the checkpoint."""
-        layers, parts = self.target.config.num_hidden_layers, (self.joint, *self.norms)
-        return state_of(self.target) | renamed(self.kind, layers, state_of(self.block), parts)
+        found, layers = state_of(self.target), self.target.config.num_hidden_layers
+        for i, (block, joint, norms) in enumerate(zip(self.blocks, self.joints, self.norms, strict=True)):
+            found |= renamed(self.kind, layers, i, state_of(block), (joint, *norms))
+        return found
 
     @property
     def config(self) -> dict[str, Any]:
         name = COUNT.get(self.kind, "num_nextn_predict_layers")
-        return self.target.config.to_dict() | ({name: 1} if name else {})
+        return self.target.config.to_dict() | ({name: len(self.blocks)} if name else {})
 
     def save(self, folder: Path) -> None:
         """Writes the checkpoint."""

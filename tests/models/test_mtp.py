@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,14 @@ EACH = [pytest.param(kind, marks=[] if kind in FAST else pytest.mark.slow) for k
 
 
 @cache
-def made(transformers: Any, kind: str) -> tuple[Any, MultiTokenHead, dict[str, Tensor], Tensor, Tensor]:
-    """Our decoder and its head, the checkpoint, the expected logits [T, V] and ids [T + 1]."""
-    oracle, ids = Oracle.of(transformers, kind), torch.tensor(random_ids(LENGTH + 1, 96))
-    expected, _ = oracle.predict(oracle.rows(ids[1:], oracle.hidden(ids[:-1])))
+def made(
+    transformers: Any, kind: str, layers: int = 1
+) -> tuple[Any, MultiTokenHead, dict[str, Tensor], Tensor, Tensor]:
+    """Our decoder and its head, the checkpoint, the logits [T, V] expected of its last layer and ids [T + layers]."""
+    oracle, ids = Oracle.of(transformers, kind, layers), torch.tensor(random_ids(LENGTH + layers, 96))
+    hidden = oracle.hidden(ids[:LENGTH])
+    for layer in range(layers):
+        expected, hidden = oracle.predict(oracle.rows(ids[1 + layer :][:LENGTH], hidden, layer), layer)
     state, config = oracle.state, oracle.config
     model = model_class_for(config)(model_class_for(config).Config.from_hf(config))
     fill(model, DictSource(state), TensorPlace())
@@ -48,19 +53,21 @@ def head_of(model: Any, source: Any) -> MultiTokenHead:
 
 @torch.inference_mode()
 def draft(model: Any, head: MultiTokenHead, ids: Tensor, chunks: tuple[int, ...] = ()) -> Tensor:
-    """The head's logits for each id but the last, computed in chunks of the given sizes, the rest in one."""
+    """The logits of the head's last layer for the first LENGTH ids, computed in chunks of the given sizes, the rest in
+    one; each layer reads the rows of the one before."""
     cache = make_cache(head, fill=float("nan"))
     blocks, found, start = np.arange(1, 9, dtype=np.int32), [], 0
-    for size in (*chunks, len(ids)):
-        part = ids[start : min(start + size, len(ids) - 1)].tolist()
+    for size in (*chunks, LENGTH):
+        part = ids[start : min(start + size, LENGTH)].tolist()
         if not part:
             break
         batch = batch_of([piece(cache, part, start, blocks)], cache)
-        hidden = model.forward(batch.tokens_T, batch)
-        after = torch.zeros_like(batch.tokens_T)
-        after[: len(part)] = ids[start + 1 : start + 1 + len(part)]
-        rows, carried = head.draft(model, 0, after, hidden, batch)
-        assert carried.shape == rows.shape
+        carried = model.forward(batch.tokens_T, batch)
+        for layer in range(head.count):
+            after = torch.zeros_like(batch.tokens_T)
+            after[: len(part)] = ids[start + 1 + layer :][: len(part)]
+            rows, carried = head.draft(model, layer, after, carried, batch)
+            assert carried.shape == rows.shape
         found.append(model.logits(rows[: len(part)]))
         start += len(part)
     return torch.cat(found)
@@ -77,23 +84,39 @@ def test_a_head_predicts_what_transformers_blocks_compute(transformers, kind):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "architecture"), [("glm4-moe", "glm4moe"), ("qwen3-5", "qwen35")])
-def test_a_gguf_file_has_the_head_in_its_last_layers(transformers, kind, architecture):
+@pytest.mark.parametrize("kind", ["llama", pytest.param("deepseek-v3", marks=pytest.mark.slow), "qwen3-5"])
+def test_each_layer_predicts_what_transformers_blocks_compute(transformers, kind):
+    model, head, _, expected, ids = made(transformers, kind, 3)
+    assert head.count == 3
+    assert distance(draft(model, head, ids), expected) < TOLERANCE
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "architecture", "count"),
+    [("glm4-moe", "glm4moe", 2), ("qwen3-5", "qwen35", 1), ("mimo-v2-flash", "mimo2", 3)],
+)
+def test_a_gguf_file_has_the_head_in_its_last_layers(transformers, kind, architecture, count):
     """As llama.cpp's converters write it: numbered after the decoder's layers, norms of Qwen3.5 with 1 added."""
     gguf = pytest.importorskip("gguf", reason="gguf has the names")
-    model, _, state, _, ids = made(transformers, kind)
+    model, _, state, _, ids = made(transformers, kind, count)
     layers, numbers = model.config.num_layers, {arch: n for n, arch in gguf.MODEL_ARCH_NAMES.items()}
-    maps = [gguf.get_tensor_name_map(numbers[arch], layers + 1) for arch in (architecture, "glm4moe")]
+    maps = [gguf.get_tensor_name_map(numbers[arch], layers + count) for arch in (architecture, "glm4moe")]
     own: dict[str, str] = dict(zip(QWEN, (f"model.layers.{layers}.{name}" for name in WHOLE), strict=True))
+    usual = {".final_layernorm": ".shared_head.norm", ".pre_mlp_layernorm": ".post_attention_layernorm"}
     file: dict[str, Tensor] = {}
     experts: dict[str, list[Tensor]] = {}
     for name, tensor in state.items():
-        if not name.startswith(("mtp.", f"model.layers.{layers}.")):
+        drafting = re.match(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?|model\.layers\.(\d+)\.", name)
+        if drafting is None or int(drafting[2] or layers) < layers:
             continue
         module, _, suffix = name.rpartition(".")
-        name = f"{own.get(module, module)}.{suffix}".replace("mtp.layers.0.", f"model.layers.{layers}.")
+        number = int(drafting[2] or layers + int(drafting[1] or 0))
+        name = own.get(module) or f"model.layers.{number}.{module[drafting.end() :]}"
+        name = f"{reduce(lambda found, part: found.replace(part, usual[part]), usual, name)}.{suffix}"
         if "norm" in name and kind == "qwen3-5":
             tensor = tensor + 1.0
+        name += ".weight" if name.endswith("attention_sink_bias") else ""
         stack, _, expert = name.partition(".experts.")
         if expert:
             experts.setdefault(f"{stack}.experts.{expert.partition('.')[2]}", []).append(tensor)
@@ -107,7 +130,7 @@ def test_a_gguf_file_has_the_head_in_its_last_layers(transformers, kind, archite
     config = {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
     view = HFView(_Stacks(stored), config, architecture)
     head = head_of(model, view)
-    from_file, expected = draft(model, head, ids), draft(model, made(transformers, kind)[1], ids)
+    from_file, expected = draft(model, head, ids), draft(model, made(transformers, kind, count)[1], ids)
     if kind == "qwen3-5":  # w + 1 - 1 is not w
         assert distance(from_file, expected) < TOLERANCE
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 SLOW = ("deepseek-v3", "mimo-v2-flash")
-KINDS = ["llama", "qwen3-5", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +30,15 @@ def transformers():
 def loaded(transformers, tmp_path_factory):
     found = {}
 
-    def load(kind: str, executor: str = "program"):
-        if (kind, executor) not in found:
+    def load(kind: str, executor: str = "program", layers: int = 1):
+        if (kind, executor, layers) not in found:
             folder = tmp_path_factory.mktemp(kind)
-            Oracle.of(transformers, kind).save(folder)
+            Oracle.of(transformers, kind, layers).save(folder)
             options = LoadOptions(executor, block_size=16, mtp=True)
-            found[kind, executor] = load_model(find_model(folder), "float32", options=options)
-        return found[kind, executor]
+            found[kind, executor, layers] = load_model(find_model(folder), "float32", options=options)
+        return found[kind, executor, layers]
 
     return load
-
-
-def expected(oracle: Oracle, ids: list[int], count: int) -> list[int]:
-    """The ids that follow, guessed greedily: the head reads the target's rows, then its own."""
-    whole = torch.tensor(ids)
-    rows, found = oracle.rows(whole[1:], oracle.hidden(whole[:-1])), []
-    for _ in range(count):
-        logits, carried = oracle.predict(rows)
-        found.append(int(logits[-1].argmax()))
-        rows = torch.cat([rows, oracle.rows(torch.tensor(found[-1:]), carried[-1:])])
-    return found
 
 
 @pytest.mark.parametrize(
@@ -67,7 +54,28 @@ def test_a_head_proposes_what_it_predicts(transformers, loaded, kind, executor):
     for _ in range(12):
         step(runner, [lane])
         if lane.answer:
-            assert list(lane.draft) == expected(oracle, lane.ids, 3)
+            assert list(lane.draft) == oracle.guesses(lane.ids, 3)
+    assert lane.drafted > lane.accepted, "no guess was wrong"
+
+
+@pytest.mark.parametrize(
+    ("kind", "executor"),
+    [("llama", "program"), ("llama", "eager"), ("mimo-v2-flash", "program")]
+    + [pytest.param("mimo-v2-flash", "eager", marks=pytest.mark.slow)]
+    + [pytest.param(k, e, marks=pytest.mark.slow) for k in ("deepseek-v3", "qwen3-5") for e in ("program", "eager")],
+)
+def test_each_layer_of_a_head_proposes_an_id(transformers, loaded, kind, executor):
+    """Three layers, which lack the last ids of what they have computed; the last one draws the ids beyond three."""
+    oracle = Oracle.of(transformers, kind, 3)
+    runner = runner_of(with_own_draft(loaded(kind, executor, 3)))
+    lane = Lane(0, random_ids(45, 96), propose=5, chunk=20)
+    other = Lane(1, random_ids(30, 96), propose=2, chunk=29)
+    for wanted in (5, 5, 1, 3, 4, 5, 2, 5, 5, 5):
+        step(runner, [lane, other])
+        if lane.answer:
+            assert list(lane.draft) == oracle.guesses(lane.ids, lane.propose)
+            assert list(other.draft) == oracle.guesses(other.ids, other.propose)
+        lane.propose = wanted
     assert lane.drafted > lane.accepted, "no guess was wrong"
 
 
@@ -91,7 +99,24 @@ def test_hidden_rows_wait_until_they_are_asked_for(transformers, loaded, monkeyp
         lane.propose = 3
         step(runner, [lane])
         assert seen[-3:] == [[3], [1], [1]], "two that waited"
-        assert list(lane.draft) == expected(oracle, lane.ids, 3), row
+        assert list(lane.draft) == oracle.guesses(lane.ids, 3), row
+
+
+def test_several_layers_wait_together(transformers, loaded, monkeypatch):
+    """The last positions are computed again, since their last layers had read guesses, or nothing yet."""
+    oracle, runner = Oracle.of(transformers, "llama", 3), runner_of(with_own_draft(loaded("llama", layers=3)))
+    lanes = [Lane(0, random_ids(20, 96), propose=2), Lane(1, random_ids(30, 96))]
+    seen = watched(runner, monkeypatch)
+    step(runner, lanes)
+    assert seen == [[20, 30]] * 3
+    for _ in range(LAG - 1):
+        decode(runner, lanes)
+    assert seen[3:] == [[LAG + 1, LAG + 1]] * 3
+    for row, lane in enumerate(lanes):
+        lane.propose = 4
+        step(runner, [lane])
+        assert seen[-4:] == [[3]] * 3 + [[1]], "two of them again"
+        assert list(lane.draft) == oracle.guesses(lane.ids, 4), row
 
 
 def test_a_head_goes_on_after_a_prefix_and_a_preemption(transformers, loaded):
@@ -101,7 +126,7 @@ def test_a_head_goes_on_after_a_prefix_and_a_preemption(transformers, loaded):
     generate(runner, [first], 10)
     again = Lane(1, list(first.ids), propose=3, computed=3 * BLOCK, blocks=(*first.blocks[:3], *range(20, 30)))
     step(runner, [again])
-    assert list(again.draft) == expected(oracle, again.ids, 3)
+    assert list(again.draft) == oracle.guesses(again.ids, 3)
 
 
 def test_garbage_in_a_heads_cache_costs_drafts_only(loaded, monkeypatch):
@@ -119,9 +144,12 @@ def test_garbage_in_a_heads_cache_costs_drafts_only(loaded, monkeypatch):
     assert second.answer[:20] == truth and second.drafted == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_answers_do_not_depend_on_a_head(loaded, kind):
-    model, ids = loaded(kind), random_ids(40, 96)
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("llama", 1), ("llama", 3), ("qwen3-5", 1)] + [pytest.param(k, 2, marks=pytest.mark.slow) for k in SLOW],
+)
+def test_answers_do_not_depend_on_a_head(loaded, kind, layers):
+    model, ids = loaded(kind, layers=layers), random_ids(40, 96)
     specs = [SamplingSpec(), SamplingSpec(temperature=0.9, seed=3, mirostat=2), SamplingSpec(temperature=1.0, seed=1)]
     found = []
     for asked, one in (((0, 0, 0), model), ((3, 1, 5), with_own_draft(model))):

@@ -30,6 +30,7 @@ class SmallerModel:
     ahead = 0
     advances = True
     width = 0
+    depth, chained = 1, True
 
     def __init__(self, model: Any, target_vocab: int, shared: np.ndarray | None = None, unknown: int = 0):
         self.model = model
@@ -64,7 +65,7 @@ class SmallerModel:
         """There is nothing to join."""
         raise AssertionError("a model that reads ids only has no taps")
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, None]:
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch, layer: int = 0) -> tuple[Tensor, None]:
         """The decoder's forward."""
         return self.model.forward(tokens_T, batch), None
 

@@ -26,11 +26,19 @@ class DraftModel(Protocol):
         first     tokens after p, rows_TD  --forward--> rows for logits, carried rows
         then      the drafted id, the carried row of its position  --forward--> ..., once for each drafted id
 
+    A head may have several layers, each with a forward of its own, that draft one id each at the position p:
+
+        layer i   tokens i after those of layer 0, rows  --forward--> rows for logits, carried rows
+
+    The rows are those of the same positions that layer i - 1 has carried, or those of `join` again. Ids beyond the
+    number of layers come from the last one, each computed one position later.
+
     taps: the target's outputs that it reads, as `program.trace.trace` names them ("layers.<i>": the residual stream
     after layer i, "last": after the last norm); empty for a model that reads ids only.
     ahead: how far the token of the row at position p lies after p: 1 for a head, which continues the target's row of p
     with the token that follows, 0 for a model that reads ids only.
     width: of the carried rows, 0 if there are none.
+    depth: how many layers draft an id each. chained: whether each reads what the one before has carried.
     target_ids: int32 [draft vocabulary], the target's id of each of its ids, -1 for an id that the target lacks; None
     if the ids are the same.
     advances: whether each further id of a draft is computed one position later; without caches of its own, a head
@@ -48,6 +56,8 @@ class DraftModel(Protocol):
     ahead: int
     advances: bool
     width: int
+    depth: int
+    chained: bool
     target_ids: np.ndarray | None
     draft_ids: np.ndarray | None
 
@@ -63,10 +73,12 @@ class DraftModel(Protocol):
         """Float32 [T, width] of the outputs in `taps`, which lie side by side: float32 [T, sum of their widths]."""
         ...
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """tokens: int64 [T], the token `ahead` of each row. rows: float32 [T, width], of `join`, or carried from the
-        row of the position before. Returns the rows for `logits` and those to carry, float32 [T, width]; None for both
-        if there are none."""
+    def forward(
+        self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch, layer: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """tokens: int64 [T], the token `ahead + layer` after each row's position. rows: float32 [T, width], of `join`,
+        or carried by the layer before, or from the row of the position before. Returns the rows for `logits` and those
+        to carry, float32 [T, width]; None for both if there are none."""
         ...
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -92,7 +104,8 @@ class Drafting:
     layer's number; first: the number of the first one. joint, embed_norm, hidden_norm, norm: the names of the matrix
     over both inputs, of its inputs' norms, and of the last norm. renamed: parts of a block with other names than in the
     decoder's own layers. carries_normed: whether the next layer reads the rows after the last norm. hidden_first:
-    whether the matrix has the hidden rows' columns before those of the embeddings.
+    whether the matrix has the hidden rows' columns before those of the embeddings. chained: whether each of several
+    layers reads the rows of the one before; else all read the decoder's.
     """
 
     config: Any
@@ -105,6 +118,7 @@ class Drafting:
     renamed: Mapping[str, str] = field(default_factory=dict)
     carries_normed: bool = True
     hidden_first: bool = False
+    chained: bool = True
 
 
 def numbered_after(layers: int, config: Any) -> Drafting:

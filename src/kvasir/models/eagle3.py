@@ -48,6 +48,7 @@ class Eagle3(Module):
     )
     ahead = 1
     advances = True
+    depth, chained = 1, True
     draft_ids: np.ndarray | None = None
 
     def __init__(self, config: Eagle3Config, target: Any):
@@ -107,13 +108,13 @@ class Eagle3(Module):
             taps_TX = self.fc_norm(taps_TX)
         return self.fc(taps_TX)
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch, layer: int = 0) -> tuple[Tensor, Tensor]:
         """As `DraftModel.forward`. The ids are the target's, also those that it has drafted itself."""
         assert rows_TD is not None
         table = self.embed or self._target[0].embed
         x_TD = self.first(table(tokens_T), rows_TD, batch)
-        for layer in self.layers:
-            x_TD = layer(x_TD, batch) if layer else x_TD
+        for block in self.layers:
+            x_TD = block(x_TD, batch) if block else x_TD
         normed_TD = self.norm(x_TD)
         return normed_TD, normed_TD if self.config.carries_normed else x_TD
 

@@ -89,6 +89,7 @@ class Gemma4Assistant(Module):
     taps: tuple[str, ...] = ("last",)
     ahead = 1
     advances = False
+    depth, chained = 1, True
     target_ids: np.ndarray | None = None
     draft_ids: np.ndarray | None = None
 
@@ -142,14 +143,14 @@ class Gemma4Assistant(Module):
         """The target's hidden rows as they are."""
         return taps_TX
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch, layer: int = 0) -> tuple[Tensor, Tensor]:
         """As `DraftModel.forward`."""
         assert rows_TD is not None
         target = self._target[0]
         embedded_TD = target.embed(tokens_T) * target.embed_scale
         x_TD = self.before(side_by_side(embedded_TD, rows_TD, self.width), batch)
-        for layer in self.layers:
-            x_TD = layer(x_TD, batch)
+        for block in self.layers:
+            x_TD = block(x_TD, batch)
         normed_TD = self.norm(x_TD)
         return normed_TD, self.after(normed_TD, batch)
 

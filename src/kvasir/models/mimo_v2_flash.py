@@ -122,7 +122,7 @@ class MiMoV2Flash(Glm4Moe):
 
     @property
     def drafting(self) -> Drafting | None:
-        """As `Decoder.drafting`. The layers have windows and dense MLPs."""
+        """As `Decoder.drafting`. The layers have windows and dense MLPs, and all of them read the decoder's rows."""
         c, layer = self.config, "model.mtp.layers.*."
         if not c.drafting:
             return None
@@ -135,6 +135,7 @@ class MiMoV2Flash(Glm4Moe):
             hidden_norm=layer + "hnorm",
             norm=layer + "final_layernorm",
             renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
+            chained=False,
         )
 
     @property

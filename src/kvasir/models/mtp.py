@@ -85,7 +85,8 @@ class MultiTokenHead(Module):
 
 
 class MultiTokenDraft:
-    """A decoder's head as a DraftModel. Its first layer is applied again to what it carries, for each further id."""
+    """A decoder's head as a DraftModel. Each of its layers drafts an id; the last is applied again to what it carries,
+    for each further one."""
 
     taps: tuple[str, ...] = ("last",)
     ahead = 1
@@ -96,6 +97,7 @@ class MultiTokenDraft:
     def __init__(self, model: Decoder, head: MultiTokenHead):
         self.model, self.head = model, head
         self.width = model.config.width
+        self.depth, self.chained = head.count, head.drafting.chained
 
     @property
     def context_length(self) -> int:
@@ -111,10 +113,10 @@ class MultiTokenDraft:
         """The decoder's hidden rows as they are."""
         return taps_TX
 
-    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_T: Tensor, rows_TD: Tensor | None, batch: Batch, layer: int = 0) -> tuple[Tensor, Tensor]:
         """As `MultiTokenHead.draft`."""
         assert rows_TD is not None
-        return self.head.draft(self.model, 0, tokens_T, rows_TD, batch)
+        return self.head.draft(self.model, layer, tokens_T, rows_TD, batch)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """The decoder's logits."""

@@ -12,10 +12,11 @@ from kvasir.program.lower import Buffer
 
 class ProgramMemory:
     """Memory whose addresses stay valid for the lifetime of this object. arena: bytes. kept: objects that it keeps
-    alive."""
+    alive. lender: a memory whose arena is used too if it is large enough, by steps that never run at the same time."""
 
-    def __init__(self, arena: int):
-        self.arena = aligned(arena)
+    def __init__(self, arena: int, lender: ProgramMemory | None = None):
+        self._borrows = lender is not None and lender.arena.nbytes >= arena
+        self.arena = lender.arena if lender is not None and self._borrows else aligned(arena)
         self._base = self.arena.ctypes.data
         self.kept: list[Any] = []
 
@@ -42,8 +43,8 @@ class ProgramMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena and of all kept arrays."""
-        return self.arena.nbytes + sum(array.nbytes for array in _arrays(self.kept))
+        """Bytes of the arena, if it is not another memory's, and of all kept arrays."""
+        return self.arena.nbytes * (not self._borrows) + sum(array.nbytes for array in _arrays(self.kept))
 
 
 def aligned(size: int) -> np.ndarray:

@@ -30,7 +30,8 @@ class Program:
     max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
     positions with rope angles. max_drafted: drafted ids of a piece. apart: see native.ThreadPool. hooks: called in the
     middle of a step. pool: the threads of another program, whose steps never run at the same time; without it the
-    program has its own. vocab: width of the logits, 0 without.
+    program has its own. memory: of another such program, whose values the next run may overwrite. vocab: width of the
+    logits, 0 without.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class Program:
         pin: bool = False,
         hooks: Hooks = NO_HOOKS,
         pool: native.ThreadPool | None = None,
+        memory: ProgramMemory | None = None,
     ):
         self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared, hooks)
         self.trace = trace
         self.cache = cache
         self._owns_pool = pool is None
         self.pool = pool or native.ThreadPool(threads, pin, apart)
-        self.memory = ProgramMemory(self.lowered.arena)
+        self.memory = ProgramMemory(self.lowered.arena, memory)
         self.states = (native.RowState * max_rows)()
         self.pieces = (native.Piece * max_rows)()
         self._records = native.records(self.pieces, native.Piece)

@@ -168,14 +168,14 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
     )
 
 
-def trace_draft(draft: Any) -> Trace:
-    """As `trace`, of a model that drafts (models.drafting.DraftModel): `rows` are those that its forward reads, the
-    export "carried" those that it returns. Its linears have no adapters."""
+def trace_draft(draft: Any, layer: int = 0) -> Trace:
+    """As `trace`, of a layer of a model that drafts (models.drafting.DraftModel): `rows` are those that its forward
+    reads, the export "carried" those that it returns. Its linears have no adapters."""
     graph = Graph()
     batch = TracedBatch(graph)
     rows = graph.value(ROWS, (draft.width,)) if draft.width else None
     with _tracing():
-        hidden, carried = draft.forward(batch.tokens_T, rows, batch)
+        hidden, carried = draft.forward(batch.tokens_T, rows, batch, layer)
         logits = _logits(draft, hidden)
     _check(hidden)
     exports = {} if carried is None else {"carried": carried}

@@ -35,7 +35,7 @@ class EagerDraft:
 
     def bind(self, rows: RowArrays, ahead: int) -> None:
         """As `DraftForward.bind`."""
-        self._rows = replace(rows, ids=rows.ids[:, ahead:])
+        self._rows = [replace(rows, ids=rows.ids[:, ahead + layer :]) for layer in range(self.draft.depth)]
         self._inputs = InputBuffers(self.max_tokens, len(self._cache.groups), self._cache.device)
 
     def enter(self, row: int) -> None:
@@ -46,18 +46,20 @@ class EagerDraft:
         outputs = [self._executor.tapped[name][first : first + count] for name in self.draft.taps]
         return torch.cat(outputs, 1).cpu().numpy()
 
-    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
         """As `DraftForward.run`."""
-        self._executor.submit(self._run, spans, taps, rows).result()
+        self._executor.submit(self._run, spans, taps, rows, layer).result()
 
     @torch.inference_mode()
-    def _run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
+    def _run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int) -> None:
         works = [Work(span.row, span.start, span.count) for span in spans]
-        batch = make_batch(works, self._rows, self._cache, inputs=self._inputs)
-        given = None if rows is None else self._padded(rows, len(batch.tokens_T))
+        batch = make_batch(works, self._rows[layer], self._cache, inputs=self._inputs)
+        given = self._carried_TD if layer else None
+        if rows is not None:
+            given = self._padded(rows, len(batch.tokens_T))
         if taps is not None:
             given = self.draft.join(self._padded(taps, len(batch.tokens_T)))
-        self._hidden_TD, self._carried_TD = self.draft.forward(batch.tokens_T, given, batch)
+        self._hidden_TD, self._carried_TD = self.draft.forward(batch.tokens_T, given, batch, layer)
         self._ends = torch.from_numpy(batch.starts[1:] - 1).to(self._cache.device)
 
     def _padded(self, rows: np.ndarray, size: int) -> Tensor:

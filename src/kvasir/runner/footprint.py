@@ -82,7 +82,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
         if loaded.draft is None:
             return program.num_bytes
         draft = ProgramDraft(loaded.draft, program, cache, **sizes)
-        waiting = _FLOAT * LAG * rows * draft.taps_width
+        waiting = _FLOAT * (LAG + loaded.draft.depth) * rows * draft.taps_width
         return program.num_bytes + draft.num_bytes + waiting
     finally:
         program.close()

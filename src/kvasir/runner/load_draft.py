@@ -86,7 +86,8 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
     exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))
     try:
         traced = trace(loaded.model, tuple(exports))
-        for one in (traced, *draft_traces(draft, traced)):
+        layers, joining = draft_traces(draft, traced)
+        for one in (traced, *layers, joining):
             if one is not None:
                 lower(one, 1, 1, prepared)  # raises for an op without a kernel
     except CannotTrace as error:

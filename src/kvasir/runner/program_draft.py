@@ -19,10 +19,12 @@ from kvasir.runner.proposals import Draw, Span
 from kvasir.sampling.native import SAMPLE_ERRORS, NativeSampler, SampleRow, fill_carry, next_carry
 
 
-def draft_traces(draft: DraftModel, target: Trace) -> tuple[Trace, Trace | None]:
-    """Of the draft model's forward, and of its `join`, None if that changes nothing. Raises CannotTrace."""
+def draft_traces(draft: DraftModel, target: Trace) -> tuple[tuple[Trace, ...], Trace | None]:
+    """Of the forward of each layer of the draft model, and of its `join`, None if that changes nothing. Raises
+    CannotTrace."""
     width = sum(target.exports[name].width for name in draft.taps)
-    return trace_draft(draft), trace_join(draft, width) if draft.taps else None
+    layers = tuple(trace_draft(draft, layer) for layer in range(draft.depth))
+    return layers, trace_join(draft, width) if draft.taps else None
 
 
 class ProgramDraft:
@@ -38,7 +40,9 @@ class ProgramDraft:
         self.draft, self.target, self.max_tokens, self.seconds = draft, target, max_tokens, 0.0
         self.taps_width = sum(target.trace.exports[name].width for name in draft.taps)
         own, joining = draft_traces(draft, target.trace)
-        self.program = Program(own, cache.of(DRAFT), **sizes)
+        self.program = Program(own[0], cache.of(DRAFT), **sizes)  # of the layer that was computed last
+        more = (Program(one, cache.of(DRAFT), **sizes, memory=self.program.memory) for one in own[1:])
+        self.layers = (self.program, *more)
         self.joining = Program(joining, cache.of(DRAFT), **sizes) if joining else None
         self._sampler = NativeSampler(target.vocab, target.pool)
         assert draft.target_ids is not None or self.program.vocab == target.vocab, "vocabularies differ"
@@ -46,7 +50,7 @@ class ProgramDraft:
     @property
     def programs(self) -> tuple[Program, ...]:
         """The programs of the draft model."""
-        return (self.program, self.joining) if self.joining else (self.program,)
+        return (*self.layers, self.joining) if self.joining else self.layers
 
     @property
     def num_bytes(self) -> int:
@@ -55,23 +59,29 @@ class ProgramDraft:
 
     def bind(self, rows: RowArrays, ahead: int) -> None:
         """As `DraftForward.bind`."""
-        for program in self.programs:
-            program.bind(rows, ahead)
+        for layer, program in enumerate(self.layers):
+            program.bind(rows, ahead + layer)
+        if self.joining:
+            self.joining.bind(rows, ahead)
 
     def enter(self, row: int) -> None:
         """As `DraftForward.enter`."""
-        self.program.states[row].reached = 0
+        for program in self.layers:
+            program.states[row].reached = 0
 
     def taps(self, first: int, count: int) -> np.ndarray:
         """As `DraftForward.taps`."""
         outputs = [self.target.export(name, first + count)[first:] for name in self.draft.taps]
         return np.concatenate(outputs, 1)
 
-    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
         """As `DraftForward.run`."""
         count = sum(span.count for span in spans)
         if taps is not None:
             rows = self._joined(spans, taps)
+        elif rows is None and layer:
+            rows = self.program.export("carried", count).copy()
+        self.program = self.layers[layer]
         if rows is not None:
             self.program.rows(count)[:] = rows
         self._compute(self.program, spans, PIECE_LOGITS * (len(spans) <= MAX_CHOSEN))

@@ -14,6 +14,13 @@ goes wrong here costs guesses, never results.
 
 A head reads hidden rows of the target (`DraftModel.taps`), which exist only until the next step. Those of rows that do
 not ask wait until there are LAG of them, so that drafts that nobody wants cost little.
+
+If a head has several layers, each computes what is lacking in turn and gives a guess. Layer i embeds the ids i places
+further on, so its last i positions depend on guesses: their hidden rows are kept, and they are computed again.
+
+    layer 0    . . a b              at the same four positions, of which b has just been sampled
+    layer 1    . a b c              c is the guess of layer 0, d that of layer 1
+    rounds           d, ...         by the last layer, each one position later
 """
 
 from __future__ import annotations
@@ -73,8 +80,10 @@ class DraftForward(Protocol):
         """The outputs that the draft model reads, of these token rows of the target's last step, float32 [count, X]."""
         ...
 
-    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None) -> None:
-        """Computes a step, from the target's outputs [T, X], from carried rows [T, width], or from ids only."""
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
+        """Computes a step of a layer, from the target's outputs [T, X], from carried rows [T, width], or without both
+        from ids only; then a layer after the first reads all rows that the last step, of the same spans, has
+        carried."""
         ...
 
     def logits(self, at: Sequence[int]) -> np.ndarray:
@@ -130,11 +139,13 @@ class Proposer:
         self.positions = min(draft.context_length, most_positions or draft.context_length)
         self._groups, self._block_size, self._vocab = groups, block_size, vocab
         self._common = None if draft.target_ids is None else np.flatnonzero(draft.target_ids >= 0)
+        self._ahead = draft.ahead + draft.depth - 1  # of the ids that the last layer embeds
 
     def bind(self, rows: Rows) -> None:
         """Sets the rows; called once."""
         self._rows, arrays = rows, rows.arrays
         self._copies = self.draft.draft_ids is not None or not self.draft.advances
+        assert self.draft.depth == 1 or (self.draft.taps and not self._copies), "several layers read the row's ids"
         if self._copies:
             arrays = replace(arrays, ids=np.zeros_like(arrays.ids))
         self._ids = arrays.ids  # in the draft model's vocabulary
@@ -168,8 +179,8 @@ class Proposer:
         while open_:
             spans = [Span(guesses.row.number, guesses.position, 1) for guesses in open_]
             rows = np.stack([guesses.carried for guesses in open_]) if self.draft.width else None  # type: ignore[arg-type]
-            self.forward.run(spans, None, rows)
-            open_ = self._drawn(list(enumerate(open_)), done)
+            self.forward.run(spans, None, rows, self.draft.depth - 1)
+            open_ = [guesses for _, guesses in self._drawn(list(enumerate(open_)), done)]
         self.seconds = self.forward.seconds - begun
         return {guesses.at: tuple(guesses.ids) for guesses in done}
 
@@ -200,9 +211,11 @@ class Proposer:
         waiting.append(self.forward.taps(first, count))
         if guesses or before + count > LAG:
             taps = np.concatenate(waiting)
-            waiting.clear()
-            begin, self._done[row.number] = int(self._done[row.number]), start + count
-            if self._fits(row, begin, start + count):
+            begin, end = int(self._done[row.number]), start + count
+            final = min(max(begin, row.known - self.draft.depth), end)  # the rest embeds guesses
+            waiting[:] = [taps[final - begin :].copy()] if final < end else []
+            self._done[row.number] = final
+            if self._fits(row, begin, end):
                 yield _Lacking(row, begin, len(taps), taps, guesses)
 
     def _smaller(self, step: ExecutorStep) -> Iterator[_Lacking]:
@@ -244,7 +257,7 @@ class Proposer:
 
     def _fits(self, row: Row, start: int, end: int) -> bool:
         """Whether the row's tables have the blocks that a span reads and writes."""
-        if end > min(self.positions, len(row.ids) - self.draft.ahead):
+        if end > min(self.positions, len(row.ids) - self._ahead):
             return False
         for group, table, filled in zip(self._groups, row.tables, row.filled, strict=True):
             low, high = group.kind.low(start), -(-end // self._block_size)
@@ -270,14 +283,22 @@ class Proposer:
             for span in spans:
                 self._translate(self._rows[span.row], span.start, span.end)
             taps = [item.taps[:count] for item, count in part if item.taps is not None]
-            self.forward.run(spans, np.concatenate(taps) if taps else None, None)
             ended = []
             for place, (item, count) in enumerate(part):
                 item.start, item.count = item.start + count, item.count - count
                 item.taps = None if item.taps is None else item.taps[count:]
                 if not item.count and item.guesses:
                     ended.append((place, item.guesses))
-            yield from self._drawn(ended, done)
+            yield from self._through(spans, np.concatenate(taps) if taps else None, ended, done)
+
+    def _through(
+        self, spans: Sequence[Span], taps: np.ndarray | None, drawing: list[tuple[int, _Guesses]], done: list[_Guesses]
+    ) -> Iterator[_Guesses]:
+        """Computes the spans in each layer. Returns the guesses to go on with."""
+        for layer in range(self.draft.depth):
+            self.forward.run(spans, taps if not (layer and self.draft.chained) else None, None, layer)
+            drawing = self._drawn(drawing, done)
+        return (guesses for _, guesses in drawing)
 
     def _translate(self, row: Row, start: int, end: int) -> None:
         """Writes the ids that the draft model embeds at these positions, unless they are the row's."""
@@ -289,7 +310,7 @@ class Proposer:
         """The draft model's ids."""
         return ids if self.draft.draft_ids is None else self.draft.draft_ids[ids]
 
-    def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[_Guesses]:
+    def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[tuple[int, _Guesses]]:
         """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
         unless they have no guess."""
         if not drawing:
@@ -301,10 +322,10 @@ class Proposer:
             draws = [Draw(guesses.row, guesses.known + len(guesses.ids), guesses.carry) for _, guesses in part]
             found += self.forward.draw(logits, draws)
         carried = self.forward.carried(places) if self.draft.width else [None] * len(places)
-        for (_, guesses), taken, row in zip(drawing, found, carried, strict=True):
+        for (place, guesses), taken, row in zip(drawing, found, carried, strict=True):
             guesses.carried = row
             if self._take(guesses, taken):
-                going.append(guesses)
+                going.append((place, guesses))
             elif guesses.ids:
                 done.append(guesses)
         return going
@@ -325,7 +346,8 @@ class Proposer:
         at = guesses.known + len(guesses.ids)
         guesses.ids.append(token)
         guesses.carry = taken.carry
-        guesses.position += self.draft.advances
+        if len(guesses.ids) >= self.draft.depth:
+            guesses.position += self.draft.advances
         ends = len(guesses.ids) == guesses.wanted or token in row.spec.stop_ids
         if ends or at + 1 >= len(row.ids) or not self._fits(row, guesses.position, guesses.position + 1):
             return False
