@@ -110,6 +110,7 @@ def test_arguments_are_looked_at_before_the_model_is_loaded(
         (["run", "kvasir-mini", "hi", "--thinking-token-budget", "5"], "--chat"),
         (["run", "kvasir-mini", ""], "prompt"),
         (["run", "kvasir-mini", "-"], "standard input"),
+        (["run", "kvasir-mini", "hi", "--prediction", "no.txt"], "no.txt: No such file"),
     ],
     ids=str,
 )
@@ -185,3 +186,16 @@ async def test_a_rate_is_the_engines_however_late_its_tokens_are_read(capsys):
     several, one = capsys.readouterr().err.splitlines()
     assert 0 < float(re.search(r"8 tokens at ([\d.]+)/s", several)[1]) <= 50
     assert "1 token," in one and "/s" not in one  # there is nothing to tell a rate by
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_file_may_predict_the_answer(engines, monkeypatch, tmp_path, chat):
+    (tmp_path / "expected.txt").write_text("five €")
+    options = ["--temperature", "0", "--max-tokens", "5", "--quiet", *chat]
+    made, resolve = [], Front.resolve
+    monkeypatch.setattr(Front, "resolve", lambda *args, **fields: made.append(resolve(*args, **fields)) or made[-1])
+    plain = invoke("run", "kvasir-mini", "What is 2 + 3?", *options)
+    found = invoke("run", "kvasir-mini", "What is 2 + 3?", *options, "--prediction", str(tmp_path / "expected.txt"))
+    assert found.exit_code == 0 and found.stdout == plain.stdout
+    tokenizer = engines[0].front.tokenizer
+    assert [request.prediction for request in made] == [(), tuple(tokenizer.encode("five €", add_special_tokens=False))]

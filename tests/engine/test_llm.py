@@ -12,6 +12,7 @@ import pytest
 
 from kvasir import LLM, AsyncLLM, KvasirError, SamplingParams
 from kvasir.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from kvasir.speculation import Speculation
 from kvasir.weights.find import find_model
 from tests._shared import need
 
@@ -74,6 +75,55 @@ def test_bad_requests_name_the_fault_and_affect_no_others(llm):
         llm.generate([{"wrong": 1}], GREEDY)
     assert llm.generate("fine", GREEDY)[0].finished
     assert llm.stats().blocks_used == 0
+
+
+@pytest.fixture
+def requests(llm, monkeypatch):
+    """The requests that are made."""
+    made, front = [], llm._llm.front
+    resolve = front.resolve
+    monkeypatch.setattr(front, "resolve", lambda *args, **fields: made.append(resolve(*args, **fields)) or made[-1])
+    return made
+
+
+def test_a_prediction_and_the_choice_of_drafters_reach_the_engine_and_change_nothing(llm, requests):
+    (plain,) = llm.generate("There once was", GREEDY, speculation={"method": "off"})
+    assert plain.accepted_prediction_tokens == plain.rejected_prediction_tokens == 0
+    choice = plain.outputs[0]
+    ids = llm.get_tokenizer().encode(choice.text, add_special_tokens=False)
+    parts = {"type": "content", "content": [{"type": "text", "text": choice.text}]}
+    for prediction in (choice.text, choice.token_ids, parts, {**parts, "content": choice.text}, [choice.text]):
+        (output,) = llm.generate("There once was", GREEDY, prediction=prediction, speculation=Speculation(("ngram",)))
+        assert output.outputs == plain.outputs
+        assert output.accepted_prediction_tokens <= len(choice.token_ids)
+        assert list(requests[-1].prediction) in (choice.token_ids, list(ids))
+        assert requests[-1].speculation == Speculation(("ngram",))
+    assert requests[0].speculation == Speculation(()) and not requests[0].prediction
+    del requests[:]
+    llm.generate(["There", "once"], GREEDY, prediction=[None, "was"], speculation={"num_speculative_tokens": 3})
+    assert sorted(bool(request.prediction) for request in requests) == [False, True]
+    assert {request.speculation for request in requests} == {Speculation(None, 3)}
+    asked = [{"role": "user", "content": "What is 2 + 3?"}]
+    (plain,), (output,) = llm.chat(asked, GREEDY), llm.chat(asked, GREEDY, prediction="2 + 3 = 5 <|end|>")
+    assert plain.outputs == output.outputs and requests[-1].prediction and not requests[-2].prediction
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"prediction": 5}, "prediction of type int"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction of type dict"),
+        ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction of type dict"),
+        ({"prediction": [10**6]}, "token id"),
+        ({"prediction": ["a", "b"]}, "1 prompts and 2 predictions"),
+        ({"speculation": {"method": "mtp"}}, "no drafter mtp"),
+        ({"speculation": {"depth": 3}}, "depth"),
+        ({"speculation": 3}, "not an object"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_by_name(llm, given, named):
+    with pytest.raises(InvalidRequest, match=named):
+        llm.generate("There once was", GREEDY, **given)
 
 
 def test_async_streams():

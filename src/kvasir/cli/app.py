@@ -105,6 +105,7 @@ def run(
     max_tokens: MaxTokens = None,
     seed: Seed = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template to the prompt.")] = False,
+    prediction: Annotated[Path | None, typer.Option(help="File with most of the expected answer: a guess.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
 ) -> None:
     """Generate one completion for a prompt.
@@ -117,7 +118,7 @@ def run(
     """
     from kvasir.cli import run as command
 
-    command.run(engine, prompt, temperature, max_tokens, seed, chat, quiet, sampler)
+    command.run(engine, prompt, temperature, max_tokens, seed, chat, quiet, sampler, prediction)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.pace import Pace
+from kvasir.engine.predicting import draft_fields
 from kvasir.engine.thinking import may_think
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.store.entry import ModelEntry
@@ -21,6 +22,7 @@ from kvasir.types import SamplingParams, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
     from typing import Any
 
     from kvasir.engine.front import Front
@@ -36,7 +38,9 @@ def run(
     chat: bool,
     quiet: bool,
     sampler: SamplerOptions,
+    prediction: Path | None = None,
 ) -> None:
+    predicted = _text_of(prediction) if prediction else None
     text = _standard_input() if prompt == "-" else prompt
     engine, entry = resolve(engine)
     asked: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
@@ -51,9 +55,18 @@ def run(
         tokenizer = llm.front.tokenizer
         if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
             raise InvalidRequest("the prompt is empty", "give some text to continue")
-        asyncio.run(_run(llm, entry, text, wanted, chat, quiet))
+        asyncio.run(_run(llm, entry, text, wanted, chat, quiet, predicted))
     finally:
         llm.abandon()
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file with an expected answer. Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"prediction {path}: {reason}", "name a text file") from None
 
 
 def _standard_input() -> str:
@@ -68,7 +81,13 @@ def _standard_input() -> str:
 
 
 async def _run(
-    llm: AsyncLLM, entry: ModelEntry | None, prompt: str, wanted: Mapping[str, Any], chat: bool, quiet: bool
+    llm: AsyncLLM,
+    entry: ModelEntry | None,
+    prompt: str,
+    wanted: Mapping[str, Any],
+    chat: bool,
+    quiet: bool,
+    prediction: str | None,
 ) -> None:
     async with llm:
         if not quiet:
@@ -81,7 +100,11 @@ async def _run(
         params = SamplingParams(**{"max_tokens": None, **llm.info.default_sampling, **wanted})
         await front.learn(params)
         thinks = params.structured_outputs is None or await may_think(front, messages)
-        request = await front.resolve_chat(ids, params, thinks) if chat else front.resolve(ids, params)
+        drafts = await draft_fields(front, prediction, None)
+        if chat:
+            request = await front.resolve_chat(ids, params, thinks, **drafts)
+        else:
+            request = front.resolve(ids, params, **drafts)
         await print_answer(front, request, quiet)
 
 

@@ -32,6 +32,7 @@ from kvasir.engine.outputs import (
     output_of,
     raise_fault,
 )
+from kvasir.engine.predicting import Choice, Prediction, draft_fields, predictions_of
 from kvasir.engine.progress import Progress, described
 from kvasir.engine.scoring import (
     Reading,
@@ -117,12 +118,20 @@ class AsyncLLM:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """Streams the output of the request as it grows; the last one is `finished`. Raises KvasirError."""
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prediction | None = None,
+        speculation: Choice | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Streams the output of the request as it grows; the last one is `finished`. prediction, speculation: see
+        `predicting.draft_fields`; they change no output. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         params = params or SamplingParams()
         await self.front.learn(params)
-        request = self.front.resolve(ids, params)
+        request = self.front.resolve(ids, params, **await draft_fields(self.front, prediction, speculation))
         answers = [Answer(i) for i in range(request.params.n)]
         async with aclosing(self.front.stream(request)) as deltas:
             async for delta in deltas:
@@ -130,18 +139,36 @@ class AsyncLLM:
                 raise_fault(answers[delta.index])
                 yield output_of(request, text, answers)
 
-    async def complete(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
-        """The complete output. Raises KvasirError."""
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prediction | None = None,
+        speculation: Choice | None = None,
+    ) -> RequestOutput:
+        """The complete output. prediction, speculation: as for `generate`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
-        return await self._complete(text, ids, params)
+        return await self._complete(text, ids, params, **await draft_fields(self.front, prediction, speculation))
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **template: Any):
-        """The output for a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`."""
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        prediction: Prediction | None = None,
+        speculation: Choice | None = None,
+        **template: Any,
+    ) -> RequestOutput:
+        """The output for a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`.
+        prediction, speculation: as for `generate`."""
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, **template)
-        return await self._finish(None, await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH))
+        fields = await draft_fields(self.front, prediction, speculation)
+        request = await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH, **fields)
+        return await self._finish(None, request)
 
     async def embed(
         self, prompt: Prompt, *, dimensions: int | None = None, prompt_name: str | None = None
@@ -192,11 +219,13 @@ class AsyncLLM:
         scores = comparison.scores(await asyncio.gather(*work))
         return [ScoreOutput((one, other), score) for (one, other), score in zip(pairs, scores, strict=True)]
 
-    async def _complete(self, text: str | None, ids: Sequence[int], params: SamplingParams | None) -> RequestOutput:
+    async def _complete(
+        self, text: str | None, ids: Sequence[int], params: SamplingParams | None, **fields: Any
+    ) -> RequestOutput:
         """Serves the request in the batch class, since no client watches the output grow."""
         params = params or SamplingParams()
         await self.front.learn(params)
-        return await self._finish(text, self.front.resolve(ids, params, slo=ServiceClass.BATCH))
+        return await self._finish(text, self.front.resolve(ids, params, slo=ServiceClass.BATCH, **fields))
 
     async def _finish(self, text: str | None, request: Request) -> RequestOutput:
         answers = await self.front.complete(request)
@@ -262,8 +291,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prediction: Prediction | Sequence[Prediction | None] | None = None,
+        speculation: Choice | None = None,
     ) -> list[RequestOutput]:
-        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. Raises KvasirError."""
+        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. prediction: the expected
+        answer of one prompt, or a list of one or None for each. speculation: of all; see `predicting.draft_fields`.
+        Raises KvasirError."""
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
@@ -272,18 +306,24 @@ class LLM:
                 "give one for all prompts, or one per prompt",
             )
         answers = max((s.n for s in each if s is not None), default=1)
-        return self._all([partial(self._llm.complete, p, s) for p, s in zip(many, each, strict=True)], answers)
+        one = partial(self._llm.complete, speculation=speculation)
+        parts = zip(many, each, predictions_of(prediction, len(many)), strict=True)
+        return self._all([partial(one, p, s, prediction=text) for p, s, text in parts], answers)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         params: SamplingParams | None = None,
+        *,
+        prediction: Prediction | Sequence[Prediction | None] | None = None,
+        speculation: Choice | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """The outputs for one conversation or several."""
-        several = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        ask = partial(self._llm.chat, params=params, **template)
-        return self._all([partial(ask, m) for m in several], params.n if params else 1)  # type: ignore[arg-type]
+        """The outputs for one conversation or several. prediction, speculation: as for `generate`."""
+        several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        ask = partial(self._llm.chat, params=params, speculation=speculation, **template)
+        parts = zip(several, predictions_of(prediction, len(several)), strict=True)
+        return self._all([partial(ask, m, prediction=text) for m, text in parts], params.n if params else 1)
 
     def embed(
         self,

@@ -43,7 +43,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The output for a prompt. `seed` is the request's own: pass it again to get the same choices."""
+    """The output for a prompt. `seed` is the request's own: pass it again to get the same choices. Of all tokens that
+    were drafted for the choices, the accepted ones are part of them."""
 
     request_id: str
     prompt: str | None
@@ -52,6 +53,8 @@ class RequestOutput:
     seed: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = True
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass
@@ -142,4 +145,6 @@ def output_of(request: Request, text: str | None, answers: list[Answer]) -> Requ
         request.params.seed or 0,
         [None if t.logprob is None else _entry(t) for t in prompt_logprobs] if prompt_logprobs else None,
         all(a.finish_reason for a in answers),
+        sum(a.usage.accepted_tokens for a in answers),
+        sum(a.usage.rejected_tokens for a in answers),
     )
