@@ -15,7 +15,8 @@ from kvasir.errors import KvasirError
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Request
 from tests.composition import models
-from tests.composition.features import DEFAULTS, FEATURES, NAMED, PLAIN, REFUSES, Feature
+from tests.composition.feature import Feature
+from tests.composition.features import DEFAULTS, FEATURES, NAMED, PLAIN, REFUSES
 from tests.composition.run import NUM_REQUESTS, Reading, Run, make_requests
 from tests.oracle import Answer, Answers, same
 

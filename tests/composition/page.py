@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.composition.cells import Cell, Verdict
-from tests.composition.features import FEATURES, Feature
+from tests.composition.feature import Feature
+from tests.composition.features import FEATURES
 from tests.composition.sets import COUNT, REAL, SEED, pairs
 
 PATH = Path(__file__).parents[2] / "docs" / "composition.md"

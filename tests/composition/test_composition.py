@@ -12,9 +12,10 @@ pytest.importorskip("gguf", reason="gguf writes one of the models")
 
 from kvasir.ops import native  # noqa: E402
 from tests.composition import page  # noqa: E402
+from tests.composition.asked import ASKED  # noqa: E402
 from tests.composition.cells import Cell, Verdict  # noqa: E402
 from tests.composition.faults import FAULTS, Fault  # noqa: E402
-from tests.composition.features import ASKED, FEATURES, REFUSES  # noqa: E402
+from tests.composition.features import FEATURES, REFUSES  # noqa: E402
 from tests.composition.sets import REAL, sample  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
