@@ -1,5 +1,8 @@
 // Fuzzes small programs and steps with valid and invalid pieces. The results of a step must not depend on the
-// instruction set or the threads, and an invalid step must be rejected.
+// instruction set or the threads, ids sampled along a draft must be those of steps without one, and an invalid step must
+// be rejected.
+#include <algorithm>
+
 #include "../pool.h"
 #include "../tests/programs.h"
 #include "input.h"
@@ -79,11 +82,33 @@ class Session {
             int64_t sampled = 0;
             for (int64_t i = 0; i < count; ++i) sampled += pieces[i].flags & PIECE_SAMPLE ? 1 + pieces[i].drafted : 0;
             for (int64_t i = 0; i < sampled; ++i) found.push_back(static_cast<float>(p.results[i].token));
+            check_draft(pieces.data, count);
         }
         return found;
     }
 
   private:
+    // The ids that the last step sampled along its first draft, each compared with that of a step of the ids before it.
+    void check_draft(const Piece* pieces, int64_t count) {
+        int64_t first = 0;
+        const Piece* drafted = std::find_if(pieces, pieces + count, [&](const Piece& piece) {
+            if (piece.flags & PIECE_SAMPLE && piece.drafted) return true;
+            first += piece.flags & PIECE_SAMPLE ? 1 : 0;
+            return false;
+        });
+        if (!own_blocks_ || drafted == pieces + count || !drafted->causal()) return;
+        const std::vector<Sampled> found(p.results + first, p.results + first + 1 + drafted->drafted);
+        int32_t* ids = p.states[drafted->row].ids;
+        const std::vector<int32_t> before(ids, ids + MAX_IDS);
+        for (int64_t i = 0; i <= drafted->drafted; ++i) {
+            const Piece alone = {drafted->row, PIECE_SAMPLE, drafted->start, drafted->count - drafted->drafted + i};
+            b.memory.poison();
+            require(kvasir_program_run(&p, pool_, &alone, 1) == RUN_OK, "program: a part of a valid piece is valid");
+            require(p.results[0].token == found[static_cast<size_t>(i)].token,
+                    "program: an id sampled along a draft is that of a step without one");
+            std::copy(before.begin(), before.end(), ids);
+        }
+    }
     // Usually a different row for each piece and values near the valid range; occasionally arbitrary values.
     Piece piece(Input& in, int64_t i) {
         Piece piece{};
@@ -108,7 +133,10 @@ class Session {
         for (int64_t g = 0; g < GROUPS; ++g) {
             int32_t* table = b.memory.keep<int32_t>(TABLE);
             for (int64_t j = 0; j < TABLE; ++j) table[j] = static_cast<int32_t>(1 + i + ROWS * j);
-            if (in.byte() % 16 == 15) table[in.between(0, TABLE - 1)] = in.any<int32_t>();
+            if (in.byte() % 16 == 15) {
+                table[in.between(0, TABLE - 1)] = in.any<int32_t>();
+                own_blocks_ = false;
+            }
             state.tables[g] = table;
         }
         state.spec.temperature = in.one_of({0.0, 0.7, 1.5});
@@ -129,6 +157,7 @@ class Session {
     Builder b;
     Program p = {};
     Pool* pool_;
+    bool own_blocks_ = true;  // no two positions share a slot
 };
 
 }  // namespace
