@@ -115,6 +115,16 @@ def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path
     assert error.mean() < 2 * mean and error.max() < 2 * most
 
 
+@pytest.mark.skipif(DRY, reason="without a GPU, auto selects a program")
+@pytest.mark.parametrize(("family", "executor"), [("qwen3", "graph"), ("qwen3-next", "eager")])
+def test_auto_selects_graphs_on_a_gpu_where_they_can_run(family, executor, tmp_path):
+    from tests.engine.cores import core_of
+
+    core = core_of(folder(tmp_path, family))
+    assert (core.info.device, core.info.executor) == ("cuda", executor)
+    assert any("eager executor: no Triton kernel" in line for line in core.summary) == (executor == "eager")
+
+
 @pytest.mark.skipif(DRY, reason="tests/graph/test_oracle.py does this in the interpreter")
 @pytest.mark.parametrize(("family", "dtype"), ORACLE)
 def test_the_oracle(family, dtype, tmp_path):

@@ -108,16 +108,16 @@ def load_model(
 ) -> LoadedModel:
     """Loads a model's config and weights. dtype: "auto", "float32", "bfloat16" or (on a GPU) "float16".
 
-    With executor "auto", a model that the program executor cannot run is loaded for eager, with a note that gives the
-    reason; on a GPU the graph executor must be selected. report: see `Packer`. Raises UnsupportedModel, ModelFileError,
-    or ConfigError for a dtype or an option that is not available.
+    With executor "auto", programs run on the CPU and graphs on a GPU; a model that cannot run so is loaded for eager,
+    with a note that gives the reason. report: see `Packer`. Raises UnsupportedModel, ModelFileError, or ConfigError for
+    a dtype or an option that is not available.
     """
     options = options or LoadOptions()
+    auto, reason = options.executor == "auto", "it was selected"
+    if auto:
+        options = replace(options, executor="program" if device == "cpu" else "graph")
     if options.kv_dtype == "fp8" and options.executor != "graph":
-        raise ConfigError(
-            "only the graph executor has an fp8 KV cache", "use --executor graph on a GPU, else --kv-dtype int8 or auto"
-        )
-    reason = "eager"
+        raise _no_fp8("--executor graph on a GPU, else ")
     if options.executor != "eager":
         reason = (_no_graph if options.executor == "graph" else _no_program)(options, device)
     if not reason:
@@ -127,19 +127,26 @@ def load_model(
             return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
             reason = str(error)
-    if options.executor in ("program", "graph"):
+    if options.executor != "eager" and not auto:
         raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", "use --executor auto")
     if options.quantize:
-        raise ConfigError(f"only the program executor quantizes, and it cannot run this: {reason}")
-    devices.need_torch("the eager executor is " + (f"needed: {reason}" if reason != "eager" else "selected"))
-    notes = (f"eager executor: {reason}",) if options.executor != "eager" else ()
-    return _load(files, dtype, device, progress, None, options, notes)
+        why = _no_program(options, device) or reason
+        raise ConfigError(f"only the program executor quantizes, and it cannot run this: {why}")
+    if options.kv_dtype == "fp8":
+        raise _no_fp8(because=f", which cannot run this: {reason}")
+    devices.need_torch(f"the eager executor is needed: {reason}")
+    notes = (f"eager executor: {reason}",) if auto else ()
+    return _load(files, dtype, device, progress, None, replace(options, executor="eager"), notes)
+
+
+def _no_fp8(instead: str = "", because: str = "") -> ConfigError:
+    return ConfigError(f"only the graph executor has an fp8 KV cache{because}", f"use {instead}--kv-dtype int8 or auto")
 
 
 def _no_program(options: LoadOptions, device: str) -> str:
     """Why no program can run with these options, found before any file is read; "" if one can."""
     if device != "cpu":
-        return f"programs run on the CPU, not on {device} (--executor graph: Triton kernels, not yet run on a GPU)"
+        return f"programs run on the CPU, not on {device}"
     if options.block_size % 16:
         return f"programs need blocks of 16 tokens or a multiple, not {options.block_size}"
     return native.reason()

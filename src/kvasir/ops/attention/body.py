@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvasir.ops.attention.plan import TILE, AttentionPlan, Pass
 from kvasir.ops.attention.relative import EDGE, Relative
+from kvasir.ops.products import products
 
 # letters: T token rows, H heads, K KV heads, G heads per KV head, R rows of an item, d head width, n tiles, u
 # items, s sequences
@@ -165,7 +166,7 @@ def _matmul_apart(weights_unKRt: Tensor, v_unKte: Tensor, blocked_un1Rt: Tensor)
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     """Batched over all leading dimensions: one product of fixed shape for each."""
     lead = a.shape[:-2]
-    product = torch.bmm(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
+    product = products(a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:]))
     return product.view(*lead, *product.shape[-2:])
 
 

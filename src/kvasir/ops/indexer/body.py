@@ -12,6 +12,7 @@ from kvasir.ops.attention.plan import AttentionPlan, plan_attention
 from kvasir.ops.attention.sizes import TILE
 from kvasir.ops.attention.weights import attention_weights
 from kvasir.ops.indexer.plan import Walked
+from kvasir.ops.products import products
 from kvasir.plan import Work
 
 # letters: T token rows, r rows of a work, n tiles, H heads, d, e widths, t keys of a tile, S selected tokens
@@ -47,7 +48,7 @@ def _scores(q_rHd: Tensor, weights_rH: Tensor, keys_ntd: Tensor, scale: float) -
     rows, tiles = len(q_rHd), len(keys_ntd)
     q = q_rHd[:, None].expand(-1, tiles, -1, -1).flatten(0, 1)
     k = keys_ntd[None].expand(rows, -1, -1, -1).flatten(0, 1)
-    heads_rnHt = torch.relu(torch.bmm(q, k.transpose(1, 2)) * scale).view(rows, tiles, -1, TILE)
+    heads_rnHt = torch.relu(products(q, k.transpose(1, 2)) * scale).view(rows, tiles, -1, TILE)
     total = torch.zeros(rows, tiles, TILE, device=q.device)
     for h in range(q_rHd.shape[1]):
         total = total + weights_rH[:, h, None, None] * heads_rnHt[:, :, h]
