@@ -15,6 +15,7 @@ again. Known ids are sent once, when a sequence joins; sampled ids stay in the r
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ from kvasir.fields import CARRYING, SamplerFields
 from kvasir.inputs import NONE, Inputs
 
 Bytes = bytes | memoryview  # read-only
+# A row of a pending step, and ids that follow its known ones: sampled by the step, then guessed -> the mask of the next
+# id, None if every id is allowed, empty if none is.
+Ahead = Callable[[int, Sequence[int]], "bytes | None"]
 
 
 def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:

@@ -399,16 +399,16 @@ def misread(core: Any) -> None:
 @fault("rows in columns get each other's tokens", ("no logprobs",), ("no logprobs", "temperature", "overlap"))
 def turned_columns(core: Any) -> None:
     @wrap(core.runner, "sample")
-    def sample(take: Callable, pending: Any, masks: Any) -> Any:
-        result = take(pending, masks)
+    def sample(take: Callable, *args: Any) -> Any:
+        result = take(*args)
         return replace(result, decoded=np.frombuffer(result.decoded, np.int32)[::-1].tobytes())
 
 
 @fault("what a grammar allows is not heard", ("grammar: regex", "neighbours"), ("grammar: regex", "n"))
 def deaf_to_masks(core: Any) -> None:
     @wrap(core.runner, "sample")
-    def sample(take: Callable, pending: Any, masks: Any) -> Any:
-        return take(pending, {})
+    def sample(take: Callable, pending: Any, masks: Any, *more: Any) -> Any:
+        return take(pending, {}, *more)
 
 
 @fault("an item of a list may come twice", ("grammar: cases", "temperature"), ("grammar: cases", "n", "XTC"))

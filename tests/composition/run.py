@@ -228,7 +228,8 @@ class Run:
         core, scheduler = self.core, self.core.scheduler
         for plan in scheduler.last_plans():
             self.plans.append(plan)
-            scheduler.commit(plan, core.runner.sample(core.runner.execute(plan), scheduler.masks(plan)))
+            pending = core.runner.execute(plan)
+            scheduler.commit(plan, core.runner.sample(pending, scheduler.masks(plan), scheduler.ahead(plan)))
         store = scheduler.store
         until(lambda: store and not store.tier.stats().queued_bytes)
         scheduler.kv.tree.expire(inf)

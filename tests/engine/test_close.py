@@ -37,9 +37,9 @@ class Recorder(FakeRunner):
         self.calls.append("execute")
         return super().execute(plan)
 
-    def sample(self, pending, masks={}):  # noqa: B006
+    def sample(self, pending, masks={}, ahead=None):  # noqa: B006
         self.calls.append("sample")
-        return super().sample(pending, masks)
+        return super().sample(pending, masks, ahead)
 
     def close(self):
         self.calls.append("close")

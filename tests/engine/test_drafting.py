@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from kvasir.errors import UnsupportedModel
+from kvasir.guided import sources
 from kvasir.ops import native
-from tests.engine.cores import random_model
+from kvasir.types import Request, SamplingParams
+from tests.engine.cores import core_of, random_model
 from tests.models.eagle3_heads import config_of, settings, tensors_of, write
 from tests.models.test_eagle3 import base_folder
 from tests.models.test_gemma4_assistant import both
@@ -47,6 +49,49 @@ def test_a_draft_model_changes_no_answer(folder, options):
     same(expected, together(core, requests()))
     drafted, accepted = core.stats().drafted_tokens, core.stats().accepted_tokens
     assert drafted == accepted > 0
+    core.close()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name of the city": {"enum": ["Rome", "Oslo", "Lima"]},
+        "degrees": {"type": "integer"},
+        "words": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name of the city", "degrees", "words"],
+}
+
+
+def guided(name: str, **params) -> Request:
+    fixed = {"seed": 3, "max_tokens": 60}
+    prompt = tuple(5 + i % 60 for i in range(40))
+    return Request(name, prompt, SamplingParams(**fixed | params), grammar=sources.json_schema(SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("executor", "jump_ahead"),
+    [("program", True), ("program", False), pytest.param("eager", True, marks=pytest.mark.slow)],
+)
+def test_guesses_follow_the_grammar(executor, jump_ahead):
+    """The model itself, at each temperature: all its guesses are right."""
+    options = {"executor": executor, "threads": 1, "block_size": 16, "jump_ahead": jump_ahead}
+    requests = [guided("cold", temperature=0.0), guided("hot", temperature=1.0), guided("free", temperature=2.0)]
+    expected = plain(core_of("kvasir-mini", speculate="off", **options), requests)
+    core = core_of("kvasir-mini", speculate="draft=kvasir-mini", **options)
+    drafter, seen = core.scheduler.drafter, []
+    drafter.pays, drafter.asks, take = lambda rows: True, lambda seq, most: min(most, 4), drafter.proposed
+
+    def proposed(seq, ids, after):
+        seen.append((seq, list(ids), after))
+        take(seq, ids, after)
+
+    drafter.proposed = proposed
+    same(expected, together(core, requests))
+    for seq, ids, after in seen:
+        assert ids[: len(seq.tokens) - after] == list(seq.tokens[after : after + len(ids)])
+    assert sum(len(ids) for _, ids, _ in seen) > 60
+    assert core.stats().drafted_tokens == core.stats().accepted_tokens > 40
     core.close()
 
 

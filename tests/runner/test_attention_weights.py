@@ -77,8 +77,8 @@ def watched(core: EngineCore, wants: Callable[[str], bool]) -> dict[tuple[str, i
         rows[made.step] = {work.row: (*by_row[work.row], work) for work in works}
         return replace(made, work=tuple(works))
 
-    def sample(pending, masks):
-        result = sample_(pending, masks)
+    def sample(pending, masks, ahead):
+        result = sample_(pending, masks, ahead)
         for row in result.rows:
             for name, data in row.hidden:
                 request, index, work = rows[result.step][row.row]

@@ -137,7 +137,7 @@ def test_garbage_in_a_heads_cache_costs_drafts_only(loaded, monkeypatch):
     runner.cache.fill_(float("nan"))
     first = Lane(0, list(ids), propose=2)
     with monkeypatch.context() as without:  # the target alone fills the blocks
-        without.setattr(runner.proposer, "propose", lambda step: {})
+        without.setattr(runner.proposer, "propose", lambda *args: {})
         generate(runner, [first], 2)
     second = Lane(1, list(ids), propose=2, computed=2 * BLOCK, blocks=(*first.blocks[:2], *range(20, 30)))
     generate(runner, [second], 20)

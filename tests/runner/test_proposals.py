@@ -120,7 +120,7 @@ def test_garbage_in_the_draft_models_cache_costs_drafts_only(twin, truth, monkey
     runner.cache.fill_(float("nan"))
     first = asking(0, PROMPT, propose=0)
     with monkeypatch.context() as without:
-        without.setattr(runner.proposer, "propose", lambda step: {})
+        without.setattr(runner.proposer, "propose", lambda *args: {})
         generate(runner, [first], 5)
     second = asking(1, PROMPT, computed=2 * BLOCK, blocks=(*first.blocks[:2], *range(20, 30)))
     beside = asking(2, PROMPT)

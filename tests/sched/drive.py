@@ -86,7 +86,7 @@ class Drive:
 
     def _commit(self, plan: StepPlan) -> list[Delta]:
         pending = self.runner.execute(plan)
-        result = self.runner.sample(pending, self.scheduler.masks(plan))
+        result = self.runner.sample(pending, self.scheduler.masks(plan), self.scheduler.ahead(plan))
         deltas = each_delta(self.scheduler.commit(plan, result))
         for d in deltas:
             assert (d.id, d.index) not in self.reasons, "a delta behind the last one"

@@ -31,7 +31,7 @@ class OneByOne:
     def asks(self, seq: Sequence, most: int) -> int:
         return 0
 
-    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
+    def proposed(self, seq: Sequence, ids: Seq[int], after: int) -> None:
         pass
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:

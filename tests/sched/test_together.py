@@ -24,7 +24,7 @@ from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import GroupFacts, Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
-from kvasir.plan import Decodes, Encoders, StepPlan, StepResult, Work
+from kvasir.plan import Ahead, Decodes, Encoders, StepPlan, StepResult, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_logprob
 from kvasir.runner.runner import Pending
@@ -91,10 +91,10 @@ class ShakyRunner(FakeRunner):
         if self.bad_steps and self.chance.random() < self.bad_steps:
             raise RuntimeError("the step fails")
 
-    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
+    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}, ahead: Ahead | None = None) -> StepResult:
         if pending.step.plan.computes:
             self._before(pending.step.plan)
-        return super().sample(pending, masks)
+        return super().sample(pending, masks, ahead)
 
 
 class Drafts(OneByOne):

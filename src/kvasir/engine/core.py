@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, look, record
-from kvasir.plan import Capacity, StepPlan, StepResult
+from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
 from kvasir.statistics import EngineStats, counted
@@ -27,7 +27,7 @@ class StepRunner(Protocol):
     """The runner as the core sees it: `execute` starts a forward, `sample` waits for it and returns its result.
 
     masks: for each row that may not sample every id, int32 words; bit i & 31 of word i >> 5 allows id i. They are
-    computed during the forward.
+    computed during the forward. ahead: the masks of ids that are guessed, called before `sample` returns.
     overlaps: `execute` returns while the step is computed elsewhere, so the caller can do other work. follows: whether
     the next plan may be executed before the step in progress, with these masks, is sampled.
     """
@@ -43,7 +43,7 @@ class StepRunner(Protocol):
 
     def execute(self, plan: StepPlan) -> Any: ...
 
-    def sample(self, pending: Any, masks: Mapping[int, bytes]) -> StepResult: ...
+    def sample(self, pending: Any, masks: Mapping[int, bytes], ahead: Ahead | None) -> StepResult: ...
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads; idempotent."""
@@ -194,7 +194,7 @@ class EngineCore:
         if pending_step is None:
             return None, None
         try:
-            result = pending_step.error or self.runner.sample(pending_step.pending, self._masks(pending_step))
+            result = pending_step.error or self._sample(pending_step)
             if pending_step.plan.computes:
                 seconds = time.perf_counter() - max(pending_step.begun, self._ended)
                 proposing = 0.0 if isinstance(result, Exception) else result.proposing
@@ -206,6 +206,9 @@ class EngineCore:
             return pending_step.plan, error
         finally:
             self._ended = time.perf_counter()
+
+    def _sample(self, step: PendingStep) -> StepResult:
+        return self.runner.sample(step.pending, self._masks(step), self.scheduler.ahead(step.plan))
 
     def _settle(self, plan: StepPlan | None, result: StepResult | Exception | None) -> list[Delta | Tokens]:
         if plan is None or result is None:

@@ -82,6 +82,7 @@ class EagerDraft:
     def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[Taken]:
         """As `DraftForward.draw`."""
         contexts = [
-            RowContext(row.spec, row.ids[:known], row.prompt_len, known, None, carry) for row, known, carry in draws
+            RowContext(row.spec, row.ids[:known], row.prompt_len, known, mask, carry)
+            for row, known, carry, mask in draws
         ]
         return [host_sampling.taken(one) for one in sample(torch.from_numpy(logits), contexts)]

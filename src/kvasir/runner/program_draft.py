@@ -114,11 +114,12 @@ class ProgramDraft:
     def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[Taken]:
         """As `DraftForward.draw`."""
         specs = (SampleRow * len(draws))()
-        for i, (row, known, carry) in enumerate(draws):
+        for i, (row, known, carry, mask) in enumerate(draws):
             specs[i] = self.target.states[row.number].spec  # a copy
             spec = specs[i]
             fill_carry(spec, row.spec, carry)
             spec.ids, spec.num_ids, spec.position, spec.logprobs = row.ids.ctypes.data, known, known, -1
+            spec.mask, spec.mask_words = (None, 0) if mask is None else (mask.ctypes.data, len(mask))
         found = self._sampler.run(logits, specs)
         return [
             Taken(error=SAMPLE_ERRORS[one.error]) if one.error

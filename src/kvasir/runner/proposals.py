@@ -33,7 +33,7 @@ import numpy as np
 
 from kvasir.layers.rows import RowArrays
 from kvasir.models.drafting import DraftModel
-from kvasir.plan import CacheGroup
+from kvasir.plan import Ahead, CacheGroup
 from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 
@@ -54,11 +54,13 @@ class Span(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A guess to be drawn: the id at position `known` of the row, after the ids before it."""
+    """A guess to be drawn: the id at position `known` of the row, after the ids before it. mask: int32 words of the
+    allowed ids, None for all."""
 
     row: Row
     known: int
     carry: bytes
+    mask: np.ndarray | None = None
 
 
 class DraftForward(Protocol):
@@ -101,16 +103,19 @@ class DraftForward(Protocol):
 
 @dataclass(slots=True)
 class _Guesses:
-    """The guesses for one row. at: of its work in the step. known: of the row. position: the last one computed."""
+    """The guesses for one row. at: of its work in the step. begin: the first position that the step has sampled. known:
+    of the row. position: the last one computed. mask: of the next guess."""
 
     at: int
     row: Row
     wanted: int
+    begin: int
     known: int
     position: int
     carry: bytes
     ids: list[int] = field(default_factory=list)
     carried: np.ndarray | None = None
+    mask: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -170,9 +175,10 @@ class Proposer:
             if self._done[work.row] < 0:
                 self._done[work.row] = work.start
 
-    def propose(self, step: ExecutorStep) -> dict[int, tuple[int, ...]]:
-        """The guesses for works that ask for them, by place. The rows have taken the step's ids."""
-        begun = self.forward.seconds
+    def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
+        """The guesses for works that ask for them, by place. The rows have taken the step's ids. ahead: the masks of
+        guesses."""
+        begun, self._masks = self.forward.seconds, ahead
         lacking = list(self._heads(step) if self.draft.taps else self._smaller(step))
         done: list[_Guesses] = []
         open_ = list(self._catch_up(lacking, done))
@@ -253,7 +259,7 @@ class Proposer:
         position = row.known - 1 - self.draft.ahead
         if not work.propose or not work.sample or row.fault or position < 0 or row.known >= len(row.ids):
             return None
-        return _Guesses(at, row, work.propose, row.known, position, row.carry)
+        return _Guesses(at, row, work.propose, work.end - work.drafted, row.known, position, row.carry)
 
     def _fits(self, row: Row, start: int, end: int) -> bool:
         """Whether the row's tables have the blocks that a span reads and writes."""
@@ -313,13 +319,14 @@ class Proposer:
     def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[tuple[int, _Guesses]]:
         """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
         unless they have no guess."""
+        drawing = [one for one in drawing if self._may_go_on(one[1], done)]
         if not drawing:
             return []
         places, found, going = [place for place, _ in drawing], [], []
         for first in range(0, len(places), MAX_DRAWN):
             part = drawing[first : first + MAX_DRAWN]
             logits = self._of_target(self.forward.logits(places[first : first + MAX_DRAWN]))
-            draws = [Draw(guesses.row, guesses.known + len(guesses.ids), guesses.carry) for _, guesses in part]
+            draws = [Draw(one.row, one.known + len(one.ids), one.carry, one.mask) for _, one in part]
             found += self.forward.draw(logits, draws)
         carried = self.forward.carried(places) if self.draft.width else [None] * len(places)
         for (place, guesses), taken, row in zip(drawing, found, carried, strict=True):
@@ -329,6 +336,18 @@ class Proposer:
             elif guesses.ids:
                 done.append(guesses)
         return going
+
+    def _may_go_on(self, guesses: _Guesses, done: list[_Guesses]) -> bool:
+        """Sets the mask of the next guess. If it allows no id, the guesses end."""
+        if self._masks is None or not guesses.row.spec.guided:
+            return True
+        row, known = guesses.row, guesses.known + len(guesses.ids)
+        mask = self._masks(row.number, row.ids[guesses.begin : known].tolist())
+        if mask == b"":
+            done += [guesses] if guesses.ids else []
+            return False
+        guesses.mask = None if mask is None else np.frombuffer(mask, np.int32)
+        return True
 
     def _of_target(self, logits_nv: np.ndarray) -> np.ndarray:
         """Logits of the target's ids, -inf for those that the draft model lacks."""

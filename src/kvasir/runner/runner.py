@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.inputs import FEATURES
-from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
+from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
 from kvasir.runner.proposals import Proposer
 from kvasir.runner.rows import REFUSED, Row, Rows
@@ -143,8 +143,9 @@ class Runner:
             starts.append(starts[-1] + work.count)
         return ExecutorStep(plan, works, starts, now, later), faults
 
-    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}) -> StepResult:
-        """Waits for the step and returns its results. masks: by row. Raises what the step or the sampler raised."""
+    def sample(self, pending: Pending, masks: Mapping[int, bytes] = {}, ahead: Ahead | None = None) -> StepResult:
+        """Waits for the step and returns its results. masks: by row. ahead: the masks of guesses. Raises what the step
+        or the sampler raised."""
         step, handle = pending.step, pending.handle
         if pending is self._under_way:
             self._under_way = None
@@ -154,7 +155,7 @@ class Runner:
         decoded = self._decoded(step.plan.decodes, handle) if step.plan.decodes else None
         begun = time.perf_counter()
         if self.proposer:
-            for at, ids in self.proposer.propose(step).items():
+            for at, ids in self.proposer.propose(step, ahead).items():
                 results[at] = replace(results[at], proposed=ids)
             self.kernel_seconds += self.proposer.seconds
         proposing = time.perf_counter() - begun

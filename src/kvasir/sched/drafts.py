@@ -51,8 +51,9 @@ class Drafter(Protocol):
         """How many ids, at most `most`, the runner should propose after a step that samples for the sequence."""
         ...
 
-    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
-        """The ids that the runner proposes to follow `seq.tokens`, as the step's work had asked."""
+    def proposed(self, seq: Sequence, ids: Seq[int], after: int) -> None:
+        """The ids that the runner proposes to follow the first `after` of `seq.tokens`, as the step's work had asked.
+        Further tokens were forced by the sequence's grammar."""
         ...
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:

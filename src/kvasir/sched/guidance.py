@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.plan import SamplingSpec, Work, unpack_ids
@@ -92,6 +93,28 @@ def mask(seq: Sequence, work: Work, vocab_size: int) -> bytes | None:
         return None
     size = max(-(-vocab_size // 32) * 4, *(len(m) for m in masks if m is not None))  # a guide's mask may be longer
     return b"".join(b"\xff" * size if m is None else m.ljust(size, b"\0") for m in masks)
+
+
+class MasksAhead:
+    """A `plan.Ahead` for a step's guided sequences, by row. Their guides stay as they are: copies follow the guesses. A
+    grammar that cannot be followed allows none."""
+
+    def __init__(self, guided: Mapping[int, Sequence]):
+        self._guided = guided
+        self._followed: dict[int, tuple[Guide, int]] = {}  # a copy, and how many of the ids it has followed
+
+    def __call__(self, row: int, ids: Seq[int]) -> bytes | None:
+        seq = self._guided.get(row)
+        if seq is None or seq.guidance.guide is None:
+            return None
+        try:
+            guide, count = self._followed.pop(row, None) or (seq.guidance.guide.copy(), 0)
+            guide.advance(ids[count:])
+            mask = b"" if guide.done else guide.allowed()
+        except KvasirError:
+            return b""
+        self._followed[row] = guide, len(ids)
+        return mask if mask is None or any(mask) else b""
 
 
 def _along(guide: Guide, draft: list[int]) -> Iterator[bytes | None]:

@@ -31,7 +31,7 @@ from kvasir.kv.manager import KVManager
 from kvasir.kv.store import BlockStore
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
-from kvasir.plan import Capacity, Decodes, RowResult, StepPlan, StepResult, Work
+from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.drafts import Drafter
@@ -214,12 +214,21 @@ class Scheduler:
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """The masks of a step's guided rows, by row. All earlier steps must be committed."""
-        pairs = zip(self._under_way[plan.step].sequences, plan.work, strict=True)
-        guided = ((s, w) for (s, _), w in pairs if s.guidance.guide and w.sample and s.status is not Status.FINISHED)
-        vocab = self.capacity.vocab_size
+        vocab, guided = self.capacity.vocab_size, self._guided(plan)
         masks = {work.row: mask for seq, work in guided if (mask := guidance.mask(seq, work, vocab)) is not None}
         self.masked_rows += len(masks)
         return masks
+
+    def ahead(self, plan: StepPlan) -> Ahead | None:
+        """The masks of the ids that the step's guided rows guess; None if there are none. As for `masks`."""
+        guided = {work.row: seq for seq, work in self._guided(plan) if work.propose}
+        return guidance.MasksAhead(guided) if guided else None
+
+    def _guided(self, plan: StepPlan) -> Iterator[tuple[Sequence, Work]]:
+        """The sequences that follow a grammar and sample in a step, each with its work."""
+        for (seq, _), work in zip(self._under_way[plan.step].sequences, plan.work, strict=True):
+            if seq.guidance.guide and work.sample and seq.status is not Status.FINISHED:
+                yield seq, work
 
     def preempt(self, seq: Sequence) -> None:
         """Takes the row and the blocks of a running sequence; it waits to join again."""
@@ -327,7 +336,7 @@ class Scheduler:
         if delta is None:
             return []
         if self.drafter and row.proposed and not delta.finish_reason:
-            self.drafter.proposed(seq, row.proposed)
+            self.drafter.proposed(seq, row.proposed, work.end - work.drafted + len(row.tokens))
         self.table.lane.offer(seq)
         return [delta]
 

@@ -148,9 +148,9 @@ class Speculator:
         state.waiting = asked > 0
         return asked
 
-    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
+    def proposed(self, seq: Sequence, ids: Seq[int], after: int) -> None:
         state = self._state(seq)
-        state.proposed, state.after = array("i", ids), len(seq.tokens)
+        state.proposed, state.after = array("i", ids), after
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
         state = self._of.get(id(seq))
