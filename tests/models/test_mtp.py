@@ -53,12 +53,12 @@ def head_of(model: Any, source: Any) -> MultiTokenHead:
 
 @torch.inference_mode()
 def draft(model: Any, head: MultiTokenHead, ids: Tensor, chunks: tuple[int, ...] = ()) -> Tensor:
-    """The logits of the head's last layer for the first LENGTH ids, computed in chunks of the given sizes, the rest in
-    one; each layer reads the rows of the one before."""
-    cache = make_cache(head, fill=float("nan"))
+    """The logits of the head's last layer for all ids but the last, one for each layer. They are computed in chunks of
+    the given sizes, the rest in one; each layer reads the rows of the one before."""
+    cache, length = make_cache(head, fill=float("nan")), len(ids) - head.count
     blocks, found, start = np.arange(1, 9, dtype=np.int32), [], 0
-    for size in (*chunks, LENGTH):
-        part = ids[start : min(start + size, LENGTH)].tolist()
+    for size in (*chunks, length):
+        part = ids[start : min(start + size, length)].tolist()
         if not part:
             break
         batch = batch_of([piece(cache, part, start, blocks)], cache)
