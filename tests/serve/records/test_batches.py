@@ -292,6 +292,18 @@ async def test_results_keep_the_order_of_lines_and_failures_are_separate():
             assert entry["response"]["body"]["usage"]["completion_tokens"] == 3 + i % 5
 
 
+async def test_a_line_may_predict_its_answer():
+    answer = "user: a\nassistant: "  # what the model echoes
+    predicted = {"prediction": {"type": "content", "content": answer}, "speculation": {"method": "ngram"}}
+    lines = [line("plain"), line("a", max_tokens=len(answer), **predicted)]
+    async with serving(front=make_front(drafts=True)) as http:
+        batch = await until(http, await start(http, lines), "completed")
+        plain, found = [one["response"]["body"] for one in await lines_of(http, batch["output_file_id"])]
+    assert "completion_tokens_details" not in plain["usage"]
+    assert found["choices"][0]["message"]["content"] == answer
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 10
+
+
 async def test_a_failing_engine_fails_its_lines_alone():
     async with serving() as http:
         poison = {"prompt": POISON, "max_tokens": 5}
