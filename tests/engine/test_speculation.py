@@ -10,6 +10,9 @@ from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.errors import ConfigError, InvalidRequest, UnsupportedModel
+from kvasir.runner.fake import FakeRunner
+from kvasir.sched.scheduler import Scheduler
+from kvasir.spec.drafter import Speculator
 from kvasir.spec.pace import StepTimes
 from kvasir.speculation import Drafters, Speculation, parse, wanted
 from kvasir.types import Request, SamplingParams, each_delta
@@ -83,6 +86,37 @@ def test_a_model_drafts_for_itself_almost_without_error():
         assert core.steps < 40
     finally:
         core.close()
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_drafter_learns_while_a_step_is_computed_or_nothing_is(overlaps):
+    """So ids of ended sequences are never indexed between two steps of an engine that overlaps."""
+    drafter = Speculator(("suffix",))
+    fake = FakeRunner(overlaps=overlaps, vocab_size=500, num_blocks=200, max_model_len=512)
+    core = EngineCore(fake, Scheduler(fake.capacity, drafter=drafter))
+    computing, learnt = [], {True: 0, False: 0}
+    execute, sample, learn = fake.execute, fake.sample, drafter.learn
+
+    def started(plan):
+        computing.append(plan)
+        return execute(plan)
+
+    def ended(*args):
+        computing.pop(0)
+        return sample(*args)
+
+    def learning(most):
+        found = learn(most)
+        learnt[bool(computing)] += found
+        return found
+
+    fake.execute, fake.sample, drafter.learn = started, ended, learning  # type: ignore[method-assign]
+    for i in range(6):
+        core.add(Request(str(i), (i, 2, 3), SamplingParams(temperature=0.0, max_tokens=100 + 10 * i, ignore_eos=True)))
+    while core.has_work():
+        core.advance()
+    core.close()
+    assert learnt == {overlaps: sum(100 + 10 * i for i in range(6)), not overlaps: 0}
 
 
 def test_a_request_may_leave_out_a_drafter(plain):

@@ -73,6 +73,8 @@ class Drive:
         self.pending: list[StepPlan] = []
 
     def step(self) -> list[Delta]:
+        if self.scheduler.drafter:
+            self.scheduler.drafter.learn(1 << 20)
         late = self.scheduler.enter_grammars()
         for d in late:
             self.reasons[d.id, d.index] = d.finish_reason

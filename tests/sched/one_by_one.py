@@ -42,3 +42,8 @@ class OneByOne:
 
     def leave(self, seq: Sequence) -> None:
         pass
+
+    learns = False
+
+    def learn(self, most: int) -> int:
+        return 0

@@ -14,7 +14,7 @@ from kvasir.errors import KvasirError
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.drafts import Asked
 from kvasir.sched.scheduler import Scheduler
-from kvasir.spec.drafter import Speculator
+from kvasir.spec.drafter import FAR, Speculator
 from kvasir.speculation import Speculation
 from kvasir.types import Request, ServiceClass, Target
 from tests.sched.drive import Drive, by_hand, request
@@ -115,6 +115,30 @@ def test_answers_to_a_key_are_drafted_for_it_alone():
         assert drive.tokens[asked.id, 0] == answer(asked)
         used[asked.id] = drive.scheduler.accepted_tokens - before
     assert used["d"] > 30 and not any(used[name] for name in "abcef")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_goes_on_as_found_is_not_looked_for_again(ahead):
+    """The answer repeats itself every 10 ids. FAR ids from a lookup last for as many tokens, less those of one step."""
+    asked, guesses = request("a", [1, 2, 3, 4], max_tokens=300), Timed(("ngram",), most=4)
+    drive = driven([asked], guesses, ahead)
+    assert drive.tokens["a", 0] == answer(asked)
+    assert 60 <= decodes(drive) < 90
+    assert guesses.lookups <= 2 * 12 + 300 // (FAR - 5) + 1
+
+
+def test_answers_are_learnt_from_when_there_is_time():
+    guesses = Timed(("suffix",))
+    drive = Drive(Scheduler((fake := FakeRunner(vocab_size=VOCAB)).capacity, drafter=guesses), fake)
+    drive.scheduler.add(request("a", [1, 2, 3, 4], max_tokens=50))
+    while drive.scheduler.running or drive.scheduler.waiting:
+        drive.step()
+    assert guesses.learns and not guesses._pools._pools
+    taken = [guesses.learn(20) for _ in range(4)]
+    assert taken == [20, 20, 10, 0] and not guesses.learns
+    pool = guesses._pools.of(("", ""))
+    found = drive.tokens["a", 0]
+    assert pool and list(pool._ids[:50]) == found
 
 
 def test_a_request_may_refuse_drafts_and_bound_them():

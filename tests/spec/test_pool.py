@@ -63,10 +63,39 @@ def test_an_answer_longer_than_the_ring_leaves_its_end():
     assert not pool.continuation(array("i", [10, 11, 12]), 3)[0]
 
 
+@given(answers, st.integers(1, 7))
+def test_answers_in_parts_are_as_those_at_once(kept, most):
+    pools, pool = Pools(size=256), Pool(256)
+    for answer in kept:
+        pools.add(("a", ""), answer)
+        pool.add(answer)
+    while pools.waiting:
+        assert 0 < pools.index(most) <= most
+    found = pools.of(("a", ""))
+    if found is None:
+        assert pool._end == 0
+    else:
+        assert (found._ids, found._earlier, found._latest) == (pool._ids, pool._earlier, pool._latest)
+
+
+def test_too_many_waiting_answers_are_dropped(monkeypatch):
+    monkeypatch.setattr("kvasir.spec.pool.WAITING", 100)
+    pools = Pools()
+    pools.add(("a", ""), list(range(50)))
+    pools.index(10)
+    for _ in range(5):
+        pools.add(("b", ""), list(range(60, 100)))
+        assert pools.waiting <= 80
+    assert pools.index(1000) == 80 and not pools.waiting
+    found = pools.of(("a", ""))
+    assert found and list(found.continuation(array("i", [1, 2, 3]), 99)[0]) == list(range(4, 50))
+
+
 def test_keys_do_not_see_each_other_and_few_are_kept():
     pools = Pools(keys=2, size=64)
     for key in "abc":
         pools.add((key, ""), [ord(key), 1, 2, 3, 4])
+    assert pools.waiting == pools.index(100) == 15 and not pools.waiting
     assert pools.of(("a", "")) is None
     pool = pools.of(("b", ""))
     assert pool and list(pool.continuation(array("i", [1, 2, 3]), 9)[0]) == [4]

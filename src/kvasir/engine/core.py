@@ -21,6 +21,7 @@ log = logging.getLogger("kvasir.engine")
 
 CLOSE_BYTES = 64 << 20  # bytes that may be queued for writing to the tier before closing runs its next step
 LINGER = 0.005  # seconds to wait for a tier if there is nothing else to do
+LEARNT = 256  # ids from which the drafter learns at a time: below a third of a millisecond
 
 
 class StepRunner(Protocol):
@@ -72,7 +73,7 @@ class EngineCore:
         core      | plan N + 1 | wait | commit N | plan N + 2 | ...
 
     If the runner passes the sampled ids of step N on by itself (`StepRunner.follows`), step N + 1 is started before the
-    wait. The masks of step N are made while it runs.
+    wait. The masks of step N are made while it runs, and the drafter learns from sequences that have ended.
     """
 
     def __init__(
@@ -121,7 +122,17 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether a step would do anything now. False if all remaining requests are paused."""
-        return self.in_progress or self.scheduler.has_work()
+        return self.in_progress or self.scheduler.has_work() or self._learns
+
+    @property
+    def _learns(self) -> bool:
+        drafter = self.scheduler.drafter
+        return drafter is not None and drafter.learns
+
+    def _learn(self) -> int:
+        """Lets the drafter learn from some ids; returns how many."""
+        drafter = self.scheduler.drafter
+        return drafter.learn(LEARNT) if drafter else 0
 
     def step(self) -> list[Delta]:
         """`advance`, with a Delta for each choice."""
@@ -135,13 +146,15 @@ class EngineCore:
         plan = self.scheduler.plan()
         running, self._pending_step = self._pending_step, None
         following = self._launch(plan) if running and plan and self._follows(running, plan) else None
+        idle = plan is None and running is None
+        learnt = self._learn() if running or idle or not self.runner.overlaps else 0
         before, result = self._wait(running)
         failed = isinstance(result, Exception)
         deltas = self._settle(before, result) if failed else []
         if failed and plan:
             plan, following = self._retract(plan, following), None
         self._pending_step = following or self._launch(plan)
-        if plan is None and before is None:
+        if idle and not learnt:
             self.scheduler.linger(LINGER)
         if not failed:
             deltas = self._settle(before, result)

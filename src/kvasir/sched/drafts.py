@@ -70,7 +70,17 @@ class Drafter(Protocol):
         ...
 
     def leave(self, seq: Sequence) -> None:
-        """The sequence has ended."""
+        """The sequence has ended. Takes no time: what is learnt from it waits for `learn`."""
+        ...
+
+    def learn(self, most: int) -> int:
+        """Learns from at most `most` ids of sequences that have ended. Called while a step is computed elsewhere, or
+        if there is nothing to compute. Returns how many ids it took."""
+        ...
+
+    @property
+    def learns(self) -> bool:
+        """Whether `learn` has anything to do."""
         ...
 
 

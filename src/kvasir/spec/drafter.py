@@ -6,6 +6,9 @@
     suffix        what followed them in earlier answers to the same key (`pool`)
     draft, eagle3, mtp      ids that the runner proposed after the last step, with a model that drafts
 
+What a lookup has found is kept as long as the sequence goes on in the same way, so that nothing is looked for between
+two steps while guesses are right.
+
 What the guesses of a kind have brought, in the sequence and in the engine, gives the chance of its next guess; `pace`
 chooses how much of it is checked. A kind is a source and how long its match is: longer ones are right more often.
 """
@@ -30,11 +33,13 @@ from kvasir.speculation import MAX_DRAFTED, WEIGHTS
 from kvasir.types import ServiceClass, Target
 
 Look = Callable[[Sequence, "array[int]", int], "tuple[array[int], int]"]  # ids, most -> a guess, length of its match
+Search = Callable[["array[int]", int], "tuple[array[int], int]"]
 Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
 WAITS = 0.3  # the chance from which a sequence waits for a draft
 INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
 LOOKING = 0.2  # share of a step's time that may be spent on finding guesses
+FAR = 64  # ids that a lookup returns: more than a step can check
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
 
 
@@ -46,6 +51,14 @@ class Guess(NamedTuple):
 
 
 NO_GUESS = Guess(("", 0), array("i"))
+
+
+class Found(NamedTuple):
+    """What a lookup has found after `after` ids. length: of its match."""
+
+    after: int
+    ids: array[int]
+    length: int
 
 
 @dataclass(slots=True)
@@ -60,13 +73,15 @@ class Drafted:
     proposed: array[int] = field(default_factory=lambda: array("i"))
     after: int = 0
     predicted: array[int] | None = None  # the request's prediction
+    found: dict[str, Found] = field(default_factory=dict)  # by source
 
 
 class Speculator:
     """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
 
     saved: estimated seconds that drafts have saved, less those that they cost. times: of steps, by token rows.
-    rounds: the times of proposing one id with a model that drafts, by sequences.
+    rounds: the times of proposing one id with a model that drafts, by sequences. lookups: searches of a sequence or a
+    pool.
     """
 
     def __init__(
@@ -94,6 +109,7 @@ class Speculator:
         self._measured = 0
         self._decoding = 1  # sequences in the last step that was measured
         self.saved = 0.0
+        self.lookups = 0
 
     # -- the protocol
 
@@ -167,6 +183,13 @@ class Speculator:
         self._of.pop(id(seq), None)
         if "suffix" in self._methods and not seq.request.no_cache:
             self._pools.add(_key(seq), seq.tokens[seq.prompt_len :])
+
+    def learn(self, most: int) -> int:
+        return self._pools.index(most)
+
+    @property
+    def learns(self) -> bool:
+        return self._pools.waiting > 0
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
         self.times.note(rows, seconds)
@@ -251,11 +274,25 @@ class Speculator:
         return (found, length) if found else continuation(ids, most, predicted)
 
     def _ngram(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
-        return continuation(ids, most)
+        return self._followed("ngram", seq, ids, most, continuation)
 
     def _suffix(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
         pool = self._pools.of(_key(seq))
-        return pool.continuation(ids, most) if pool else (array("i"), 0)
+        return self._followed("suffix", seq, ids, most, pool.continuation) if pool else (array("i"), 0)
+
+    def _followed(
+        self, source: str, seq: Sequence, ids: array[int], most: int, search: Search
+    ) -> tuple[array[int], int]:
+        """What is left of the source's last finding if the sequence went on like that, else a new one."""
+        kept = self._state(seq).found
+        if found := kept.get(source):
+            done = len(ids) - found.after
+            if done + most <= len(found.ids) and found.ids[:done] == ids[found.after :]:
+                return found.ids[done : done + most], min(found.length + done, LONGEST)
+        self.lookups += 1
+        far, length = search(ids, max(FAR, most))
+        kept[source] = Found(len(ids), far, length)
+        return far[:most], length
 
     def _allowed(self, seq: Sequence, guess: Guess) -> Guess:
         """The part of a guess that the sequence's grammar allows."""

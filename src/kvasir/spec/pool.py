@@ -9,7 +9,7 @@ the size, and an id costs twelve bytes.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from kvasir.spec.lookup import LONGEST
@@ -19,6 +19,7 @@ CANDIDATES = 8  # places that are compared, the most recent ones
 END = -1  # follows each answer: no match crosses it
 SIZE = 1 << 16  # ids of a key
 KEYS = 64  # keys with a pool: 48 MiB in all
+WAITING = 1 << 18  # ids of answers that are not indexed yet; more are dropped, oldest first
 
 
 class Pool:
@@ -37,14 +38,20 @@ class Pool:
     def add(self, ids: Sequence[int]) -> None:
         """Adds an answer, of a long one only the end."""
         answer = ids[-(self._mask // 2) :]
+        self.extend(answer, 0, len(answer))
+
+    def extend(self, answer: Sequence[int], start: int, end: int) -> None:
+        """Adds the part [start, end) of an answer, right after what comes before it. It is over with its last id."""
         if len(answer) <= LEAST:
             return
-        for at in range(len(answer)):
+        for at in range(start, end):
             self._put(answer[at])
             if at >= LEAST - 1:
                 chain = self._chain(*answer[at - 2 : at + 1])
                 self._earlier[(self._end - 1) & self._mask] = self._latest[chain]
                 self._latest[chain] = self._end - 1
+        if end < len(answer):
+            return
         self._put(END)
         if self._end >= 1 << 30:  # places are int32
             self.__init__(self._mask + 1)
@@ -84,22 +91,55 @@ class Pool:
 
 
 class Pools:
-    """The pools of the keys that were used last; no key sees another's."""
+    """The pools of the keys that were used last; no key sees another's. An id takes about a microsecond to index, so
+    answers wait for that until there is time.
+
+    waiting: ids that are not indexed yet."""
 
     def __init__(self, keys: int = KEYS, size: int = SIZE):
         self._keys, self._size = keys, size
         self._pools: OrderedDict[tuple[str, str], Pool] = OrderedDict()
+        self._answers: deque[tuple[tuple[str, str], Sequence[int]]] = deque()
+        self._indexed = 0  # ids of the first answer
+        self.waiting = 0
 
     def of(self, key: tuple[str, str]) -> Pool | None:
         """The key's pool, None if it has none yet."""
         return self._pools.get(key)
 
     def add(self, key: tuple[str, str], ids: Sequence[int]) -> None:
-        """Adds an answer to the key's pool."""
+        """Takes an answer to the key; `index` adds it to the key's pool."""
+        answer = ids[-((self._size - 1) // 2) :]
+        if len(answer) <= LEAST:
+            return
+        self._answers.append((key, answer))
+        self.waiting += len(answer)
+        while self.waiting > WAITING and len(self._answers) > 2:
+            _, dropped = self._answers[1]  # the first may be indexed in part
+            del self._answers[1]
+            self.waiting -= len(dropped)
+
+    def index(self, most: int) -> int:
+        """Indexes at most so many ids of the answers that wait; returns how many."""
+        done = 0
+        while self._answers and done < most:
+            key, answer = self._answers[0]
+            end = min(len(answer), self._indexed + most - done)
+            self._of(key).extend(answer, self._indexed, end)
+            done += end - self._indexed
+            self._indexed = end
+            if end == len(answer):
+                self._answers.popleft()
+                self._indexed = 0
+        self.waiting -= done
+        return done
+
+    def _of(self, key: tuple[str, str]) -> Pool:
+        """The key's pool, as the one used last."""
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = Pool(self._size)
         self._pools.move_to_end(key)
         while len(self._pools) > self._keys:
             self._pools.popitem(last=False)
-        pool.add(ids)
+        return pool
