@@ -69,6 +69,18 @@ def test_a_modelfile_shown_makes_the_same_model():
     assert (mario["quantize"], luigi["quantize"]) == ("q8", None)
 
 
+def test_a_drafter_is_shown(place):
+    made.gguf(place / "weights/small.gguf", fill=2)
+    (place / "Modelfile").write_text("FROM ./weights/tiny.gguf\nDRAFT ./weights/small.gguf\n")
+    kvasir("create", "fast", "--draft-quantize", "q8")
+    path = str(place / "weights/small.gguf")
+    assert f"drafter        {path}, 4.7 KiB, llama, 1K, Q4_K_M, quantize q8" in kvasir("show", "fast")
+    assert f"DRAFT {path}" in kvasir("show", "fast", "--modelfile")
+    options, _ = resolve(EngineOptions("fast"))
+    assert (options.speculate, options.draft_quantize) == (f"ngram,suffix,draft={path}", "q8")
+    assert resolve(EngineOptions("fast", speculate="off"))[0].speculate == "off"
+
+
 def test_errors_say_what_to_do(place):
     assert "write org/repo" in kvasir("pull", "llama3.2", fails=True)
     assert "available: nothing" in kvasir("show", "other", fails=True)

@@ -47,6 +47,7 @@ PARAMETERS = st.fixed_dictionaries(
         ).map(tuple),
         license=st.lists(TEXT, max_size=2).map(tuple),
         requires=st.sampled_from(("", "0.14.0")),
+        draft=st.none() | TEXT.filter(bool),
     )
 )
 def test_a_written_modelfile_is_read_back(model):
@@ -58,7 +59,7 @@ def test_a_handwritten_modelfile_is_read():
         "\ufeff# my own\r\n  from ./m.gguf\r\nParameter temperature 0.7\n"
         'PARAMETER stop <|end|>\nPARAMETER STOP "User: "\n'
         'SYSTEM """You are\n# no comment\nMario."""\n\nMESSAGE user Is Toronto in Canada?\nmessage assistant yes\n'
-        'TEMPLATE "{{ messages }}"\nLICENSE """MIT\n"""\nPARAMETER temperature 1\nREQUIRES 0.14.0'
+        'TEMPLATE "{{ messages }}"\nLICENSE """MIT\n"""\nPARAMETER temperature 1\nREQUIRES 0.14.0\ndraft ./small.gguf'
     )
     assert model == Modelfile(
         ("./m.gguf",),
@@ -71,6 +72,7 @@ def test_a_handwritten_modelfile_is_read():
         ),
         license=("MIT\n",),
         requires="0.14.0",
+        draft="./small.gguf",
     )
 
 
@@ -85,6 +87,7 @@ def test_a_handwritten_modelfile_is_read():
         ('FROM a\nSYSTEM "x" y', "line 2.*SYSTEM"),
         ("FROM a\nADAPTER ./lora", "ADAPTER"),
         ("FROM a\nRENDERER qwen3", "RENDERER"),
+        ('FROM a\nDRAFT ""', "DRAFT names nothing"),
         ("FROM a\nMESSAGE tool x", "MESSAGE of 'tool'"),
         ("FROM a\nPARAMETER temperature warm", "line 2.*temperature.*'warm'"),
         ("FROM a\nPARAMETER temperature -1", "temperature.*-1"),

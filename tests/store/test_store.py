@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvasir.config import EngineOptions
+from kvasir.config import EngineOptions, check
 from kvasir.environment import models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
 from kvasir.store.modelfile import Modelfile, parse_modelfile
@@ -158,6 +158,10 @@ def test_a_model_may_have_its_own_template_and_quantization(store, tmp_path):
         (Modelfile(("m",), messages=({"role": "tool", "content": "x"},)), "message", "messages"),
         (Modelfile(()), "base model", "from"),
         (Modelfile(("no/such/model/at/all",)), "no/such/model/at/all", "model"),
+        (Modelfile(("m",), draft="m"), "the model itself", "draft"),
+        (Modelfile(("m",), draft="no/such/model/at/all"), "no/such/model/at/all", "model"),
+        (Modelfile(("m",), draft_quantize="q8"), "without a draft", "draft_quantize"),
+        (Modelfile(("m",), draft="kvasir-mini", draft_quantize="q5"), "'q5'.*none", "draft_quantize"),
     ],
 )
 def test_recipes_that_are_refused(store, tmp_path, recipe, message, param):
@@ -165,6 +169,43 @@ def test_recipes_that_are_refused(store, tmp_path, recipe, message, param):
     with pytest.raises(InvalidRequest, match=message) as error:
         store.create("new", recipe)
     assert error.value.param == param and store.find("new") is None
+
+
+def test_a_model_may_have_a_drafter(store, tmp_path):
+    plain = store.pull(str(made.gguf(tmp_path / "big.gguf")))
+    small = made.gguf(tmp_path / "small.gguf", fill=2)
+    text = "FROM big\nDRAFT ./small.gguf\n"
+    entry = store.create("fast", parse_modelfile(text), base=tmp_path)
+    assert entry.draft and (entry.draft.weights.path, entry.draft.details.family) == (str(small), "llama")
+    assert entry.size == 2 * plain.size and len({entry.digest, plain.digest}) == 2
+    assert store.options(entry, EngineOptions("")).speculate == f"ngram,suffix,draft={small}"
+    assert store.options(entry, EngineOptions("", speculate="ngram")).speculate == "ngram", "what is asked for wins"
+    assert store.options(plain, EngineOptions("")).speculate == "auto"
+    named = store.pull(str(small))
+    again = store.create("faster", Modelfile(("big",), draft="small", draft_quantize="q4"))
+    assert again.draft and again.draft.weights == named.weights
+    assert store.options(again, EngineOptions("")).draft_quantize == "q4"
+    assert store.options(again, EngineOptions("", draft_quantize="none")).draft_quantize == "none"
+    inherited = store.create("fastest", Modelfile(("faster",), system="s"))
+    assert inherited.draft == again.draft == store.get("fastest").draft
+    check(store.options(inherited, EngineOptions("")))
+    store.remove("small")
+    small.unlink()
+    with pytest.raises(ModelFileError, match=r"small\.gguf"):
+        store.options(entry, EngineOptions(""))
+
+
+def test_uploaded_drafters_are_removed_with_the_last_model_that_has_them(store, tmp_path):
+    big, small = (upload(store, made.gguf(tmp_path / f"{i}.gguf", fill=i).read_bytes()) for i in (1, 2))
+    files, draft = {"big.gguf": big}, {"small.gguf": small}
+    entry = store.create("a", Modelfile(()), files=files, draft_files=draft)
+    store.create("b", Modelfile(("a",), system="s"))
+    folders = {Path(weights.path).parent for weights in entry.all_weights}
+    assert len(folders) == 2 and all(folder.is_relative_to(store.root) for folder in folders)
+    store.remove("a")
+    assert all(folder.exists() for folder in folders) and store.has_blob(small)
+    store.remove("b")
+    assert not any(folder.exists() for folder in folders) and not store.has_blob(small) and not store.has_blob(big)
 
 
 @pytest.mark.parametrize("half", ["\ud800", "a\udfff"])
@@ -285,6 +326,7 @@ def test_manifests_are_private_and_damaged_ones_are_skipped(store, tmp_path, cap
         msgspec.json.encode(reported | {"name": "../b"}),
         msgspec.json.encode(reported | {"parameters": {"top_k": "x"}}),
         msgspec.json.encode(reported | {"weights": reported["weights"] | {"path": "relative"}}),
+        msgspec.json.encode(reported | {"draft": {"weights": reported["weights"] | {"path": "relative"}}}),
     ):  # fmt: skip
         path.write_bytes(bad)
         assert [entry.name for entry in store.list()] == ["b:latest"] and store.find("a") is None

@@ -211,6 +211,7 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the new model.")],
     file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile; - reads standard input.")] = Path("Modelfile"),
     quantize: Annotated[str | None, typer.Option(help="Quantize float weights while loading: q8 or q4.")] = None,
+    draft_quantize: Annotated[str | None, typer.Option(help="The same for DRAFT: q8, q4 or none.")] = None,
 ) -> None:
     """Create a model from a Modelfile: a base model with its own system prompt, parameters or template.
 
@@ -218,7 +219,7 @@ def create(
     """
     from kvasir.cli import store as command
 
-    command.create(name, file, quantize)
+    command.create(name, file, quantize, draft_quantize)
 
 
 @app.command("list")

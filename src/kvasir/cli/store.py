@@ -40,9 +40,9 @@ def pull(ref: str, name: str | None) -> None:
     _changed(lambda report, stop: store().pull(ref, name, report, stop))
 
 
-def create(name: str, file: Path, quantize: str | None) -> None:
+def create(name: str, file: Path, quantize: str | None, draft_quantize: str | None) -> None:
     text = _read_modelfile(file)
-    recipe = replace(parse_modelfile(text), quantize=quantize)
+    recipe = replace(parse_modelfile(text), quantize=quantize, draft_quantize=draft_quantize)
     base = Path.cwd() if str(file) == "-" else file.parent.absolute()
     _changed(lambda report, stop: store().create(name, recipe, base=base, report=report, stop=stop))
 
@@ -91,6 +91,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
             ("messages", len(entry.messages)),
             ("template", "its own" if entry.template else "as the weights" if details.template else "none"),
             ("quantize", entry.quantize or "-"),
+            ("drafter", _drafter(entry)),
             ("licence", "; ".join(text.splitlines()[0] for text in entry.license if text) or "-"),
             ("modified", datetime.fromtimestamp(entry.modified).isoformat(" ", "seconds")),
         )
@@ -100,7 +101,16 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
 def recipe_of(entry: ModelEntry) -> Modelfile:
     """The recipe that would create the same model again."""
     own = (entry.parameters, entry.template, entry.system, entry.messages, entry.license, entry.requires)
-    return Modelfile((entry.weights.path,), *own)
+    return Modelfile((entry.weights.path,), *own, draft=entry.draft and entry.draft.weights.path)
+
+
+def _drafter(entry: ModelEntry) -> str:
+    draft = entry.draft
+    if draft is None:
+        return "-"
+    quantize = f", quantize {draft.quantize}" if draft.quantize else ""
+    facts = f"{draft.details.family}, {draft.details.parameter_size}, {draft.details.quantization_level}{quantize}"
+    return f"{draft.weights.path}, {bytes_text(draft.weights.size)}, {facts}"
 
 
 def copy(source: str, target: str) -> None:

@@ -46,11 +46,20 @@ class Details:
     capabilities: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class DraftEntry:
+    """The model or head that drafts for a model. quantize: q8, q4 or none while loading; None loads it as the model."""
+
+    weights: Weights
+    details: Details = Details()
+    quantize: str | None = None
+
+
 @dataclass(frozen=True)
 class ModelEntry:
     """One model. `parameters` have Ollama's names (`parameters.py`). template: a Jinja text in place of the template in
     the weights; None uses the latter. quantize: q8 or q4 while loading. parent: the name of the model it was made from.
-    created, modified: seconds since 1970."""
+    draft: what drafts for it. created, modified: seconds since 1970."""
 
     name: str
     weights: Weights
@@ -63,8 +72,19 @@ class ModelEntry:
     quantize: str | None = None
     requires: str = ""
     parent: str = ""
+    draft: DraftEntry | None = None
     created: float = 0.0
     modified: float = 0.0
+
+    @property
+    def all_weights(self) -> tuple[Weights, ...]:
+        """Its own, and those of what drafts for it."""
+        return (self.weights, self.draft.weights) if self.draft else (self.weights,)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weight files."""
+        return sum(weights.size for weights in self.all_weights)
 
     @property
     def parsed(self) -> Name:
@@ -75,7 +95,8 @@ class ModelEntry:
         """SHA-256 in hexadecimal over everything that identifies the model; a copy has the same digest. The hashed data
         may be megabytes long."""
         own = (self.template, self.system, self.parameters, self.messages, self.license, self.quantize)
-        encoded = msgspec.json.encode([self.weights.digest, *own], order="sorted")
+        draft = (self.draft.weights.digest, self.draft.quantize) if self.draft else ()
+        encoded = msgspec.json.encode([self.weights.digest, *own, *draft], order="sorted")
         return hashlib.sha256(encoded).hexdigest()
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

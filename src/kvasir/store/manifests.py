@@ -91,7 +91,7 @@ def _decode(data: bytes, path: Path) -> ModelEntry:
         entry = msgspec.json.decode(data, type=ModelEntry)
         if entry.parsed.key + _SUFFIX != path.name:
             raise ModelFileError(f"it belongs to {entry.name}")
-        if not Path(entry.weights.path).is_absolute():
+        if not all(Path(weights.path).is_absolute() for weights in entry.all_weights):
             raise ModelFileError("its weights are at a relative path")
         check_parameters(entry.parameters)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KvasirError) as error:

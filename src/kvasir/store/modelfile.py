@@ -17,12 +17,11 @@ from kvasir.store.parameters import parse_parameter
 MAX_CHARS = 4 << 20
 ROLES = ("system", "user", "assistant")
 _VERSION = re.compile(r"v?\d+(\.\d+){0,2}([-+][0-9A-Za-z.-]+)?")
-_ONCE = ("TEMPLATE", "SYSTEM", "REQUIRES")
+_ONCE = ("TEMPLATE", "SYSTEM", "REQUIRES", "DRAFT")
 _REFUSED = {
     "ADAPTER": "adapters are not supported; merge the adapter into the weights",
     "RENDERER": "write the format as a Jinja TEMPLATE, or leave it out for the model's own",
     "PARSER": "leave it out; `kvasir serve --tool-format` and `--reasoning-format` select the formats",
-    "DRAFT": "draft models are not supported",
 }
 _KNOWN = ("FROM", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
 
@@ -30,7 +29,8 @@ _KNOWN = ("FROM", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
 @dataclass(frozen=True, slots=True)
 class Modelfile:
     """The recipe of a model. `from_`: a name, a hub repository, or paths (several: the parts of one model). messages:
-    {"role", "content"}. quantize is not in the text; it is a separate option."""
+    {"role", "content"}. draft: what drafts for it, named as in `from_`. quantize and draft_quantize are not in the
+    text; they are separate options."""
 
     from_: tuple[str, ...]
     parameters: dict[str, Value] = field(default_factory=dict)
@@ -40,6 +40,8 @@ class Modelfile:
     license: tuple[str, ...] = ()
     requires: str = ""
     quantize: str | None = None
+    draft: str | None = None
+    draft_quantize: str | None = None
 
 
 def parse_modelfile(text: str) -> Modelfile:
@@ -72,6 +74,8 @@ def parse_modelfile(text: str) -> Modelfile:
     requires = once.get("REQUIRES", "")
     if requires and not _VERSION.fullmatch(requires):
         raise InvalidRequest(f"REQUIRES {requires[:40]!r}", "expected a version like 0.14.0")
+    if once.get("DRAFT") == "":
+        raise InvalidRequest("DRAFT names nothing", "add the model that drafts, or leave the line out", param="draft")
     return Modelfile(
         tuple(from_),
         parameters,
@@ -80,6 +84,7 @@ def parse_modelfile(text: str) -> Modelfile:
         messages=tuple(messages),
         license=tuple(license),
         requires=requires,
+        draft=once.get("DRAFT"),
     )
 
 
@@ -87,6 +92,7 @@ def write_modelfile(model: Modelfile) -> str:
     """The text of a Modelfile that parses to the same recipe. Raises InvalidRequest for values that no quotes can
     represent."""
     lines = [f"FROM {_quoted(path)}" for path in model.from_]
+    lines += [f"DRAFT {_quoted(model.draft)}"] if model.draft else []
     lines += [f"TEMPLATE {_quoted(model.template)}"] if model.template is not None else []
     lines += [f"SYSTEM {_quoted(model.system)}"] if model.system is not None else []
     for name, value in model.parameters.items():

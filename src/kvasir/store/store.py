@@ -25,8 +25,9 @@ from typing import Any
 from kvasir.config import EngineOptions
 from kvasir.environment import models_dir
 from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
+from kvasir.speculation import LOOKUPS, QUANTIZED
 from kvasir.store.blobs import Blobs, BlobWriter
-from kvasir.store.entry import ModelEntry
+from kvasir.store.entry import DraftEntry, ModelEntry, Weights
 from kvasir.store.facts import read_model_info
 from kvasir.store.files import locked, make_folder, remove_folder, try_lock, write_whole
 from kvasir.store.manifests import Manifests
@@ -84,16 +85,20 @@ class ModelStore:
             return None
 
     def options(self, entry: ModelEntry, base: EngineOptions) -> EngineOptions:
-        """The options for loading the model: `base`, completed by the entry's settings. Raises ModelFileError if its
-        weights are gone."""
-        if not Path(entry.weights.path).exists():
-            raise ModelFileError(f"{entry.name}: its weights are no longer at {entry.weights.path}", "pull it again")
+        """The options for loading the model: `base`, completed by the entry's settings, such as what drafts for it if
+        `base` leaves that open. Raises ModelFileError if weights are gone."""
+        for weights in entry.all_weights:
+            if not Path(weights.path).exists():
+                raise ModelFileError(f"{entry.name}: its weights are no longer at {weights.path}", "pull it again")
         own: dict[str, Any] = {"model": entry.weights.path}
         own["served_model_name"] = base.served_model_name or entry.name
         if entry.template is not None and base.chat_template is None:
             own["chat_template"] = str(self._template_file(entry.template))
         if entry.quantize and base.quantize is None:
             own["quantize"] = entry.quantize
+        if entry.draft and base.speculate == "auto":
+            own["speculate"] = ",".join((*LOOKUPS, f"draft={entry.draft.weights.path}"))
+            own["draft_quantize"] = base.draft_quantize or entry.draft.quantize
         asked = engine_options_of(entry.parameters)
         return replace(base, **own, **{name: v for name, v in asked.items() if getattr(base, name) is None})
 
@@ -124,27 +129,31 @@ class ModelStore:
         recipe: Modelfile,
         *,
         files: Mapping[str, str] | None = None,
+        draft_files: Mapping[str, str] | None = None,
         base: Path | None = None,
         report: Report | None = None,
         stop: Event | None = None,
     ) -> ModelEntry:
         """Creates a model from another model, the hub, a path, or uploaded files; takes long.
 
-        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`. base: the folder for its relative
-        paths. Raises as `pull`, and ModelNotFound.
+        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`; draft_files: in place of its `draft`.
+        base: the folder for its relative paths. Raises as `pull`, and ModelNotFound.
         """
         report = report or _no_report
         wanted, changes = parse_name(name), _checked(recipe)
         if recipe.template is not None:
             check_template(recipe.template)
         with self._disk():
-            before = self._from(recipe, files, base, self._places(report, stop))
+            places = self._places(report, stop)
+            before = self._from(recipe, files, base, places)
+            draft = self._draft(before, recipe, draft_files, base, places)
         entry = replace(
             before,
             name=str(wanted),
             **changes,
             parameters={**before.parameters, **check_parameters(recipe.parameters)},
             license=tuple(dict.fromkeys((*before.license, *recipe.license))),
+            draft=draft,
             created=0.0,
         )
         with self._disk():
@@ -152,7 +161,7 @@ class ModelStore:
                 _check_context(entry)
                 return self._put(entry, report)
             except KvasirError:
-                if files:  # they stay as blobs for the next attempt
+                if files or draft_files:  # they stay as blobs for the next attempt
                     with self._locked():
                         self._drop_folder(entry)
                 raise
@@ -204,6 +213,33 @@ class ModelStore:
             found = find_source(recipe.from_, places, base)
         return ModelEntry("", found.weights, found.details, parent=parent)
 
+    def _draft(
+        self,
+        before: ModelEntry,
+        recipe: Modelfile,
+        files: Mapping[str, str] | None,
+        base: Path | None,
+        places: Places,
+    ) -> DraftEntry | None:
+        """What drafts for a new model: as the recipe says, else as for the model it starts from."""
+        if not files and recipe.draft is None:
+            found = before.draft
+        elif files:
+            source = from_uploads(files, self.blobs, places)
+            found = DraftEntry(source.weights, source.details)
+        else:
+            assert recipe.draft is not None
+            known = None if is_path(recipe.draft) else self.find(recipe.draft)
+            source = known or find_source([recipe.draft], places, base)
+            found = DraftEntry(source.weights, source.details)
+        if found is not None and Path(found.weights.path).resolve() == Path(before.weights.path).resolve():
+            raise InvalidRequest("DRAFT names the model itself", "name a smaller one, or a head", param="draft")
+        if recipe.draft_quantize is None:
+            return found
+        if found is None:
+            raise InvalidRequest("draft_quantize without a draft", "name what drafts", param="draft_quantize")
+        return replace(found, quantize=recipe.draft_quantize)
+
     @contextmanager
     def _disk(self) -> Iterator[None]:
         """Turns an OSError into KvasirError."""
@@ -222,7 +258,7 @@ class ModelStore:
         removed meanwhile."""
         report(PullProgress("writing manifest"))
         with self._locked():
-            if not Path(entry.weights.path).exists():
+            if not all(Path(weights.path).exists() for weights in entry.all_weights):
                 raise ModelFileError(f"{entry.name}: its weights were removed meanwhile", "try again")
             before, now = self.find(entry.name), time.time()
             entry = replace(entry, created=before.created if before else now, modified=now)
@@ -237,26 +273,24 @@ class ModelStore:
         others = list(self._manifests.all())
         if entry.template is not None and all(other.template != entry.template for other in others):
             self._template_path(entry.template).unlink(missing_ok=True)
-        used = {digest for other in others for digest in other.weights.files.values()}
-        for digest in set(entry.weights.files.values()) - used:
+        used = {digest for other in others for digest in _digests(other)}
+        for digest in _digests(entry) - used:
             self.blobs.remove(digest)
         self.blobs.sweep()
         self._drop_folder(entry)
 
     def _drop_folder(self, entry: ModelEntry) -> None:
-        """Removes the store's folder of the entry's weights if no model uses it."""
-        folder = self._folder_of(entry)
-        if folder is None or folder in map(self._folder_of, self._manifests.all()):
-            return
-        lock = self._models / f".{folder.name}.lock"
-        held = try_lock(lock)
-        if held is not None:  # otherwise it is being pulled right now
-            remove_folder(folder, self._models)
-            os.close(held)
+        """Removes the store's folders of the entry's weights if no model uses them."""
+        used = {self._folder_of(weights) for other in self._manifests.all() for weights in other.all_weights}
+        for folder in {self._folder_of(weights) for weights in entry.all_weights} - used:
+            held = try_lock(self._models / f".{folder.name}.lock") if folder else None
+            if folder and held is not None:  # otherwise it is being pulled right now
+                remove_folder(folder, self._models)
+                os.close(held)
 
-    def _folder_of(self, entry: ModelEntry) -> Path | None:
-        """The store's folder that holds its weights; None for weights elsewhere."""
-        path = Path(entry.weights.path)
+    def _folder_of(self, weights: Weights) -> Path | None:
+        """The store's folder that holds these weights; None for weights elsewhere."""
+        path = Path(weights.path)
         if not path.is_relative_to(self._models) or ".." in path.parts:
             return None
         inside = path.relative_to(self._models).parts
@@ -271,6 +305,11 @@ class ModelStore:
             make_folder(self._templates)
             write_whole(path, template.encode())
         return path
+
+
+def _digests(entry: ModelEntry) -> set[str]:
+    """The SHA-256 of all its files."""
+    return {digest for weights in entry.all_weights for digest in weights.files.values()}
 
 
 def _named(wanted: Name | None, found: ModelSource) -> Name:
@@ -292,6 +331,12 @@ def _checked(recipe: Modelfile) -> dict[str, Any]:
     if recipe.quantize is not None and recipe.quantize not in QUANTIZE:
         raise InvalidRequest(
             f"quantize is {recipe.quantize[:40]!r}", f"expected one of {', '.join(QUANTIZE)}", param="quantize"
+        )
+    if recipe.draft_quantize is not None and recipe.draft_quantize not in QUANTIZED:
+        raise InvalidRequest(
+            f"draft_quantize is {recipe.draft_quantize[:40]!r}",
+            f"expected one of {', '.join(QUANTIZED)}",
+            param="draft_quantize",
         )
     if not all(_is_message(message) for message in recipe.messages):
         raise InvalidRequest("each message must have a role and a text", f"roles: {', '.join(ROLES)}", param="messages")

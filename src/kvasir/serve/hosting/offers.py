@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -58,11 +58,15 @@ class StoreOffers:
 
 
 def offer_of(store: ModelStore, entry: ModelEntry, base: EngineOptions) -> Offer:
+    details = entry.details
+    if entry.draft:  # its keys and values are in the same blocks
+        more = entry.draft.details.kv_bytes_per_token
+        details = replace(details, kv_bytes_per_token=details.kv_bytes_per_token + more)
     return Offer(
         entry.name,
-        f"{entry.digest} {entry.weights.path}",
-        entry.weights.size,
-        entry.details,
+        " ".join((entry.digest, *(weights.path for weights in entry.all_weights))),
+        entry.size,
+        details,
         partial(store.options, entry, base),
         entry,
         int(entry.created),

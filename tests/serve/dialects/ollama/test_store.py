@@ -101,6 +101,30 @@ def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
     assert names(own) == set() and not list((store.root / "blobs").iterdir())
 
 
+def test_a_model_is_made_with_a_drafter(own, url, store, tmp_path):
+    """Ollama's client for Python lacks these fields of its server; its command sends them."""
+    digests = {name: own.create_blob(made.gguf(tmp_path / f"{name}.gguf", fill=i)) for i, name in enumerate("ab")}
+
+    def create(**fields):
+        return httpx.post(f"{url}/api/create", json={"stream": False, **fields})
+
+    files = {"files": {"a.gguf": digests["a"]}, "draft_files": {"b.gguf": digests["b"]}}
+    assert create(model="fast", **files, draft_quantize="Q8_0").status_code == 200
+    entry = store.get("fast")
+    assert entry.draft and entry.draft.quantize == "q8" and entry.size == sum(w.size for w in entry.all_weights)
+    assert "DRAFT b.gguf" in own.show("fast").modelfile and str(store.root) not in own.show("fast").modelfile
+    [listed] = own.list().models
+    assert listed.size == entry.size
+    assert create(model="small", files={"b.gguf": digests["b"]}).status_code == 200
+    assert create(model="again", **{"from": "small"}, draft="fast").status_code == 200
+    assert store.get("again").draft.weights == entry.weights
+    refused = create(model="c", **{"from": "small"}, draft_files={"b.gguf": "sha256:" + "0" * 64})
+    assert refused.status_code == 400 and "blob" in refused.text
+    for name in ("fast", "small", "again"):
+        own.delete(name)
+    assert not list((store.root / "blobs").iterdir())
+
+
 def test_a_model_is_pulled_with_its_progress(own, hub):
     reported = list(own.pull("hf.co/org/g", stream=True))
     assert reported[-1].status == "success" and len(names(own)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ def summary(entry: ModelEntry) -> dict[str, Any]:
     details_object = _details(
         weights.format, details.family, details.parameter_size, details.quantization_level, entry.parent
     )
-    return _summary(entry.name, entry.modified, weights.size, entry.digest, details_object)
+    return _summary(entry.name, entry.modified, entry.size, entry.digest, details_object)
 
 
 def summary_of(offer: Offer) -> dict[str, Any]:
@@ -83,6 +84,7 @@ def shown(entry: ModelEntry, facts: dict[str, Any]) -> dict[str, Any]:
         entry.messages,
         entry.license,
         entry.requires,
+        draft=_drafter(entry),
     )
     return {
         "license": "\n".join(entry.license),
@@ -97,6 +99,12 @@ def shown(entry: ModelEntry, facts: dict[str, Any]) -> dict[str, Any]:
         "capabilities": list(details.capabilities),
         "modified_at": timestamp(entry.modified),
     }
+
+
+def _drafter(entry: ModelEntry) -> str | None:
+    """What drafts for the model, as a Modelfile names it; the name of its file if it was uploaded."""
+    draft = entry.draft
+    return None if draft is None else draft.weights.source or Path(draft.weights.path).name
 
 
 def shown_of(offer: Offer) -> dict[str, Any]:

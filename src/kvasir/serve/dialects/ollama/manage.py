@@ -53,8 +53,12 @@ async def pull(wire: PullRequest, request: HTTPRequest) -> Response:
 @router.post("/api/create", tags=["ollama", MANAGEMENT], responses=STREAMED)
 async def create(wire: CreateRequest, request: HTTPRequest) -> Response:
     refuse_fields(wire)
-    store, name, recipe, files = store_of(request), wire.named, to_recipe(wire), wire.files
-    changes = follow(lambda report, stop: store.create(name, recipe, files=files, report=report, stop=stop))
+    store, name, recipe = store_of(request), wire.named, to_recipe(wire)
+    changes = follow(
+        lambda report, stop: store.create(
+            name, recipe, files=wire.files, draft_files=wire.draft_files, report=report, stop=stop
+        )
+    )
     return await _respond(request, wire.stream, changes)
 
 
@@ -65,7 +69,7 @@ def to_recipe(wire: CreateRequest) -> Modelfile:
         if message.model_fields_set - {"role", "content"}:
             raise InvalidRequest("only a role and a content can be stored", "leave the rest out", f"messages.{i}")
         messages.append({"role": message.role, "content": message.content or ""})
-    quantize = wire.quantize or wire.quantization or None
+    quantize, draft_quantize = wire.quantize or wire.quantization or None, wire.draft_quantize or None
     license = [wire.license] if isinstance(wire.license, str) else wire.license or []
     return Modelfile(
         (wire.from_,) if wire.from_ else (),
@@ -76,6 +80,8 @@ def to_recipe(wire: CreateRequest) -> Modelfile:
         tuple(license),
         wire.requires or "",
         quantize and _QUANTIZE.get(quantize.lower(), quantize),
+        wire.draft or None,
+        draft_quantize and _QUANTIZE.get(draft_quantize.lower(), draft_quantize),
     )
 
 

@@ -72,13 +72,13 @@ class PushRequest(PullRequest):
 
 
 class CreateRequest(Naming):
-    """POST /api/create. files: file name -> digest ("sha256:...") of an uploaded blob."""
+    """POST /api/create. files: file name -> digest ("sha256:...") of an uploaded blob. draft_files: of the model that
+    drafts; draft: such a model by name. draft_quantize: as quantize, or none."""
 
     REFUSED: ClassVar[Refused] = {
         "adapters": (({},), "merge the adapter into the weights"),
         "renderer": (("",), "write the format as a Jinja template"),
         "parser": (("",), "`kvasir serve --tool-format` and `--reasoning-format` select the formats"),
-        "draft": (("",), "draft models are not supported"),
         "info": (({},), "it is read from the weights"),
         "remote_host": (("",), _ELSEWHERE),
         "path": (("",), "send the fields of the Modelfile"),
@@ -99,6 +99,8 @@ class CreateRequest(Naming):
     renderer: str | None = None
     parser: str | None = None
     draft: str | None = None
+    draft_files: Files | None = None
+    draft_quantize: str | None = None
     info: dict[str, Any] | None = None
     remote_host: str | None = None
     path: str | None = None
