@@ -104,6 +104,7 @@ def test_odd_chunks_and_small_blocks(case):
     same(expected, together(core, requests, seed=2))
 
 
+@mostly_programs
 def test_forced_preemption_and_cancelled_neighbours(case):
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=2, block_size=32, max_num_batched_tokens=61, overlap=True)
@@ -143,6 +144,7 @@ def test_drafts_change_no_answer(case):
         assert 0 < scheduler.accepted_tokens < scheduler.drafted_tokens
 
 
+@mostly_programs
 def test_a_tiny_pool_changes_no_answer(case):
     folder, options, requests, expected = case
     small = {"block_size": 16, "num_blocks": 13, "max_num_seqs": 6, "max_chunk": 48}

@@ -292,7 +292,7 @@ def lenient(run: Run) -> None:
     lane.offer = entering
 
 
-PLANTS = [(late, 1), (forgotten, 3), (roomy, 0), (grasping, 0), (endless, 9), (lenient, 0)]
+PLANTS = [(late, 1), (forgotten, 3), (roomy, 0), (grasping, 0), (endless, 14), (lenient, 0)]
 
 
 @pytest.mark.parametrize(("plant", "first"), PLANTS)

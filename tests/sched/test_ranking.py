@@ -75,7 +75,7 @@ def crowd(chance: random.Random, count: int, tenants: str = "abc") -> list[Reque
     ]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_order_of_many_requests_whose_targets_pass(compared, ahead):
     """Steps take longer and longer, so that the costs leave their band, and all targets are missed one by one."""
     chance, now = random.Random(3), [0.0]

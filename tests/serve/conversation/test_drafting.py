@@ -130,7 +130,7 @@ async def test_what_cannot_be_used_is_refused_by_name(given, named):
 async def test_each_route_that_generates_has_the_choice_of_drafters(row):
     async with client(drafts=True) as http:
         for speculation in ({"method": "off"}, {"method": ["ngram"]}, {"method": "auto", "num_speculative_tokens": 0}):
-            answer = await http.post(row.path, json={**row.request("abc"), "speculation": speculation})
+            answer = await http.post(row.path, json={**row.request("abc", length=3), "speculation": speculation})
             assert answer.status_code == 200, answer.text
         refused = await http.post(row.path, json={**row.request("abc"), "speculation": {"method": "suffix"}})
         assert refused.status_code in (400, 422) and "ngram" in refused.text
@@ -172,11 +172,12 @@ async def test_an_engine_without_drafters_takes_auto_and_off_only():
 )
 async def test_fields_of_other_servers_bound_drafts(path, body, most):
     own = {} if "messages" in body else {"prompt": TEXT}
+    short = {"options": {"num_predict": 3, **body["options"]}} if "options" in body else {"n_predict": 3}
     async with client(drafts=True) as http:
         front, made = http.front, []  # type: ignore[attr-defined]
         resolve = front.resolve
         front.resolve = lambda *args, **fields: made.append(resolve(*args, **fields)) or made[-1]
-        answer = await http.post(path, json={"model": "fake", "stream": False, **own, **body})
+        answer = await http.post(path, json={"model": "fake", "stream": False, **own, **body, **short})
     assert answer.status_code == 200, answer.text
     [request] = made
     assert (request.speculation and request.speculation.most) == most
