@@ -94,7 +94,7 @@ def test_a_drafter_learns_while_a_step_is_computed_or_nothing_is(overlaps):
     drafter = Speculator(("suffix",))
     fake = FakeRunner(overlaps=overlaps, vocab_size=500, num_blocks=200, max_model_len=512)
     core = EngineCore(fake, Scheduler(fake.capacity, drafter=drafter))
-    computing, learnt = [], {True: 0, False: 0}
+    computing, learnt = [], {"meanwhile": 0, "idle": 0, "between": 0}
     execute, sample, learn = fake.execute, fake.sample, drafter.learn
 
     def started(plan):
@@ -107,7 +107,8 @@ def test_a_drafter_learns_while_a_step_is_computed_or_nothing_is(overlaps):
 
     def learning(most):
         found = learn(most)
-        learnt[bool(computing)] += found
+        when = "meanwhile" if computing else "between" if core.scheduler.has_work() else "idle"
+        learnt[when] += found
         return found
 
     fake.execute, fake.sample, drafter.learn = started, ended, learning  # type: ignore[method-assign]
@@ -116,7 +117,9 @@ def test_a_drafter_learns_while_a_step_is_computed_or_nothing_is(overlaps):
     while core.has_work():
         core.advance()
     core.close()
-    assert learnt == {overlaps: sum(100 + 10 * i for i in range(6)), not overlaps: 0}
+    assert sum(learnt.values()) == sum(100 + 10 * i for i in range(6))
+    assert learnt["meanwhile"] > 200 if overlaps else not learnt["meanwhile"]
+    assert not (overlaps and learnt["between"])
 
 
 def test_a_request_may_leave_out_a_drafter(plain):
