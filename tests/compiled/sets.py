@@ -17,6 +17,7 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, plan_attention, tiles_of
 from kvasir.ops.embedding.triton import lookup
+from kvasir.ops.heads.triton import join_heads
 from kvasir.ops.launch import Launch, recording
 from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
 from kvasir.ops.linear.triton_matrix import CHUNK, LAYOUTS, DeviceMatrix, choose_segments, unit
@@ -200,6 +201,8 @@ def small(dtype: str = "bfloat16") -> None:
     lookup(ids, matrix(FLOATS[dtype], 1024, 2304, 1, dtype), meta(64, 2304), scale=48.0)
     take_rows(meta(512, 4096), chosen, meta(64, 4096, dtype=dtype))
     take_rows(meta(512, 4096), chosen, meta(64, 4096))
+    join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192, dtype=dtype))
+    join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192))
     for width in (256, 1024, 4096, 5120, 16384):
         x, weight = meta(64, width), meta(width)
         for parts in (1, 4, 8):
@@ -211,6 +214,7 @@ def small(dtype: str = "bfloat16") -> None:
     join_norm(meta(4, 64, 4096), x, None, None, 1e-6, total=meta(64, 4096))
     norm(x, weight, out, 1e-6)
     norm(x, weight, out, 1e-6, bias=weight)
+    norm(meta(3 * 64, 4096), meta(3 * 4096), meta(3 * 64, 4096, dtype=dtype), 1e-6, groups=3)
     norm(meta(64 * 32, 128, dtype=dtype), meta(128), meta(64 * 32, 128, dtype=dtype), 1e-6)
     table, angles = meta(65, 64, dtype="int32"), (meta(4096, 64), meta(4096, 64))
     cache = meta(64, BLOCK_SIZE, 8, 128, dtype=dtype)

@@ -268,9 +268,7 @@ def test_the_eager_executor_drafts_with_a_second_model(folder, tmp_path):
     assert footprint_of(loaded, **SIZES).buffers > footprint_of(alone, **SIZES).buffers
 
 
-def test_executors_that_cannot_draft_are_named(target, folder):
-    with pytest.raises(ConfigError, match="graph executor does not run models that draft"):
-        load_draft(replace(target, executor="graph"), find_model(folder))
+def test_a_runner_without_a_draft_model_refuses_to_propose(target):
     lane = Lane(0, list(PROMPT), propose=1)
     with pytest.raises(AssertionError, match=r"Work\.propose"):
         step(runner_of(target), [lane])

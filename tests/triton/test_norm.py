@@ -126,3 +126,11 @@ def test_norm_in_place():
     expected = rms_norm(x, weight, EPS)
     norm(x, weight, x, EPS)
     torch.testing.assert_close(x, expected)
+
+
+def test_groups_have_weights_of_their_own():
+    x, weight = _random(6, 33), _random(3, 33, seed=1)
+    out = torch.full((6, 33), torch.nan)
+    norm(x, weight.flatten(), out, EPS, groups=3)
+    expected = rms_norm(x.view(2, 3, 33), weight, EPS).view(6, 33)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

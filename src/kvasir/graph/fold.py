@@ -31,6 +31,7 @@ SINGLE = (
     *ACTIVATIONS,
     *("add", "multiply", "add_vector", "scale", "softcap", "embedding", "rms_norm", "layer_norm", "linear", "rope"),
     *("store_kv", "paged_attention", "choose", "route", "experts"),
+    *("join_heads", "grouped_rms_norm"),
 )
 
 
@@ -266,6 +267,11 @@ def _norm(node: Node) -> Call:
     return Call("norm", (x,), _outs(node), {"weight": weight, "norm_bias": bias[0] if bias else None, "eps": eps})
 
 
+def _grouped_norm(node: Node) -> Call:
+    x, weight, eps = node.inputs
+    return Call("grouped_norm", (x,), _outs(node), {"weight": weight, "eps": eps})
+
+
 def _rope(node: Node) -> Call:
     return Call("rope", (node.inputs[0],), _outs(node), {"rope": node.inputs[1]})
 
@@ -317,6 +323,7 @@ _SINGLES: dict[str, Callable[[Node], Call]] = {
     "linear": _linear,
     "rms_norm": _norm,
     "layer_norm": _norm,
+    "grouped_rms_norm": _grouped_norm,
     "rope": _rope,
     "store_kv": _store,
     "paged_attention": _attention,

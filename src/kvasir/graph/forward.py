@@ -28,6 +28,7 @@ from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, tiles_of
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
+from kvasir.ops.heads.triton import join_heads
 from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
 from kvasir.ops.moe.triton import (
     TILE_FIELDS,
@@ -117,21 +118,28 @@ class Forward:
     """The launches of one model over one cache.
 
     max_tokens, max_chosen: rows of the largest buckets. positions: number of positions with rope angles. dtype: of the
-    matrices' inputs.
+    matrices' inputs. lender: a forward whose memory is used too if it is large enough, by steps that never overlap.
     """
 
     def __init__(
         self, trace: Trace, calls: Sequence[Call], cache: KVCache, step: StepBuffers,
-        *, max_tokens: int, max_chosen: int, positions: int, dtype: str,
+        *, max_tokens: int, max_chosen: int, positions: int, dtype: str, lender: Forward | None = None,
     ):  # fmt: skip
         self.cache, self.step, self.dtype = cache, step, dtype
         self.adapters: Adapters | None = None
         self._trace, self._calls = trace, calls
         self.device = cache.device
         self.hidden, self.logits, self.exports = trace.hidden, trace.logits, dict(trace.exports)
+        self.given = trace.rows  # written before a step, as `value`
         self._tokens, self._positions = trace.batch.tokens_T, trace.batch.positions_T
-        self.layout: Layout = lay_out(calls, trace.results, {ROWS: max_tokens, CHOSEN: max_chosen}, dtype)
-        self.memory = torch.zeros(self.layout.size, dtype=torch.uint8, device=self.device)
+        given = () if trace.rows is None else (trace.rows,)
+        self.layout: Layout = lay_out(calls, trace.results, {ROWS: max_tokens, CHOSEN: max_chosen}, dtype, given)
+        self._borrows = lender is not None and len(lender.memory) >= self.layout.size
+        self.memory = (
+            lender.memory
+            if lender is not None and self._borrows
+            else torch.zeros(self.layout.size, dtype=torch.uint8, device=self.device)
+        )
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
         self._max_positions = positions
         self._works: dict[tuple[CacheKind, int], AttentionWork] = {}
@@ -147,7 +155,8 @@ class Forward:
         works = [t for w in self._works.values() for t in (w.items, w.num_items, w.counters, w.tops, w.accs)]
         tensors = [*works, *([] if self._tiles is None else [self._tiles])]
         adapted = 0 if self.adapters is None else self.adapters.num_bytes
-        return self.layout.size + adapted + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        own = 0 if self._borrows else self.layout.size
+        return own + adapted + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def add_adapters(self) -> Adapters:
         """Makes room for adapters, unless it is there."""
@@ -308,6 +317,11 @@ class Forward:
         x, out = (self.value(value, count).view(-1, width) for value in (call.reads[0], call.writes[0]))
         norm(x, takes["weight"], out, takes["eps"], bias=takes["norm_bias"])
 
+    def _grouped_norm(self, call: Call, count: int) -> None:
+        groups, width = call.reads[0].shape
+        x, out = (self.value(value, count).view(-1, width) for value in (call.reads[0], call.writes[0]))
+        norm(x, call.takes["weight"], out, call.takes["eps"], groups=groups)
+
     def _place_qkv(self, call: Call, count: int, bias: Tensor | None, angles: Any) -> None:
         takes, layer = call.takes, call.takes["layer"]
         [query] = call.writes
@@ -319,6 +333,10 @@ class Forward:
             head_dim=dim, bias=bias, q_norm=takes["q_norm"], k_norm=takes["k_norm"], eps=takes["eps"],
             scales=self.cache.scales(layer),
         )  # fmt: skip
+
+    def _join_heads(self, call: Call, count: int) -> None:
+        a, b, out = (*call.reads, *call.writes)
+        join_heads(*(self.value(value, count).view(count, *value.shape) for value in (a, b, out)))
 
     def _rope(self, call: Call, count: int, angles: tuple[Tensor, Tensor]) -> None:
         [x], [out] = call.reads, call.writes

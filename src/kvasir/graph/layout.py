@@ -15,7 +15,7 @@ from kvasir.ops.graph import Traced
 from kvasir.program.lower import Arena
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_PRODUCTS = ("qkv", "gated", "product", "linear", "experts")  # their first value is the input of a matrix
+PRODUCTS = ("qkv", "gated", "product", "linear", "experts")  # their first value is the input of a matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,12 @@ class Layout:
     size: int
 
 
-def lay_out(calls: Sequence[Call], results: Sequence[Traced], rows: Mapping[str, int], dtype: str) -> Layout:
-    """rows: the most rows of each domain. dtype: of the inputs of matrices."""
-    return _Layout(calls, results, rows, dtype).run()
+def lay_out(
+    calls: Sequence[Call], results: Sequence[Traced], rows: Mapping[str, int], dtype: str, given: Sequence[Traced] = ()
+) -> Layout:
+    """rows: the most rows of each domain. dtype: of the inputs of matrices. given: float32 values that are written
+    before the calls."""
+    return _Layout(calls, results, rows, dtype).run(given)
 
 
 def weights_of(call: Call) -> Sequence[Any]:
@@ -59,7 +62,10 @@ class _Layout:
         self.results = {id(value.base) for value in results}
         self.rounded = self._rounded()
 
-    def run(self) -> Layout:
+    def run(self, given: Sequence[Traced]) -> Layout:
+        for value in given:
+            size = self.rows[value.domain] * value.width * BYTES["float32"]
+            self.seats[id(value.base)] = Seat(self.arena.take(size), "float32")
         for at, call in enumerate(self.calls):
             for out in call.writes:
                 self._seat(at, call, out)
@@ -74,12 +80,12 @@ class _Layout:
         readers: dict[int, list[bool]] = {}
         for call in self.calls:
             for place, value in enumerate(call.reads):
-                is_input = not place and call.kind in _PRODUCTS and all(w.dtype == self.dtype for w in weights_of(call))
+                is_input = not place and call.kind in PRODUCTS and all(w.dtype == self.dtype for w in weights_of(call))
                 # Attention multiplies queries by what the cache holds.
                 ok = is_input or call.kind in ("attention", "choose")
                 readers.setdefault(id(value.base), []).append(ok)
         makers = {id(out.base): call.kind for call in self.calls for out in call.writes}
-        able = {"join", "norm", "gated", "attention", "place_qkv", "choose"}
+        able = {"join", "norm", "gated", "attention", "place_qkv", "choose", "join_heads", "grouped_norm"}
         return {
             base
             for base, uses in readers.items()

@@ -67,8 +67,9 @@ class Replays:
         yield "rows"
         if self._forward.adapters:
             yield "adapted rows"
-        if self._draws:
+        if self._forward.logits is not None:
             yield "chosen"
+        if self._draws:
             yield from (f"sample {level}" for level in range(len(LEVELS)))
             yield "read"
 

@@ -16,7 +16,7 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.compiling import Progress
 from kvasir.plan import Capacity
 from kvasir.runner.load import LoadedModel
-from kvasir.runner.make_graph import make_executor
+from kvasir.runner.make_graph import make_draft, make_executor
 from kvasir.speculation import MAX_DRAFTED
 
 _BLOCKS = 16  # of the longest sequence
@@ -28,19 +28,22 @@ def recorded_bytes(
 ) -> int:  # fmt: skip
     """Bytes besides tensors. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
     progress: of compiling the kernels."""
-    spec, dtype = loaded.model.cache_spec(), torch_dtype(kv_dtype)
-    groups = cache_groups(spec, block_size, kv_dtype)
+    layout, dtype = loaded.layout, torch_dtype(kv_dtype)
+    groups = cache_groups(layout, block_size, kv_dtype)
     capacity = Capacity(
         rows, tokens, _BLOCKS * block_size, block_size, groups, (2,) * len(groups), loaded.model.config.vocab_size,
         max_drafted=MAX_DRAFTED,
     )  # fmt: skip
     free, tensors = devices.available(kind), devices.allocated(kind)
-    cache = KVCache(spec, [2] * len(groups), block_size, dtype, torch.device(kind))
+    cache = KVCache(layout, [2] * len(groups), block_size, dtype, torch.device(kind))
     executor = make_executor(loaded, cache, capacity)
+    draft = make_draft(loaded, cache, capacity, executor) if loaded.draft else None
     executor.replays.record_all(progress)
+    if draft:
+        draft.record_all(progress)
     tensors = devices.allocated(kind) - tensors
     taken = free - devices.available(kind) - tensors
     executor.close()
-    del executor, cache
+    del executor, draft, cache
     gc.collect()
     return max(0, taken)

@@ -166,7 +166,7 @@ def no_attention(model: Any) -> str:
     return no_kernel(model.cache_spec())
 
 
-def _no_triton_kernel(spec: Spec) -> str:
+def no_triton_kernel(spec: Spec | KVLayout) -> str:
     """Why no Triton kernel computes with these caches; "" if one does, or if that is known only from the ops."""
     for kind in KVLayout.of(spec).kinds:
         if kind.needs in (AROUND, CHUNKED, LATENT):
@@ -204,7 +204,9 @@ def _load_graph(
     compares = device == "cuda" and loaded.dtype == "float32" and set(loaded.formats) & set(LAYOUTS)
     if compares and (reason := devices.rounds_float32(devices.target())):
         raise CannotTrace(f"products of float32 inputs with quantized weights: {reason}")
-    stack_experts(loaded.model)
+    for part in (loaded.model, loaded.mtp):
+        if part:
+            stack_experts(part)
     traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
     changes_of(traced, fold(traced))  # both raise for an op without a kernel
     notes = (*loaded.notes, *_cache_notes(device))
@@ -236,7 +238,7 @@ def _load(
     _check_hidden(options.hidden, model)
     if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
         raise CannotTrace(reason)
-    if options.executor == "graph" and (reason := _no_triton_kernel(model.cache_spec())):
+    if options.executor == "graph" and (reason := no_triton_kernel(model.cache_spec())):
         raise CannotTrace(reason)
     if reason := no_op(model.cache_spec()):
         raise UnsupportedModel(f"neither executor can run this model: {reason}")

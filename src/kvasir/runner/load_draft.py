@@ -17,12 +17,13 @@ from kvasir.ops.graph import CannotTrace
 from kvasir.program.cache import no_kernel
 from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
-from kvasir.program.trace import trace
+from kvasir.program.trace import Trace, trace
 from kvasir.runner.load import (
     LoadedModel,
     LoadOptions,
     exports_of,
     load_model,
+    no_triton_kernel,
 )
 from kvasir.runner.program_draft import draft_traces
 from kvasir.types import Task
@@ -65,11 +66,6 @@ def load_draft(
 
 def check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
     """Raises ConfigError if the model's executor does not run models that draft."""
-    if loaded.executor == "graph":
-        raise ConfigError(
-            "the graph executor does not run models that draft",
-            "use the program or the eager executor, or a drafter without weights",
-        )
     if options and options.mesh.size > 1:
         raise ConfigError("models that draft run on one rank", "use one rank, or a drafter without weights")
 
@@ -81,18 +77,32 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
     check_executor(loaded)
     if loaded.executor == "eager":
         return _joined(replace(loaded, draft=draft), more)
-    if reason := no_kernel(joint_layout(loaded.model, draft)):
-        raise ConfigError(f"the program executor cannot draft with this: {reason}")
+    layout, graph = joint_layout(loaded.model, draft), loaded.executor == "graph"
     exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))
     try:
+        if reason := (no_triton_kernel if graph else no_kernel)(layout):
+            raise CannotTrace(reason)
         traced = trace(loaded.model, tuple(exports))
         layers, joining = draft_traces(draft, traced)
         for one in (traced, *layers, joining):
             if one is not None:
-                lower(one, 1, 1, prepared)  # raises for an op without a kernel
+                (_check_calls if graph else _check_program)(one)
     except CannotTrace as error:
-        raise ConfigError(f"the program executor cannot draft with this: {error}") from error
+        raise ConfigError(f"the {loaded.executor} executor cannot draft with this: {error}") from error
     return _joined(replace(loaded, trace=traced, draft=draft), more)
+
+
+def _check_program(traced: Trace) -> None:
+    """Raises CannotTrace for an op without a native kernel."""
+    lower(traced, 1, 1, prepared)
+
+
+def _check_calls(traced: Trace) -> None:
+    """Raises CannotTrace for an op without a Triton kernel."""
+    from kvasir.graph.adapters import changes_of
+    from kvasir.graph.fold import fold
+
+    changes_of(traced, fold(traced))
 
 
 def _joined(loaded: LoadedModel, more: Any) -> LoadedModel:

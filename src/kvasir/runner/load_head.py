@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import MAX_VOCAB, read_hf_config
 from kvasir.models.eagle3 import Eagle3
 from kvasir.models.eagle3_config import GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
@@ -67,10 +67,23 @@ def with_head(
     Raises ConfigError if the executor cannot draft; what `load_head` raises."""
     options = options or LoadOptions()
     check_executor(loaded, options)
-    packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
-    hold = packer if loaded.executor == "program" else None
+    hold = _packer(loaded, device, options, report)
     head = load_head(files, loaded.model, dtype, device, hold, options.mesh, progress)
     return attach(loaded, head.model, head)
+
+
+def _packer(
+    loaded: LoadedModel, device: str, options: LoadOptions, report: Report | None
+) -> Callable[[str], Any] | None:
+    """Makes the packer of the model's executor for a dtype."""
+    if loaded.executor == "graph":
+        from kvasir.runner.device_packing import DevicePacker
+
+        if options.quantize:
+            raise ConfigError("the graph executor does not quantize a head", "leave out the quantization of drafters")
+        return partial(DevicePacker, device=device)
+    packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
+    return packer if loaded.executor == "program" else None
 
 
 def load_head(

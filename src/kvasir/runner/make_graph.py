@@ -12,10 +12,12 @@ from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.tensors import torch_dtype
+from kvasir.models.drafting import TARGET
 from kvasir.ops.launch import recorded
 from kvasir.plan import Capacity
 from kvasir.runner import graph_selftest
 from kvasir.runner.blocks import Copies
+from kvasir.runner.graph_draft import DraftForwards, GraphDraft, GraphProposer
 from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_memory import most_chosen
 from kvasir.runner.graph_replays import Record
@@ -33,11 +35,19 @@ def make_graph_runner(
     devices.set_threads(1 if device == "cpu" else config.threads)
     target = torch.device(device)
     dtype = torch_dtype(config.kv_dtype)
-    cache = KVCache(loaded.model.cache_spec(), config.num_blocks, config.block_size, dtype, target)
+    cache = KVCache(loaded.layout, config.num_blocks, config.block_size, dtype, target)
     executor = make_executor(loaded, cache, capacity, overlaps=config.overlap, copies=copies_of(config, cache))
+    draft = make_draft(loaded, cache, capacity, executor) if loaded.draft else None
     if device == "cuda":
         executor.replays.record_all()
-    return Runner(executor, capacity, replace(info, grade=graph_selftest.run(executor)))
+        if draft:
+            draft.record_all()
+    info, proposer = replace(info, grade=graph_selftest.run(executor)), None
+    if draft:
+        proposer = GraphProposer(
+            draft.draft, draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
+        )
+    return Runner(executor, capacity, info, proposer)
 
 
 def make_executor(
@@ -48,8 +58,8 @@ def make_executor(
     overlaps: bool = False,
     copies: Copies | None = None,
 ) -> GraphExecutor:
-    """The executor of a loaded model over a cache. Launches are recorded when they are first made, or all at once by
-    its `replays`."""
+    """The executor of a loaded model over a cache, without its draft model. Launches are recorded when they are first
+    made, or all at once by its `replays`."""
     assert loaded.trace is not None
     longest, size, rows = capacity.max_model_len, capacity.block_size, capacity.max_rows
     chosen = most_chosen(rows, capacity.max_drafted)
@@ -64,15 +74,25 @@ def make_executor(
         device=cache.device,
     )
     forward = Forward(
-        loaded.trace, fold(loaded.trace), cache, step,
+        loaded.trace, fold(loaded.trace), cache.of(TARGET), step,
         max_tokens=capacity.max_tokens_per_step, max_chosen=chosen, positions=longest + 1, dtype=loaded.dtype,
     )  # fmt: skip
     if capacity.adapters:
         forward.add_adapters()
     return GraphExecutor(
         loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,
-        record=_recorder(cache.device), overlaps=overlaps, copies=copies,
+        record=_recorder(cache.device), overlaps=overlaps, copies=copies, queues=loaded.draft is None,
     )  # fmt: skip
+
+
+def make_draft(loaded: LoadedModel, cache: KVCache, capacity: Capacity, executor: GraphExecutor) -> GraphDraft:
+    """The draft model of a loaded model, over the cache of both. Launches are recorded as those of the executor."""
+    assert loaded.draft is not None and loaded.trace is not None
+    forwards = DraftForwards(
+        loaded.draft, loaded.trace, executor.forward, cache,
+        max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows, positions=capacity.max_model_len + 1,
+    )  # fmt: skip
+    return GraphDraft(loaded.draft, forwards, executor, _recorder(cache.device))
 
 
 def _recorder(device: torch.device) -> Record:

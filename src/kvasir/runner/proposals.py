@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from kvasir.plan import Ahead, CacheGroup
 from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 
+Array = Any  # NumPy's, or a tensor of the forward
 LAG = 16  # hidden rows of a row of the runner that wait at most
 MAX_DRAWN = 32  # rows of logits at a time
 
@@ -78,25 +79,25 @@ class DraftForward(Protocol):
         """Another sequence has taken the row."""
         ...
 
-    def taps(self, first: int, count: int) -> np.ndarray:
+    def taps(self, first: int, count: int) -> Array:
         """The outputs that the draft model reads, of these token rows of the target's last step, float32 [count, X]."""
         ...
 
-    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
+    def run(self, spans: Sequence[Span], taps: Array | None, rows: Array | None, layer: int = 0) -> None:
         """Computes a step of a layer, from the target's outputs [T, X], from carried rows [T, width], or without both
         from ids only; then a layer after the first reads all rows that the last step, of the same spans, has
         carried."""
         ...
 
-    def logits(self, at: Sequence[int]) -> np.ndarray:
+    def logits(self, at: Sequence[int]) -> Array:
         """Of the last position of each span, float32 [n, draft vocabulary], until the next call."""
         ...
 
-    def carried(self, at: Sequence[int]) -> np.ndarray:
+    def carried(self, at: Sequence[int]) -> Array:
         """The row that each span's last position carries, float32 [n, width]; a copy."""
         ...
 
-    def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> Sequence[Taken]:
+    def draw(self, logits: Array, draws: Sequence[Draw]) -> Sequence[Taken]:
         """Samples as the target does. logits: float32 [n, vocabulary]."""
         ...
 
@@ -114,7 +115,7 @@ class _Guesses:
     position: int
     carry: bytes
     ids: list[int] = field(default_factory=list)
-    carried: np.ndarray | None = None
+    carried: Array | None = None
     mask: np.ndarray | None = None
 
 
@@ -125,7 +126,7 @@ class _Lacking:
     row: Row
     start: int
     count: int
-    taps: np.ndarray | None = None
+    taps: Array | None = None
     guesses: _Guesses | None = None
 
 
@@ -156,7 +157,7 @@ class Proposer:
         self._ids = arrays.ids  # in the draft model's vocabulary
         self.forward.bind(arrays, self.draft.ahead)
         self._done = np.full(len(arrays.ids), -1, np.int64)  # first position not computed; -1: the next step's start
-        self._waiting: list[list[np.ndarray]] = [[] for _ in arrays.ids]  # hidden rows from there on
+        self._waiting: list[list[Array]] = [[] for _ in arrays.ids]  # hidden rows from there on
         self._guessed: list[list[int]] = [[] for _ in arrays.ids]  # ids from there on that were computed as guesses
 
     def enter(self, row: int) -> None:
@@ -184,7 +185,7 @@ class Proposer:
         open_ = list(self._catch_up(lacking, done))
         while open_:
             spans = [Span(guesses.row.number, guesses.position, 1) for guesses in open_]
-            rows = np.stack([guesses.carried for guesses in open_]) if self.draft.width else None  # type: ignore[arg-type]
+            rows = self._stacked([guesses.carried for guesses in open_]) if self.draft.width else None
             self.forward.run(spans, None, rows, self.draft.depth - 1)
             open_ = [guesses for _, guesses in self._drawn(list(enumerate(open_)), done)]
         self.seconds = self.forward.seconds - begun
@@ -216,10 +217,10 @@ class Proposer:
             self._done[row.number], before = start, 0
         waiting.append(self.forward.taps(first, count))
         if guesses or before + count > LAG:
-            taps = np.concatenate(waiting)
+            taps = self._joined(waiting)
             begin, end = int(self._done[row.number]), start + count
             final = min(max(begin, row.known - self.draft.depth), end)  # the rest embeds guesses
-            waiting[:] = [taps[final - begin :].copy()] if final < end else []
+            waiting[:] = [self._joined([taps[final - begin :]])] if final < end else []
             self._done[row.number] = final
             if self._fits(row, begin, end):
                 yield _Lacking(row, begin, len(taps), taps, guesses)
@@ -295,10 +296,10 @@ class Proposer:
                 item.taps = None if item.taps is None else item.taps[count:]
                 if not item.count and item.guesses:
                     ended.append((place, item.guesses))
-            yield from self._through(spans, np.concatenate(taps) if taps else None, ended, done)
+            yield from self._through(spans, self._joined(taps) if taps else None, ended, done)
 
     def _through(
-        self, spans: Sequence[Span], taps: np.ndarray | None, drawing: list[tuple[int, _Guesses]], done: list[_Guesses]
+        self, spans: Sequence[Span], taps: Array | None, drawing: list[tuple[int, _Guesses]], done: list[_Guesses]
     ) -> Iterator[_Guesses]:
         """Computes the spans in each layer. Returns the guesses to go on with."""
         for layer in range(self.draft.depth):
@@ -349,7 +350,15 @@ class Proposer:
         guesses.mask = None if mask is None else np.frombuffer(mask, np.int32)
         return True
 
-    def _of_target(self, logits_nv: np.ndarray) -> np.ndarray:
+    def _joined(self, parts: Sequence[Array]) -> Array:
+        """A copy of rows of several taps, one after another."""
+        return np.concatenate(parts)
+
+    def _stacked(self, rows: Sequence[Array]) -> Array:
+        """Carried rows, [n, width]."""
+        return np.stack(rows)
+
+    def _of_target(self, logits_nv: Array) -> Array:
         """Logits of the target's ids, -inf for those that the draft model lacks."""
         if self._common is None or self.draft.target_ids is None:
             return logits_nv

@@ -70,7 +70,7 @@ def _join_norm(
 @triton.jit
 def _norm(
     x, weight, bias, out, eps, stride,
-    D: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -79,6 +79,8 @@ def _norm(
     value = tl.load(x + row * stride + lanes, mask=mask, other=0.0)
     if UPCAST:
         value = value.to(tl.float32)
+    if GROUPS > 1:
+        weight += (row % GROUPS) * D
     value = normed(value.to(tl.float32), lanes, mask, weight, bias, eps, D)
     tl.store(out + row * D + lanes, rounded(value, out.dtype.element_ty, UPCAST), mask=mask)
 
@@ -122,18 +124,19 @@ def join_norm(
     )  # fmt: skip
 
 
-def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float, bias: Tensor | None = None) -> None:
+def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float, bias: Tensor | None = None, groups: int = 1) -> None:
     """rms_norm(x) * weight or, with a bias, layer_norm(x) * weight + bias; for norms of heads among others.
 
     x: [rows, D] of any float type, whose rows may lie apart. weight, bias: [D]. out: [rows, D], contiguous, of any
-    float type; may be x.
+    float type; may be x. groups: with several, weight is [groups * D], and row i is of group i % groups; without bias.
     """
+    assert groups == 1 or bias is None
     rows, D = x.shape
     assert D <= MOST_WIDTH and x.stride(1) == 1 and out.is_contiguous()
     launch(
         _norm, (rows,),
         x, weight, bias, out, float(eps), x.stride(0),
-        D=D, BLOCK=triton.next_power_of_2(D), UPCAST=INTERPRETED, num_warps=warps_of(D),
+        D=D, GROUPS=groups, BLOCK=triton.next_power_of_2(D), UPCAST=INTERPRETED, num_warps=warps_of(D),
         bytes=rows * D * (x.element_size() + out.element_size()),
     )  # fmt: skip
 

@@ -1,0 +1,260 @@
+"""A draft model on the graph executor: launches of its own over the target's rows, block tables and cache. Its hidden
+rows and logits stay on the device, and its guesses are drawn there by the target's sampler.
+
+    rows, chosen      of the draft model: hidden rows, and logits of its own vocabulary
+    sample <level>    of the target: ids from these logits, which take the place of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvasir.device.replays import fetch
+from kvasir.graph.draws import slots_of
+from kvasir.graph.fold import Call, fold
+from kvasir.graph.forward import Forward, StepBuffers
+from kvasir.graph.layout import PRODUCTS, weights_of
+from kvasir.graph.triton import NO_TOKEN
+from kvasir.layers.kv_cache import KVCache
+from kvasir.layers.rows import RowArrays
+from kvasir.models.drafting import DRAFT, DraftModel
+from kvasir.ops.compiling import Progress
+from kvasir.plan import Ahead
+from kvasir.program.trace import Trace
+from kvasir.runner import host_sampling
+from kvasir.runner.executor import ExecutorStep, Taken
+from kvasir.runner.graph_executor import GraphExecutor
+from kvasir.runner.graph_replays import Record, Replays, bucket_of
+from kvasir.runner.program_draft import draft_traces
+from kvasir.runner.proposals import MAX_DRAWN, Array, Draw, Proposer, Span
+from kvasir.sampling.device_state import error_text, reason
+from kvasir.sampling.rows import RowContext
+from kvasir.sampling.sampler import sample
+
+
+class DraftForwards:
+    """The launches of a draft model. layers: of the forward of each of its layers. joining: of its `join`, None if that
+    changes nothing. step: the target's buffers.
+
+    traced, target: of the target. cache: of both models. positions: as of a Forward.
+    """
+
+    def __init__(
+        self, draft: DraftModel, traced: Trace, target: Forward, cache: KVCache,
+        *, max_tokens: int, max_rows: int, positions: int,
+    ):  # fmt: skip
+        self.max_tokens, self.max_chosen = max_tokens, min(MAX_DRAWN, max_rows)
+        # Guesses lie where the target's ids do, unless they need other numbers or other places.
+        copies = draft.draft_ids is not None or not draft.advances
+        self.ids = torch.zeros_like(target.step.ids) if copies else target.step.ids
+        self.step: StepBuffers = target.step
+        self.taps_width = sum(target.exports[name].width for name in draft.taps)
+        own, joining = draft_traces(draft, traced)
+
+        def forward(trace: Trace, layer: int = 0, lender: Forward | None = None) -> Forward:
+            calls, step = fold(trace), replace(target.step, ids=self.ids[:, draft.ahead + layer :])
+            return Forward(
+                trace, calls, cache.of(DRAFT), step,
+                max_tokens=max_tokens, max_chosen=self.max_chosen, positions=positions, dtype=_dtype(calls),
+                lender=lender,
+            )  # fmt: skip
+
+        first = forward(own[0])
+        self.layers = (first, *(forward(trace, 1 + i, first) for i, trace in enumerate(own[1:])))
+        self.joining = forward(joining) if joining else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their buffers, without the step's."""
+        return sum(part.num_bytes for part in (*self.layers, self.joining) if part)
+
+
+def _dtype(calls: Sequence[Call]) -> str:
+    """That of most matrices' inputs: some may be kept in float32."""
+    found = {weight.dtype for call in calls if call.kind in PRODUCTS for weight in weights_of(call)} - {"float32"}
+    return found.pop() if len(found) == 1 else "float32"
+
+
+class GraphDraft:
+    """A DraftForward whose rows and logits are tensors on the device: outputs [count, X], carried rows [n, width],
+    logits of the draft vocabulary. All methods but `bind` and `enter` run on the executor's thread.
+
+    executor: of the target. record: makes a replay of launches.
+    """
+
+    seconds = 0.0  # as the executor itself, it does not measure kernels
+
+    def __init__(self, draft: DraftModel, forwards: DraftForwards, executor: GraphExecutor, record: Record):
+        self.draft, self.forwards, self.executor = draft, forwards, executor
+        self.max_tokens = forwards.max_tokens
+        sizes = forwards.max_tokens, forwards.max_chosen
+        self._layers = tuple(Replays(forward, None, *sizes, record) for forward in forwards.layers)
+        self._joining = Replays(forwards.joining, None, *sizes, record) if forwards.joining else None
+        self._pieces = np.zeros(tuple(forwards.step.pieces.shape), np.int32)
+        self._ends: list[int] = []  # the last token row of each span of the last step
+        self._layer = 0  # that computed it
+        self._common: tuple[Tensor, Tensor] | None = None  # of ids that both have: the draft's and the target's
+        if draft.target_ids is not None:
+            common = np.flatnonzero(draft.target_ids >= 0)
+            own, targets = (torch.from_numpy(ids.astype(np.int64)) for ids in (common, draft.target_ids[common]))
+            self._common = own.to(forwards.ids.device), targets.to(forwards.ids.device)
+
+    @property
+    def replays(self) -> tuple[Replays, ...]:
+        """Of all its launches."""
+        return self._layers if self._joining is None else (*self._layers, self._joining)
+
+    def record_all(self, progress: Progress | None = None) -> None:
+        """As `Replays.record_all`."""
+        for replays in self.replays:
+            replays.record_all(progress)
+
+    def bind(self, rows: RowArrays, ahead: int) -> None:
+        """As `DraftForward.bind`."""
+        self._rows = rows
+
+    def enter(self, row: int) -> None:
+        """As `DraftForward.enter`: nothing of a row is kept here."""
+
+    def taps(self, first: int, count: int) -> Tensor:
+        """As `DraftForward.taps`."""
+        target = self.executor.forward
+        outputs = [target.value(target.exports[name], first + count)[first:] for name in self.draft.taps]
+        return torch.cat(outputs, 1)
+
+    def run(self, spans: Sequence[Span], taps: Tensor | None, rows: Tensor | None, layer: int = 0) -> None:
+        """As `DraftForward.run`."""
+        self._write(spans, layer)
+        count = sum(span.count for span in spans)
+        if taps is not None:
+            rows = self._joined(taps)
+        elif rows is None and layer:
+            rows = self._carried(count).clone()
+        self._layer = layer
+        if rows is not None:
+            _give(self._forward, rows)
+        self._layers[layer]("rows", count)
+        self._ends = (np.cumsum([span.count for span in spans]) - 1).tolist()
+
+    @property
+    def _forward(self) -> Forward:
+        return self.forwards.layers[self._layer]
+
+    def _carried(self, count: int) -> Tensor:
+        return self._forward.value(self._forward.exports["carried"], count)
+
+    def _write(self, spans: Sequence[Span], layer: int) -> None:
+        """Writes the pieces of a step and their ids."""
+        pieces, first, ids, ahead = self._pieces, 0, self.forwards.ids, self.draft.ahead + layer
+        pieces[:] = 0, 0, 0, NO_TOKEN, 0
+        for piece, span in zip(pieces, spans, strict=False):
+            piece[:4] = span.row, span.start, span.count, first
+            first += span.count
+        writer = self.executor.rows.writer
+        writer.fill(self.forwards.step.pieces, pieces)
+        places = [np.arange(span.start, span.end) + (span.row * ids.shape[1] + ahead) for span in spans]
+        values = [self._rows.ids[span.row, span.start + ahead : span.end + ahead] for span in spans]
+        writer.write(ids, np.concatenate(places), np.concatenate(values))
+
+    def _joined(self, taps: Tensor) -> Tensor:
+        if self._joining is None:
+            return taps
+        assert self.forwards.joining is not None
+        _give(self.forwards.joining, taps)
+        self._joining("rows", len(taps))
+        return self.forwards.joining.value(self.forwards.joining.hidden, len(taps))
+
+    def logits(self, at: Sequence[int]) -> Tensor:
+        """As `DraftForward.logits`."""
+        own = self._forward
+        assert own.logits is not None
+        chosen = np.array([self._ends[place] for place in at], np.int32)
+        self.executor.rows.writer.fill(self.forwards.step.chosen[: len(at)], chosen)
+        self._layers[self._layer]("chosen", len(at))
+        return own.value(own.logits, len(at))
+
+    def carried(self, at: Sequence[int]) -> Tensor:
+        """As `DraftForward.carried`."""
+        return self._carried(self._ends[-1] + 1)[[self._ends[place] for place in at]]
+
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Taken]:
+        """As `DraftForward.draw`, from logits of the draft vocabulary."""
+        logits = self._as_targets(logits)
+        here = [i for i, draw in enumerate(draws) if reason(draw.row.spec)]
+        found = [Taken()] * len(draws) if len(here) == len(draws) else self._draw(logits, draws, here)
+        if here:
+            for i, taken in zip(here, _sampled(logits[here], [draws[i] for i in here]), strict=True):
+                found[i] = taken
+        return found
+
+    def _as_targets(self, logits: Tensor) -> Tensor:
+        """Puts the logits in the place of the target's: -inf for ids that the draft model lacks."""
+        target = self.executor.forward
+        assert target.logits is not None
+        wide = target.value(target.logits, len(logits))
+        if self._common is None:
+            return wide.copy_(logits)
+        own, targets = self._common
+        return wide.fill_(-torch.inf).index_copy_(1, targets, logits.index_select(1, own))
+
+    def _draw(self, logits: Tensor, draws: Sequence[Draw], left_out: Sequence[int]) -> list[Taken]:
+        """Draws on the device from the target's logits; nothing for the draws at the places `left_out`."""
+        made, replays, writer = self.executor.draws, self.executor.replays, self.executor.rows.writer
+        assert made is not None
+        rows = [-1 if i in left_out else draw.row.number for i, draw in enumerate(draws)]
+        count, bucket = len(draws), bucket_of(len(draws), replays.max_chosen)
+        mask_of = [-1 if draw.mask is None or i in left_out else i for i, draw in enumerate(draws)]
+        for i, draw in enumerate(draws):
+            if draw.mask is not None and i not in left_out:
+                writer.fill(made.masks[i, : len(draw.mask)], draw.mask.copy())
+        level = made.level([row for row in rows if row >= 0], masked=max(mask_of) >= 0)
+        slots = slots_of(rows, [draw.known for draw in draws], mask_of, bucket)
+        for target, values in zip((made.rows, made.known, made.mask_of), slots, strict=True):
+            writer.fill(target[:bucket], values)
+        replays(f"sample {level}", count)
+        tokens, errors = (part.tolist() for part in fetch(made.results(count, level)[:2])())
+        return [
+            Taken(error=error_text(error, draw.row.spec, logits.shape[1])) if error else Taken((token,))
+            for token, error, draw in zip(tokens, errors, draws, strict=True)
+        ]
+
+
+def _give(forward: Forward, rows: Tensor) -> None:
+    """Writes what a forward reads besides ids."""
+    assert forward.given is not None
+    forward.value(forward.given, len(rows)).copy_(rows)
+
+
+def _sampled(logits: Tensor, draws: Sequence[Draw]) -> list[Taken]:
+    """Samples on the host."""
+    contexts = [
+        RowContext(row.spec, row.ids[:known], row.prompt_len, known, mask, carry) for row, known, carry, mask in draws
+    ]
+    return [host_sampling.taken(one) for one in sample(logits.cpu(), contexts)]
+
+
+class GraphProposer(Proposer):
+    """A Proposer whose forward is a GraphDraft: it runs on the executor's thread, with tensors on the device."""
+
+    def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
+        """As `Proposer.propose`."""
+        assert isinstance(self.forward, GraphDraft)
+        return self.forward.executor.submit(self._propose, step, ahead).result()
+
+    @torch.inference_mode()
+    def _propose(self, step: ExecutorStep, ahead: Ahead | None) -> dict[int, tuple[int, ...]]:
+        return super().propose(step, ahead)
+
+    def _joined(self, parts: Sequence[Array]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def _stacked(self, rows: Sequence[Array]) -> Tensor:
+        return torch.stack(list(rows))
+
+    def _of_target(self, logits_nv: Array) -> Array:
+        return logits_nv  # the forward translates them on the device
