@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.errors import ConfigError
+from kvasir.errors import ConfigError, KvasirError
 from kvasir.runner.fake import FakeRunner
+from kvasir.sched.drafts import Asked
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
+from kvasir.spec.drafter import Speculator
 from kvasir.types import Request
 from tests.examples import examples
 from tests.sched.drive import Drive, by_hand, request
+from tests.sched.guides import HandGuide, HandGuides
 from tests.sched.one_by_one import OneByOne
 
 VOCAB, LENGTH = 256, 512
@@ -121,3 +127,109 @@ def test_any_draft_gives_the_same_answers(seed, ahead):
     for r in asked:
         for i, answer in enumerate(by_hand(r, VOCAB, LENGTH)):
             assert drive.tokens[r.id, i] == answer
+
+
+class Eager(Speculator):
+    """Asks the runner for guesses whatever they cost, and drafts all of them."""
+
+    def __init__(self, most: int = 8):
+        super().__init__(("draft",), most=most)
+        self.most_of_all = most
+        self.taken: list[tuple[Sequence, tuple[int, ...], int]] = []
+
+    def pays(self, rows: int) -> bool:
+        return True
+
+    def asks(self, seq: Sequence, most: int) -> int:
+        self._state(seq).waiting = True
+        return min(most, self.most_of_all)
+
+    def proposed(self, seq: Sequence, ids: Seq[int], after: int) -> None:
+        super().proposed(seq, ids, after)
+        self.taken.append((seq, tuple(ids), after))
+
+    def propose(self, asked: Seq[Asked], budget: int) -> list[array[int]]:
+        return [self._guess(seq, min(most, budget)).ids for seq, most in asked]
+
+
+def guided_requests(rng: random.Random, guided: float) -> list[Request]:
+    return [
+        replace(
+            request(f"r{i}", [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))],
+                    max_tokens=rng.randrange(1, 40), n=rng.choice([1, 2]), temperature=rng.choice([0.0, 1.0]),
+                    seed=rng.randrange(99)),
+            grammar=f"{rng.randrange(1000)} {rng.randrange(1, 40)}" if rng.random() < guided else None,
+        )
+        for i in range(4)
+    ]  # fmt: skip
+
+
+def guessing(
+    asked: list[Request], drafter: Speculator, right: float, ahead: bool, jump: bool = True, **runner
+) -> Drive:
+    fake = FakeRunner(guesses=right, **runner)
+    drive = Drive(Scheduler(fake.capacity, drafter=drafter, guides=HandGuides(), jump_ahead=jump), fake, ahead)
+    for r in asked:
+        drive.scheduler.add(r)
+    while drive.scheduler.has_work() or drive.pending:
+        drive.step()
+        drive.scheduler.check()
+    for r in asked:
+        for i, answer in enumerate(by_hand(r, VOCAB, LENGTH)):
+            assert drive.tokens[r.id, i] == answer
+    return drive
+
+
+@examples(20)
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([0.0, 0.5, 1.0]))
+def test_any_guesses_of_the_runner_give_the_same_answers(seed, ahead, right):
+    """With few blocks, too, and beside sequences that follow grammars."""
+    rng = random.Random(seed)
+    runner = {"window": rng.choice([0, 20, (0, 12)]), "block_size": 4, "num_blocks": rng.choice([30, 120])}
+    drafter = Eager(rng.randrange(1, 9)) if rng.random() < 0.7 else Speculator(("ngram", "draft"))
+    guessing(guided_requests(rng, 0.4), drafter, right, ahead, rng.random() < 0.7, **runner)
+
+
+@examples(20)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_guesses_that_know_the_grammar_are_right(seed, ahead, jump):
+    """Each is drawn under the mask after the guesses before it, and follows the ids that its step has sampled."""
+    rng, drafter = random.Random(seed), Eager()
+    drive = guessing(guided_requests(rng, 1.0), drafter, 1.0, ahead, jump)
+    for seq, ids, after in drafter.taken:
+        assert ids[: len(seq.tokens) - after] == tuple(seq.tokens[after : after + len(ids)])
+    wrong = drive.scheduler.drafted_tokens - drive.scheduler.accepted_tokens
+    assert wrong <= len(drive.tokens), "one that ends its sequence is not counted"
+
+
+def test_right_guesses_save_steps():
+    asked = [request("a", [1, 2, 3], max_tokens=33)]
+    drive = guessing(asked, Eager(7), 1.0, ahead=False)
+    assert drive.scheduler.accepted_tokens == drive.scheduler.drafted_tokens == 28
+    assert decodes(drive) == 1 + 32 // 8
+
+
+@pytest.mark.parametrize("broken", ["copy", "advance", "allowed"])
+def test_a_grammar_that_cannot_be_followed_ahead_costs_guesses_only(broken, monkeypatch):
+    """The guide itself stays sound, and other sequences keep their guesses."""
+
+    def fail(self, *_):
+        raise KvasirError("broken")
+
+    class Broken(HandGuide):
+        copied = False
+
+        def copy(self):
+            if broken == "copy" and self.grammar.startswith("7 "):
+                raise KvasirError("broken")
+            other = Broken(self.grammar)
+            other.place = self.place
+            if self.grammar.startswith("7 "):
+                setattr(other, broken, fail.__get__(other))
+            return other
+
+    monkeypatch.setattr("tests.sched.guides.HandGuide", Broken)
+    asked = [replace(request(f"r{seed}", [1, 2], max_tokens=30), grammar=f"{seed} 30") for seed in (7, 8)]
+    drafter = Eager()
+    drive = guessing(asked, drafter, 1.0, ahead=False, jump=False)
+    assert {seq.request.id for seq, _, _ in drafter.taken} == {"r8"} and not set(drive.reasons.values()) & {"error"}

@@ -98,17 +98,32 @@ class ShakyRunner(FakeRunner):
 
 
 class Drafts(OneByOne):
-    """Knows the answers, and changes an id of a draft with a chance of `wrong`; some do not even exist."""
+    """Knows the answers, or takes the runner's guesses, and changes an id of a draft with a chance of `wrong`; some do
+    not even exist."""
 
     def __init__(self, chance: random.Random, wrong: float):
         self.chance, self.wrong = chance, wrong
+        self.guesses: dict[int, tuple[Seq, list[int], int]] = {}  # by the identity of a sequence
+        self.used = 0
 
     def waits(self, seq: Seq) -> bool:
         return self.chance.random() < 0.5
 
+    def asks(self, seq: Seq, most: int) -> int:
+        return self.chance.randrange(most + 1)
+
+    def proposed(self, seq: Seq, ids: Sequence[int], after: int) -> None:
+        assert seq.prompt_len < after <= len(seq.tokens)
+        self.guesses[id(seq)] = seq, list(ids), after
+
     def guess(self, seq: Seq, most: int) -> list[int]:
-        [answer] = by_hand(seq.request, VOCAB, LENGTH, frozenset({5, 77}), (seq.index,))
-        draft = answer[len(seq.tokens) - seq.prompt_len :][: self.chance.randrange(most + 2)]
+        _, ids, after = self.guesses.pop(id(seq), (seq, [], 0))
+        draft = ids[len(seq.tokens) - after :]
+        self.used += bool(draft)
+        if not draft:
+            [answer] = by_hand(seq.request, VOCAB, LENGTH, frozenset({5, 77}), (seq.index,))
+            draft = answer[len(seq.tokens) - seq.prompt_len :]
+        draft = draft[: self.chance.randrange(most + 2)]
         return [self.chance.randrange(VOCAB + 1) if self.chance.random() < self.wrong else t for t in draft]
 
 
@@ -206,6 +221,7 @@ class Run:
             max_rows=draw.choice([1, 2, 3, 6]), max_tokens_per_step=LENGTH if self.bidirectional else step_tokens,
             max_model_len=LENGTH, overlaps=draw.random() < 0.5,
             encoders=Encoders(*draw.choice([(28 * 8, 8, 14), (42 * 8, 8, 28), (1 << 20, 8, 100)])),
+            guesses=draw.choice([None, 0.0, 0.6, 1.0]),
         )  # fmt: skip
         groups = tuple(GroupFacts("ids", group.bytes_per_block) for group in runner.capacity.groups)
         tier = ShakyTier(draw, StoreFacts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
@@ -401,7 +417,7 @@ def test_any_mix_of_requests_comes_to_an_end(seed):
 def test_the_chance_reaches_everything():
     """What the property is about does happen."""
     seen: dict[str, int] = defaultdict(int)
-    for seed in range(40):
+    for seed in range(60, 100):
         drawn = run(random.Random(seed))
         scheduler = drawn.core.scheduler
         seen["preempted"] += scheduler.preemptions
@@ -414,9 +430,12 @@ def test_the_chance_reaches_everything():
         seen["read"] += drawn.read
         seen["drafted"] += drawn.core.scheduler.drafted_tokens
         seen["accepted"] += drawn.core.scheduler.accepted_tokens
+        seen["guessed"] += drawn.drafter.used if drawn.drafter else 0
         for delta in drawn.last.values():
             seen[str(delta.finish_reason)] += 1
-    reached = "preempted paused hit evicted loaded guided jumped read drafted accepted stop length error timeout"
+    reached = (
+        "preempted paused hit evicted loaded guided jumped read drafted accepted guessed stop length error timeout"
+    )
     for what in reached.split():
         assert seen[what] > 0, what
 

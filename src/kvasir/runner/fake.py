@@ -31,6 +31,7 @@ from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, St
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.fake_content import PLAIN, FakeContent
+from kvasir.runner.fake_guesses import FakeProposer
 from kvasir.runner.rows import Row, Rows
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo, Task
@@ -49,7 +50,8 @@ class FakeRunner(Runner):
     step_seconds: duration of a step. fault: called with each plan before it runs; may raise. deadly_token: an id that
     kills the whole process when it is computed, as a faulty kernel would. device_fault_token: one that raises
     DeviceFault. overlaps: whether the next step may be planned while a step runs. window: of its only cache group, 0
-    for none; or of each of several cache groups. kinds: the kind of each cache group, instead of windows.
+    for none; or of each of several cache groups. kinds: the kind of each cache group, instead of windows. guesses: the
+    share of its guesses (`Work.propose`) that are right; None: it does not guess.
     """
 
     samples: type[FakeExecutor]  # the executor's class
@@ -74,6 +76,7 @@ class FakeRunner(Runner):
         adapters: tuple[str, ...] = (),
         max_drafted: int = 8,
         encoders: Encoders | None = Encoders(1 << 20, 64, 256),
+        guesses: float | None = None,
     ):
         windows = window if isinstance(window, tuple) else (window,)
         kinds = kinds or tuple(attention(1, 1, window) for window in windows)
@@ -85,7 +88,8 @@ class FakeRunner(Runner):
         )  # fmt: skip
         info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
         executor = self.samples(capacity, step_seconds, deadly_token, device_fault_token, fault, overlaps)
-        super().__init__(executor, capacity, info)
+        proposer = None if guesses is None else FakeProposer(executor, guesses, max_model_len)
+        super().__init__(executor, capacity, info, proposer)
 
 
 class FakeCache:
@@ -274,9 +278,8 @@ class FakeExecutor:
 
     def draw(self, work: Work, mask: bytes | None) -> Taken:
         """Samples the next token, and along the draft as long as it matches and the masks allow any id."""
-        row, end, vocab = self.rows[work.row], work.start + work.count, self.capacity.vocab_size
+        row, end = self.rows[work.row], work.start + work.count
         seen, spec = self.seen(work), row.spec
-        ahead = self.contents.get(work.row, PLAIN).ahead
         masks = [mask] * (work.drafted + 1)
         if mask and work.drafted:
             masks = [mask[i : i + len(mask) // len(masks)] for i in range(0, len(mask), len(mask) // len(masks))]
@@ -284,10 +287,7 @@ class FakeExecutor:
         for at, mask in zip(range(end - work.drafted, end + 1), masks, strict=True):
             if mask is not None and not any(mask):
                 break
-            token = fake_next(seen[:at], at + ahead, spec.seed if spec.temperature else 0, vocab)
-            if token in spec.stop_ids and at - row.prompt_len < spec.min_tokens:
-                token = (token + 1) % vocab
-            token = fake_masked(token, mask, vocab)
+            token = self._next_id(row, seen[:at], mask)
             tokens.append(token)
             if at < end and row.ids[at] != token:
                 break
@@ -299,6 +299,18 @@ class FakeExecutor:
         first = end - work.drafted
         entries = (fake_logprob(t, first + i, spec.logprobs) for i, t in enumerate(tokens) if spec.logprobs >= 0)
         return Taken(tuple(tokens), tuple(entries), carry)
+
+    def next_id(self, row: Row, ids: np.ndarray, mask: bytes | None) -> int:
+        """The id that is sampled after these ids of a row."""
+        return self._next_id(row, self.contents.get(row.number, PLAIN).numbers(ids).tolist(), mask)
+
+    def _next_id(self, row: Row, seen: list[int], mask: bytes | None) -> int:
+        spec, vocab, at = row.spec, self.capacity.vocab_size, len(seen)
+        ahead = self.contents.get(row.number, PLAIN).ahead
+        token = fake_next(seen, at + ahead, spec.seed if spec.temperature else 0, vocab)
+        if token in spec.stop_ids and at - row.prompt_len < spec.min_tokens:
+            token = (token + 1) % vocab
+        return fake_masked(token, mask, vocab)
 
 
 FakeRunner.samples = FakeExecutor
