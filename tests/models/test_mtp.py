@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache, reduce
 from typing import Any
@@ -155,6 +156,18 @@ def test_a_model_is_loaded_with_its_head(transformers, tmp_path):
     assert torch.equal(draft(loaded.model, loaded.mtp, ids), draft(model, head, ids))
     packed = load_model(files, options=LoadOptions(executor="program", mtp=True))
     assert packed.mtp is not None and sum(packed.formats.values()) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_published_config_of_mimo_does_not_count_the_layers(transformers, tmp_path):
+    kind = "mimo-v2-flash"
+    model, head, _, _, ids = made(transformers, kind, 3)
+    Oracle.of(transformers, kind, 3).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("num_nextn_predict_layers") == 3
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = load_model(find_local(tmp_path), "float32", options=LoadOptions(mtp=True))
+    assert torch.equal(draft(loaded.model, loaded.mtp, ids), draft(model, head, ids))
 
 
 def test_a_model_without_a_head_is_refused_by_name(transformers):

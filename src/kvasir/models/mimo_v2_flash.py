@@ -115,6 +115,7 @@ class MiMoV2Flash(Glm4Moe):
 
     Config = MiMoV2FlashConfig
     config: MiMoV2FlashConfig
+    counted = "num_nextn_predict_layers", r"model\.mtp\.layers\.(\d+)\."  # not in published configs
 
     def __init__(self, config: MiMoV2FlashConfig):
         self.window_rope = Rope(config.rotary_dim, config.window_theta, config.window_scaling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -234,6 +235,7 @@ def _load(
 ) -> LoadedModel:
     config, source = open_checkpoint(files, options.overrides)
     kind = model_class_for(config)
+    config = _counted(kind, config, source)
     model = kind(kind.Config.from_hf(config))
     _check_hidden(options.hidden, model)
     if packer and options.executor != "graph" and device == "cpu" and (reason := no_attention(model)):
@@ -264,6 +266,14 @@ def _load(
         model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
         options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
     )  # fmt: skip
+
+
+def _counted(kind: Any, config: dict[str, Any], source: WeightSource) -> dict[str, Any]:
+    """The config with the number of layers for multi-token prediction, from their tensors if the field is missing."""
+    missing, pattern = getattr(kind, "counted", None) or ("", "")
+    if not missing or missing in config:
+        return config
+    return config | {missing: len({found[1] for name in source.names() if (found := re.match(pattern, name))})}
 
 
 def place_of(packer: Any, dtype: str, device: str) -> Place:
