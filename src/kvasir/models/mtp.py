@@ -35,7 +35,7 @@ class MultiTokenHead(Module):
             raise UnsupportedModel(f"{type(model).__name__} has no layers for multi-token prediction in its config")
         self.drafting = drafting
         whole = type(model)(drafting.config)
-        self._spec, self._names = whole.cache_spec(), whole.names()
+        self._whole, self._names = (whole,), whole.names()  # in a tuple: its other modules are not the head's
         added = whole.layers[model.config.num_layers :]
         eps, width = model.config.norm_eps, model.config.width
         norms = ((model.Norm(width, eps), model.Norm(width, eps), model.Norm(width, eps)) for _ in added)
@@ -62,8 +62,8 @@ class MultiTokenHead(Module):
         return normed_TD, normed_TD if self.drafting.carries_normed else rows_TD
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
-        """The kinds of the caches of the decoder's layers, then of these."""
-        return self._spec
+        """The kinds of the caches of the decoder's layers, as if they were not split over ranks, then of these."""
+        return self._whole[0].cache_spec()
 
     def names(self) -> Mapping[str, Entry]:
         """As `Decoder.names`."""

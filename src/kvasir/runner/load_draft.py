@@ -50,13 +50,13 @@ def load_draft(
 ) -> LoadedModel:
     """The model with the ordinary decoder in `files` as its draft model.
 
-    dtype, device, options: of the draft model; it runs on the model's executor. shared: int32 [vocabulary of the
+    dtype, device, options: of the draft model; it runs on the model's executor. Of ranks that share the model, each
+    guesses: with a draft model of its own, unless these options have the mesh, too. shared: int32 [vocabulary of the
     model], the draft model's id of the same token, -1 where it has none; None if they have the same tokenizer. unknown:
     its id for the others. Raises ConfigError if the executor cannot draft, if the model is not one that drafts, or if
     it does not fit; what `load_model` raises.
     """
     options = replace(options or LoadOptions(), executor=loaded.executor, hidden=(), mtp=False)
-    check_executor(loaded, options)
     more = load_model(files, dtype, device, progress, options)
     if Task.GENERATE not in more.model.tasks:
         raise ConfigError(f"{more.architecture} generates no text", "choose a draft model that does")
@@ -64,17 +64,10 @@ def load_draft(
     return attach(loaded, draft, more)
 
 
-def check_executor(loaded: LoadedModel, options: LoadOptions | None = None) -> None:
-    """Raises ConfigError if the model's executor does not run models that draft."""
-    if options and options.mesh.size > 1:
-        raise ConfigError("models that draft run on one rank", "use one rank, or a drafter without weights")
-
-
 def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedModel:
     """The model with a draft model, which may read outputs of its trace. more: what was loaded for it
     (bytes, formats, notes, held, mapped as in LoadedModel). Raises ConfigError if the executor cannot
     draft, or not with this."""
-    check_executor(loaded)
     if loaded.executor == "eager":
         return _joined(replace(loaded, draft=draft), more)
     layout, graph = joint_layout(loaded.model, draft), loaded.executor == "graph"

@@ -29,7 +29,7 @@ from kvasir.runner.load import (
     split,
     weight_bytes,
 )
-from kvasir.runner.load_draft import attach, check_executor
+from kvasir.runner.load_draft import attach
 from kvasir.runner.packing import Packer, Report
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
@@ -66,7 +66,6 @@ def with_head(
     """The model with the head in `files` as its draft model. The others are of the head, as for `load_model`.
     Raises ConfigError if the executor cannot draft; what `load_head` raises."""
     options = options or LoadOptions()
-    check_executor(loaded, options)
     hold = _packer(loaded, device, options, report)
     head = load_head(files, loaded.model, dtype, device, hold, options.mesh, progress)
     return attach(loaded, head.model, head)
