@@ -215,7 +215,7 @@ def test_with_and_without_the_lane_plans_and_answers_are_the_same(seed):
 
 
 def test_the_lane_is_used():
-    assert sum(compare(seed).decoded for seed in range(3)) > 200
+    assert compare(2).decoded > 100
 
 
 def late(run: Run) -> None:
