@@ -90,8 +90,8 @@ class Replay(Speculator):
         continuation(ids, most)  # for its time
         return self._coming(seq, most), 0
 
-    def proposed(self, seq: Sequence, ids: Seq[int]) -> None:
-        super().proposed(seq, self._coming(seq, len(ids)))
+    def proposed(self, seq: Sequence, ids: Seq[int], after: int) -> None:
+        super().proposed(seq, self._coming(seq, len(ids)), after)
 
 
 def requests(users: int, seed: int) -> list[Request]:

@@ -31,7 +31,9 @@ WIDE = (*PRODUCTS, "attend", "join_norm")
 def all_cases(sets: Iterable[str], target: str) -> list[Wanted]:
     """The distinct cases of sets of launches on a target."""
     hip = "6" if target.startswith("gfx") else None
-    with patch("torch.version.hip", hip), patch("kvasir.ops.launch.has_pdl", lambda: target in WITH_PDL):
+    has_pdl = patch("kvasir.ops.launch.has_pdl", lambda: target in WITH_PDL)
+    has_tensor_memory = patch("kvasir.ops.attention.triton.has_tensor_memory", lambda: target == "sm_100")
+    with patch("torch.version.hip", hip), has_pdl, has_tensor_memory:
         return cases_of(launch for name in sets for launch in launches_in(name))
 
 

@@ -7,6 +7,7 @@ import time
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from kvasir.errors import KvasirError
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.drafts import Asked
 from kvasir.sched.scheduler import Scheduler
-from kvasir.spec.drafter import FAR, Speculator
+from kvasir.spec.drafter import FAR, RESTS, TRIED, Rest, Speculator
 from kvasir.speculation import Speculation
 from kvasir.types import Request, ServiceClass, Target
 from tests.sched.drive import Drive, by_hand, request
@@ -172,6 +173,62 @@ def test_columns_are_used_while_drafts_do_not_pay():
     cheap = driven(asked, Timed(("ngram",)), max_rows=64, max_tokens_per_step=512)
     assert not any(plan.decodes for plan in cheap.plans)
     assert dear.tokens == cheap.tokens
+
+
+class Counting(Timed):
+    """Knows how many sequences decode."""
+
+    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+        self._decoding = rows - drafted
+
+
+def observed(drive: Drive, drafter, asked: list[Request]) -> None:
+    for r in asked:
+        drive.scheduler.add(r)
+    while drive.scheduler.has_work() or drive.pending:
+        drive.step()
+        drafter.measured(len(drive.scheduler.running), 0, 1.0)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_many_sequences_rest_from_drafters_that_win_too_little(right):
+    """In columns; after a while they are tried again, and kept if they win."""
+    plain = [request(f"r{i}", [i, i + 1], max_tokens=40, temperature=0.0) for i in range(16)]
+    asked = [replace(r, prediction=tuple(answer(r) if right else [9] * 40)) for r in plain]
+    guesses = Counting(("ngram",))
+    fake = FakeRunner(vocab_size=VOCAB, max_rows=16, max_tokens_per_step=512)
+    drive = Drive(Scheduler(fake.capacity, drafter=guesses), fake)
+    observed(drive, guesses, asked)
+    assert bool(guesses._rest) != right == (not any(plan.decodes for plan in drive.plans))
+    assert guesses.pays(16) == right and guesses.pays(2), "few rows need no columns"
+    assert drive.tokens == {(r.id, 0): answer(r) for r in plain}
+    guesses._rest.until = 0.0
+    assert guesses.pays(16)
+    assert guesses._rest.steps == (RESTS[0] if right else 2 * RESTS[0])
+
+
+def test_a_rest_doubles_until_something_is_won():
+    rest = Rest()
+    for steps in (64, 128, 256, 512, 512):
+        begun = time.perf_counter()
+        for _ in range(TRIED):
+            assert not rest
+            rest.note(0, 1.0)
+        assert rest and rest.until - begun == pytest.approx(steps, abs=5)
+        rest.until = 0.0
+    for _ in range(TRIED):
+        rest.note(1, 1.0)
+    assert not rest and rest.steps == RESTS[0]
+
+
+def test_what_is_not_found_is_looked_for_once_at_a_place():
+    seq: Any = SimpleNamespace(tokens=array("i"))
+    guesses = Speculator(("ngram",))
+    for tokens, lookups in [([1, 2, 3, 4], 1), ([1, 2, 3, 4], 1), ([1, 2, 3, 4, 1], 2), ([1, 2, 3, 4, 1, 2], 3)]:
+        seq.tokens = array("i", tokens)
+        found, _ = guesses._ngram(seq, seq.tokens, 4)
+        assert guesses.lookups == lookups
+    assert list(found) == [3, 4, 1, 2]
 
 
 def test_nothing_is_kept_of_sequences_that_ended():

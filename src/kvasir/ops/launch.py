@@ -43,10 +43,21 @@ def for_large_tiles() -> dict[str, Any]:
 @cache
 def has_pdl() -> bool:
     """Whether the GPU has programmatic dependent launch: from sm_90 on."""
+    return _capability() >= (9, 0)
+
+
+@cache
+def has_tensor_memory() -> bool:
+    """Whether the GPU's products accumulate in a memory of their own: from sm_100 on."""
+    return _capability() >= (10, 0)
+
+
+def _capability() -> tuple[int, int]:
+    """Of NVIDIA's GPU: (9, 0) for sm_90; (0, 0) without one."""
     torch = sys.modules.get("torch")
     if INTERPRETED or torch is None or on_hip() or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= (9, 0)
+        return 0, 0
+    return torch.cuda.get_device_capability()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,10 @@ INSERTED = 64  # ids that a prediction may have more than the answer up to some 
 LOOKING = 0.2  # share of a step's time that may be spent on finding guesses
 FAR = 64  # ids that a lookup returns: more than a step can check
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
+MANY = 8  # decoding sequences from which on a step without drafters needs no objects per row (sched.lane)
+TRIED = 128  # rows after which it is decided whether so many sequences go on with drafters
+WON = 0.05  # accepted ids per row that outweigh what drafters cost the host where many sequences decode
+RESTS = 64, 512  # steps without drafters if they win less: at first, and at most
 
 
 class Guess(NamedTuple):
@@ -76,6 +80,31 @@ class Drafted:
     found: dict[str, Found] = field(default_factory=dict)  # by source
 
 
+@dataclass(slots=True)
+class Rest:
+    """Whether many sequences pause their drafters: they do if a while brought too little, each time for longer. Told
+    of each row that was tried, in a step that takes `seconds`."""
+
+    tried: int = 0
+    won: int = 0
+    steps: int = RESTS[0]  # the next pause
+    until: float = 0.0  # when it ends, as time.perf_counter
+
+    def note(self, accepted: int, seconds: float) -> None:
+        self.tried, self.won = self.tried + 1, self.won + accepted
+        if self.tried < TRIED:
+            return
+        if self.won >= WON * self.tried:
+            self.steps = RESTS[0]
+        else:
+            self.until = time.perf_counter() + self.steps * seconds
+            self.steps = min(2 * self.steps, RESTS[1])
+        self.tried = self.won = 0
+
+    def __bool__(self) -> bool:
+        return time.perf_counter() < self.until
+
+
 class Speculator:
     """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
 
@@ -106,6 +135,7 @@ class Speculator:
         self._of: dict[int, Drafted] = {}  # by the identity of a sequence
         self._pays: dict[int, bool] = {}  # by rows
         self._looking = 0.0  # seconds that the guess for a sequence takes, the mean of the last ones
+        self._rest = Rest()
         self._measured = 0
         self._decoding = 1  # sequences in the last step that was measured
         self.saved = 0.0
@@ -115,6 +145,8 @@ class Speculator:
 
     def pays(self, rows: int) -> bool:
         """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
+        if rows >= MANY and self._rest:
+            return False
         if rows not in self._pays:
             dear = bool(self.times.rows) and self._looking * rows > LOOKING * self.times.of(rows)
             self._pays[rows] = not dear and any(shares([SURE] * rows, [4] * rows, self.times))
@@ -169,6 +201,8 @@ class Speculator:
         state.proposed, state.after = array("i", ids), after
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        if self._decoding >= MANY:
+            self._rest.note(accepted, self.times.of(self._decoding))
         state = self._of.get(id(seq))
         if state is None:
             return
@@ -287,6 +321,8 @@ class Speculator:
         kept = self._state(seq).found
         if found := kept.get(source):
             done = len(ids) - found.after
+            if not (done or found.ids):
+                return found.ids, 0
             if done + most <= len(found.ids) and found.ids[:done] == ids[found.after :]:
                 return found.ids[done : done + most], min(found.length + done, LONGEST)
         self.lookups += 1
