@@ -183,11 +183,29 @@ struct Int8 : FloatWeights {
     static constexpr int64_t KEY_BYTES = 64, VALUE_BYTES = 16;
     static constexpr int32_t BIAS = 128;  // of the keys, the unsigned operand of the dot product
     using Sum = i32x16;
-    using Key = u8x64;
     using Value = f32x16;
     using Query = int32_t;  // four dimensions
 
+#if defined(KVASIR_AVX2)
+    // Keys without their bias, whose products fit 16 bits.
+    using Key = Centred;
+
+    static KVASIR_INLINE Centred load_key(const uint8_t* from) { return centred(load(from)); }
+    static KVASIR_INLINE i32x16 start(const AttentionState&, int64_t) { return broadcast_i32(0); }
+    static KVASIR_INLINE i32x16 dot(i32x16 sum, const Centred& key, int32_t query) {
+        return add_pairs(sum, pairs(key, query));
+    }
+#else
+    using Key = u8x64;
+
     static KVASIR_INLINE u8x64 load_key(const uint8_t* from) { return load(from); }
+    static KVASIR_INLINE i32x16 start(const AttentionState& state, int64_t row) {
+        return broadcast_i32(-BIAS * state.query_sum[row]);
+    }
+    static KVASIR_INLINE i32x16 dot(i32x16 sum, u8x64 key, int32_t query) {
+        return kvasir::KVASIR_ISA::dot<255>(sum, key, query);
+    }
+#endif
     static KVASIR_INLINE f32x16 load_value(const uint8_t* from) {
         return to_float(load_i8(reinterpret_cast<const int8_t*>(from)));
     }
@@ -216,12 +234,6 @@ struct Int8 : FloatWeights {
         state.query_scale[row] = quantize(to, from, dim);
         state.query_sum[row] = 0;
         for (int64_t i = 0; i < dim; ++i) state.query_sum[row] += to[i];
-    }
-    static KVASIR_INLINE i32x16 start(const AttentionState& state, int64_t row) {
-        return broadcast_i32(-BIAS * state.query_sum[row]);
-    }
-    static KVASIR_INLINE i32x16 dot(i32x16 sum, u8x64 key, int32_t query) {
-        return kvasir::KVASIR_ISA::dot<255>(sum, key, query);
     }
     static KVASIR_INLINE f32x16 score(i32x16 sum, const AttentionState& state, int64_t row, const uint8_t* scales) {
         const f32x16 scale = mul(load(reinterpret_cast<const float*>(scales)), broadcast(state.query_scale[row]));
