@@ -271,3 +271,4 @@ class ModelInfo:
     kv_bytes_per_token: tuple[tuple[int, int], ...] = ()  # (window, or 0 for all tokens; bytes) of each cache group
     targets: dict[ServiceClass, Target] = field(default_factory=dict)  # of each class
     drafters: tuple[str, ...] = ()  # names of speculation.METHODS, in the order in which they are asked
+    draft_max: int = 0  # drafted ids of a sequence in a step, at most; 0 without drafters

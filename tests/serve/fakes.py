@@ -16,6 +16,7 @@ from kvasir.plan import Join, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_carry, fake_masked
 from kvasir.runner.rows import Row
+from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence
 from kvasir.text.byte_level import LETTERS
@@ -113,14 +114,22 @@ class Predicted(OneByOne):
         return seq.request.prediction[done : done + most] if allowed else ()
 
 
+class Echoed(OneByOne):
+    """Guesses that a greedy answer repeats the prompt, as it does, and now and then something wrong."""
+
+    def guess(self, seq: Sequence, most: int) -> Seq[int]:
+        prompt, done = seq.tokens[: seq.prompt_len], len(seq.tokens) - seq.prompt_len
+        return [prompt[(done + i) % len(prompt)] if done % 4 < 3 else 0 for i in range(min(most, 5))]
+
+
 class EchoEngine(InProcessEngine):
     """Takes FakeRunner's options, fields of ModelInfo, and max_waiting of the scheduler. drafts: with the drafter
-    Predicted, under the name ngram."""
+    Predicted, under the name ngram; or with another drafter."""
 
-    def __init__(self, max_waiting: int = 1024, info: dict | None = None, drafts: bool = False, **runner):
+    def __init__(self, max_waiting: int = 1024, info: dict | None = None, drafts: bool | Drafter = False, **runner):
         options = {"vocab_size": VOCAB, "num_blocks": 400, "max_rows": 16, "max_model_len": 512, **runner}
         options.setdefault("tasks", (Task.GENERATE, Task.EMBED))
-        own = {"drafters": ("ngram",)} if drafts else {}
+        own = {"drafters": ("ngram",), "draft_max": 8} if drafts else {}
 
         def build() -> EngineCore:
             fake = EchoRunner(**options)
@@ -130,7 +139,7 @@ class EchoEngine(InProcessEngine):
                 eos_ids=(EOS,),
                 max_waiting=max_waiting,
                 guides=grammar_guides(),
-                drafter=Predicted() if drafts else None,
+                drafter=Predicted() if drafts is True else drafts or None,
             )
             return EngineCore(fake, scheduler)
 

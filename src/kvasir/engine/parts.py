@@ -124,6 +124,7 @@ def describe(model: Model, config: EngineConfig) -> ModelInfo:
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // config.block_size) for g in model.groups),
         targets=config.targets,
         drafters=config.drafters.methods if Task.GENERATE in forward.tasks else (),
+        draft_max=config.draft_max if config.drafters.methods and Task.GENERATE in forward.tasks else 0,
     )
 
 

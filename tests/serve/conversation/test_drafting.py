@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
+import ollama
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from kvasir.types import Usage
 from tests.examples import examples
 from tests.later import anthropic, openai
 from tests.serve.dialects.table import ROWS
+from tests.serve.fakes import Echoed
 from tests.serve.running import client, events, live
 
 CHAT = "/v1/chat/completions"
@@ -193,6 +196,22 @@ async def test_llamacpps_times_count_drafts_where_there_are_any():
     assert (timings["draft_n"], timings["draft_n_accepted"]) == (6, 4)
 
 
+async def test_llamacpps_settings_name_the_drafters():
+    names = [f"speculative.{name}" for name in ("types", "n_max", "n_min", "p_min")]
+    async with client(drafts=True) as http:
+        shown = [(await http.get("/props")).json()["default_generation_settings"]["params"]]
+        for own in ({}, {"speculative.n_max": 3}, {"speculation": {"method": "off"}}):
+            body = {"prompt": TEXT, "n_predict": 1, **own}
+            shown.append((await http.post("/completion", json=body)).json()["generation_settings"])
+        assert {slot["speculative"] for slot in (await http.get("/slots")).json()} == {True}
+    usual = ["ngram-simple", 8, 0, 0.0]
+    found = [[settings[name] for name in names] for settings in shown]
+    assert found == [usual, usual, ["ngram-simple", 3, 0, 0.0], ["none", 0, 0, 0.0]]
+    async with client() as http:
+        settings = (await http.get("/props")).json()["default_generation_settings"]["params"]
+    assert [settings[name] for name in names] == ["none", 0, 0, 0.0]
+
+
 # -- the vendors' own clients --------------------------------------------------------------------------------------
 
 
@@ -220,6 +239,51 @@ def test_the_official_client_sends_predictions(drafting):
         assert answer.usage.output_tokens == 4
         with pytest.raises(openai.BadRequestError, match="it has ngram"):
             api.completions.create(model="fake", prompt="x", extra_body={"speculation": {"method": "eagle3"}})
+
+
+def test_the_async_client_streams_what_it_predicts(drafting):
+    async def streamed() -> tuple[str, Any]:
+        async with openai.AsyncOpenAI(base_url=f"{drafting.url}/v1", api_key="none", max_retries=0) as api:
+            prediction = {"type": "content", "content": ANSWER[:20] + "!" + ANSWER[20:]}
+            body = {"model": "fake", **chat(n=2), "prediction": prediction}
+            text, usage = "", None
+            options = {"include_usage": True}
+            async for chunk in await api.chat.completions.create(**body, stream=True, stream_options=options):
+                text += "".join(c.delta.content or "" for c in chunk.choices if c.index == 1)
+                usage = chunk.usage or usage
+            return text, usage
+
+    text, usage = asyncio.run(streamed())
+    details = usage.completion_tokens_details
+    assert text == ANSWER and usage.completion_tokens == 2 * len(ANSWER)
+    assert details.accepted_prediction_tokens >= 20 and details.rejected_prediction_tokens >= 2
+
+
+def test_drafts_change_neither_answers_nor_usage_of_other_clients():
+    """Ollama's and Anthropic's answers have no place for counts of drafts, and those that they have stay the same."""
+    messages = [{"role": "user", "content": TEXT}]
+
+    def asked(url: str) -> list[Any]:
+        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as api, ollama.Client(host=url) as own:
+            ask = {"model": "fake", "max_tokens": 30, "messages": messages, "extra_body": {"temperature": 0}}
+            answer = api.messages.create(**ask)
+            with api.messages.stream(**ask) as stream:
+                streamed = stream.get_final_message()
+            options = {"temperature": 0, "num_predict": 30, "seed": 1}
+            chats = [
+                own.chat("fake", messages, options=options),
+                *own.chat("fake", messages, options=options, stream=True),
+            ]
+            made = [own.generate("fake", TEXT, options={**options, **more}) for more in ({}, {"draft_num_predict": 2})]
+        text = "".join(one.message.content for one in chats[1:])
+        said = [chats[0].message.content, text, *(one.response for one in made)]
+        counts = [(one.done_reason, one.prompt_eval_count, one.eval_count) for one in (chats[0], chats[-1], *made)]
+        return [*((one.content[0].text, one.stop_reason, one.usage) for one in (answer, streamed)), *said, *counts]
+
+    with live() as plain, live(drafts=Echoed()) as server:
+        assert asked(server.url) == asked(plain.url)
+        stats = server.ask(server.front.stats())
+        assert 0 < stats.accepted_tokens < stats.drafted_tokens
 
 
 def test_anthropics_client_chooses_drafters(drafting):

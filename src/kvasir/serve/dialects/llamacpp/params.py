@@ -13,12 +13,17 @@ from kvasir.errors import InvalidRequest
 from kvasir.fields import SAMPLER, names_in
 from kvasir.serve.conversation.sampling import NOTHING, asked_fields, described, recommended
 from kvasir.serve.dialects.llamacpp.wire import Options
+from kvasir.speculation import Speculation
 from kvasir.types import ModelInfo, SamplingParams, StructuredOutputs
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 WINDOW = 64  # ids that penalties consider
 RANDOM_SEEDS = (-1, 2**32 - 1)
 INFILL = "infill"
+_DRAFTERS = {
+    **{"ngram": "ngram-simple", "suffix": "ngram-mod", "draft": "draft-simple"},
+    **{"eagle3": "draft-eagle3", "mtp": "draft-mtp"},
+}
 
 # The samplers in the order in which they act, each with the values that disable it; docs/sampling.md explains why
 # temperature precedes the filters.
@@ -108,8 +113,10 @@ def names_of(wire: Options) -> dict[str, str]:
     }
 
 
-def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> dict[str, Any]:
-    """generation_settings: the settings in effect."""
+def settings_object(
+    wire: Options, params: SamplingParams, n_predict: int, info: ModelInfo, speculation: Speculation | None = None
+) -> dict[str, Any]:
+    """generation_settings: the settings in effect. speculation: of the request."""
     acting = [name for name, off in OFF.items() if any(getattr(params, k) != v for k, v in off.items())]
     return {
         "n_predict": n_predict,
@@ -124,7 +131,20 @@ def settings_object(wire: Options, params: SamplingParams, n_predict: int) -> di
         "grammar": wire.grammar or "",
         "json_schema": wire.json_schema,
         "samplers": acting,
+        **_drafts(info, speculation or Speculation()),
         "timings_per_token": bool(wire.timings_per_token),
         "post_sampling_probs": False,
         "lora": [],
+    }
+
+
+def _drafts(info: ModelInfo, speculation: Speculation) -> dict[str, Any]:
+    """The settings of speculation, under llama.cpp's names."""
+    methods = info.drafters if speculation.methods is None else speculation.methods
+    most = info.draft_max if speculation.most is None else min(speculation.most, info.draft_max)
+    return {
+        "speculative.types": ",".join(_DRAFTERS[name] for name in methods) or "none",
+        "speculative.n_max": most if methods else 0,
+        "speculative.n_min": 0,
+        "speculative.p_min": 0.0,
     }

@@ -123,7 +123,7 @@ def _defaults(serving: Serving) -> dict[str, Any]:
     """The settings of a request without options."""
     wire = Options()
     params = to_params(wire, serving.front.info, serving.own)
-    found = settings_object(wire, params, n_predict_of(wire, serving.own))
+    found = settings_object(wire, params, n_predict_of(wire, serving.own), serving.front.info)
     return found | ({"seed": RANDOM_SEEDS[-1]} if params.seed is None else {})
 
 

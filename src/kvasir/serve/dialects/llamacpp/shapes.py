@@ -87,7 +87,7 @@ def final_object(wire: Options, serving: Serving, choice: ChoiceState, whole: bo
         "model": serving.names[0],
         "tokens_predicted": usage.completion_tokens,
         "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": settings_object(wire, params, wanted),
+        "generation_settings": settings_object(wire, params, wanted, serving.front.info, choice.core.speculation),
         "prompt": prompt_text(serving.front.tokenizer, choice.core.prompt_ids, skip_special_tokens=False),
         "has_new_line": choice.lines.broken,
         "truncated": _cut(choice, context, wanted),
