@@ -101,7 +101,7 @@ class EngineOptions:
         False, "Parse control tokens in chat messages as such. Unsafe with untrusted clients."
     )
     executor: str = option(
-        "auto", "auto (program if it can run, else eager), program, eager, or graph (on a GPU; not yet run on one)."
+        "auto", "auto (program on the CPU, graph on a GPU, eager if that cannot run), program, graph, or eager."
     )
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     rope_scaling: str | None = option(None, "Rope settings in place of the model's, as JSON: kind, factor, lengths.")

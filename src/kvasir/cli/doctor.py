@@ -27,7 +27,7 @@ NEEDED = """
 # Extra -> (a distribution whose presence shows that it is installed, the feature that needs it).
 EXTRAS = {
     "torch": ("torch", "eager executor: GPUs, machines without the native kernels"),
-    "gpu": ("triton", "graph executor: Triton kernels, compiled and tested without a GPU, not yet run on one"),
+    "gpu": ("triton", "graph executor: Triton kernels on a GPU"),
     "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
     "bench": ("matplotlib", "plots of kvasir bench"),
     "demo": ("openai", "make demo"),
