@@ -63,7 +63,8 @@ def case(request, tmp_path_factory):
     folder = "kvasir-mini" if model == "mini" else random_model(model, tmp_path_factory.mktemp(model))
     core = core_of(folder, **options, threads=1, max_num_seqs=1, num_blocks=40)
     assert core.info.executor == executor
-    requests = mixed_requests(core.info.vocab_size, 256, longest=150)
+    count = 6 if executor == "eager" else 10
+    requests = mixed_requests(core.info.vocab_size, 256, count=count, longest=150)
     return folder, options, requests, plain(core, requests)
 
 
