@@ -3,6 +3,8 @@ executor's log-probabilities."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -86,12 +88,12 @@ def test_hidden_states_have_the_same_bits_in_any_bucket_and_chunk_and_beside_any
 # -- whole engines over files of tiny families
 
 
-def folder(tmp_path, family: str) -> str:
+def folder(tmp_path, family: str, **change) -> str:
     for package in ("safetensors", "ml_dtypes"):
         pytest.importorskip(package, reason=f"{package}, which writes the model's files, is not installed")
     from tests.graph.models import folder_of
 
-    return folder_of(tmp_path, family)
+    return folder_of(tmp_path, family, **change)
 
 
 ORACLE = [("qwen3", "bfloat16"), ("gemma2", "float32")]
@@ -120,7 +122,8 @@ def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path
 def test_auto_selects_graphs_on_a_gpu_where_they_can_run(family, executor, tmp_path):
     from tests.engine.cores import core_of
 
-    core = core_of(folder(tmp_path, family))
+    layers = {"num_hidden_layers": 4} if family == "qwen3-next" else {}
+    core = core_of(folder(tmp_path, family, **layers))
     assert (core.info.device, core.info.executor) == ("cuda", executor)
     assert any("eager executor: no Triton kernel" in line for line in core.summary) == (executor == "eager")
 
@@ -146,3 +149,21 @@ def test_the_oracle(family, dtype, tmp_path):
 
     got = together(crowd, requests, seed=3, preempt=0.15, cancel=cancelled, each_step=poisoned)
     same(expected, {key: answer for key, answer in got.items() if key[0] not in cancelled}, cancelled)
+
+
+@pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_model_that_drafts_changes_no_answer(layers, tmp_path):
+    """The first layer of the model or the whole, which is always right."""
+    from tests.graph.models import graph_core
+    from tests.oracle import mixed_requests, plain, same, together
+    from tests.runner.proposing import shortened
+
+    path, options = folder(tmp_path, "qwen3"), {"dtype": "bfloat16", "device": DEVICE, "num_blocks": 200}
+    shortened(Path(path), tmp_path / "short", layers)
+    core = graph_core(path, **options, max_num_seqs=1)
+    requests = mixed_requests(core.info.vocab_size, 200, count=10)
+    expected = plain(core, requests)
+    drafting = graph_core(path, **options, max_num_seqs=6, speculate=f"draft={tmp_path / 'short'}")
+    same(expected, together(drafting, requests, seed=1, preempt=0.1))
+    assert drafting.scheduler.accepted_tokens > (20 if layers == 2 else 0)
