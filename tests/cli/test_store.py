@@ -81,6 +81,17 @@ def test_a_drafter_is_shown(place):
     assert resolve(EngineOptions("fast", speculate="off"))[0].speculate == "off"
 
 
+def test_options_of_a_drafter_hold_for_the_one_in_the_store(place, monkeypatch):
+    made.gguf(place / "weights/small.gguf", fill=2)
+    (place / "Modelfile").write_text("FROM ./weights/tiny.gguf\nDRAFT ./weights/small.gguf\n")
+    kvasir("create", "fast")
+    served = []
+    monkeypatch.setattr("kvasir.cli.serve._serve_one", lambda make, options, *_: served.append(options))
+    kvasir("serve", "fast", "--draft-dtype", "float32", "--draft-quantize", "q4")
+    assert (served[0].draft_dtype, served[0].draft_quantize) == ("float32", "q4")
+    assert "without such a drafter" in kvasir("serve", "weights/tiny.gguf", "--draft-dtype", "float32", fails=True)
+
+
 def test_errors_say_what_to_do(place):
     assert "write org/repo" in kvasir("pull", "llama3.2", fails=True)
     assert "available: nothing" in kvasir("show", "other", fails=True)

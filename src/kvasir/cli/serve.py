@@ -47,10 +47,11 @@ def run(
     operation: OperationOptions,
     shelf: ModelsOptions,
 ) -> None:
-    check(engine)
     given = dict.fromkeys(models)
-    _check(engine, list(given), shelf)
     alone = len(given) == 1
+    options, entry = resolve(engine) if alone else (engine, None)
+    check(options)
+    _check(engine, list(given), shelf)
     settings = ServeSettings(
         host=host,
         port=port,
@@ -65,7 +66,6 @@ def run(
     )
     make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout)
     if alone:
-        options, entry = resolve(engine)
         return _serve_one(make, options, settings, entry)
     from kvasir.serve.hosting.model_manager import ModelManager
     from kvasir.serve.server import run as run_server
