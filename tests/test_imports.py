@@ -32,6 +32,7 @@ EAGER = (
     "ops/*/plan.py",
     "ops/attention/weights.py",
     "ops/norm/native.py",
+    "ops/products.py",
     "runner/eager_draft.py",
     "runner/eager_executor.py",
     "runner/device_packing.py",
@@ -109,6 +110,7 @@ def answer(*command: str) -> tuple[str, ...]:
     return ("kvasir.cli", "run", "kvasir-mini", "hi", "--temperature", "0", "--max-tokens", "4", *command)
 
 
+@pytest.mark.slow  # test_the_library_gives_the_same_answers is its twin
 @needs_kernels
 def test_run_gives_the_same_answer(hidden):
     done = without(hidden, *answer())

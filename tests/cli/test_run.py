@@ -128,7 +128,11 @@ def test_a_chat_needs_a_template_before_the_model_is_loaded(engines, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("chat", "text"), [([], "one\ntwo\n\nthree, é, €"), (["--chat"], "What is 23 + 45?\n\nAnd €?")]
+    ("chat", "text"),
+    [
+        ([], "one\ntwo\n\nthree, é, €"),
+        pytest.param(["--chat"], "What is 23 + 45?\n\nAnd €?", marks=pytest.mark.slow),
+    ],
 )
 def test_a_prompt_may_come_from_the_standard_input(engines, text, chat):
     options = ["--temperature", "0", "--max-tokens", "5", "--quiet", *chat]

@@ -47,7 +47,7 @@ def test_an_answer_that_passes_a_limit_ends_alone(trap):
     assert after.allowed() == before.allowed() and after.complete and not after.done
 
 
-@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7, 1000])
 def test_ids_at_once_are_followed_as_one_by_one(step):
     """As after a preemption: the library bounds the work of a lexer from one mask to the next."""
     schema = {"type": "string", "pattern": r"^$|(^(?:\S+\s+){0,99}\S+$)", "maxLength": 500}
