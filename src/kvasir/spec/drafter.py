@@ -77,6 +77,7 @@ class Drafted:
     proposed: array[int] = field(default_factory=lambda: array("i"))
     after: int = 0
     predicted: array[int] | None = None  # the request's prediction
+    same: int = 0  # ids of the answer that are known to be those of the prediction; -1 after a difference
     found: dict[str, Found] = field(default_factory=dict)  # by source
 
 
@@ -301,11 +302,17 @@ class Speculator:
             return array("i"), 0
         state = self._state(seq)
         predicted = state.predicted = state.predicted or array("i", seq.request.prediction)
-        done = len(ids) - seq.prompt_len
-        if predicted[:done] == ids[seq.prompt_len :]:
+        done, same = len(ids) - seq.prompt_len, state.same
+        if same >= 0 and predicted[same:done] == ids[seq.prompt_len + same :]:
+            state.same = done
             return predicted[done : done + most], 2 * LONGEST
-        found, length = continuation(ids, most, predicted[: done + INSERTED])
-        return (found, length) if found else continuation(ids, most, predicted)
+
+        def search(ids: array[int], most: int) -> tuple[array[int], int]:
+            found, length = continuation(ids, most, predicted[: done + INSERTED])
+            return (found, length) if found else continuation(ids, most, predicted)
+
+        state.same = -1
+        return self._followed("prediction", seq, ids, most, search)
 
     def _ngram(self, seq: Sequence, ids: array[int], most: int) -> tuple[array[int], int]:
         return self._followed("ngram", seq, ids, most, continuation)
