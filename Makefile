@@ -111,7 +111,7 @@ bench-peers: env  ## Compare with the other engines; results in benchmarks/resul
 gpu-check:  ## Run the GPU tests with the system's python3, if its torch sees a GPU
 	@if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
 	  PYTHONPATH=src TRITON_INTERPRET=0 python3 -m pytest -q -rs -m gpu -W ignore::pytest.PytestConfigWarning \
-	    $$(grep -rl --include='*.py' 'mark\.gpu' tests); \
+	    $$(grep -rlE --include='test_*.py' 'mark\.gpu|gpu\.places' tests); \
 	else echo "no GPU: python3 has no torch that sees one, so the GPU tests did not run"; fi
 
 gpu-bench:  ## Time the graph executor with the system's python3, if its torch sees a GPU (FULL=1: more cells)
