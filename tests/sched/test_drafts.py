@@ -209,6 +209,15 @@ def test_right_guesses_save_steps():
     assert decodes(drive) == 1 + 32 // 8
 
 
+def test_drafts_follow_forced_ids():
+    """Guesses go on after the ids that the grammar forces, and are checked by the step that computes these."""
+    drive = guessing([replace(request("a", [1, 2, 3], max_tokens=60), grammar="2 60")], Eager(7), 1.0, ahead=False)
+    after = [work for plan in drive.plans for work in plan.works if work.drafted and work.count - work.drafted > 1]
+    assert drive.scheduler.forced_tokens == 8 and len(after) == 5
+    assert drive.scheduler.accepted_tokens == drive.scheduler.drafted_tokens == 43
+    assert decodes(drive) == 9, "16 if a step had either forced ids or a draft"
+
+
 @pytest.mark.parametrize("broken", ["copy", "advance", "allowed"])
 def test_a_grammar_that_cannot_be_followed_ahead_costs_guesses_only(broken, monkeypatch):
     """The guide itself stays sound, and other sequences keep their guesses."""

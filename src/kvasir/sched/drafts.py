@@ -85,11 +85,11 @@ class Drafter(Protocol):
 
 
 def room(seq: Sequence, budget: int, most: int) -> int:
-    """How many ids may be drafted for a decoding sequence. budget: tokens that the step has left for it. most: the
-    runner's limit."""
-    if seq.counts.in_flight or seq.pending != 1 or seq.embeds:
+    """How many ids may be drafted after all known ones of a sequence. budget: tokens that the step has left for it.
+    most: the runner's limit."""
+    if seq.counts.in_flight or seq.pending < 1 or seq.embeds:
         return 0
-    return max(0, min(budget - 1, most, seq.max_known - 1 - seq.counts.known))
+    return max(0, min(budget - seq.pending, most, seq.max_known - 1 - seq.counts.known))
 
 
 def unplanned(seq: Sequence, count: int, drafted: int, most: int, positions: int) -> int:

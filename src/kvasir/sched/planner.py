@@ -126,7 +126,8 @@ class Planner:
                 and self._make_room(seq, seq.counts.computed + 1, step)
             ):
                 most = step.budget - kept - (len(decodes) - i)
-                self._compute(seq, 1, step, draft=self._fitting(seq, proposed.get(id(seq), array("i"))[: max(0, most)]))
+                draft = proposed.get(id(seq), array("i"))[: max(0, most)]
+                self._compute(seq, 1, step, draft=self._fitting(seq, 1, draft))
 
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
         """Decoding sequences outside the lane that are not yet part of the step. Plans the lane if it has enough
@@ -138,7 +139,8 @@ class Planner:
         lane.part()
         found = self._outside(step)
         enough = lane.least <= len(lane) + len(found) <= room
-        self._drafting = self._drafter is not None and self._drafter.pays(len(lane) + len(found))
+        # None decodes where the only sequence has forced ids to compute, or its prompt.
+        self._drafting = self._drafter is not None and self._drafter.pays(max(1, len(lane) + len(found)))
         lane.open = enough and not self._drafting and self._has_blocks(len(found))
         if lane and lane.open:
             step.decode(lane.members, lane.advance(self._kv, self._turn))
@@ -154,19 +156,27 @@ class Planner:
     def _outside(self, step: Step) -> list[Sequence]:
         return [s for s in self._table.outside() if s.pending == 1 and id(s) not in step.planned]
 
-    def _propose(self, decodes: list[Sequence], budget: int) -> dict[int, array[int]]:
+    def _propose(self, sequences: list[Sequence], budget: int) -> dict[int, array[int]]:
         """Ids drafted to follow the sequences' last tokens, by the identity of the sequence. budget: tokens that the
         step has for drafts."""
         if self._drafter is None or not self._drafting or budget <= 0:
             return {}
-        rooms = [Asked(seq, drafts.room(seq, budget + 1, self._capacity.max_drafted)) for seq in decodes]
+        most = self._capacity.max_drafted
+        rooms = [Asked(seq, drafts.room(seq, budget + seq.pending, most)) for seq in sequences]
         asked = [found for found in rooms if found.most]
         found = drafts.propose(self._drafter, asked, budget, self._capacity.vocab_size)
         return {id(seq): draft for (seq, _), draft in zip(asked, found, strict=True)}
 
-    def _fitting(self, seq: Sequence, draft: array[int]) -> array[int]:
-        """What of a draft there are blocks for: drafts never preempt other sequences."""
-        while draft and not self._kv.grows(seq.blocks, seq.counts.computed + 1 + len(draft)):
+    def _after_forced(self, seq: Sequence, count: int, step: Step) -> array[int]:
+        """The draft of a sequence whose grammar has forced ids, which are computed like those of a prompt. None if
+        their log-probabilities are read."""
+        if not seq.guidance.guide or count != seq.pending or seq.counts.known <= seq.prompt_len or seq.to_read:
+            return array("i")
+        return self._fitting(seq, count, self._propose([seq], step.budget - count).get(id(seq), array("i")))
+
+    def _fitting(self, seq: Sequence, count: int, draft: array[int]) -> array[int]:
+        """What of a draft after the next `count` tokens there are blocks for: drafts never preempt other sequences."""
+        while draft and not self._kv.grows(seq.blocks, seq.counts.computed + count + len(draft)):
             draft.pop()
         self.drafted_tokens += len(draft)
         self.drafted_at.update(range(1, len(draft) + 1))
@@ -194,7 +204,8 @@ class Planner:
             elif id(seq) not in step.planned:
                 count = step.chunk(seq, seq.counts.computed)
                 if count and self._make_room(seq, seq.counts.computed + count, step):
-                    self._compute(seq, count, step)
+                    alone = not joins and len(running) == 1  # else a draft might take tokens from others
+                    self._compute(seq, count, step, draft=self._after_forced(seq, count, step) if alone else ())
             if not left and not admitting:
                 break
         self._service.record_prefill(wanted, budget - step.budget)
