@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvasir import LLM, AsyncLLM, KvasirError, SamplingParams
-from kvasir.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from kvasir.errors import ConfigError, InvalidRequest, ModelFileError, UnsupportedModel
 from kvasir.speculation import Speculation
 from kvasir.weights.find import find_model
 from tests._shared import need
@@ -124,6 +124,20 @@ def test_a_prediction_and_the_choice_of_drafters_reach_the_engine_and_change_not
 def test_what_cannot_be_predicted_is_refused_by_name(llm, given, named):
     with pytest.raises(InvalidRequest, match=named):
         llm.generate("There once was", GREEDY, **given)
+
+
+def test_vllms_speculative_config(caplog):
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    llm = AsyncLLM("kvasir-mini", speculative_config=config, threads=1)
+    assert (llm.options.speculate, llm.options.draft_max) == ("ngram", 3) and "prompt_lookup_max" in caplog.text
+    for given, named in (
+        ({"speculative_config": {"method": "medusa"}}, "medusa"),
+        ({"speculative_config": "ngram"}, "not an object"),
+        ({"speculative_config": config, "speculate": "off"}, "give one of them"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            AsyncLLM("kvasir-mini", **given)
+        assert named in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_async_streams():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -46,8 +47,11 @@ from kvasir.engine.scoring import (
 )
 from kvasir.engine.thinking import may_think
 from kvasir.engine.turns import MAX_WAITING_PER_KEY
-from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.engine.vllm_drafters import from_vllm
+from kvasir.errors import ConfigError, EngineDead, InvalidRequest
 from kvasir.types import ModelInfo, Request, SamplingParams, ServiceClass, Task
+
+log = logging.getLogger("kvasir.engine")
 
 _COMPARED_AT_ONCE = 64  # requests of one comparison
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -55,14 +59,16 @@ T = TypeVar("T")
 
 
 class AsyncLLM:
-    """An engine in this process for asyncio programs. `options` are those of EngineOptions."""
+    """An engine in this process for asyncio programs. `options` are those of EngineOptions, and vLLM's
+    `speculative_config`."""
 
     def __init__(self, model: str, *, engine: Engine | None = None, launch: bool = False, **options: Any):
         """engine: another implementation of the protocol (a ProcessEngine), created with the same options. launch: the
         weights begin to load at once, while the text half does; call `abandon` if `start` is not reached."""
+        drafters = options.pop("speculative_config", None)
         for name, value in options.items():
             options[name] = json.dumps(value) if isinstance(value, Mapping) else value
-        self.options = EngineOptions(model=model, **options)
+        self.options = _with_drafters(EngineOptions(model=model, **options), drafters)
         self._progress: Progress | None = None
         self._is_abandoned = False
         self._own = InProcessEngine(self._build)
@@ -249,10 +255,23 @@ class AsyncLLM:
         )  # fmt: skip
 
 
+def _with_drafters(options: EngineOptions, config: Mapping[str, Any] | None) -> EngineOptions:
+    """The options with the drafters of vLLM's `speculative_config`. Raises ConfigError."""
+    if config is None:
+        return options
+    if not isinstance(config, Mapping) or options.speculate != "auto":
+        raise ConfigError("speculative_config is not an object, or speculate is given, too", "give one of them")
+    notes: list[str] = []
+    found = from_vllm(options, config, notes)
+    for note in notes:
+        log.warning("%s", note)
+    return found
+
+
 class LLM:
     """An engine in this process for plain programs: pass all prompts at once, it batches them itself.
 
-    `LLM(model, dtype=..., max_model_len=..., ...)` takes the options of EngineOptions. `progress` shows bars while
+    `LLM(model, dtype=..., max_model_len=..., ...)` takes the options of AsyncLLM. `progress` shows bars while
     loading and for long batches. Close it, or use it in a `with`, to free the memory.
     """
 
