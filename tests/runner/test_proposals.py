@@ -219,6 +219,28 @@ def test_a_draft_model_with_other_ids(target, truth, folder, tmp_path):
         load_draft(target, files, "float32", options=PROGRAM, shared=shared)
 
 
+def test_ids_that_a_grammar_forces_are_guessed_without_the_draft_model(target, folder):
+    """It has no such token. Where several are allowed and it has none, the guesses end."""
+    shared = np.where(np.arange(300) < 200, np.arange(300), -1).astype(np.int32)
+    loaded = load_draft(target, find_model(folder), "float32", options=PROGRAM, shared=shared)
+    lane, runner = asking(0, PROMPT, propose=6), runner_of(loaded)
+    lane.spec = replace(DRAWN, guided=True)
+    places = {1: (250,), 2: range(10, 20), 3: (3, 299), 4: (299,), 5: range(200, 300)}
+
+    def ahead(row: int, ids: list[int]) -> bytes:
+        assert len(ids) == len(asked) + 1
+        asked.append(list(ids))
+        return sum(1 << i for i in places[len(ids)]).to_bytes(40, "little")
+
+    asked: list[list[int]] = []
+    joined = lane.join(len(runner.capacity.groups))
+    pending = runner.execute(StepPlan(0, joined=(joined,), work=(lane.work(),)))
+    [found] = runner.sample(pending, {0: b"\xff" * 40}, ahead).rows
+    first, second, third, fourth = found.proposed
+    assert (first, third, fourth) == (250, 3, 299) and 10 <= second < 20
+    assert asked[-1] == [*found.tokens, 250, second, 3, 299]
+
+
 @pytest.mark.parametrize("size", [280, 320])
 def test_a_draft_model_with_fewer_or_more_of_the_same_ids(target, truth, folder, tmp_path, size):
     """Vocabularies are padded to different sizes. Beyond the target's ids, nothing is drafted."""

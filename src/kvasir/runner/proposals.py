@@ -368,6 +368,8 @@ class Proposer:
 
     def _take(self, guesses: _Guesses, taken: Taken) -> bool:
         """Adds a drawn id. Returns whether there will be another."""
+        if taken.error and (token := _only(guesses.mask)) is not None:
+            taken = Taken((token,), (), guesses.carry)  # the draft model lacks the one that is allowed
         if taken.error:
             return False
         row, (token,) = guesses.row, taken.tokens
@@ -387,6 +389,12 @@ class Proposer:
         if not self.draft.taps:
             self._guessed[row.number].append(token)
         return True
+
+
+def _only(mask: np.ndarray | None) -> int | None:
+    """The only id that a mask allows, if there is one."""
+    allowed = () if mask is None else np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return int(allowed[0]) if len(allowed) == 1 else None
 
 
 def _columns(step: ExecutorStep) -> Iterator[tuple[int, int]]:
