@@ -16,6 +16,7 @@ import pytest
 
 from kvasir.config import EngineOptions
 from kvasir.serve.auth.keys import Key, KeyScope
+from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.hosting.offers import StoreOffers
 from kvasir.serve.settings import ServeSettings
@@ -23,7 +24,7 @@ from kvasir.store.modelfile import Modelfile
 from kvasir.store.progress import PullProgress
 from kvasir.store.store import ModelStore
 from tests.serve.auth.test_reload import until
-from tests.serve.running import live, live_on
+from tests.serve.running import live, live_on, make_front
 from tests.serve.shelf import Launcher
 from tests.store import made
 from tests.store.hub import Hub, use
@@ -118,6 +119,11 @@ def test_a_model_is_made_with_a_drafter(own, url, store, tmp_path):
     assert create(model="small", files={"b.gguf": digests["b"]}).status_code == 200
     assert create(model="again", **{"from": "small"}, draft="fast").status_code == 200
     assert store.get("again").draft.weights == entry.weights
+    with (
+        live_on(lambda: OneModel(make_front(), ServeSettings(port=0), entry=entry)) as one,
+        ollama.Client(host=one.url) as asked,
+    ):
+        assert "DRAFT b.gguf" in asked.show("fast").modelfile
     refused = create(model="c", **{"from": "small"}, draft_files={"b.gguf": "sha256:" + "0" * 64})
     assert refused.status_code == 400 and "blob" in refused.text
     for name in ("fast", "small", "again"):

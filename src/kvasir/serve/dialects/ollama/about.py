@@ -126,7 +126,7 @@ def shown_of_one(serving: Serving, name: str) -> dict[str, Any]:
     sources = front.template.sources if front.template else {}
     return {
         "license": "",
-        "modelfile": write_modelfile(Modelfile((name,))),
+        "modelfile": write_modelfile(Modelfile((name,), draft=serving.entry and _drafter(serving.entry))),
         "parameters": parameters_text(parameters),
         "template": sources.get("default", ""),
         "system": "",
