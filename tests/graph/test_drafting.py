@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,12 @@ def test_an_engine_drafts_and_answers_as_without(folder):
     requests = [request(str(i), PROMPT[i:], seed=i, max_tokens=8, temperature=0.5 * i) for i in range(2)]
     expected = plain(graph_core(folder, speculate="off"), requests)
     core: Any = graph_core(folder, speculate=f"draft={folder}", overlap=True)
-    core.scheduler.drafter.pays = lambda rows: True
+    looks, followed = count(), []
+    core.scheduler.drafter.pays = lambda rows: next(looks) % 6 < 3
+    follows = core.runner.follows
+    core.runner.follows = lambda *args: followed.append(follows(*args)) or followed[-1]
     same(expected, together(core, requests))
+    assert {True, False} <= set(followed), "a step that asks is awaited, others are not"
     assert core.stats().drafted_tokens == core.stats().accepted_tokens > 0
     core.close()
 

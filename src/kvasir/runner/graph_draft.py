@@ -243,6 +243,8 @@ class GraphProposer(Proposer):
 
     def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
         """As `Proposer.propose`."""
+        if not self.waits(step):
+            return {}  # the next step may have begun
         assert isinstance(self.forward, GraphDraft)
         return self.forward.executor.submit(self._propose, step, ahead).result()
 

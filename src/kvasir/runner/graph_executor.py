@@ -45,17 +45,17 @@ class Results:
 
 class GraphExecutor:
     """model: pools embeddings. max_tokens, max_chosen: the largest buckets. record: makes a replay of launches. copies:
-    transfers blocks while the device computes. queues: as of an Executor; a step after which ids are guessed must be
-    awaited."""
+    transfers blocks while the device computes."""
 
     computes = frozenset(("drafted",))
+    queues = True
     columns = False
 
     def __init__(
         self, model: Any, forward: Forward, *, max_tokens: int, max_chosen: int, record: Record,
-        overlaps: bool = False, copies: Copies | None = None, queues: bool = True,
+        overlaps: bool = False, copies: Copies | None = None,
     ):  # fmt: skip
-        self.model, self.forward, self.queues = model, forward, queues
+        self.model, self.forward = model, forward
         self.hidden = frozenset(forward.exports)
         self._overlaps, self._copies = overlaps, copies
         self._blocks: BlockCache = StagedBlocks(forward.cache, copies) if copies else forward.cache

@@ -81,7 +81,7 @@ def make_executor(
         forward.add_adapters()
     return GraphExecutor(
         loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,
-        record=_recorder(cache.device), overlaps=overlaps, copies=copies, queues=loaded.draft is None,
+        record=_recorder(cache.device), overlaps=overlaps, copies=copies,
     )  # fmt: skip
 
 

@@ -176,6 +176,12 @@ class Proposer:
             if self._done[work.row] < 0:
                 self._done[work.row] = work.start
 
+    def waits(self, step: ExecutorStep) -> bool:
+        """Whether anything is to be computed after a step, before the next one begins."""
+        if self.draft.taps:  # hidden rows are kept even where nothing is asked for
+            return bool(step.works or step.decodes)
+        return any(work.propose or work.count > 1 + work.drafted for work in step.works)
+
     def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
         """The guesses for works that ask for them, by place. The rows have taken the step's ids. ahead: the masks of
         guesses."""

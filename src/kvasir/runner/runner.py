@@ -38,10 +38,9 @@ class Pending:
 
 class Runner:
     """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know about it.
-    proposer: guesses ids after a step (`Work.propose`); not with an executor that queues steps."""
+    proposer: guesses ids after a step (`Work.propose`)."""
 
     def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo, proposer: Proposer | None = None):
-        assert not (proposer and executor.queues), "guesses follow the ids that a step has sampled"
         self.executor, self.proposer = executor, proposer
         computes = tuple(name for name in FEATURES if name in executor.computes)
         positions = proposer.positions if proposer else 0
@@ -107,6 +106,8 @@ class Runner:
         if not self.executor.queues or (under_way := self._under_way) is None:
             return False
         step = under_way.step
+        if self.proposer and self.proposer.waits(step):
+            return False  # it reads what the step has left, and guesses follow the ids that are not known here yet
         works = [step.works[at] for at in (*step.now, *step.later)]
         sampled = {work.row for work in works}
         if any(work.appended and work.row in sampled for work in plan.work):
