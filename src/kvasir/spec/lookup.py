@@ -37,8 +37,8 @@ def continuation(ids: array[int], most: int, source: array[int] | None = None) -
             if length > longest:
                 found, longest = after, length
     copied = text[found : found + most] if longest else array("i")
-    if source is None and copied:
-        copied = array("i", (copied[i % len(copied)] for i in range(most)))
+    if source is None and 0 < len(copied) < most:
+        copied = (copied * (most // len(copied) + 1))[:most]
     return copied, longest if copied else 0
 
 

@@ -74,13 +74,14 @@ class Pool:
             if length > longest:
                 found, longest = place, length
             place = self._earlier[place & self._mask]
-        copied = array("i")
-        for at in range(found + 1, min(found + 1 + most, self._end)) if found >= 0 else ():
-            token = self._ids[at & self._mask]
-            if token == END:
-                break
-            copied.append(token)
+        copied = self._after(found + 1, min(found + 1 + most, self._end)) if found >= 0 else array("i")
         return copied, longest if copied else 0
+
+    def _after(self, begin: int, end: int) -> array[int]:
+        """The ids of an answer from place `begin` on, at most to `end`."""
+        first, last = begin & self._mask, end & self._mask
+        part = self._ids[first:last] if first <= last else self._ids[first:] + self._ids[:last]
+        return part[: part.index(END)] if END in part else part
 
     def _matching(self, ids: array[int], place: int, oldest: int) -> int:
         """How many ids up to `place` equal those at the end of `ids`, at most LONGEST."""
