@@ -11,11 +11,14 @@ from kvasir.graph import fold
 from kvasir.ops.launch import recording
 from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_replays import bucket_of, buckets
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.runner.runner import Runner
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of, random_model
 from tests.graph.models import folder_of, graph_core
+from tests.models.families import FAMILIES
 from tests.oracle import Answer, plain, same
+from tests.runner.made import files_of
 
 
 def test_a_model_is_refused_by_the_name_of_an_op_without_a_kernel(tmp_path, monkeypatch):
@@ -49,6 +52,21 @@ def test_a_mechanism_without_a_kernel_is_refused_by_name(tmp_path, family, reaso
 def test_a_model_with_an_op_that_has_no_kernel_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot run this: no Triton kernel for delta_gates"):
         graph_core(folder_of(tmp_path, "qwen3-next", num_hidden_layers=4))
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["gemma3n", "gemma4", "nemotron-h", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FAMILIES))],
+)
+def test_every_family_is_loaded_or_refused(tmp_path, family):
+    """On a GPU, a refusal lets `auto` go on with the eager executor; any other error would not."""
+    files = files_of(tmp_path, family)
+    try:
+        loaded = load_model(files, "float32", options=LoadOptions("graph", block_size=16))
+    except ConfigError as error:
+        assert "kernel" in str(error) or "the forward uses" in str(error)
+    else:
+        assert loaded.executor == "graph" and loaded.trace is not None
 
 
 def test_without_a_gpu_and_without_the_interpreter_it_is_refused(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.moe import MoE
 from kvasir.ops.graph import CannotTrace
@@ -41,9 +42,10 @@ def of_experts(matrices: Sequence[DeviceMatrix]) -> DeviceMatrix:
 
 
 def stack_experts(model: Module) -> None:
-    """Moves the matrices of each layer's experts to adjoining memory, a layer at a time."""
+    """Moves the matrices of each layer's experts to adjoining memory, a layer at a time; those of experts without gates
+    stay, for no kernel computes them."""
     for _, moe in model.walk():
-        if isinstance(moe, MoE):
+        if isinstance(moe, MoE) and all(isinstance(expert, GatedMLP) for expert in moe.experts):
             gate_up, down = [e.gate_up.weights for e in moe.experts], [e.down.weights for e in moe.experts]
             for holders, part in ((gate_up, "gate"), (gate_up, "up"), (down, "weight")):
                 _stack(holders, part)

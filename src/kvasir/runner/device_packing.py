@@ -64,7 +64,7 @@ class DevicePacker:
         leaf.hold(name, matrix)
         source.drop(stored)
         self.formats[matrix.format] = self.formats.get(matrix.format, 0) + matrix.nbytes
-        if isinstance(leaf, QKV):
+        if isinstance(leaf, QKV) and len(leaf.outputs) > 1:  # a layer that shares keys and values has only queries
             self._stack(leaf, name.rpartition(".")[0], matrix)
         return True
 
