@@ -177,7 +177,10 @@ def test_all_launches_of_a_draft_model_are_recorded(twin):
 
 def test_draft_models_that_lack_a_kernel_are_refused(target, tmp_path):
     files = find_model(random_model("lfm2", tmp_path))
-    with pytest.raises(ConfigError, match="the graph executor cannot run this: no Triton kernel for short_conv"):
+    with pytest.raises(
+        ConfigError, match=r"draft model: the graph executor .*no Triton kernel for short_conv"
+    ) as found:
         load_draft(target, files, "float32", options=GRAPH)
+    assert "--executor eager" in str(found.value)
     with pytest.raises(ConfigError, match="it does not quantize"):
         load_draft(target, files, "float32", options=LoadOptions("graph", quantize="q8"))

@@ -41,6 +41,7 @@ from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
 _TOKEN_HEADS = ("colbert_linear", "sparse_linear")  # files or tensors of BGE-M3
+OTHER = "use --executor auto"  # the hint where the selected executor cannot run a model
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -129,7 +130,7 @@ def load_model(
         except CannotTrace as error:
             reason = str(error)
     if options.executor != "eager" and not auto:
-        raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", "use --executor auto")
+        raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", OTHER)
     if options.quantize:
         why = _no_program(options, device) or reason
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {why}")

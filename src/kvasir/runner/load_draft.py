@@ -19,6 +19,7 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.load import (
+    OTHER,
     LoadedModel,
     LoadOptions,
     exports_of,
@@ -29,6 +30,8 @@ from kvasir.runner.program_draft import draft_traces
 from kvasir.types import Task
 from kvasir.weights.load import Progress
 from kvasir.weights.local import ModelFiles
+
+WITHOUT = "use --executor eager, or another drafter"
 
 
 def with_own_draft(loaded: LoadedModel) -> LoadedModel:
@@ -57,7 +60,10 @@ def load_draft(
     it does not fit; what `load_model` raises.
     """
     options = replace(options or LoadOptions(), executor=loaded.executor, hidden=(), mtp=False)
-    more = load_model(files, dtype, device, progress, options)
+    try:
+        more = load_model(files, dtype, device, progress, options)
+    except ConfigError as error:
+        raise ConfigError(f"draft model: {error.message}", WITHOUT if error.hint == OTHER else error.hint) from error
     if Task.GENERATE not in more.model.tasks:
         raise ConfigError(f"{more.architecture} generates no text", "choose a draft model that does")
     draft = SmallerModel(more.model, loaded.model.config.vocab_size, shared, unknown)
@@ -81,7 +87,7 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
             if one is not None:
                 (_check_calls if graph else _check_program)(one)
     except CannotTrace as error:
-        raise ConfigError(f"the {loaded.executor} executor cannot draft with this: {error}") from error
+        raise ConfigError(f"the {loaded.executor} executor cannot draft with this: {error}", WITHOUT) from error
     return _joined(replace(loaded, trace=traced, draft=draft), more)
 
 
