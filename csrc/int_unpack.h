@@ -63,22 +63,31 @@ struct Chunk {
     const uint8_t* high[P];
 };
 
-// unpacked: the levels of the block, which only one panel can have.
+// The levels of the first panel's slab (linear_int.cpp) lie in front of the second's.
+constexpr int64_t SLAB_COLS = 512, SLAB_BYTES = SLAB_COLS * LANES;
+
+// unpacked: the levels of the first panel's block.
 template <int FORMAT, bool UNPACKED, int P>
 KVASIR_INLINE Chunk<P, UNPACKED> chunk_of(const uint8_t* const (&block)[P], int chunk, const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    static_assert(P == 1 || !UNPACKED, "levels of one panel");
     Chunk<P, UNPACKED> planes;
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) {
         if constexpr (UNPACKED) {
-            planes.low[p] = unpacked + 32 * LANES * chunk;
+            planes.low[p] = unpacked + p * SLAB_BYTES + 32 * LANES * chunk;
             continue;
         }
         planes.low[p] = block[p] + l.low + 64 * l.low_bits * chunk;
         planes.high[p] = block[p] + l.high + 64 * l.high_bits * chunk;
     }
     return planes;
+}
+
+// Columns 4 C to 4 C + 3 of a chunk.
+template <int FORMAT, int C, int PART, int P, bool UNPACKED>
+KVASIR_INLINE u8x64 levels_of(const Chunk<P, UNPACKED>& chunk, int p) {
+    if constexpr (UNPACKED) return load(chunk.low[p] + 64 * C);
+    else return levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
 }
 
 // Prefetches, `ahead` bytes after each block, its part `part` of BYTES bytes, into L2: two pairs of panels do not fit L1.
@@ -100,13 +109,10 @@ constexpr int words_in_pairs(int format) {
     return centre_of(format) || format == FORMAT_NF4 ? 1 : 32767 / (2 * 127 * max_level(format));
 }
 
-template <int FORMAT, int C, int PART, bool UNPACKED>
-KVASIR_INLINE auto factors(const uint8_t* low, const uint8_t* high) {
-    u8x64 w;
-    if constexpr (UNPACKED) w = load(low + 64 * C);
-    else w = levels<FORMAT, C, PART>(low, high);
-    if constexpr (centre_of(FORMAT) != 0) return centred(w);
-    else return w;
+template <int FORMAT>
+KVASIR_INLINE auto factors(u8x64 levels) {
+    if constexpr (centre_of(FORMAT) != 0) return centred(levels);
+    else return levels;
 }
 
 // sums += columns 4 C to 4 END - 1 of the chunk. FIRST: the sums are not set yet.
@@ -114,7 +120,7 @@ template <int FORMAT, int C, int END, int PART, bool FIRST, int M, int P, bool U
 KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     KVASIR_UNROLL
     for (int p = 0; p < P; ++p) {
-        const auto w = factors<FORMAT, C, PART, U>(chunk.low[p], chunk.high[p]);
+        const auto w = factors<FORMAT>(levels_of<FORMAT, C, PART>(chunk, p));
         KVASIR_UNROLL
         for (int m = 0; m < M; ++m) {
             const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
@@ -148,7 +154,7 @@ template <int FORMAT, int C, int END, int PART, int M, int P, bool U>
 KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
     u8x64 w[P];
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) w[p] = levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
+    for (int p = 0; p < P; ++p) w[p] = levels_of<FORMAT, C, PART>(chunk, p);
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
         const int32_t x = word(q + m * x_stride + 4 * C);

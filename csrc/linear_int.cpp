@@ -18,39 +18,60 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// The maximum rows of a tile of one panel and of two, and the number of rows from which tiles have two panels.
+// The maximum rows of a tile of one panel and of two, and the number of rows from which tiles have two panels. The
+// panels of a slab, and the number of rows from which slabs pay: for levels of one plane, of a table, of two planes.
 #if defined(KVASIR_AVX512)
 constexpr int MAX_TILE_ROWS[2] = {8, 6}, PAIR_FROM = 9;
+constexpr int SLAB_PANELS = 2, SLAB_FROM[3] = {9, 9, 9};
 #elif defined(KVASIR_AVX2)
 constexpr int MAX_TILE_ROWS[2] = {4, 0}, PAIR_FROM = 1 << 30;
+constexpr int SLAB_PANELS = 1, SLAB_FROM[3] = {32, 9, 6};
 #else
 constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = 1 << 30;
 #endif
 constexpr int MAX_ROWS = 8;
 constexpr int MAX_SEGMENTS = 8;
+constexpr int SLAB_ROWS = 64;  // that a slab serves
 constexpr int64_t AHEAD = 4096, AHEAD_SUPER = 8192;  // prefetch distances in bytes for few rows
 
+// The sums of each segment, for the rows that are multiplied together and up to two panels.
+template <int ROWS>
 struct Sums {
-    f32x16 of[MAX_SEGMENTS][MAX_ROWS][2];  // segment, row, panel
+    f32x16 of[MAX_SEGMENTS][ROWS][2];
 };
+using TileSums = Sums<MAX_ROWS>;
 
 struct Source {
     const uint8_t* panel;
-    const uint8_t* unpacked;  // its levels, if the tile reads those
     const uint8_t* x;
     int64_t panel_bytes, x_stride, segments, blocks;
     int64_t ahead;  // prefetch distance in bytes, 0 for none
 };
 
-// Computes the sum of each segment, for M rows and P panels.
-template <int FORMAT, int M, int P, bool UNPACKED = false>
-__attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
+// Adds blocks of P panels for M rows, from w and x on. unpacked: their levels, if the tile reads those.
+template <int FORMAT, bool UNPACKED, int M, int P>
+KVASIR_INLINE void add_blocks(f32x16 (&acc)[M][P], const Source& from, const uint8_t* w, const uint8_t* x,
+                              const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
     const int64_t panel_bytes = from.panel_bytes, x_stride = from.x_stride, ahead = from.ahead;
-    const uint8_t* w = from.panel;
-    const uint8_t* unpacked = from.unpacked;
-    const uint8_t* x = from.x;
+    for (int64_t b = 0; b < from.blocks; ++b, w += l.bytes, x += x_block) {
+        const uint8_t* block[P];
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
+        if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(block, ahead, 0);
+        if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+        else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+        else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride, ahead);
+        if constexpr (UNPACKED) unpacked += l.cols * LANES;
+    }
+}
+
+// Computes the sum of each segment, for M rows and P panels.
+template <int FORMAT, int M, int P>
+__attribute__((noinline)) void add_tile(TileSums& sums, const Source& from) {
+    constexpr IntLayout l = int_layout_of(FORMAT);
+    constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
     for (int64_t s = 0; s < from.segments; ++s) {
         f32x16 acc[M][P];
         KVASIR_UNROLL
@@ -58,16 +79,8 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
             KVASIR_UNROLL
             for (int p = 0; p < P; ++p) acc[m][p] = broadcast(0.0f);
         }
-        for (int64_t b = 0; b < from.blocks; ++b, w += l.bytes, x += x_block) {
-            const uint8_t* block[P];
-            KVASIR_UNROLL
-            for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
-            if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(block, ahead, 0);
-            if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
-            else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
-            else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride, ahead);
-            if constexpr (UNPACKED) unpacked += l.cols * LANES;
-        }
+        const int64_t begin = s * from.blocks;
+        add_blocks<FORMAT, false>(acc, from, from.panel + begin * l.bytes, from.x + begin * x_block, nullptr);
         KVASIR_UNROLL
         for (int m = 0; m < M; ++m) {
             KVASIR_UNROLL
@@ -76,7 +89,29 @@ __attribute__((noinline)) void add_tile(Sums& sums, const Source& from) {
     }
 }
 
-using Tile = void (*)(Sums&, const Source&);
+using Tile = void (*)(TileSums&, const Source&);
+
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+
+// Levels of 8 bits need no unpacking, or another one (linear_slabs.cpp), as NF4's in two tables do.
+constexpr bool has_slabs(int32_t format) {
+    return format != FORMAT_NF4 && int_layout_of(format).low_bits != 8;
+}
+
+#endif
+
+#if defined(KVASIR_AVX512)
+
+// Where there are slabs, they are all that takes two panels.
+static_assert(SLAB_FROM[0] == PAIR_FROM && SLAB_FROM[1] == PAIR_FROM && SLAB_FROM[2] == PAIR_FROM, "pairs of panels");
+
+template <int FORMAT, int M>
+constexpr Tile pair_tile() {
+    if constexpr (has_slabs(FORMAT)) return nullptr;
+    else return add_tile<FORMAT, M, 2>;
+}
+
+#endif
 
 // Indexed by [panels - 1][rows - 1] of a tile.
 template <int FORMAT>
@@ -84,7 +119,7 @@ constexpr Tile TILES[2][MAX_ROWS] = {
 #if defined(KVASIR_AVX512)
     {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>,
      add_tile<FORMAT, 5, 1>, add_tile<FORMAT, 6, 1>, add_tile<FORMAT, 7, 1>, add_tile<FORMAT, 8, 1>},
-    {nullptr, nullptr, nullptr, add_tile<FORMAT, 4, 2>, add_tile<FORMAT, 5, 2>, add_tile<FORMAT, 6, 2>},
+    {nullptr, nullptr, nullptr, pair_tile<FORMAT, 4>(), pair_tile<FORMAT, 5>(), pair_tile<FORMAT, 6>()},
 #elif defined(KVASIR_AVX2)
     {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>},
 #else
@@ -127,27 +162,28 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 #undef KVASIR_TILE
 }
 
-#if defined(KVASIR_AVX2)
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
 
-// Levels are unpacked once for all tiles of a panel, if they fit the second cache: from few rows on where that takes
-// several instructions, for many rows where it takes one or two.
-constexpr int64_t MAX_UNPACKED_COLS = 8192, MAX_UNPACKED = MAX_UNPACKED_COLS * LANES;
+// A slab is SLAB_COLS columns of the panels of a tile. For many rows its levels are unpacked once, into the first
+// cache, and stay there while all rows are multiplied; their sums are in memory between slabs.
+struct Slab {
+    alignas(64) uint8_t levels[SLAB_PANELS * SLAB_BYTES];
+    Sums<SLAB_ROWS> sums;
+};
 
-constexpr int64_t unpack_from(int format) {
-    return int_layout_of(format).high_bits > 0 || int_table_of(format) != nullptr ? 12 : 32;
+constexpr int64_t slab_from(int32_t format) {
+    return SLAB_FROM[int_layout_of(format).high_bits > 0 ? 2 : int_table_of(format) != nullptr ? 1 : 0];
 }
 
 template <int FORMAT, int C>
 KVASIR_INLINE void unpack_words(uint8_t* to, const uint8_t* low, const uint8_t* high) {
-    const u8x64 v = levels<FORMAT, C, 0>(low, high);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 64 * C), v.low);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to + 64 * C + 32), v.high);
+    store(to + 64 * C, levels<FORMAT, C, 0>(low, high));
     if constexpr (C < 7) unpack_words<FORMAT, C + 1>(to, low, high);
 }
 
 // The levels of `blocks` blocks of a panel: for each four columns 64 bytes.
 template <int FORMAT>
-__attribute__((noinline)) void unpack_panel(uint8_t* to, const uint8_t* from, int64_t blocks) {
+__attribute__((noinline)) void unpack_blocks(uint8_t* to, const uint8_t* from, int64_t blocks) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int64_t b = 0; b < blocks; ++b, from += l.bytes) {
         for (int chunk = 0; chunk < l.cols / 32; ++chunk, to += 32 * LANES) {
@@ -158,29 +194,74 @@ __attribute__((noinline)) void unpack_panel(uint8_t* to, const uint8_t* from, in
     }
 }
 
-// How a format's panels are unpacked, and the tiles of three and of four rows that read the levels.
-struct Unpacking {
-    void (*unpack)(uint8_t*, const uint8_t*, int64_t);
-    Tile tiles[2];
-};
-
-// Levels of 8 bits and NF4's are unpacked in linear_slabs.cpp.
-template <int FORMAT>
-constexpr Unpacking unpacking() {
-    if constexpr (FORMAT == FORMAT_NF4 || int_layout_of(FORMAT).low_bits == 8) return {};
-    else return {unpack_panel<FORMAT>, {add_tile<FORMAT, 3, 1, true>, add_tile<FORMAT, 4, 1, true>}};
+// Adds the slab's blocks to the sums of M rows from `row` on. is_first: of a segment.
+template <int FORMAT, int M>
+__attribute__((noinline)) void add_slab(Slab& slab, const Source& from, int64_t segment, int64_t row, bool is_first) {
+    constexpr int P = SLAB_PANELS;
+    f32x16 acc[M][P];
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) acc[m][p] = is_first ? broadcast(0.0f) : slab.sums.of[segment][row + m][p];
+    }
+    add_blocks<FORMAT, true>(acc, from, from.panel, from.x, slab.levels);
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) slab.sums.of[segment][row + m][p] = acc[m][p];
+    }
 }
 
-Unpacking unpacking_of(const Matrix& m, int64_t rows) {
-    const int64_t cols = m.segments * int_blocks(m) * int_layout_of(m.format).cols;
-    if (rows < unpack_from(m.format) || cols > MAX_UNPACKED_COLS) return {};
-#define KVASIR_UNPACKING(name) \
-    case FORMAT_##name: return unpacking<FORMAT_##name>();
-    switch (m.format) {
-        KVASIR_INT_FORMATS(KVASIR_UNPACKING)
+// How a format's blocks are unpacked, and the tiles that read the levels, by rows.
+struct Slabs {
+    void (*unpack)(uint8_t*, const uint8_t*, int64_t);
+    void (*tiles[MAX_ROWS + 1])(Slab&, const Source&, int64_t, int64_t, bool);
+};
+
+template <int FORMAT>
+constexpr Slabs slabs() {
+    if constexpr (!has_slabs(FORMAT)) return {};
+#if defined(KVASIR_AVX512)
+    else return {unpack_blocks<FORMAT>,
+                 {nullptr, nullptr, nullptr, nullptr, add_slab<FORMAT, 4>, add_slab<FORMAT, 5>, add_slab<FORMAT, 6>}};
+#else
+    else return {unpack_blocks<FORMAT>, {nullptr, nullptr, nullptr, add_slab<FORMAT, 3>, add_slab<FORMAT, 4>}};
+#endif
+}
+
+Slabs slabs_of(int32_t format, int64_t rows) {
+    if (rows < slab_from(format)) return {};
+#define KVASIR_SLABS(name) \
+    case FORMAT_##name: return slabs<FORMAT_##name>();
+    switch (format) {
+        KVASIR_INT_FORMATS(KVASIR_SLABS)
         default: return {};
     }
-#undef KVASIR_UNPACKING
+#undef KVASIR_SLABS
+}
+
+// Computes the sum of each segment of `rows` rows, at most SLAB_ROWS. whole: the panels and rows, all of their blocks.
+void add_slabs(Slab& slab, const Slabs& by, const Matrix& m, const Source& whole, int64_t rows) {
+    const IntLayout& l = int_layout_of(m.format);
+    const int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256), most = SLAB_COLS / l.cols;
+    const int64_t tiles = (rows + MAX_TILE_ROWS[SLAB_PANELS - 1] - 1) / MAX_TILE_ROWS[SLAB_PANELS - 1];
+    Source from = whole;
+    for (int64_t s = 0; s < whole.segments; ++s) {
+        for (int64_t done = 0; done < whole.blocks; done += from.blocks) {
+            from.blocks = whole.blocks - done < most ? whole.blocks - done : most;
+            for (int p = 0; p < SLAB_PANELS; ++p) {
+                by.unpack(slab.levels + p * SLAB_BYTES, from.panel + p * from.panel_bytes, from.blocks);
+            }
+            const uint8_t* x = whole.x + (s * whole.blocks + done) * x_block;
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
+                from.x = x + begin * from.x_stride;
+                from.ahead = t == 0 ? whole.ahead : 0;
+                by.tiles[count](slab, from, s, begin, done == 0);
+            }
+            from.panel += from.blocks * l.bytes;
+        }
+    }
 }
 
 #endif
@@ -194,7 +275,8 @@ struct Target {
 
 // out = residual + (bias + sum of the segments, by a balanced tree), for `rows` rows and the first `cols` columns of a
 // panel.
-void finish(const Target& to, Sums& sums, int64_t segments, int64_t rows, int panel, int64_t cols) {
+template <int ROWS>
+void finish(const Target& to, Sums<ROWS>& sums, int64_t segments, int64_t rows, int panel, int64_t cols) {
     for (int64_t m = 0; m < rows; ++m) {
         for (int64_t width = 1; width < segments; width *= 2) {
             for (int64_t s = 0; s < segments; s += 2 * width) {
@@ -206,49 +288,78 @@ void finish(const Target& to, Sums& sums, int64_t segments, int64_t rows, int pa
     }
 }
 
+// A product's operands and results, as linear_int has them.
+struct Product {
+    const Matrix& m;
+    const uint8_t* activated;
+    int64_t rows, last_panel;
+    Target to;  // of the first row and column
+    int64_t bytes, stride, blocks;
+
+    Source source(int64_t panel, int64_t row, int64_t ahead) const {
+        return {m.data + panel * bytes, activated + row * stride, bytes, stride, m.segments, blocks, ahead};
+    }
+
+    // Finishes `count` rows of `width` panels, whose sums begin at row 0.
+    template <int ROWS>
+    void finish_rows(Sums<ROWS>& sums, int64_t row, int64_t count, int64_t panel, int64_t width) const {
+        for (int p = 0; p < width; ++p) {
+            const int64_t col = (panel + p) * PANEL, left = m.rows - col;
+            const Target target = {to.out + row * to.out_stride + col, to.bias ? to.bias + col : nullptr,
+                                   to.residual ? to.residual + row * to.residual_stride + col : nullptr, to.out_stride,
+                                   to.residual_stride};
+            finish(target, sums, m.segments, count, p, left < LANES ? left : LANES);
+        }
+    }
+};
+
+void multiply_tiles(const Product& product, int64_t panel, int64_t width) {
+    const int64_t rows = product.rows, most = MAX_TILE_ROWS[width - 1], tiles = (rows + most - 1) / most;
+    const int64_t near = int_layout_of(product.m.format).cols == 64 ? AHEAD : AHEAD_SUPER;
+    // A single tile prefetches a short distance ahead. The first of several prefetches the next panels while it
+    // computes on these, so that the other tiles find theirs in the cache.
+    const int64_t ahead = tiles == 1 ? near : panel + width < product.last_panel ? width * product.bytes : 0;
+    TileSums sums;
+    for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
+        tile_of(product.m.format, count, width)(sums, product.source(panel, begin, t == 0 ? ahead : 0));
+        product.finish_rows(sums, begin, count, panel, width);
+    }
+}
+
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+
+void multiply_slabs(const Product& product, const Slabs& by, Slab& slab, int64_t panel) {
+    const int64_t rows = product.rows, parts = (rows + SLAB_ROWS - 1) / SLAB_ROWS;
+    const int64_t ahead = panel + SLAB_PANELS < product.last_panel ? SLAB_PANELS * product.bytes : 0;
+    for (int64_t i = 0; i < parts; ++i) {
+        const int64_t begin = rows * i / parts, count = rows * (i + 1) / parts - begin;
+        add_slabs(slab, by, product.m, product.source(panel, begin, i == 0 ? ahead : 0), count);
+        product.finish_rows(slab.sums, begin, count, panel, SLAB_PANELS);
+    }
+}
+
+#endif
+
 }  // namespace
 
 void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t first_panel, int64_t last_panel,
                 float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
-    const int64_t bytes = int_panel_bytes(m), stride = int_activated_bytes(m), blocks = int_blocks(m);
-    const int64_t near = int_layout_of(m.format).cols == 64 ? AHEAD : AHEAD_SUPER;
-    Sums sums;
-#if defined(KVASIR_AVX2)
-    alignas(64) uint8_t room[MAX_UNPACKED];
-    const Unpacking unpacking = unpacking_of(m, rows);
+    const Product product = {m, activated, rows, last_panel, {out, bias, residual, out_stride, residual_stride},
+                             int_panel_bytes(m), int_activated_bytes(m), int_blocks(m)};
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+    const Slabs slabs = slabs_of(m.format, rows);
+    Slab slab;
 #endif
     for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
         width = rows >= PAIR_FROM && last_panel - panel >= 2 ? 2 : 1;
-        int64_t tile_rows = MAX_TILE_ROWS[width - 1];
-        const uint8_t* unpacked = nullptr;
-#if defined(KVASIR_AVX2)
-        if (unpacking.unpack) {
-            unpacking.unpack(room, m.data + panel * bytes, m.segments * blocks);
-            unpacked = room;
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+        if (slabs.unpack && width == SLAB_PANELS) {
+            multiply_slabs(product, slabs, slab, panel);
+            continue;
         }
 #endif
-        const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
-            // A single tile prefetches a short distance ahead. The first of several prefetches the next panels while it
-            // computes on these, so that the other tiles find theirs in the cache.
-            const int64_t step = tiles == 1 ? near : panel + width < last_panel ? width * bytes : 0;
-            const Source source = {m.data + panel * bytes, unpacked, activated + begin * stride, bytes,
-                                   stride, m.segments, blocks, t == 0 ? step : 0};
-#if defined(KVASIR_AVX2)
-            const Tile tile = unpacked ? unpacking.tiles[count - 3] : tile_of(m.format, count, width);
-#else
-            const Tile tile = tile_of(m.format, count, width);
-#endif
-            tile(sums, source);
-            for (int p = 0; p < width; ++p) {
-                const int64_t col = (panel + p) * PANEL, left = m.rows - col;
-                const Target target = {out + begin * out_stride + col, bias ? bias + col : nullptr,
-                                       residual ? residual + begin * residual_stride + col : nullptr, out_stride,
-                                       residual_stride};
-                finish(target, sums, m.segments, count, p, left < LANES ? left : LANES);
-            }
-        }
+        multiply_tiles(product, panel, width);
     }
 }
 

@@ -154,6 +154,10 @@ KVASIR_INLINE void store_low16(uint16_t* to, i32x16 a) {
 }
 
 KVASIR_INLINE u8x64 load(const uint8_t* from) { return {load_256(from), load_256(from + 32)}; }
+KVASIR_INLINE void store(uint8_t* to, u8x64 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32), a.high);
+}
 KVASIR_INLINE u8x64 broadcast_u8(uint8_t value) {
     const __m256i v = _mm256_set1_epi8(static_cast<char>(value));
     return {v, v};

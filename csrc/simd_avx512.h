@@ -104,6 +104,7 @@ KVASIR_INLINE void store_low16(uint16_t* to, i32x16 a) {
 }
 
 KVASIR_INLINE u8x64 load(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+KVASIR_INLINE void store(uint8_t* to, u8x64 a) { _mm512_storeu_si512(to, a.v); }
 KVASIR_INLINE u8x64 broadcast_u8(uint8_t value) { return {_mm512_set1_epi8(static_cast<char>(value))}; }
 KVASIR_INLINE u8x64 bit_and(u8x64 a, u8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
 KVASIR_INLINE u8x64 bit_or(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }

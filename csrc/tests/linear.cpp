@@ -147,6 +147,7 @@ void test_linear() {
                 if (kind.type == 35 || kind.type == 1002) check(random, kind, c, hostile, true);
             }
         }
+        check(random, kind, {66, 33, 1536, 2}, false);  // two parts of rows, slabs of 512 columns and a shorter one
         const Matrix m = {kvasir_format_of(kind.type), kvasir::ACT_Q8_256, 2, 0, 16, 3 * kind.cols, nullptr};
         require(kvasir_pack(&m, kind.type, nullptr, 0, 0, 0) == -1, "segments that are not whole groups are rejected");
         require(kvasir_pack(&m, 1000, nullptr, 0, 0, 0) == -1, "an unknown source type is rejected");
