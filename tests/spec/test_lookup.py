@@ -25,7 +25,7 @@ def by_hand(ids: list[int], most: int) -> tuple[list[int], int]:
     return [source[i % len(source)] for i in range(most)] if best else [], best
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 9))
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9))
 def test_the_longest_of_the_most_recent_matches_is_continued(ids, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "CANDIDATES", 10_000)

@@ -44,7 +44,7 @@ from kvasir.ops.rope.triton import rope, rope_store, store_kv
 from kvasir.program.trace import Trace
 
 MAX_ITEMS = 2048  # chunks of a step that programs of their own compute: enough for any device
-WHOLE_FROM = 64  # token rows from which one program computes all segments of a sum
+WHOLE_FROM = 128  # token rows from which one program computes all segments of a sum
 
 
 @dataclass(frozen=True, slots=True)
