@@ -3,8 +3,6 @@ executor's log-probabilities."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -149,21 +147,3 @@ def test_the_oracle(family, dtype, tmp_path):
 
     got = together(crowd, requests, seed=3, preempt=0.15, cancel=cancelled, each_step=poisoned)
     same(expected, {key: answer for key, answer in got.items() if key[0] not in cancelled}, cancelled)
-
-
-@pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
-@pytest.mark.parametrize("layers", [1, 2])
-def test_a_model_that_drafts_changes_no_answer(layers, tmp_path):
-    """The first layer of the model or the whole, which is always right."""
-    from tests.graph.models import graph_core
-    from tests.oracle import mixed_requests, plain, same, together
-    from tests.runner.proposing import shortened
-
-    path, options = folder(tmp_path, "qwen3"), {"dtype": "bfloat16", "device": DEVICE, "num_blocks": 200}
-    shortened(Path(path), tmp_path / "short", layers)
-    core = graph_core(path, **options, max_num_seqs=1)
-    requests = mixed_requests(core.info.vocab_size, 200, count=10)
-    expected = plain(core, requests)
-    drafting = graph_core(path, **options, max_num_seqs=6, speculate=f"draft={tmp_path / 'short'}")
-    same(expected, together(drafting, requests, seed=1, preempt=0.1))
-    assert drafting.scheduler.accepted_tokens > (20 if layers == 2 else 0)
