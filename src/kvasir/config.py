@@ -70,7 +70,7 @@ class EngineOptions:
     speculate: str = option(
         "auto",
         "Drafters that guess ids, which never changes an answer: auto, off, or of ngram, suffix, draft=MODEL, "
-        "eagle3=PATH, mtp.",
+        "eagle3=PATH, dflash=PATH, mtp.",
         "--speculate",
         "--spec-type",
     )

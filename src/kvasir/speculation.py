@@ -6,6 +6,7 @@
     suffix                      what followed them in earlier answers to the same key
     draft=MODEL                 a smaller model, or an assistant of Gemma 4
     eagle3=PATH                 an EAGLE-3 head
+    dflash=PATH                 a DFlash drafter, which guesses a block of ids at once
     mtp                         the heads for multi-token prediction in the model's checkpoint
 
 Several are joined by commas; the first that has a good guess is used.
@@ -19,12 +20,13 @@ from typing import Any
 from kvasir.errors import ConfigError, InvalidRequest, quoted
 
 LOOKUPS = ("ngram", "suffix")  # need ids only
-WEIGHTS = ("draft", "eagle3", "mtp")  # are computed by the runner; an engine has one of them at most
+WEIGHTS = ("draft", "eagle3", "dflash", "mtp")  # are computed by the runner; an engine has one of them at most
 METHODS = (*LOOKUPS, *WEIGHTS)
-SOURCES = ("draft", "eagle3")  # are read from a model or a path
+HEADS = ("eagle3", "dflash")  # have a checkpoint that is no model's
+SOURCES = ("draft", *HEADS)  # are read from a model or a path
 MAX_DRAFTED = 16  # drafted ids of a row in a step: each needs a row of logits
 QUANTIZED = ("q8", "q4", "none")
-EXPECTED = "expected auto, off, or a list of ngram, suffix, draft=MODEL, eagle3=PATH and mtp"
+EXPECTED = "expected auto, off, or a list of ngram, suffix, draft=MODEL, eagle3=PATH, dflash=PATH and mtp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,12 @@ def check_own(drafters: Drafters, dtype: str | None, quantize: str | None, lengt
     given = {"draft_dtype": dtype, "draft_quantize": quantize}
     for name, value in given.items():
         if value is not None and not drafters.source:
-            hint = "it is for draft=MODEL or eagle3=PATH, which have files of their own; leave it out"
+            hint = "it is for draft=MODEL, eagle3=PATH or dflash=PATH, which have files of their own; leave it out"
             raise ConfigError(f"{name} without such a drafter", hint)
     if length is not None and not drafters.weights:
         raise ConfigError(
-            "draft_max_model_len without a drafter that has weights", "add draft=MODEL, eagle3=PATH or mtp to speculate"
+            "draft_max_model_len without a drafter that has weights",
+            "add draft=MODEL, eagle3=PATH, dflash=PATH or mtp to speculate",
         )
 
 

@@ -48,6 +48,9 @@ def vllm(**config: Any) -> tuple[str, str]:
         (("--spec-type", "draft-mtp"), Drafters(("mtp",))),
         (("--spec-type", "ngram-simple,draft-simple", "-md", "s.gguf"), Drafters(("ngram", "draft"), "s.gguf")),
         (("--spec-type", "draft-eagle3", "--model-draft", "head"), Drafters(("eagle3",), "head")),
+        (("--spec-type", "draft-dflash", "-md", "a"), Drafters(("dflash",), "a")),
+        (("-md", "Qwen3-8B-DFlash"), Drafters(("dflash",), "Qwen3-8B-DFlash")),
+        (vllm(method="dflash", model="a/b"), Drafters(("dflash",), "a/b")),
         (("-md", "small"), Drafters(("draft",), "small")),
         (("-md", "Qwen3-EAGLE3.gguf"), Drafters(("eagle3",), "Qwen3-EAGLE3.gguf")),
         (("--speculate", "suffix,mtp"), Drafters(("suffix", "mtp"))),
@@ -111,7 +114,7 @@ def test_a_drafter_has_options_of_its_own(arguments, own):
         ({"draft_quantize": "q5"}, "q8, q4, none"),
         ({"draft_max_model_len": 0}, "at least 1"),
         ({"draft_dtype": "float32", "speculate": "mtp"}, "without such a drafter"),
-        ({"draft_quantize": "q8", "speculate": "auto"}, "draft=MODEL or eagle3=PATH"),
+        ({"draft_quantize": "q8", "speculate": "auto"}, "draft=MODEL, eagle3=PATH"),
         ({"draft_max_model_len": 9, "speculate": "ngram"}, "without a drafter that has weights"),
     ],
 )
@@ -157,7 +160,7 @@ def test_settings_without_effect_are_noted():
         (("-md", "x", "-devd", "none"), "--device is for both"),
         (("-md", "x", "-tbd", "4"), "--threads is for both"),
         (("-lcs", "cache.bin"), "--speculate suffix"),
-        (("--spec-type", "draft-dflash", "-md", "x"), "draft-dflash"),
+        (("--spec-type", "draft-dspark", "-md", "x"), "draft-dspark"),
         (("--spec-type", "draft-simple"), "give -md FILE"),
         (("--spec-type", "ngram-simple", "-md", "x"), "draft-simple"),
     ],
@@ -172,6 +175,7 @@ def test_a_draft_model_on_this_machine_is_judged_by_its_config(tmp_path):
     for name, architecture, method in (
         ("eagle3-named", "LlamaForCausalLM", "draft"),
         ("b", "Eagle3LlamaForCausalLM", "eagle3"),
+        ("c", "DFlashDraftModel", "dflash"),
         ("assistant", "LlamaForCausalLM", "draft"),
     ):
         folder = tmp_path / name

@@ -14,6 +14,7 @@ from kvasir.guided import sources
 from kvasir.ops import native
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of, random_model
+from tests.models import dflash_heads
 from tests.models.eagle3_heads import config_of, settings, tensors_of, write
 from tests.models.test_eagle3 import base_folder
 from tests.models.test_gemma4_assistant import both
@@ -170,6 +171,7 @@ def test_a_draft_model_guesses_up_to_a_length(folder, length, last):
     [
         ("mtp", "Llama has no layers for multi-token prediction"),
         ("eagle3=MODEL", "is not a head that drafts"),
+        ("dflash=MODEL", "is not a head that drafts"),
     ],
 )
 def test_what_cannot_draft_is_named(folder, speculate, message):
@@ -188,6 +190,21 @@ def test_a_head_of_its_own_checkpoint_changes_no_answer(tmp_path, option):
         str(base), "program", speculate=f"{option}={head}", num_blocks=40, max_num_seqs=6, max_model_len=256
     )
     assert draft_of(core).taps == ("layers.1", "layers.3", "layers.4")
+    poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
+    same(expected, together(core, requests, preempt=0.1))
+    core.close()
+
+
+def test_a_drafter_of_blocks_changes_no_answer(tmp_path):
+    """Also over few blocks full of NaN and with forced preemption."""
+    base, requests = base_folder(tmp_path), mixed_requests(96, 200, longest=150)
+    s = dflash_heads.settings("both ways")
+    head = dflash_heads.write(tmp_path / "head", dflash_heads.config_of(s), dflash_heads.tensors_of(s))
+    expected = plain(small_core(str(base), "program", speculate="off"), requests)
+    core = small_core(
+        str(base), "program", speculate=f"dflash={head}", num_blocks=40, max_num_seqs=6, max_model_len=256
+    )
+    assert draft_of(core).block == 8
     poison(core, [set(range(pool.num_blocks)) for pool in core.scheduler.kv.pools])
     same(expected, together(core, requests, preempt=0.1))
     core.close()

@@ -139,6 +139,7 @@ def test_a_request_may_leave_out_a_drafter(plain):
         ("ngram", Drafters(("ngram",))),
         ("suffix, draft=a/b", Drafters(("suffix", "draft"), "a/b")),
         ("eagle3=x", Drafters(("eagle3",), "x")),
+        ("dflash=x", Drafters(("dflash",), "x")),
         ("mtp", Drafters(("mtp",))),
     ],
 )

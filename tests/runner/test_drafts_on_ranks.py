@@ -19,6 +19,7 @@ from kvasir.runner.load_draft import load_draft, with_own_draft
 from kvasir.runner.load_head import with_head
 from kvasir.weights.find import find_model
 from tests.engine.cores import random_model
+from tests.models import dflash_heads
 from tests.models.eagle3_heads import config_of, settings, tensors_of, write
 from tests.models.mtp_oracle import Oracle
 from tests.models.oracle import random_ids
@@ -68,6 +69,18 @@ def head(folder: Path) -> Callable[[str, Mesh, Mesh], LoadedModel]:
     return load
 
 
+def blocks(folder: Path) -> Callable[[str, Mesh, Mesh], LoadedModel]:
+    """A DFlash drafter."""
+    base, s = find_model(base_folder(folder)), dflash_heads.settings("both ways")
+    files = find_model(dflash_heads.write(folder / "head", dflash_heads.config_of(s), dflash_heads.tensors_of(s)))
+
+    def load(executor: str, mesh: Mesh, own: Mesh) -> LoadedModel:
+        target = load_model(base, "float32", options=options(executor, mesh))
+        return with_head(target, files, "float32", options=options(executor, own))
+
+    return load
+
+
 def drafted(loaded: LoadedModel) -> list[tuple]:
     """What two sequences guess, and their answers."""
     specs = [SamplingSpec(temperature=0.8, seed=i) for i in range(2)]
@@ -77,7 +90,7 @@ def drafted(loaded: LoadedModel) -> list[tuple]:
     return [(lane.answer, [result.proposed for result in lane.results]) for lane in lanes]
 
 
-KINDS = [(smaller, False), (smaller, True), (own_layers, True), (head, False), (head, True)]
+KINDS = [(smaller, False), (smaller, True), (own_layers, True), (head, False), (head, True), (blocks, True)]
 CASES, SLOW = ([(kind, executor, split) for kind, split in KINDS] for executor in ("program", "eager"))
 
 

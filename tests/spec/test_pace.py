@@ -7,7 +7,7 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.spec.pace import GAIN, Chance, StepTimes, shares
+from kvasir.spec.pace import GAIN, Chance, StepTimes, best_length, shares
 
 
 def measured(*times: float) -> StepTimes:
@@ -47,6 +47,15 @@ def test_free_rows_are_all_used_and_dear_ones_not():
 def test_a_tile_is_filled():
     """Two rows cost as much as four."""
     assert shares([0.8], [7], measured(1.0, 1.5, 1.5, 1.5, 3.0, 3.0, 3.0, 3.0)) == [3]
+
+
+def test_a_pass_that_drafts_all_ids_is_worth_more_of_them():
+    """Steps of 10 ms, and 3 ms for an id or for a block."""
+    times, rounds = measured(*(0.010 for _ in range(9))), measured(*(0.003 for _ in range(9)))
+    assert best_length(0.5, 1, 8, times, rounds) == 1
+    assert best_length(0.5, 1, 8, times, rounds, blocks=True) == 8
+    rows = measured(*(0.003 + 0.002 * more for more in range(9)))  # but longer blocks take longer
+    assert 0 < best_length(0.5, 1, 8, times, rows, blocks=True) < 4
 
 
 def test_a_drafter_that_is_never_right_is_rarely_asked():

@@ -26,10 +26,11 @@ _LLAMA = {
     "ngram-cache": ("ngram", "suffix"),
     "draft-simple": ("draft",),
     "draft-eagle3": ("eagle3",),
+    "draft-dflash": ("dflash",),
     "draft-mtp": ("mtp",),
 }
 _NGRAMS = ("simple", "map-k", "map-k4v")
-_LLAMA_ONLY = ("draft-dflash", "draft-dspark")
+_LLAMA_ONLY = ("draft-dspark",)
 # Refused fields of PeerFlags -> the flag as llama.cpp prints it, and why.
 _REFUSED = {
     "draft_device": ("-ngld and -devd", "a drafter computes where its model does; --device is for both"),
@@ -53,7 +54,7 @@ class PeerFlags:
     spec_tokens: int | None = option(None, "vLLM's num_speculative_tokens alone.", "--spec-tokens")
     model_draft: str | None = option(
         None,
-        "As llama.cpp and vLLM take it: a draft model or an EAGLE-3 head.",
+        "As llama.cpp and vLLM take it: a draft model, an EAGLE-3 head or a DFlash drafter.",
         *("--model-draft", "-md", "--spec-draft-model", "--hf-repo-draft", "-hfd", "-hfrd", "--spec-draft-hf"),
         "--spec-model",
     )

@@ -16,6 +16,7 @@ from kvasir.errors import ConfigError
 from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.kv.tiers.connector import KVConnector
+from kvasir.models.drafting import DraftModel, drafts_blocks
 from kvasir.resolve import resolve
 from kvasir.sched.drafts import Drafter
 from kvasir.sched.scheduler import Scheduler
@@ -50,7 +51,8 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         runner.close()
         raise
     guides = GrammarGuides(lambda: _vocabulary(options, info))
-    scheduler = _scheduler(model, config, runner, tier, guides, drafter or _speculator(config, info))
+    drafter = drafter or _speculator(config, info, model.loaded.draft)
+    scheduler = _scheduler(model, config, runner, tier, guides, drafter)
     seconds = (imported - begun, time.perf_counter() - imported)
     return EngineCore(
         runner, scheduler, summarize(config, runner.info, parts.kernels_line(model), seconds), guides.warm
@@ -83,8 +85,11 @@ def _scheduler(
     )
 
 
-def _speculator(config: EngineConfig, info: ModelInfo) -> Drafter | None:
-    return Speculator(info.drafters, config.targets, config.draft_max) if info.drafters else None
+def _speculator(config: EngineConfig, info: ModelInfo, draft: DraftModel | None) -> Drafter | None:
+    if not info.drafters:
+        return None
+    blocks = draft is not None and drafts_blocks(draft)
+    return Speculator(info.drafters, config.targets, config.draft_max, blocks=blocks)
 
 
 def need_executor() -> None:

@@ -12,7 +12,7 @@ from kvasir.engine.progress import Progress
 from kvasir.runner.load import LoadedModel, LoadOptions
 from kvasir.runner.load_draft import load_draft, with_own_draft
 from kvasir.runner.load_head import is_head, with_head
-from kvasir.speculation import Drafters
+from kvasir.speculation import HEADS, Drafters
 from kvasir.text.shared_tokens import shared_ids
 from kvasir.weights.find import find_model
 
@@ -37,7 +37,7 @@ def with_drafter(
     how = LoadOptions(
         loaded.executor, options.block_size, options.kv_dtype, "" if quantize == "none" else quantize, threads
     )
-    if drafters.weights == "eagle3" or is_head(files):  # an assistant of Gemma 4 is called a draft model, too
+    if drafters.weights in HEADS or is_head(files):  # an assistant of Gemma 4 is called a draft model, too
         return with_head(loaded, files, dtype, device, progress, how)
     shared, unknown = _vocabulary(loaded, drafters, options)
     return load_draft(loaded, files, dtype, device, progress, how, shared, unknown)

@@ -21,6 +21,7 @@ _VLLM = {
     "suffix": ("ngram", "suffix"),
     "draft_model": ("draft",),
     "eagle3": ("eagle3",),
+    "dflash": ("dflash",),
     "mtp": ("mtp",),
 }
 _TUNING = (
@@ -106,12 +107,14 @@ def check_kv_dtype(name: str, given: Any, kv_dtype: str) -> None:
 
 def source_of(model: str) -> str:
     """The drafter that a path or a name stands for, as `speculate` names it."""
-    return f"{'eagle3' if kind_of(model) == 'eagle3' else 'draft'}={model}"
+    kind = kind_of(model)
+    return f"{kind if kind in SOURCES else 'draft'}={model}"
 
 
 def kind_of(model: str) -> str:
-    """Whether a path is an EAGLE-3 head ("eagle3"), an assistant of Gemma 4 ("assistant"), which both engines call a
-    head for multi-token prediction, or a model ("draft"); one that is not on this machine is judged by its name."""
+    """Whether a path is an EAGLE-3 head ("eagle3"), a DFlash drafter ("dflash"), an assistant of Gemma 4 ("assistant"),
+    which both engines call a head for multi-token prediction, or a model ("draft"); one that is not on this machine is
+    judged by its name."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         from kvasir.weights.gguf import GGUFFile
@@ -121,9 +124,11 @@ def kind_of(model: str) -> str:
             return {"eagle3": "eagle3", "gemma4-assistant": "assistant"}.get(architecture, "draft")
     if (path / "config.json").is_file():
         from kvasir.models.config import read_hf_config
+        from kvasir.models.dflash_config import is_dflash
         from kvasir.models.eagle3_config import is_eagle3
         from kvasir.models.gemma4_assistant import is_assistant
 
         config = read_hf_config(path / "config.json")
-        return "assistant" if is_assistant(config) else "eagle3" if is_eagle3(config) else "draft"
-    return next((kind for kind in ("eagle3", "assistant") if kind in model.lower()), "draft")
+        kinds = {"assistant": is_assistant, "eagle3": is_eagle3, "dflash": is_dflash}
+        return next((kind for kind, check in kinds.items() if check(config)), "draft")
+    return next((kind for kind in ("eagle3", "dflash", "assistant") if kind in model.lower()), "draft")

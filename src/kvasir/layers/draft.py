@@ -1,5 +1,5 @@
-"""Layers of heads that draft: for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2), and the first
-layer of EAGLE-3 (arXiv:2503.01840) with the norms before it."""
+"""Layers of heads that draft: for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2), the first layer
+of EAGLE-3 (arXiv:2503.01840) with the norms before it, and attention of DFlash (arXiv:2602.06036)."""
 
 from __future__ import annotations
 
@@ -64,6 +64,18 @@ class EagleLayer(Module):
         both_TE = side_by_side(self.embed_norm(embedded_TD), normed_TD, self.width)
         mixed_TD = (normed_TD if self.adds_normed else rows_TD) + self.attn(both_TE, batch)
         return mixed_TD + self.mlp(self.mlp_norm(mixed_TD), batch)
+
+
+class ContextAttention(Attention):
+    """Attention of a block's rows, which also keeps keys and values of other rows: those of the positions before."""
+
+    def keep(self, x_TD: Tensor, batch: Batch) -> None:
+        """Writes the keys and values of rows, float32 [T, D], into the cache."""
+        k, v = (self.qkv.apply(part, x_TD, batch) for part in "kv")
+        k_TKd = k.view(-1, self.kv_heads, self.head_dim)
+        assert self.k_norm is not None and self.rope is not None
+        k_TKd = self.rope(self.k_norm(k_TKd), batch.angles(self.rope))
+        batch.store(self.layer, k_TKd, v.view(-1, self.kv_heads, self.value_dim))
 
 
 class ChunkNorm(Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -88,6 +88,33 @@ class DraftModel(Protocol):
     def parts(self) -> tuple[Any, ...]:
         """The modules that are its own, without the target's."""
         ...
+
+
+class BlockDraft(DraftModel, Protocol):
+    """A model that guesses several ids in one pass.
+
+        target       hidden rows of the positions [.., p] --keep--> keys and values of these positions
+        a guess      the token at p + 1, masks after it  --forward--> rows for the logits of each mask's own position
+
+    `width` is 0, and `join` is not called.
+
+    block: the most rows of such a pass, the first token included. mask: the id of the others. causal: whether they see
+    the rows before them only, or the whole block.
+    """
+
+    block: int
+    mask: int
+    causal: bool
+
+    def keep(self, taps_TX: Tensor, batch: Batch) -> Tensor:
+        """Writes keys and values of the outputs in `taps`, float32 [T, sum of their widths], into the cache. Returns
+        the rows that they were computed of, float32 [T, D]."""
+        ...
+
+
+def drafts_blocks(draft: DraftModel) -> TypeGuard[BlockDraft]:
+    """Whether a model that drafts is a BlockDraft."""
+    return hasattr(draft, "keep")
 
 
 def joint_layout(target: Any, draft: DraftModel | None) -> KVLayout:

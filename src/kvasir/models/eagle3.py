@@ -58,7 +58,7 @@ class Eagle3(Module):
         self._target = (target,)  # in a tuple: its modules are not the head's
         self.taps = tap_names(c, len(target.layers))
         self.width, target_width = c.width, target.config.width
-        _check_target(c, target)
+        check_target(c, target)
         self.target_ids = _target_ids(c)
         self.input_norm = RMSNorm(c.taps * target_width, c.norm_eps) if c.joint_norm else None
         self.fc_norm = ChunkNorm(c.taps, target_width, c.norm_eps) if c.chunk_norms else None
@@ -136,9 +136,9 @@ class Eagle3(Module):
         first = {
             "embed_norm": "input_layernorm",
             "hidden_norm": "hidden_norm",
-            **_BLOCK,
+            **BLOCK,
         }
-        more = {"attn_norm": ("hidden_norm", "input_layernorm"), **_BLOCK}
+        more = {"attn_norm": ("hidden_norm", "input_layernorm"), **BLOCK}
         return {
             **norms,
             **own,
@@ -147,7 +147,7 @@ class Eagle3(Module):
         }
 
 
-_BLOCK = {
+BLOCK = {
     "mlp_norm": "post_attention_layernorm",
     "attn.qkv.q": "self_attn.q_proj",
     "attn.qkv.k": "self_attn.k_proj",
@@ -197,9 +197,12 @@ def tap_names(c: Eagle3Config, layers: int) -> tuple[str, ...]:
     return tuple(f"layers.{i}" for i in numbers)
 
 
-def _check_target(c: Eagle3Config, target: Any) -> None:
+def check_target(c: Any, target: Any) -> None:
+    """Raises ModelFileError if a head's config does not fit the target's, UnsupportedModel if the target cannot lend a
+    table that the head lacks."""
     width, own = target.config.width, c.tensors
-    _same("target_hidden_size" if c.target_width else "hidden_size", c.target_width or c.width, width, "hidden_size")
+    theirs = getattr(c, "target_width", 0)
+    _same("target_hidden_size" if theirs else "hidden_size", theirs or c.width, width, "hidden_size")
     _same("vocab_size", c.vocab_size, target.config.vocab_size, "vocab_size")
     lacking = {"embed": not own.embed, "head": not own.head and not (c.tied and own.embed)}
     for part in (part for part, lacks in lacking.items() if lacks):

@@ -230,11 +230,12 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 # Architectures whose configs state the model type of another.
 _TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
-# Heads, which draft for a model and are none: EAGLE-3 (kvasir.models.eagle3), also as GGUF's architecture, and the
-# assistants of Gemma 4 (kvasir.models.gemma4_assistant).
+# Heads, which draft for a model and are none: EAGLE-3 (kvasir.models.eagle3), also as GGUF's architecture, DFlash
+# (kvasir.models.dflash), and the assistants of Gemma 4 (kvasir.models.gemma4_assistant).
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel", "eagle3")
 ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-HEADS: tuple[str, ...] = (*EAGLE3, *ASSISTANTS)
+DFLASH = ("DFlashDraftModel",)
+HEADS: tuple[str, ...] = (*EAGLE3, *DFLASH, *ASSISTANTS)
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
 
@@ -259,8 +260,9 @@ def model_class_for(config: Mapping[str, Any]) -> type:
     if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
         raise ModelFileError(f"config.json: architectures is {architectures!r}", "expected a list of names")
     if heads := [name for name in (*architectures, model_type) if name in HEADS]:
+        method = "dflash" if heads[0] in DFLASH else "eagle3"
         raise UnsupportedModel(
-            f"{heads[0]} is a head that drafts for another model", "start its target with --speculate eagle3=PATH"
+            f"{heads[0]} is a head that drafts for another model", f"start its target with --speculate {method}=PATH"
         )
     if model_type is None and not architectures:
         raise ModelFileError("config.json names no model_type and no architectures", "is this a model's folder?")

@@ -183,12 +183,13 @@ def trace_draft(draft: Any, layer: int = 0) -> Trace:
 
 
 def trace_join(draft: Any, width: int) -> Trace | None:
-    """As `trace`, of `draft.join` for `rows` of this width; None if it returns them unchanged."""
+    """As `trace`, of `draft.join` for `rows` of this width, or of `draft.keep` if it drafts blocks; None if it returns
+    them unchanged."""
     graph = Graph()
     batch = TracedBatch(graph)
     rows = graph.value(ROWS, (width,))
     with _tracing():
-        joined = draft.join(rows)
+        joined = draft.keep(rows, batch) if hasattr(draft, "keep") else draft.join(rows)
     _check(joined)
     return None if joined.base is rows else Trace(graph, batch, joined, None, {}, {}, {}, rows)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvasir.layers.batch import InputBuffers, make_batch
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rows import RowArrays
-from kvasir.models.drafting import DRAFT, DraftModel
+from kvasir.models.drafting import DRAFT, BlockDraft, DraftModel, drafts_blocks
 from kvasir.plan import Work
 from kvasir.runner import host_sampling
 from kvasir.runner.eager_executor import EagerExecutor
@@ -86,3 +86,33 @@ class EagerDraft:
             for row, known, carry, mask in draws
         ]
         return [host_sampling.taken(one) for one in sample(torch.from_numpy(logits), contexts)]
+
+
+class EagerBlocks(EagerDraft):
+    """A DraftForward of a BlockProposer."""
+
+    draft: BlockDraft
+
+    def bind(self, rows: RowArrays, ahead: int) -> None:
+        """As `DraftForward.bind`. A block's ids lie at their own positions."""
+        super().bind(rows, 0)
+
+    @torch.inference_mode()
+    def _run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int) -> None:
+        both_ways = taps is None and not self.draft.causal
+        works = [Work(span.row, span.start, span.count, indivisible=both_ways) for span in spans]
+        batch = make_batch(works, self._rows[layer], self._cache, inputs=self._inputs)
+        if taps is not None:
+            self.draft.keep(self._padded(taps, len(batch.tokens_T)), batch)
+            return
+        hidden_TD, _ = self.draft.forward(batch.tokens_T, None, batch)
+        self._logits = self.draft.logits(hidden_TD).float().cpu().numpy()
+
+    def logits(self, at: Sequence[int]) -> np.ndarray:
+        """As `DraftForward.logits`, of token rows of masks."""
+        return self._logits[list(at)]
+
+
+def eager_draft(draft: DraftModel, executor: EagerExecutor, cache: KVCache, max_tokens: int) -> EagerDraft:
+    """The forward of a draft model beside a model of the eager executor. The others are as of an EagerDraft."""
+    return (EagerBlocks if drafts_blocks(draft) else EagerDraft)(draft, executor, cache, max_tokens)

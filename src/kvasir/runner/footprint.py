@@ -17,7 +17,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
-from kvasir.runner.program_draft import ProgramDraft
+from kvasir.runner.program_draft import program_draft
 from kvasir.runner.proposals import LAG
 from kvasir.speculation import MAX_DRAFTED
 
@@ -81,7 +81,7 @@ def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_si
     try:
         if loaded.draft is None:
             return program.num_bytes
-        draft = ProgramDraft(loaded.draft, program, cache, **sizes)
+        draft = program_draft(loaded.draft, program, cache, **sizes)
         waiting = _FLOAT * (LAG + loaded.draft.depth) * rows * draft.taps_width
         return program.num_bytes + draft.num_bytes + waiting
     finally:

@@ -15,6 +15,8 @@ import numpy as np
 
 from kvasir.errors import ConfigError, ModelFileError, UnsupportedModel, quoted
 from kvasir.models.config import MAX_VOCAB, read_hf_config
+from kvasir.models.dflash import DFlash
+from kvasir.models.dflash_config import is_dflash
 from kvasir.models.eagle3 import Eagle3
 from kvasir.models.eagle3_config import GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
 from kvasir.models.gemma4_assistant import Gemma4Assistant, is_assistant
@@ -35,7 +37,7 @@ from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import GGUFSource, WeightSource
 
-HeadModel = Eagle3 | Gemma4Assistant
+HeadModel = Eagle3 | DFlash | Gemma4Assistant
 _TABLES = ("d2t", "draft_id_to_target_id")
 
 
@@ -118,7 +120,7 @@ def is_head(files: ModelFiles) -> bool:
         return architecture in ("eagle3", "gemma4-assistant")
     assert files.config is not None, "a safetensors folder needs a config.json"
     config = read_hf_config(files.config)
-    return is_assistant(config) or is_eagle3(config)
+    return is_assistant(config) or is_eagle3(config) or is_dflash(config)
 
 
 def open_head(files: ModelFiles, target: Any) -> tuple[HeadModel, dict[str, Any], WeightSource]:
@@ -126,6 +128,9 @@ def open_head(files: ModelFiles, target: Any) -> tuple[HeadModel, dict[str, Any]
     config, source = open_checkpoint(files)
     if is_assistant(config):
         return Gemma4Assistant(Gemma4Assistant.Config.from_hf(config), target), config, source
+    if is_dflash(config):
+        config |= {TENSORS: read_tensors(source, absolute=False)}
+        return DFlash(DFlash.Config.from_hf(config), target), config, source
     if not is_eagle3(config):
         names = config.get("architectures") or config.get("model_type")
         raise UnsupportedModel(f"{quoted(names)} is not a head that drafts", f"supported: {', '.join(HEADS)}")

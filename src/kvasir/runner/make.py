@@ -14,10 +14,10 @@ from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.program import Program
 from kvasir.runner import selftest
+from kvasir.runner.block_proposals import proposer_of
 from kvasir.runner.load import LoadedModel
-from kvasir.runner.program_draft import ProgramDraft
+from kvasir.runner.program_draft import program_draft
 from kvasir.runner.program_executor import ProgramExecutor
-from kvasir.runner.proposals import Proposer
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 
@@ -61,8 +61,8 @@ def make_runner(
     grade = selftest.run_program(program)
     proposer = None
     if loaded.draft:
-        forward = ProgramDraft(loaded.draft, program, cache, **sizes)
-        proposer = Proposer(
+        forward = program_draft(loaded.draft, program, cache, **sizes)
+        proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
         )
     return Runner(ProgramExecutor(loaded.model, program), capacity, replace(info, grade=grade), proposer)

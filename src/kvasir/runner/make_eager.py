@@ -17,10 +17,10 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.models.drafting import TARGET
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.runner import eager_selftest
-from kvasir.runner.eager_draft import EagerDraft
+from kvasir.runner.block_proposals import proposer_of
+from kvasir.runner.eager_draft import eager_draft
 from kvasir.runner.eager_executor import EagerExecutor
 from kvasir.runner.load import LoadedModel
-from kvasir.runner.proposals import Proposer
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 from kvasir.weights.load import DTYPES
@@ -51,8 +51,8 @@ def make_eager_runner(
     )  # fmt: skip
     proposer = None
     if loaded.draft:
-        forward = EagerDraft(loaded.draft, executor, cache, capacity.max_tokens_per_step)
-        proposer = Proposer(
+        forward = eager_draft(loaded.draft, executor, cache, capacity.max_tokens_per_step)
+        proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
     return Runner(executor, capacity, replace(info, grade=grade), proposer)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvasir.layers.rows import RowArrays
-from kvasir.models.drafting import DRAFT, DraftModel
-from kvasir.ops.attention.native import PIECE_LOGITS
+from kvasir.models.drafting import DRAFT, BlockDraft, DraftModel, drafts_blocks
+from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
@@ -20,8 +20,8 @@ from kvasir.sampling.native import SAMPLE_ERRORS, NativeSampler, SampleRow, fill
 
 
 def draft_traces(draft: DraftModel, target: Trace) -> tuple[tuple[Trace, ...], Trace | None]:
-    """Of the forward of each layer of the draft model, and of its `join`, None if that changes nothing. Raises
-    CannotTrace."""
+    """Of the forward of each layer of the draft model, and of its `join`, None if that changes nothing, or its `keep`.
+    Raises CannotTrace."""
     width = sum(target.exports[name].width for name in draft.taps)
     layers = tuple(trace_draft(draft, layer) for layer in range(draft.depth))
     return layers, trace_join(draft, width) if draft.taps else None
@@ -126,3 +126,34 @@ class ProgramDraft:
             else Taken((one.token,), (), next_carry(one, draw.row.spec, draw.carry))
             for one, draw in zip(found, draws, strict=True)
         ]  # fmt: skip
+
+
+class ProgramBlocks(ProgramDraft):
+    """A DraftForward of a BlockProposer."""
+
+    draft: BlockDraft
+
+    def bind(self, rows: RowArrays, ahead: int) -> None:
+        """As `DraftForward.bind`. A block's ids lie at their own positions."""
+        super().bind(rows, 0)
+
+    def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
+        """As `DraftForward.run`, of a BlockProposer."""
+        if taps is not None:
+            self._joined(spans, taps)
+            return
+        self._compute(self.program, spans, 0 if self.draft.causal else PIECE_BIDIRECTIONAL)
+        first, self._chosen = 0, []
+        for span in spans:
+            self._chosen += range(first + 1, first + span.count)
+            first += span.count
+        self._logits = self.program.logits_of(self._chosen)
+
+    def logits(self, at: Sequence[int]) -> np.ndarray:
+        """As `DraftForward.logits`, of token rows of masks."""
+        return self._logits[np.searchsorted(self._chosen, at)]
+
+
+def program_draft(draft: DraftModel, target: Program, cache: NativeCache, **sizes: Any) -> ProgramDraft:
+    """The forward of a draft model beside a program. The others are as of a ProgramDraft."""
+    return (ProgramBlocks if drafts_blocks(draft) else ProgramDraft)(draft, target, cache, **sizes)

@@ -103,7 +103,7 @@ class DraftForward(Protocol):
 
 
 @dataclass(slots=True)
-class _Guesses:
+class Guesses:
     """The guesses for one row. at: of its work in the step. begin: the first position that the step has sampled. known:
     of the row. position: the last one computed. mask: of the next guess."""
 
@@ -127,7 +127,7 @@ class _Lacking:
     start: int
     count: int
     taps: Array | None = None
-    guesses: _Guesses | None = None
+    guesses: Guesses | None = None
 
 
 class Proposer:
@@ -187,15 +187,18 @@ class Proposer:
         guesses."""
         begun, self._masks = self.forward.seconds, ahead
         lacking = list(self._heads(step) if self.draft.taps else self._smaller(step))
-        done: list[_Guesses] = []
-        open_ = list(self._catch_up(lacking, done))
+        done: list[Guesses] = []
+        self._go_on(list(self._catch_up(lacking, done)), done)
+        self.seconds = self.forward.seconds - begun
+        return {guesses.at: tuple(guesses.ids) for guesses in done}
+
+    def _go_on(self, open_: list[Guesses], done: list[Guesses]) -> None:
+        """Guesses on, one id of each at a time."""
         while open_:
             spans = [Span(guesses.row.number, guesses.position, 1) for guesses in open_]
             rows = self._stacked([guesses.carried for guesses in open_]) if self.draft.width else None
             self.forward.run(spans, None, rows, self.draft.depth - 1)
             open_ = [guesses for _, guesses in self._drawn(list(enumerate(open_)), done)]
-        self.seconds = self.forward.seconds - begun
-        return {guesses.at: tuple(guesses.ids) for guesses in done}
 
     # -- what is lacking
 
@@ -208,7 +211,7 @@ class Proposer:
             count = 0 if work.want_pooled else min(work.end, row.known - self.draft.ahead) - work.start
             yield from self._kept(row, work.start, count, step.starts[at], self._asked(step, at, row))
 
-    def _kept(self, row: Row, start: int, count: int, first: int, guesses: _Guesses | None) -> Iterator[_Lacking]:
+    def _kept(self, row: Row, start: int, count: int, first: int, guesses: Guesses | None) -> Iterator[_Lacking]:
         if count <= 0 or row.fault or row.known > self.positions:
             return
         if not self.draft.advances:  # it has no caches to bring up to date
@@ -261,12 +264,12 @@ class Proposer:
             self._done[row.number], self._guessed[row.number] = done, []
         return done
 
-    def _asked(self, step: ExecutorStep, at: int, row: Row) -> _Guesses | None:
+    def _asked(self, step: ExecutorStep, at: int, row: Row) -> Guesses | None:
         work = step.works[at]
         position = row.known - 1 - self.draft.ahead
         if not work.propose or not work.sample or row.fault or position < 0 or row.known >= len(row.ids):
             return None
-        return _Guesses(at, row, work.propose, work.end - work.drafted, row.known, position, row.carry)
+        return Guesses(at, row, work.propose, work.end - work.drafted, row.known, position, row.carry)
 
     def _fits(self, row: Row, start: int, end: int) -> bool:
         """Whether the row's tables have the blocks that a span reads and writes."""
@@ -280,7 +283,7 @@ class Proposer:
 
     # -- computing
 
-    def _catch_up(self, lacking: Sequence[_Lacking], done: list[_Guesses]) -> Iterator[_Guesses]:
+    def _catch_up(self, lacking: Sequence[_Lacking], done: list[Guesses]) -> Iterator[Guesses]:
         """Computes what is lacking, in as many steps as it takes. Returns the guesses to go on with."""
         open_ = list(lacking)
         while open_:
@@ -305,8 +308,8 @@ class Proposer:
             yield from self._through(spans, self._joined(taps) if taps else None, ended, done)
 
     def _through(
-        self, spans: Sequence[Span], taps: Array | None, drawing: list[tuple[int, _Guesses]], done: list[_Guesses]
-    ) -> Iterator[_Guesses]:
+        self, spans: Sequence[Span], taps: Array | None, drawing: list[tuple[int, Guesses]], done: list[Guesses]
+    ) -> Iterator[Guesses]:
         """Computes the spans in each layer. Returns the guesses to go on with."""
         for layer in range(self.draft.depth):
             self.forward.run(spans, taps if not (layer and self.draft.chained) else None, None, layer)
@@ -323,7 +326,7 @@ class Proposer:
         """The draft model's ids."""
         return ids if self.draft.draft_ids is None else self.draft.draft_ids[ids]
 
-    def _drawn(self, drawing: Sequence[tuple[int, _Guesses]], done: list[_Guesses]) -> list[tuple[int, _Guesses]]:
+    def _drawn(self, drawing: Sequence[tuple[int, Guesses]], done: list[Guesses]) -> list[tuple[int, Guesses]]:
         """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
         unless they have no guess."""
         drawing = [one for one in drawing if self._may_go_on(one[1], done)]
@@ -344,7 +347,7 @@ class Proposer:
                 done.append(guesses)
         return going
 
-    def _may_go_on(self, guesses: _Guesses, done: list[_Guesses]) -> bool:
+    def _may_go_on(self, guesses: Guesses, done: list[Guesses]) -> bool:
         """Sets the mask of the next guess. If it allows no id, the guesses end."""
         if self._masks is None or not guesses.row.spec.guided:
             return True
@@ -372,7 +375,7 @@ class Proposer:
         wide[:, self.draft.target_ids[self._common]] = logits_nv[:, self._common]
         return wide
 
-    def _take(self, guesses: _Guesses, taken: Taken) -> bool:
+    def _take(self, guesses: Guesses, taken: Taken) -> bool:
         """Adds a drawn id. Returns whether there will be another."""
         if taken.error and (token := _only(guesses.mask)) is not None:
             taken = Taken((token,), (), guesses.carry)  # the draft model lacks the one that is allowed

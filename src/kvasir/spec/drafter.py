@@ -4,7 +4,7 @@
     prediction    the answer that the request expects, after the place where the sequence follows it
     ngram         what followed the last ids earlier in the sequence (`lookup`)
     suffix        what followed them in earlier answers to the same key (`pool`)
-    draft, eagle3, mtp      ids that the runner proposed after the last step, with a model that drafts
+    draft, eagle3, dflash, mtp: ids that the runner proposed after the last step, with a model that drafts
 
 What a lookup has found is kept as long as the sequence goes on in the same way, so that nothing is looked for between
 two steps while guesses are right.
@@ -110,8 +110,8 @@ class Speculator:
     """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
 
     saved: estimated seconds that drafts have saved, less those that they cost. times: of steps, by token rows.
-    rounds: the times of proposing one id with a model that drafts, by sequences. lookups: searches of a sequence or a
-    pool.
+    rounds: the times of proposing one id with a model that drafts, by sequences, or those of a pass of one that drafts
+    blocks, by token rows. lookups: searches of a sequence or a pool.
     """
 
     def __init__(
@@ -120,15 +120,16 @@ class Speculator:
         targets: Mapping[ServiceClass, Target] = {},
         most: int = MAX_DRAFTED,
         pools: Pools | None = None,
+        blocks: bool = False,
     ):
         """methods: names of `speculation.METHODS`. targets: of each class, which no draft may make a step miss.
-        most: drafted ids of a sequence in a step."""
+        most: drafted ids of a sequence in a step. blocks: whether the runner proposes all ids in one pass."""
         self._methods, self._targets, self._most = tuple(methods), targets, most
         self._weights = next((name for name in methods if name in WEIGHTS), "")
         looks = {"ngram": self._ngram, "suffix": self._suffix}
         always: dict[str, Look] = {"forced": self._forced, "prediction": self._prediction}
         self._sources = always | {name: looks.get(name, self._proposed) for name in methods}
-        self.rounds = StepTimes()
+        self.rounds, self._blocks = StepTimes(), blocks
         self._asking = 1  # sequences that asked the runner in the last step
         self._pools = pools or Pools()
         self.times = StepTimes()
@@ -189,7 +190,7 @@ class Speculator:
         chance = self._chance(seq, (self._weights, 0))
         if state.asked and state.asked[0] != self._weights and self._chance(seq, state.asked).value > chance.value:
             return 0
-        asked = best_length(min(chance.value, SURE), self._asking, limit, self.times, self.rounds)
+        asked = best_length(min(chance.value, SURE), self._asking, limit, self.times, self.rounds, self._blocks)
         if chance.probes:
             asked = 1  # whatever it costs, which is measured again as well
         elif not asked:
@@ -235,7 +236,7 @@ class Speculator:
             self.saved -= seconds - self.times.of(rows - drafted)
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
-        self.rounds.note(rows, seconds / most)
+        self.rounds.note(*((rows * (1 + most), seconds) if self._blocks else (rows, seconds / most)))
         self._asking = rows
 
     # -- guesses

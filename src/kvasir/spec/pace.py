@@ -118,14 +118,18 @@ class StepTimes:
         return self.times[nearest] * (1.0 + UNKNOWN * rows) / (1.0 + UNKNOWN * self.rows[nearest])
 
 
-def best_length(chance: float, rows: int, most: int, times: StepTimes, rounds: StepTimes) -> int:
+def best_length(chance: float, rows: int, most: int, times: StepTimes, rounds: StepTimes, blocks: bool = False) -> int:
     """How many ids to draft for each of `rows` alike sequences if drafting takes time too. rounds: the time of drafting
-    one id for so many sequences."""
+    one id for so many sequences. blocks: whether one pass drafts all ids; rounds is then its time, by token rows."""
     tokens, best, found = float(rows), GAIN * rows / times.of(rows), 0
-    drafting = rounds.of(rows) if rounds.rows else ROUND * times.of(rows)
+
+    def drafting(count: int) -> float:
+        computed = rows * (1 + count) if blocks else rows
+        return (1 if blocks else count) * (rounds.of(computed) if rounds.rows else ROUND * times.of(computed))
+
     for count in range(1, most + 1):
         tokens += rows * chance**count
-        rate = tokens / (times.of(rows * (1 + count)) + count * drafting)
+        rate = tokens / (times.of(rows * (1 + count)) + drafting(count))
         if rate > best:
             best, found = rate, count
     return found

@@ -22,7 +22,7 @@ RANDOM_SEEDS = (-1, 2**32 - 1)
 INFILL = "infill"
 _DRAFTERS = {
     **{"ngram": "ngram-simple", "suffix": "ngram-mod", "draft": "draft-simple"},
-    **{"eagle3": "draft-eagle3", "mtp": "draft-mtp"},
+    **{"eagle3": "draft-eagle3", "dflash": "draft-dflash", "mtp": "draft-mtp"},
 }
 
 # The samplers in the order in which they act, each with the values that disable it; docs/sampling.md explains why

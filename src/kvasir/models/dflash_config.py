@@ -1,0 +1,170 @@
+"""The configs of DFlash drafters (arXiv:2602.06036): Qwen3's fields, with the settings of the block at the top or in an
+object `dflash_config`.
+
+Sources: `dflash/model.py` of z-lab/dflash and `qwen3_dflash.py` of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.models.config import (
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Fields,
+    inner_object,
+    read_layer_windows,
+    read_sliding_layers,
+)
+from kvasir.models.decoder import DecoderConfig, read_sizes
+from kvasir.models.eagle3_config import MAX_TAPS, TENSORS, HeadTensors
+from kvasir.models.registry import DFLASH
+
+MAX_BLOCK = 256  # rows of a block
+_NO_TABLES = HeadTensors(embed=False, head=False)  # a drafter that shares the target's
+_OTHER_BLOCKS = ("DFlash2DraftModel", "Qwen3DSparkModel", "DFlashSpeculator", "DSparkSpeculator")
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of a DFlash drafter. Raises UnsupportedModel for other drafters of blocks."""
+    names = config.get("architectures")
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if other := [name for name in names if name in _OTHER_BLOCKS]:
+        raise UnsupportedModel(
+            f"config.json names {other[0]}, another drafter of blocks", f"supported: {', '.join(DFLASH)}"
+        )
+    return any(name in DFLASH for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig(DecoderConfig):
+    """The sizes and settings of a drafter.
+
+    target_width: of the target's rows, 0 if it is the drafter's. layer_ids: the target's layers after which rows are
+    read. target_layers: how many the target has, 0 if that is not stated. block: rows of a block, the one that it
+    follows included. mask: the id that stands for those to be guessed. causal: whether a row of a block sees the
+    earlier ones only. final_cap: of the logits, 0 for none.
+    """
+
+    target_width: int = 0
+    layer_ids: tuple[int, ...] = ()
+    target_layers: int = 0
+    block: int = 16
+    mask: int = 0
+    causal: bool = False
+    final_cap: float = 0.0
+    tensors: HeadTensors = field(default=_NO_TABLES, compare=False)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DFlashConfig:
+        """Reads a `config.json`, with the entry TENSORS of `eagle3_config`. Raises ModelFileError for bad values,
+        UnsupportedModel for features without code."""
+        if not is_dflash(config):
+            raise UnsupportedModel(
+                f"config.json names {quoted(config.get('architectures'))}, which is not a DFlash drafter",
+                f"supported: {', '.join(DFLASH)}",
+            )
+        tensors = config.get(TENSORS)
+        f = Fields({name: value for name, value in config.items() if name != TENSORS})
+        own = _Settings(f, Fields(inner_object(config, "dflash_config"), f"{f.where}: dflash_config"))
+        f.get("dflash_config")
+        settings: dict[str, Any] = _layers(f) | _block(own) | {"causal": _causal(own)}
+        if any(0 < window < settings["block"] for window in settings["windows"]):
+            raise UnsupportedModel(
+                f"{f.where}: sliding_window is less than block_size, {settings['block']}",
+                "supported: windows that hold a block",
+            )
+        if settings["mask"] >= settings["vocab_size"]:
+            raise ModelFileError(
+                f"{f.where}: mask_token_id is {settings['mask']}", f"expected an id below {settings['vocab_size']}"
+            )
+        own.finish()
+        return cls(**settings, tensors=tensors if isinstance(tensors, HeadTensors) else _NO_TABLES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Fields that are in `dflash_config` or at the top."""
+
+    outer: Fields
+    inner: Fields
+
+    def of(self, name: str) -> Fields:
+        """Where the field is."""
+        value = self.outer.get(name)
+        return self.outer if self.inner.get(name) is None and value is not None else self.inner
+
+    def finish(self) -> None:
+        self.outer.finish()
+        self.inner.finish()
+
+
+def _layers(f: Fields) -> dict[str, Any]:
+    """The fields of the decoder layers, which are Qwen3's."""
+    f.choice("model_type", ("qwen3",), "qwen3")
+    sizes = read_sizes(f, kv_heads=32, head_dim=128, both_ways=True)
+    if not sizes["norm_eps"]:
+        raise ModelFileError(f"{f.where}: rms_norm_eps is 0", "expected a number above 0")
+    bias = f.flag("attention_bias", False)
+    windows = read_layer_windows(f, sizes["num_layers"])
+    return sizes | {"windows": windows, "head_norm": True, "qkv_bias": bias, "out_bias": bias}
+
+
+def _block(own: _Settings) -> dict[str, Any]:
+    for name, value in (
+        ("use_swa", False),
+        ("attention_sink_bias", False),
+        ("add_swa_attention_sink_bias", False),
+        ("use_aux_hidden_state", True),
+        ("sample_from_anchor", False),
+        ("markov_rank", 0),
+        ("is_neox_style", True),
+    ):
+        own.of(name).expect(name, value)
+    vocab = own.outer.get("vocab_size")
+    own.outer.expect("draft_vocab_size", vocab)
+    return {
+        "layer_ids": _layer_ids(own.of("target_layer_ids")),
+        "target_width": own.of("target_hidden_size").integer("target_hidden_size", 1, MAX_WIDTH, 0),
+        "target_layers": own.of("num_target_layers").integer("num_target_layers", 1, MAX_LAYERS, 0),
+        "block": own.of("block_size").integer("block_size", 2, MAX_BLOCK, 16),
+        "mask": own.of("mask_token_id").integer("mask_token_id", 0, MAX_VOCAB),
+        "embed_scale": own.of("input_embedding_scale").number("input_embedding_scale", -1e6, 1e6, 1.0),
+        "logit_scale": own.of("output_multiplier").number("output_multiplier", -1e6, 1e6, 1.0),
+        "final_cap": own.of("final_logit_softcapping").number("final_logit_softcapping", 0.0, 1e6, 0.0),
+    }
+
+
+def _layer_ids(f: Fields) -> tuple[int, ...]:
+    ids = f.get("target_layer_ids")
+    if (
+        not isinstance(ids, list)
+        or not 0 < len(ids) <= MAX_TAPS
+        or any(type(i) is not int or not 0 <= i < MAX_LAYERS for i in ids)
+    ):
+        raise ModelFileError(
+            f"{f.where}: target_layer_ids is {quoted(ids)}", f"expected 1 to {MAX_TAPS} numbers of the target's layers"
+        )
+    if len(set(ids)) < len(ids):
+        raise ModelFileError(f"{f.where}: target_layer_ids is {quoted(ids)}", "expected a layer only once")
+    return tuple(ids)
+
+
+def _causal(own: _Settings) -> bool:
+    """Whether the layers are causal. Without a field, those with a sliding window are."""
+    f = own.outer
+    layers = f.integer("num_hidden_layers", 1, MAX_LAYERS)
+    for place, name in ((f, "is_causal"), (own.inner, "is_causal"), (own.inner, "causal")):
+        if place.get(name) is not None:
+            return place.flag(name)
+    sliding = read_sliding_layers(f, layers) or (False,)
+    if any(sliding) != all(sliding):
+        raise UnsupportedModel(
+            f"{f.where}: layer_types has sliding and full attention, and is_causal is absent",
+            "supported: layers of which all or none are causal",
+        )
+    return sliding[0]

@@ -1,0 +1,132 @@
+"""Random DFlash drafters, and what they compute, in plain torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.models.eagle3_heads import Tensors, mlp, rms
+
+BASE: dict[str, Any] = {
+    "width": 64, "target": 64, "heads": 4, "kv": 2, "dim": 16, "inner": 80, "vocab": 96, "layers": 2, "theta": 100.0,
+    "factor": 1.0, "eps": 1e-3, "bias": False, "ids": (1, 2, 4), "mask": 95, "block": 8, "causal": False, "window": 0,
+    "embed": False, "head": False, "scale": 1.0, "cap": 0.0, "embed_scale": 1.0,
+}  # fmt: skip
+# Variant -> its settings that differ from BASE.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "top": {"layers": 1, "ids": (3, 0), "bias": True, "factor": 4.0},
+    "sliding": {"causal": True, "window": 12, "embed": True, "head": True, "width": 48, "dim": 24},
+    "both ways": {"window": 12, "scale": 0.5, "cap": 5.0, "embed_scale": 0.7},
+}
+
+
+def settings(variant: str, **changes: Any) -> dict[str, Any]:
+    return {**BASE, **VARIANTS[variant], **changes}
+
+
+def tensors_of(s: dict[str, Any], seed: int = 1) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    width, q, kv = s["width"], s["heads"] * s["dim"], s["kv"] * s["dim"]
+    found: Tensors = {"fc.weight": noise(width, len(s["ids"]) * s["target"]) / s["target"] ** 0.5}
+    norms = {"norm": width, "hidden_norm": width}
+    for i in range(s["layers"]):
+        at = f"layers.{i}."
+        shapes = {
+            "self_attn.q_proj": (q, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
+            "self_attn.o_proj": (width, q), "mlp.gate_proj": (s["inner"], width), "mlp.up_proj": (s["inner"], width),
+            "mlp.down_proj": (width, s["inner"]),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            found[f"{at}{name}.weight"] = noise(*shape) * 1.5 / shape[1] ** 0.5
+            if s["bias"] and "self_attn" in name:
+                found[f"{at}{name}.bias"] = noise(shape[0]) * 0.5
+        norms |= {f"{at}{name}": width for name in ("input_layernorm", "post_attention_layernorm")}
+        norms |= {f"{at}self_attn.{name}_norm": s["dim"] for name in "qk"}
+    found |= {f"{name}.weight": noise(size) * 0.3 + 1.0 for name, size in norms.items()}
+    if s["embed"]:
+        found["embed_tokens.weight"] = noise(s["vocab"], width)
+    if s["head"]:
+        found["lm_head.weight"] = noise(s["vocab"], width) * 1.5 / width**0.5
+    return found
+
+
+def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
+    """Its `config.json`. The settings of the block are in `dflash_config`, or at the top in the variant of that
+    name."""
+    sliding = bool(s["window"])
+    own: dict[str, Any] = {
+        "block_size": s["block"], "mask_token_id": s["mask"], "target_layer_ids": list(s["ids"]),
+        **({"final_logit_softcapping": s["cap"]} if s["cap"] else {}),
+        **({"output_multiplier": s["scale"]} if s["scale"] != 1.0 else {}),
+        **({"input_embedding_scale": s["embed_scale"]} if s["embed_scale"] != 1.0 else {}),
+    }  # fmt: skip
+    return {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": s["width"],
+        "vocab_size": s["vocab"], "intermediate_size": s["inner"], "num_hidden_layers": s["layers"],
+        "num_attention_heads": s["heads"], "num_key_value_heads": s["kv"], "head_dim": s["dim"],
+        "rms_norm_eps": s["eps"], "rope_theta": s["theta"], "max_position_embeddings": 64, "attention_bias": s["bias"],
+        "attention_dropout": 0.0, "hidden_act": "silu", "tie_word_embeddings": False, "max_window_layers": 5,
+        "rope_scaling": {"rope_type": "linear", "factor": s["factor"]} if s["factor"] != 1.0 else None,
+        "layer_types": ["sliding_attention" if sliding else "full_attention"] * s["layers"],
+        "use_sliding_window": sliding, "sliding_window": s["window"] or None, "num_target_layers": 6,
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        **({} if s["causal"] == sliding else {"is_causal": s["causal"]}),
+        **({"target_hidden_size": s["target"]} if s["target"] != s["width"] else {}),
+        **(own if variant == "top" else {"dflash_config": own}),
+    }  # fmt: skip
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+# --- the oracle -------------------------------------------------------------------------------------
+
+
+def block(s: dict[str, Any], t: Tensors, taps: Tensor, embedded: Tensor, lm_head: Tensor) -> Tensor:
+    """The logits [n, V] of a block of embedded ids [n, D] after the target's rows [c, taps * D'], which lie side by
+    side."""
+    context = rms(taps @ t["fc.weight"].T, t["hidden_norm.weight"], s["eps"])
+    x = embedded * s["embed_scale"]
+    for i in range(s["layers"]):
+        at = f"layers.{i}."
+        x = x + attend(s, t, at + "self_attn.", context, rms(x, t[at + "input_layernorm.weight"], s["eps"]))
+        x = x + mlp(s, t, at, x)
+    logits = rms(x, t["norm.weight"], s["eps"]) @ lm_head.T * s["scale"]
+    return torch.tanh(logits / s["cap"]) * s["cap"] if s["cap"] else logits
+
+
+def attend(s: dict[str, Any], t: Tensors, at: str, context: Tensor, x: Tensor) -> Tensor:
+    """Rows of the block to those of the context and of the block."""
+
+    def heads(part: str, rows: Tensor) -> Tensor:
+        y = (rows @ t[f"{at}{part}_proj.weight"].T + t.get(f"{at}{part}_proj.bias", 0)).view(len(rows), -1, s["dim"])
+        return y if part == "v" else rms(y, t[f"{at}{part}_norm.weight"], s["eps"])
+
+    q, k, v = heads("q", x), *(torch.cat([heads(part, context), heads(part, x)]) for part in "kv")
+    turns = s["theta"] ** (-torch.arange(0, s["dim"], 2, dtype=torch.float64) / s["dim"]) / s["factor"]
+    angles = (torch.arange(len(k))[:, None] * torch.cat([turns, turns])).float()[:, None]
+
+    def rotated(y: Tensor, a: Tensor) -> Tensor:
+        return y * a.cos() + torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1) * a.sin()
+
+    q, k = rotated(q, angles[len(context) :]), rotated(k, angles)
+    k, v = (y.repeat_interleave(s["heads"] // s["kv"], 1) for y in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / s["dim"] ** 0.5
+    after = torch.arange(len(k)) - torch.arange(len(context), len(k))[:, None]  # how far a key lies after a query
+    hidden = (after > 0) & s["causal"] | (after <= -s["window"]) & bool(s["window"])
+    mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v).flatten(1)
+    return mixed @ t[at + "o_proj.weight"].T + t.get(at + "o_proj.bias", 0)

@@ -1,0 +1,180 @@
+"""DFlash drafters against a drafter in plain torch: over hidden rows in chunks, then a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
+from kvasir.models.dflash import tap_names
+from kvasir.models.dflash_config import DFlashConfig
+from kvasir.models.registry import model_class_for
+from kvasir.runner.load_head import LoadedHead, is_head, load_head
+from kvasir.weights.find import find_model
+from tests.layers.parts import batch_of
+from tests.models import dflash_heads as plain
+from tests.models.dflash_heads import VARIANTS, config_of, settings, tensors_of, write
+from tests.models.driver import make_cache, piece
+from tests.models.eagle3_heads import Tensors
+from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, random_ids
+from tests.models.test_eagle3 import fast, target
+from tests.models.test_hostile_heads import VALUES, places
+
+CONTEXT, GUESSES = 37, 5
+
+
+def opened(folder: Path, config: dict[str, Any], tensors: Tensors) -> LoadedHead:
+    return load_head(find_model(write(folder, config, tensors)), target())
+
+
+def target_rows(s: dict[str, Any]) -> Tensor:
+    return torch.randn((CONTEXT, len(s["ids"]) * s["target"]), generator=torch.Generator().manual_seed(5)) * 2
+
+
+def ids_of(s: dict[str, Any]) -> list[int]:
+    return [random_ids(1, s["vocab"], seed=4)[0], *(s["mask"],) * GUESSES]
+
+
+def expected(s: dict[str, Any], tensors: Tensors) -> Tensor:
+    table = tensors["embed_tokens.weight"] if s["embed"] else target().embed.weight
+    lm_head = tensors["lm_head.weight"] if s["head"] else target().head.weight.squeeze(0)
+    return plain.block(s, tensors, target_rows(s), table[ids_of(s)], lm_head)
+
+
+@torch.inference_mode()
+def drafted(head: Any, s: dict[str, Any], chunks: Sequence[int] = ()) -> Tensor:
+    """The engine's logits of the block, after the context's rows in chunks and an earlier block."""
+    cache = make_cache(head, fill=float("nan"))
+    blocks, taps, start = np.arange(1, 9, dtype=np.int32), target_rows(s), 0
+    for size in (*chunks, CONTEXT - sum(chunks)):
+        batch = batch_of([piece(cache, [0] * size, start, blocks)], cache)
+        padded = torch.zeros((len(batch.tokens_T), taps.shape[1]))
+        padded[:size] = taps[start : start + size]
+        head.keep(padded, batch)
+        start += size
+        if start < CONTEXT:  # its keys and values do not stay
+            batch = batch_of([piece(cache, ids_of(s), start, blocks)], cache)
+            head.forward(batch.tokens_T, None, batch)
+    batch = batch_of([piece(cache, ids_of(s), CONTEXT, blocks, causal=head.causal)], cache)
+    hidden, carried = head.forward(batch.tokens_T, None, batch)
+    assert carried is None
+    return head.logits(hidden[: len(ids_of(s))])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_drafter_computes_what_plain_torch_does(tmp_path, variant):
+    s = settings(variant)
+    tensors = tensors_of(s)
+    loaded = opened(tmp_path, config_of(s, variant), tensors)
+    head, logits = loaded.model, expected(s, tensors)
+    assert head.taps == tuple(f"layers.{i}" for i in s["ids"]) and head.width == 0
+    assert 1 < logits.abs().max() < 100, "the weights' scale hides errors"
+    whole = drafted(head, s)
+    assert distance(whole, logits) < TOLERANCE
+    assert torch.equal(whole, drafted(head, s, chunks=(1, 17, 2)))
+    assert loaded.num_parameters == sum(t.numel() for t in tensors.values())
+
+
+# A change of the config that leaves the tensors' shapes.
+CHANGES: dict[str, dict[str, Any]] = {
+    "rms_norm_eps": {"rms_norm_eps": 0.5},
+    "rope_theta": {"rope_theta": 3.0},
+    "hidden_act": {"hidden_act": "gelu"},
+    "is_causal": {"is_causal": True},
+    "window": {
+        "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 8, "is_causal": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", fast(CHANGES, "is_causal", "window"))
+def test_each_field_counts(tmp_path, field):
+    s = settings("qwen3")
+    tensors, config = tensors_of(s), config_of(s)
+    before = drafted(opened(tmp_path / "before", config, tensors).model, s)
+    after = drafted(opened(tmp_path / "after", config | CHANGES[field], tensors).model, s)
+    assert distance(before, after) > SENSITIVITY
+
+
+BAD, NO = ModelFileError, UnsupportedModel
+OWN = {"block_size": 8, "mask_token_id": 95, "target_layer_ids": [1, 2, 4]}
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    return {"dflash_config": {**OWN, **changes}}
+
+
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
+# Case -> changes of the config, and the error.
+CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
+    "a newer kind": ({"architectures": ["DFlash2DraftModel"]}, NO, "DFlash2DraftModel"),
+    "DSpark": ({"architectures": ["Qwen3DSparkModel"]}, NO, "Qwen3DSparkModel"),
+    "no drafter": ({"architectures": ["Qwen3Model"]}, NO, "not a head"),
+    "another layer": ({"model_type": "llama"}, NO, "model_type is 'llama'"),
+    "no ids": (own(target_layer_ids=None), BAD, "target_layer_ids is None"),
+    "ids as text": (own(target_layer_ids="1"), BAD, "target_layer_ids"),
+    "an id twice": (own(target_layer_ids=[1, 1]), BAD, "only once"),
+    "a layer too high": (own(target_layer_ids=[1, 6]), BAD, "the target has 6"),
+    "the last layer": (own(target_layer_ids=[1, 5]), NO, "the last of 6 layers"),
+    "other layers": ({"num_target_layers": 5}, BAD, "of 5, and the target has 6"),
+    "a block of one": (own(block_size=1), BAD, "block_size"),
+    "a long block": (own(block_size=10**9), BAD, "block_size"),
+    "no mask": (own(mask_token_id=None), BAD, "mask_token_id is missing"),
+    "a mask beyond": (own(mask_token_id=96), BAD, "expected an id below 96"),
+    "from the anchor": (own(sample_from_anchor=True), NO, "sample_from_anchor"),
+    "sinks": (own(attention_sink_bias=True), NO, "attention_sink_bias"),
+    "a draft vocabulary": ({"draft_vocab_size": 40}, NO, "draft_vocab_size"),
+    "unknown part": (own(conv_kernel_size=2), NO, "conv_kernel_size"),
+    "unknown field": ({"head_gate": True}, NO, "head_gate"),
+    "a narrow window": ({**SLIDING, "sliding_window": 7}, NO, "hold a block"),
+    "mixed layers": ({"layer_types": ["sliding_attention", "full_attention"]}, NO, "is_causal is absent"),
+    "another target": ({"vocab_size": 97}, BAD, "vocab_size is 97, but the target's"),
+    "another width": ({"target_hidden_size": 32}, BAD, "target_hidden_size is 32"),
+    "eps": ({"rms_norm_eps": 0}, BAD, "rms_norm_eps"),
+    "deep": ({"num_hidden_layers": 3, "layer_types": None}, BAD, r"layers\.2\."),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_bad_config_is_refused_by_name(tmp_path, case):
+    changes, error, match = CONFIGS[case]
+    s = settings("qwen3")
+    with pytest.raises(error, match=match) as caught:
+        opened(tmp_path, config_of(s) | changes, tensors_of(s))
+    assert caught.value.hint
+
+
+def test_no_value_of_a_field_breaks_the_reader():
+    """The config is read, or refused with an error for users."""
+    config = config_of(settings("qwen3"))
+    for place in places(config):
+        for value in VALUES:
+            changed = deepcopy(config)
+            (changed if len(place) == 1 else changed[place[0]])[place[-1]] = value
+            try:
+                tap_names(DFlashConfig.from_hf(changed), 6)
+            except KvasirError as error:
+                assert 0 < len(str(error)) < 2500
+
+
+def test_unknown_tensors_and_tables_of_another_kind_are_refused(tmp_path):
+    s = settings("qwen3")
+    config, tensors = config_of(s), tensors_of(s)
+    for name in ("markov_w1.weight", "mask_embedding", "d2t"):
+        extra = torch.zeros(96, dtype=torch.int64) if name == "d2t" else torch.zeros(96)
+        with pytest.raises(KvasirError, match=name):
+            opened(tmp_path, config, {**tensors, name: extra})
+
+
+def test_a_drafter_is_no_model(tmp_path):
+    config = config_of(settings("qwen3"))
+    with pytest.raises(UnsupportedModel, match="dflash=PATH"):
+        model_class_for(config)
+    assert is_head(find_model(write(tmp_path, config, tensors_of(settings("qwen3")))))

@@ -1,0 +1,121 @@
+"""A runner that drafts with DFlash: it proposes what the drafter in plain torch would, and answers do not depend on
+it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvasir.errors import ConfigError
+from kvasir.ops import native
+from kvasir.plan import SamplingSpec
+from kvasir.runner.load import LoadedModel, LoadOptions, load_model
+from kvasir.runner.load_draft import attach
+from kvasir.runner.load_head import with_head
+from kvasir.weights.find import find_model
+from tests.layers.parts import batch_of
+from tests.models import dflash_heads as plain
+from tests.models.dflash_heads import config_of, settings, tensors_of
+from tests.models.driver import make_cache, piece
+from tests.models.oracle import random_ids
+from tests.models.test_eagle3 import base_folder, base_program, target
+from tests.runner.proposing import Lane, generate, runner_of, step, watched
+from tests.runner.test_eagle3 import Rows
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
+PROMPT = random_ids(40, 96, seed=8)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> LoadedModel:
+    return base_program(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory) -> LoadedModel:
+    return load_model(find_model(base_folder(tmp_path_factory.mktemp("eager"))), "float32")
+
+
+def drafting(base: LoadedModel, folder: Path, variant: str, dtype: str = "float32", **options) -> LoadedModel:
+    s = settings(variant)
+    files = find_model(plain.write(folder / "head", config_of(s, variant), tensors_of(s)))
+    return with_head(base, files, dtype, options=LoadOptions(base.executor, **options))
+
+
+@torch.inference_mode()
+def guessed(variant: str, ids: list[int], count: int, taps: tuple[str, ...]) -> list[int]:
+    """The ids that the drafter in plain torch guesses after `ids`, of which the target has computed all but the
+    last."""
+    s = settings(variant)
+    tensors, cache = tensors_of(s), make_cache(target())
+    seen = Rows(batch_of([piece(cache, ids[:-1], 0, np.arange(1, 9, dtype=np.int32))], cache))
+    target().forward(seen.tokens_T, seen)
+    table = tensors["embed_tokens.weight"] if s["embed"] else target().embed.weight
+    lm_head = tensors["lm_head.weight"] if s["head"] else target().head.weight.squeeze(0)
+    rows = torch.cat([seen.found[tap][: len(ids) - 1] for tap in taps], 1)
+    logits = plain.block(s, tensors, rows, table[[ids[-1], *(s["mask"],) * count]], lm_head)
+    return logits[1:].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways"])
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_it_proposes_what_plain_torch_would(base, eager, tmp_path, executor, variant):
+    """After a prompt in chunks, and again after steps that have refused its first proposals."""
+    loaded = drafting(base if executor == "program" else eager, tmp_path, variant)
+    assert loaded.draft is not None and loaded.executor == executor
+    runner, lane = runner_of(loaded), Lane(0, list(PROMPT), propose=4, chunk=17)
+    while not lane.answer:
+        step(runner, [lane])
+    for _ in range(3):
+        assert list(lane.draft) == guessed(variant, lane.ids, 4, loaded.draft.taps)
+        step(runner, [lane])
+
+
+def test_a_block_is_one_pass(base, tmp_path, monkeypatch):
+    """Of two rows together, at most as long as it was trained."""
+    loaded = drafting(base, tmp_path, "qwen3")
+    runner = runner_of(loaded, tokens=96)
+    lanes = [Lane(0, list(PROMPT), propose=16), Lane(1, PROMPT[3:], propose=2)]
+    seen = watched(runner, monkeypatch)
+    step(runner, lanes)
+    assert loaded.draft is not None and [len(lane.draft) for lane in lanes] == [7, 2]
+    assert seen == [[40, 37], [8, 3]]
+    for lane, count in zip(lanes, (7, 2), strict=True):
+        assert list(lane.draft) == guessed("qwen3", lane.ids, count, loaded.draft.taps)
+
+
+def test_blocks_that_do_not_fit_into_a_step_are_computed_one_after_another(base, tmp_path, monkeypatch):
+    loaded = drafting(base, tmp_path, "qwen3")
+    assert loaded.draft is not None
+    runner = runner_of(loaded, tokens=16, rows=3)
+    lanes = [Lane(i, PROMPT[: 3 + i], propose=7) for i in range(3)]
+    seen = watched(runner, monkeypatch)
+    step(runner, lanes)
+    assert seen == [[3, 4, 5], [8, 8], [8]]
+    for lane in lanes:
+        assert list(lane.draft) == guessed("qwen3", lane.ids, 7, loaded.draft.taps)
+
+
+@pytest.mark.parametrize(("variant", "temperature"), [("qwen3", 0.0), ("sliding", 0.8), ("both ways", 0.8)])
+def test_answers_do_not_depend_on_the_drafter(base, tmp_path, variant, temperature):
+    found = []
+    for loaded in (base, drafting(base, tmp_path, variant, dtype="bfloat16", quantize="q8")):
+        options = {"temperature": temperature, "repetition_penalty": 1.2, "top_p": 0.95}
+        lanes = [Lane(i, PROMPT[i:], SamplingSpec(seed=i, **options), 2 * i, (9, 40)[i % 2]) for i in range(3)]
+        for lane in lanes:
+            lane.propose *= loaded.draft is not None
+        generate(runner_of(loaded), lanes, 24)
+        found.append([lane.answer[:24] for lane in lanes])
+    assert found[0] == found[1]
+    assert [lane.drafted > 0 for lane in lanes] == [False, True, True]
+
+
+def test_the_graph_executor_refuses_it_by_name(base, tmp_path):
+    draft = drafting(base, tmp_path, "qwen3").draft
+    assert draft is not None
+    with pytest.raises(ConfigError, match="graph executor cannot draft blocks"):
+        attach(replace(base, executor="graph"), draft)
