@@ -93,6 +93,52 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     return folder
 
 
+def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
+    """As llama.cpp's converter writes it, with a tokenizer of so many ids."""
+    from tests.models.gguf_files import writing
+
+    files = {
+        "fc": "fc", "norm": "output_norm", "hidden_norm": "enc.output_norm", "lm_head": "output",
+        "embed_tokens": "token_embd", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, "self_attn.o_proj": "attn_output",
+        **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+        **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    }  # fmt: skip
+    with writing(path, "dflash") as writer:
+        writer.add_block_count(s["layers"])
+        writer.add_context_length(64)
+        writer.add_embedding_length(s["width"])
+        writer.add_feed_forward_length(s["inner"])
+        writer.add_head_count(s["heads"])
+        writer.add_head_count_kv(s["kv"])
+        writer.add_key_length(s["dim"])
+        writer.add_value_length(s["dim"])
+        writer.add_rope_dimension_count(s["dim"])
+        writer.add_rope_freq_base(s["theta"])
+        writer.add_layer_norm_rms_eps(s["eps"])
+        writer.add_token_list([f"t{i}" for i in range(s["vocab"])])
+        writer.add_mask_token_id(s["mask"])
+        writer.add_uint32("dflash.block_size", s["block"])
+        writer.add_array("dflash.target_layers", [i + 1 for i in s["ids"]])
+        if s["target"] != s["width"]:
+            writer.add_uint32("dflash.target_hidden_size", s["target"])
+        if s["window"]:
+            writer.add_sliding_window(s["window"])
+            writer.add_sliding_window_pattern([True] * s["layers"])
+            writer.add_causal_attention(s["causal"])
+        if s["cap"]:
+            writer.add_final_logit_softcapping(s["cap"])
+        if s["scale"] != 1.0:
+            writer.add_logit_scale(s["scale"])
+        for name, tensor in tensors.items():
+            module, _, kind = name.rpartition(".")
+            layer, _, rest = module.removeprefix("layers.").partition(".")
+            known = files.get(rest or module, module)
+            named = f"blk.{layer}.{known}" if module.startswith("layers.") else known
+            writer.add_tensor(f"{named}.{kind}", tensor.numpy())
+    return path
+
+
 # --- the oracle -------------------------------------------------------------------------------------
 
 

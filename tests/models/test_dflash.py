@@ -82,6 +82,24 @@ def test_a_drafter_computes_what_plain_torch_does(tmp_path, variant):
     assert loaded.num_parameters == sum(t.numel() for t in tensors.values())
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways"])
+def test_a_gguf_file_gives_the_same_bits(tmp_path, variant):
+    s = settings(variant, embed_scale=1.0, factor=1.0)
+    tensors = tensors_of(s)
+    files = find_model(plain.write_gguf(tmp_path / "drafter.gguf", s, tensors))
+    loaded, other = load_head(files, target()), opened(tmp_path / "folder", config_of(s, variant), tensors)
+    assert is_head(files) and loaded.model.taps == other.model.taps
+    assert torch.equal(drafted(loaded.model, s), drafted(other.model, s))
+
+
+def test_a_gguf_file_of_another_drafter_is_refused(tmp_path):
+    s = settings("qwen3")
+    for name, shape in (("markov_w1", (96, 8)), ("selector_hidden", (8, 64))):
+        tensors = {**tensors_of(s), f"{name}.weight": torch.zeros(shape)}
+        with pytest.raises(UnsupportedModel, match=name):
+            load_head(find_model(plain.write_gguf(tmp_path / f"{name}.gguf", s, tensors)), target())
+
+
 # A change of the config that leaves the tensors' shapes.
 CHANGES: dict[str, dict[str, Any]] = {
     "rms_norm_eps": {"rms_norm_eps": 0.5},

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 from kvasir.errors import KvasirError, ModelFileError, UnsupportedModel
 from kvasir.models import (
     gguf_decoders,
+    gguf_dflash,
     gguf_eagle3,
     gguf_encoders,
     gguf_further,
@@ -74,7 +75,9 @@ def metadata(architecture: str, **changes) -> dict:
 
 # In tests of their own, as test_gguf_encoders.py, test_gguf_further.py, test_gguf_gemma.py and test_gguf_llamas.py.
 _OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_kimi, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
-TESTED = {name for module in (*_OTHERS, gguf_eagle3, gguf_further, gguf_rwkv) for name in module.READERS} - {"bert"}
+TESTED = {
+    name for module in (*_OTHERS, gguf_dflash, gguf_eagle3, gguf_further, gguf_rwkv) for name in module.READERS
+} - {"bert"}
 
 
 def read(architecture: str, tensors: dict | None = None, tokenizer: dict | None = None, **changes) -> dict:

@@ -14,6 +14,7 @@ import pytest
 from kvasir.errors import KvasirError, ModelFileError
 from kvasir.models import gguf_config
 from kvasir.models.config import Fields
+from kvasir.models.dflash import DFlash
 from kvasir.models.eagle3 import Eagle3
 from kvasir.models.gemma4_assistant import Gemma4Assistant
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -67,6 +68,7 @@ MORE: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"expert_count": 4, "expert_weights_scale": 1.0} for name in ("deepseek2", "mistral4")},
     **{name: {"attention.q_lora_rank": 16, "expert_gating_func": 2} for name in ("deepseek32", "glm-dsa")},
+    "dflash": {"target_layers": [2, 3], "mask_token_id": 3},
     "gemma3n": {"embedding_length_per_layer_input": 16},
     "gemma4-assistant": {"embedding_length_out": 64},
     "hunyuan-moe": {"expert_feed_forward_length": 80},
@@ -97,7 +99,7 @@ def read(architecture: str, values: dict[str, Any], tensors: dict[str, np.ndarra
     metadata = {key if key.startswith("xielu.") else f"{architecture}.{key}": value for key, value in values.items()}
     source: Any = Tensors(tensors)
     config = hf_config_from_gguf({"general.architecture": architecture, **metadata}, source)
-    kinds: dict[str, Any] = {"eagle3": Eagle3, "gemma4-assistant": Gemma4Assistant}
+    kinds: dict[str, Any] = {"dflash": DFlash, "eagle3": Eagle3, "gemma4-assistant": Gemma4Assistant}
     kind = kinds.get(architecture) or model_class_for(config)
     kind.Config.from_hf(config)
 

@@ -121,7 +121,7 @@ def kind_of(model: str) -> str:
 
         with GGUFFile(path) as file:
             architecture = str(file.metadata.get("general.architecture"))
-            return {"eagle3": "eagle3", "gemma4-assistant": "assistant"}.get(architecture, "draft")
+            return {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "assistant"}.get(architecture, "draft")
     if (path / "config.json").is_file():
         from kvasir.models.config import read_hf_config
         from kvasir.models.dflash_config import is_dflash

@@ -13,6 +13,7 @@ from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.models import (
     gguf_bitnet,
     gguf_decoders,
+    gguf_dflash,
     gguf_eagle3,
     gguf_encoders,
     gguf_further,
@@ -62,7 +63,8 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> di
         raise ModelFileError("the GGUF file has no general.architecture", "is this a model, not a vocabulary?")
     if architecture not in FAMILIES:
         raise unsupported(architecture, known=FAMILIES)
-    fields = architecture_fields(metadata, architecture)
+    known = gguf_dflash.with_vocabulary(metadata, architecture) if architecture in gguf_dflash.READERS else metadata
+    fields = architecture_fields(known, architecture)
     shapes = {name: tuple(source.info(name).shape) for name in source.names()}
     config = _READERS[architecture](fields, architecture, shapes)
     if "rope_freqs.weight" in shapes and architecture.startswith("gemma4"):
@@ -198,6 +200,7 @@ _READERS = {
     "gpt2": _gpt2,
     **gguf_bitnet.READERS,
     **gguf_decoders.READERS,
+    **gguf_dflash.READERS,
     **gguf_eagle3.READERS,
     **gguf_encoders.READERS,
     **gguf_further.READERS,

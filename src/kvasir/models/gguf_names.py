@@ -27,6 +27,7 @@ import numpy as np
 
 from kvasir.errors import ModelFileError
 from kvasir.models import gguf_decoder_names as others
+from kvasir.models import gguf_dflash_names as dflash
 from kvasir.models import gguf_eagle3_names as eagle3
 from kvasir.models import gguf_encoder_names as encoders
 from kvasir.models import gguf_gemma_names as gemmas
@@ -219,6 +220,7 @@ FAMILIES = {
     "deepseek2": _LATENT,
     "deepseek32": _SPARSE,
     "command-r": NameTable(_LLAMA_NAMES, "model.layers"),
+    "dflash": NameTable({**_LLAMA_NAMES, **dflash.NAMES}, "model.layers"),
     "dots1": NameTable(_DEEPSEEK_NAMES, "model.layers"),
     "ernie4_5": NameTable(_LLAMA_NAMES, "model.layers"),
     "ernie4_5-moe": NameTable(

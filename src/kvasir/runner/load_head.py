@@ -117,7 +117,7 @@ def is_head(files: ModelFiles) -> bool:
         source = GGUFSource(files.weights[0])
         architecture = source.model.metadata.get("general.architecture")
         source.close()
-        return architecture in ("eagle3", "gemma4-assistant")
+        return architecture in ("dflash", "eagle3", "gemma4-assistant")
     assert files.config is not None, "a safetensors folder needs a config.json"
     config = read_hf_config(files.config)
     return is_assistant(config) or is_eagle3(config) or is_dflash(config)

@@ -1,0 +1,8 @@
+"""Names of the tensors in GGUF files of DFlash drafters (`kvasir.models.gguf_dflash`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# In addition to Llama's.
+NAMES: Mapping[str, str] = {"fc": "fc", "enc.output_norm": "hidden_norm"}
