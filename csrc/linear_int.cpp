@@ -20,14 +20,15 @@ namespace {
 
 // The maximum rows of a tile of one panel and of two, and the number of rows from which tiles have two panels. The
 // panels of a slab, and the number of rows from which slabs pay: for levels of one plane, of a table, of two planes.
+constexpr int NEVER = 1 << 30;
 #if defined(KVASIR_AVX512)
 constexpr int MAX_TILE_ROWS[2] = {8, 6}, PAIR_FROM = 9;
-constexpr int SLAB_PANELS = 2, SLAB_FROM[3] = {9, 9, 9};
+constexpr int SLAB_PANELS = 2, SLAB_FROM[3] = {NEVER, PAIR_FROM, PAIR_FROM};
 #elif defined(KVASIR_AVX2)
-constexpr int MAX_TILE_ROWS[2] = {4, 0}, PAIR_FROM = 1 << 30;
+constexpr int MAX_TILE_ROWS[2] = {4, 0}, PAIR_FROM = NEVER;
 constexpr int SLAB_PANELS = 1, SLAB_FROM[3] = {32, 9, 6};
 #else
-constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = 1 << 30;
+constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = NEVER;
 #endif
 constexpr int MAX_ROWS = 8;
 constexpr int MAX_SEGMENTS = 8;
@@ -93,18 +94,20 @@ using Tile = void (*)(TileSums&, const Source&);
 
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
 
+constexpr int64_t slab_from(int32_t format) {
+    return SLAB_FROM[int_layout_of(format).high_bits > 0 ? 2 : int_table_of(format) != nullptr ? 1 : 0];
+}
+
 // Levels of 8 bits need no unpacking, or another one (linear_slabs.cpp), as NF4's in two tables do.
 constexpr bool has_slabs(int32_t format) {
-    return format != FORMAT_NF4 && int_layout_of(format).low_bits != 8;
+    return format != FORMAT_NF4 && int_layout_of(format).low_bits != 8 && slab_from(format) != NEVER;
 }
 
 #endif
 
 #if defined(KVASIR_AVX512)
 
-// Where there are slabs, they are all that takes two panels.
-static_assert(SLAB_FROM[0] == PAIR_FROM && SLAB_FROM[1] == PAIR_FROM && SLAB_FROM[2] == PAIR_FROM, "pairs of panels");
-
+// Formats with slabs have no other tiles of two panels.
 template <int FORMAT, int M>
 constexpr Tile pair_tile() {
     if constexpr (has_slabs(FORMAT)) return nullptr;
@@ -170,10 +173,6 @@ struct Slab {
     alignas(64) uint8_t levels[SLAB_PANELS * SLAB_BYTES];
     Sums<SLAB_ROWS> sums;
 };
-
-constexpr int64_t slab_from(int32_t format) {
-    return SLAB_FROM[int_layout_of(format).high_bits > 0 ? 2 : int_table_of(format) != nullptr ? 1 : 0];
-}
 
 template <int FORMAT, int C>
 KVASIR_INLINE void unpack_words(uint8_t* to, const uint8_t* low, const uint8_t* high) {
