@@ -14,7 +14,7 @@ from kvasir.ops import native
 ROOT = Path(__file__).parents[2]
 # The modules of the eager executor, beside the bodies of the ops.
 EAGER = (
-    *("ops.attention.plan", "ops.attention.weights", "ops.gated_delta.plan", "ops.norm.native"),
+    *("ops.attention.plan", "ops.attention.weights", "ops.gated_delta.plan", "ops.norm.native", "ops.products"),
     *("layers.batch", "layers.kv_cache", "layers.rope_tensors", "layers.tensors"),
 )
 
