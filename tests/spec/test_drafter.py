@@ -214,11 +214,11 @@ def test_a_rest_doubles_until_something_is_won():
         begun = time.perf_counter()
         for _ in range(TRIED):
             assert not rest
-            rest.note(0, 1.0)
+            rest.note(0, 1.0, 0.05)
         assert rest and rest.until - begun == pytest.approx(steps, abs=5)
         rest.until = 0.0
     for _ in range(TRIED):
-        rest.note(1, 1.0)
+        rest.note(1, 1.0, 0.9)
     assert not rest and rest.steps == RESTS[0]
 
 

@@ -38,11 +38,12 @@ Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
 WAITS = 0.3  # the chance from which a sequence waits for a draft
 INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
-LOOKING = 0.2  # share of a step's time that may be spent on finding guesses
+LOOKING = 0.5  # share of a step's time that may be spent on finding guesses
+CHEAP = 0.02  # the share that is spent on them in any case
 FAR = 64  # ids that a lookup returns: more than a step can check
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
 MANY = 8  # decoding sequences from which on a step without drafters needs no objects per row (sched.lane)
-TRIED = 128  # rows after which it is decided whether so many sequences go on with drafters
+TRIED = 128  # rows after which it is decided whether drafters go on
 WON = 0.05  # accepted ids per row that outweigh what drafters cost the host where many sequences decode
 RESTS = 64, 512  # steps without drafters if they win less: at first, and at most
 
@@ -83,19 +84,19 @@ class Drafted:
 
 @dataclass(slots=True)
 class Rest:
-    """Whether many sequences pause their drafters: they do if a while brought too little, each time for longer. Told
-    of each row that was tried, in a step that takes `seconds`."""
+    """Whether drafters pause: they do if a while brought too little, each time for longer. Told of each row that was
+    tried, in a step that takes `seconds`. least: accepted ids per row that outweigh what drafters cost the host."""
 
     tried: int = 0
     won: int = 0
     steps: int = RESTS[0]  # the next pause
     until: float = 0.0  # when it ends, as time.perf_counter
 
-    def note(self, accepted: int, seconds: float) -> None:
+    def note(self, accepted: int, seconds: float, least: float) -> None:
         self.tried, self.won = self.tried + 1, self.won + accepted
         if self.tried < TRIED:
             return
-        if self.won >= WON * self.tried:
+        if self.won >= least * self.tried:
             self.steps = RESTS[0]
         else:
             self.until = time.perf_counter() + self.steps * seconds
@@ -147,11 +148,11 @@ class Speculator:
 
     def pays(self, rows: int) -> bool:
         """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
-        if rows >= MANY and self._rest:
+        cost = self._cost(rows)
+        if cost > CHEAP and self._rest:
             return False
         if rows not in self._pays:
-            dear = bool(self.times.rows) and self._looking * rows > LOOKING * self.times.of(rows)
-            self._pays[rows] = not dear and any(shares([SURE] * rows, [4] * rows, self.times))
+            self._pays[rows] = cost <= LOOKING and any(shares([SURE] * rows, [4] * rows, self.times))
         return self._pays[rows]
 
     def waits(self, seq: Sequence) -> bool:
@@ -203,8 +204,8 @@ class Speculator:
         state.proposed, state.after = array("i", ids), after
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        if self._decoding >= MANY:
-            self._rest.note(accepted, self.times.of(self._decoding))
+        if (cost := self._cost(self._decoding)) > CHEAP:
+            self._rest.note(accepted, self.times.of(self._decoding), cost)
         state = self._of.get(id(seq))
         if state is None:
             return
@@ -234,6 +235,11 @@ class Speculator:
             self._pays.clear()
         if drafted:
             self.saved -= seconds - self.times.of(rows - drafted)
+
+    def _cost(self, rows: int) -> float:
+        """What finding guesses costs the host in a step of so many sequences, as a share of the step's time."""
+        looking = self._looking * rows / self.times.of(rows) if self.times.rows else 0.0
+        return max(looking, WON) if rows >= MANY else looking
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
         self.rounds.note(*((rows * (1 + most), seconds) if self._blocks else (rows, seconds / most)))
