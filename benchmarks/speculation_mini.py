@@ -61,7 +61,9 @@ def engine(core: EngineCore) -> Answer:
         salt = f"{time.perf_counter_ns()}"  # rounds do not learn from each other
         for number, prompt in enumerate(prompts):
             params = SamplingParams(temperature=0.0, max_tokens=160, seed=0)
-            core.add(Request(f"{time.perf_counter_ns()} {number}", tuple(prompt), params, eos_ids=(2,), cache_salt=salt))
+            core.add(
+                Request(f"{time.perf_counter_ns()} {number}", tuple(prompt), params, eos_ids=(2,), cache_salt=salt)
+            )
             ids: list[int] = []
             begun = 0.0
             while core.has_work():
