@@ -6,7 +6,7 @@
     suffix                      what followed them in earlier answers to the same key
     draft=MODEL                 a smaller model, or an assistant of Gemma 4
     eagle3=PATH                 an EAGLE-3 head
-    dflash=PATH                 a DFlash drafter, which guesses a block of ids at once
+    dflash=PATH                 a DFlash or DSpark drafter, which guesses a block of ids at once
     mtp                         the heads for multi-token prediction in the model's checkpoint
 
 Several are joined by commas; the first that has a good guess is used.

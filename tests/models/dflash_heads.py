@@ -15,7 +15,8 @@ from tests.models.eagle3_heads import Tensors, mlp, rms
 BASE: dict[str, Any] = {
     "width": 64, "target": 64, "heads": 4, "kv": 2, "dim": 16, "inner": 80, "vocab": 96, "layers": 2, "theta": 100.0,
     "factor": 1.0, "eps": 1e-3, "bias": False, "ids": (1, 2, 4), "mask": 95, "block": 8, "causal": False, "window": 0,
-    "embed": False, "head": False, "scale": 1.0, "cap": 0.0, "embed_scale": 1.0,
+    "embed": False, "head": False, "scale": 1.0, "cap": 0.0, "embed_scale": 1.0, "anchored": False, "markov": "",
+    "rank": 8, "sure": "",
 }  # fmt: skip
 # Variant -> its settings that differ from BASE.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -23,6 +24,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "top": {"layers": 1, "ids": (3, 0), "bias": True, "factor": 4.0},
     "sliding": {"causal": True, "window": 12, "embed": True, "head": True, "width": 48, "dim": 24},
     "both ways": {"window": 12, "scale": 0.5, "cap": 5.0, "embed_scale": 0.7},
+    "anchored": {"anchored": True},
+    "dspark": {"anchored": True, "markov": "vanilla", "sure": "pairs", "embed": True, "head": True},
+    "dspark gated": {"anchored": True, "markov": "gated", "sure": "hidden"},
+    "dspark rnn": {"anchored": True, "markov": "rnn", "sure": "pairs"},
+    "bonus": {"markov": "rnn", "rank": 12},
 }
 
 
@@ -53,6 +59,18 @@ def tensors_of(s: dict[str, Any], seed: int = 1) -> Tensors:
         norms |= {f"{at}{name}": width for name in ("input_layernorm", "post_attention_layernorm")}
         norms |= {f"{at}self_attn.{name}_norm": s["dim"] for name in "qk"}
     found |= {f"{name}.weight": noise(size) * 0.3 + 1.0 for name, size in norms.items()}
+    sizes = {"gated": ("gate", s["rank"], width + s["rank"]), "rnn": ("joint", 3 * s["rank"], width + 2 * s["rank"])}
+    if s["markov"]:
+        found["markov_head.markov_w1.weight"] = noise(s["vocab"], s["rank"])
+        found["markov_head.markov_w2.weight"] = noise(s["vocab"], s["rank"])
+    if s["markov"] in sizes:
+        name, outputs, inputs = sizes[s["markov"]]
+        found[f"markov_head.{name}_proj.weight"] = noise(outputs, inputs) * 2.0 / inputs**0.5
+        found[f"markov_head.{name}_proj.bias"] = noise(outputs) * 0.3
+    if s["sure"]:
+        inputs = width + s["rank"] * (s["sure"] == "pairs")
+        found["confidence_head.proj.weight"] = noise(1, inputs) / inputs**0.5
+        found["confidence_head.proj.bias"] = noise(1)
     if s["embed"]:
         found["embed_tokens.weight"] = noise(s["vocab"], width)
     if s["head"]:
@@ -68,10 +86,14 @@ def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
         "block_size": s["block"], "mask_token_id": s["mask"], "target_layer_ids": list(s["ids"]),
         **({"final_logit_softcapping": s["cap"]} if s["cap"] else {}),
         **({"output_multiplier": s["scale"]} if s["scale"] != 1.0 else {}),
+        **({"sample_from_anchor": True} if s["anchored"] and not s["markov"] else {}),
+        **({"markov_rank": s["rank"], "markov_head_type": s["markov"], "num_anchors": 512} if s["markov"] else {}),
+        **({"enable_confidence_head": True, "confidence_head_with_markov": s["sure"] == "pairs"} if s["sure"] else {}),
         **({"input_embedding_scale": s["embed_scale"]} if s["embed_scale"] != 1.0 else {}),
     }  # fmt: skip
     return {
-        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": s["width"],
+        "architectures": ["Qwen3DSparkModel" if s["markov"] and s["anchored"] else "DFlashDraftModel"],
+        "model_type": "qwen3", "hidden_size": s["width"],
         "vocab_size": s["vocab"], "intermediate_size": s["inner"], "num_hidden_layers": s["layers"],
         "num_attention_heads": s["heads"], "num_key_value_heads": s["kv"], "head_dim": s["dim"],
         "rms_norm_eps": s["eps"], "rope_theta": s["theta"], "max_position_embeddings": 64, "attention_bias": s["bias"],
@@ -82,7 +104,7 @@ def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
         **({} if s["causal"] == sliding else {"is_causal": s["causal"]}),
         **({"target_hidden_size": s["target"]} if s["target"] != s["width"] else {}),
-        **(own if variant == "top" else {"dflash_config": own}),
+        **(own if variant == "top" or variant.startswith("dspark") else {"dflash_config": own}),
     }  # fmt: skip
 
 
@@ -104,6 +126,8 @@ def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
         **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
         **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     }  # fmt: skip
+    files |= {f"markov_head.markov_{part}": f"markov_{part}" for part in ("w1", "w2")}
+    files |= {"confidence_head.proj": "conf_proj"}
     with writing(path, "dflash") as writer:
         writer.add_block_count(s["layers"])
         writer.add_context_length(64)
@@ -120,6 +144,8 @@ def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
         writer.add_mask_token_id(s["mask"])
         writer.add_uint32("dflash.block_size", s["block"])
         writer.add_array("dflash.target_layers", [i + 1 for i in s["ids"]])
+        if s["anchored"] != bool(s["markov"]):
+            writer.add_bool("dflash.sample_from_anchor", s["anchored"])
         if s["target"] != s["width"]:
             writer.add_uint32("dflash.target_hidden_size", s["target"])
         if s["window"]:
@@ -145,14 +171,23 @@ def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
 def block(s: dict[str, Any], t: Tensors, taps: Tensor, embedded: Tensor, lm_head: Tensor) -> Tensor:
     """The logits [n, V] of a block of embedded ids [n, D] after the target's rows [c, taps * D'], which lie side by
     side."""
+    return logits_of(s, hidden_rows(s, t, taps, embedded), lm_head)
+
+
+def logits_of(s: dict[str, Any], rows: Tensor, lm_head: Tensor) -> Tensor:
+    logits = rows @ lm_head.T * s["scale"]
+    return torch.tanh(logits / s["cap"]) * s["cap"] if s["cap"] else logits
+
+
+def hidden_rows(s: dict[str, Any], t: Tensors, taps: Tensor, embedded: Tensor) -> Tensor:
+    """Of a block, after the last norm."""
     context = rms(taps @ t["fc.weight"].T, t["hidden_norm.weight"], s["eps"])
     x = embedded * s["embed_scale"]
     for i in range(s["layers"]):
         at = f"layers.{i}."
         x = x + attend(s, t, at + "self_attn.", context, rms(x, t[at + "input_layernorm.weight"], s["eps"]))
         x = x + mlp(s, t, at, x)
-    logits = rms(x, t["norm.weight"], s["eps"]) @ lm_head.T * s["scale"]
-    return torch.tanh(logits / s["cap"]) * s["cap"] if s["cap"] else logits
+    return rms(x, t["norm.weight"], s["eps"])
 
 
 def attend(s: dict[str, Any], t: Tensors, at: str, context: Tensor, x: Tensor) -> Tensor:
@@ -176,3 +211,26 @@ def attend(s: dict[str, Any], t: Tensors, at: str, context: Tensor, x: Tensor) -
     hidden = (after > 0) & s["causal"] | (after <= -s["window"]) & bool(s["window"])
     mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v).flatten(1)
     return mixed @ t[at + "o_proj.weight"].T + t.get(at + "o_proj.bias", 0)
+
+
+def corrections(s: dict[str, Any], t: Tensors, hidden: Tensor, before: list[int]) -> tuple[Tensor, Tensor]:
+    """What the ids before add to the logits of each id of a block, [n, V], and how sure it is of each, [n]. hidden: the
+    rows of these ids, [n, D]."""
+    state, found, sure = torch.zeros(s["rank"]), [], []
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    for row, token in zip(hidden, before, strict=True):
+        pair = t["markov_head.markov_w1.weight"][token]
+        latent = pair
+        if s["markov"] == "gated":
+            latent = linear("markov_head.gate_proj", torch.cat([row, pair])).sigmoid() * pair
+        if s["markov"] == "rnn":
+            gate, new, latent = linear("markov_head.joint_proj", torch.cat([state, pair, row])).chunk(3)
+            state, latent = gate.sigmoid() * state + (1 - gate.sigmoid()) * new.tanh(), latent.tanh()
+        found.append(t["markov_head.markov_w2.weight"] @ latent)
+        if s["sure"]:
+            read = torch.cat([row, pair]) if s["sure"] == "pairs" else row
+            sure.append(linear("confidence_head.proj", read).sigmoid()[0])
+    return torch.stack(found), torch.stack(sure) if sure else torch.ones(len(found))

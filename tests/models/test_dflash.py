@@ -68,7 +68,7 @@ def drafted(head: Any, s: dict[str, Any], chunks: Sequence[int] = ()) -> Tensor:
     return head.logits(hidden[: len(ids_of(s))])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", fast(VARIANTS, *VARIANTS.keys() - {"bonus", "dspark gated"}))
 def test_a_drafter_computes_what_plain_torch_does(tmp_path, variant):
     s = settings(variant)
     tensors = tensors_of(s)
@@ -80,9 +80,31 @@ def test_a_drafter_computes_what_plain_torch_does(tmp_path, variant):
     assert distance(whole, logits) < TOLERANCE
     assert torch.equal(whole, drafted(head, s, chunks=(1, 17, 2)))
     assert loaded.num_parameters == sum(t.numel() for t in tensors.values())
+    if s["markov"]:
+        hidden, before = torch.randn(4, s["width"], generator=torch.Generator().manual_seed(2)), [3, 8, 3, 90]
+        added, sure = plain.corrections(s, tensors, hidden, before)
+        for ours, theirs in zip(corrected(head, hidden, before), (added, sure), strict=True):
+            assert distance(ours, theirs) < TOLERANCE
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways"])
+@torch.inference_mode()
+def corrected(head: Any, hidden: Tensor, before: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """What the engine's Markov head adds to the logits of ids, one after another, and how sure it is of each."""
+    markov, found, sure = head.markov, [], []
+    cache, state = make_cache(head), torch.zeros(markov.state_width)
+    for row, token in zip(hidden, before, strict=True):
+        batch = batch_of([piece(cache, [token], 0, np.arange(1, 9, dtype=np.int32))], cache)
+        rows = torch.zeros(len(batch.tokens_T), markov.width + markov.state_width)
+        rows[0] = torch.cat([row, state])
+        latent, left = head.correct(batch.tokens_T, rows, batch)
+        found.append(head.corrections(latent)[0])
+        if left is not None:
+            state = left[0, : markov.state_width]
+        sure.append(left[0, -1].sigmoid() if markov.sure else torch.tensor(1.0))
+    return torch.stack(found), torch.stack(sure)
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways", "anchored", "dspark"])
 def test_a_gguf_file_gives_the_same_bits(tmp_path, variant):
     s = settings(variant, embed_scale=1.0, factor=1.0)
     tensors = tensors_of(s)
@@ -90,11 +112,16 @@ def test_a_gguf_file_gives_the_same_bits(tmp_path, variant):
     loaded, other = load_head(files, target()), opened(tmp_path / "folder", config_of(s, variant), tensors)
     assert is_head(files) and loaded.model.taps == other.model.taps
     assert torch.equal(drafted(loaded.model, s), drafted(other.model, s))
+    assert loaded.model.anchored == s["anchored"] and loaded.num_parameters == other.num_parameters
+    if s["markov"]:
+        given = torch.randn(3, s["width"], generator=torch.Generator().manual_seed(2)), [3, 8, 90]
+        for ours, theirs in zip(corrected(loaded.model, *given), corrected(other.model, *given), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_a_gguf_file_of_another_drafter_is_refused(tmp_path):
     s = settings("qwen3")
-    for name, shape in (("markov_w1", (96, 8)), ("selector_hidden", (8, 64))):
+    for name, shape in (("context_norm", (64,)), ("selector_hidden", (8, 64))):
         tensors = {**tensors_of(s), f"{name}.weight": torch.zeros(shape)}
         with pytest.raises(UnsupportedModel, match=name):
             load_head(find_model(plain.write_gguf(tmp_path / f"{name}.gguf", s, tensors)), target())
@@ -133,7 +160,7 @@ SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
 # Case -> changes of the config, and the error.
 CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "a newer kind": ({"architectures": ["DFlash2DraftModel"]}, NO, "DFlash2DraftModel"),
-    "DSpark": ({"architectures": ["Qwen3DSparkModel"]}, NO, "Qwen3DSparkModel"),
+    "another DSpark": ({"architectures": ["Gemma4DSparkModel"]}, NO, "Gemma4DSparkModel"),
     "no drafter": ({"architectures": ["Qwen3Model"]}, NO, "not a head"),
     "another layer": ({"model_type": "llama"}, NO, "model_type is 'llama'"),
     "no ids": (own(target_layer_ids=None), BAD, "target_layer_ids is None"),
@@ -146,7 +173,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "a long block": (own(block_size=10**9), BAD, "block_size"),
     "no mask": (own(mask_token_id=None), BAD, "mask_token_id is missing"),
     "a mask beyond": (own(mask_token_id=96), BAD, "expected an id below 96"),
-    "from the anchor": (own(sample_from_anchor=True), NO, "sample_from_anchor"),
+    "from the anchor": (own(sample_from_anchor=1), BAD, "sample_from_anchor"),
+    "a Markov head of another kind": (own(markov_rank=8, markov_head_type="lstm"), NO, "markov_head_type"),
+    "a wide Markov head": (own(markov_rank=65), BAD, "markov_rank"),
+    "confidence alone": (own(enable_confidence_head=True), NO, "enable_confidence_head"),
+    "no Markov tensors": (own(markov_rank=8), BAD, "markov_w1"),
     "sinks": (own(attention_sink_bias=True), NO, "attention_sink_bias"),
     "a draft vocabulary": ({"draft_vocab_size": 40}, NO, "draft_vocab_size"),
     "unknown part": (own(conv_kernel_size=2), NO, "conv_kernel_size"),
@@ -185,7 +216,7 @@ def test_no_value_of_a_field_breaks_the_reader():
 def test_unknown_tensors_and_tables_of_another_kind_are_refused(tmp_path):
     s = settings("qwen3")
     config, tensors = config_of(s), tensors_of(s)
-    for name in ("markov_w1.weight", "mask_embedding", "d2t"):
+    for name in ("markov_w1.weight", "mask_embedding", "d2t", "confidence_head.proj.weight"):
         extra = torch.zeros(96, dtype=torch.int64) if name == "d2t" else torch.zeros(96)
         with pytest.raises(KvasirError, match=name):
             opened(tmp_path, config, {**tensors, name: extra})

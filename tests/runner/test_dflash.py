@@ -13,6 +13,7 @@ import torch
 from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
+from kvasir.runner.block_proposals import LEAST
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.runner.load_draft import attach
 from kvasir.runner.load_head import with_head
@@ -57,11 +58,21 @@ def guessed(variant: str, ids: list[int], count: int, taps: tuple[str, ...]) -> 
     table = tensors["embed_tokens.weight"] if s["embed"] else target().embed.weight
     lm_head = tensors["lm_head.weight"] if s["head"] else target().head.weight.squeeze(0)
     rows = torch.cat([seen.found[tap][: len(ids) - 1] for tap in taps], 1)
-    logits = plain.block(s, tensors, rows, table[[ids[-1], *(s["mask"],) * count]], lm_head)
-    return logits[1:].argmax(-1).tolist()
+    block = [ids[-1], *(s["mask"],) * (count - s["anchored"])]
+    hidden = plain.hidden_rows(s, tensors, rows, table[block])[not s["anchored"] :]
+    logits = plain.logits_of(s, hidden, lm_head)
+    if not s["markov"]:
+        return logits.argmax(-1).tolist()
+    found: list[int] = []
+    for i in range(count):
+        added, sure = plain.corrections(s, tensors, hidden[: i + 1], [ids[-1], *found])
+        if found and sure.prod() < LEAST:
+            break
+        found.append(int((logits[i] + added[-1]).argmax()))
+    return found
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways"])
+@pytest.mark.parametrize("variant", plain.VARIANTS)
 @pytest.mark.parametrize("executor", ["program", "eager"])
 def test_it_proposes_what_plain_torch_would(base, eager, tmp_path, executor, variant):
     """After a prompt in chunks, and again after steps that have refused its first proposals."""
@@ -100,7 +111,23 @@ def test_blocks_that_do_not_fit_into_a_step_are_computed_one_after_another(base,
         assert list(lane.draft) == guessed("qwen3", lane.ids, 7, loaded.draft.taps)
 
 
-@pytest.mark.parametrize(("variant", "temperature"), [("qwen3", 0.0), ("sliding", 0.8), ("both ways", 0.8)])
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_a_draft_ends_where_it_is_probably_wrong(base, eager, tmp_path, executor):
+    """The first id is checked in any case."""
+    s = settings("dspark rnn")
+    for bias, count in ((-9.0, 1), (9.0, 8)):
+        tensors = tensors_of(s)
+        tensors["confidence_head.proj.bias"][:] = bias
+        tensors["confidence_head.proj.weight"] *= 0.1
+        folder = plain.write(tmp_path / f"{count}", config_of(s, "dspark rnn"), tensors)
+        target = base if executor == "program" else eager
+        loaded = with_head(target, find_model(folder), "float32", options=LoadOptions(executor))
+        lanes = [Lane(i, PROMPT[i:], propose=16) for i in range(2)]
+        step(runner_of(loaded, tokens=96), lanes)
+        assert [len(lane.draft) for lane in lanes] == [count] * 2
+
+
+@pytest.mark.parametrize(("variant", "temperature"), [("qwen3", 0.0), ("sliding", 0.8), ("dspark rnn", 0.8)])
 def test_answers_do_not_depend_on_the_drafter(base, tmp_path, variant, temperature):
     found = []
     for loaded in (base, drafting(base, tmp_path, variant, dtype="bfloat16", quantize="q8")):

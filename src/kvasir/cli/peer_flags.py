@@ -27,10 +27,10 @@ _LLAMA = {
     "draft-simple": ("draft",),
     "draft-eagle3": ("eagle3",),
     "draft-dflash": ("dflash",),
+    "draft-dspark": ("dflash",),
     "draft-mtp": ("mtp",),
 }
 _NGRAMS = ("simple", "map-k", "map-k4v")
-_LLAMA_ONLY = ("draft-dspark",)
 # Refused fields of PeerFlags -> the flag as llama.cpp prints it, and why.
 _REFUSED = {
     "draft_device": ("-ngld and -devd", "a drafter computes where its model does; --device is for both"),
@@ -133,9 +133,6 @@ def with_peer_flags(options: EngineOptions, flags: PeerFlags) -> tuple[EngineOpt
 def _from_llama(speculate: str, model: str | None) -> str:
     """--speculate, or --spec-type in llama.cpp's names, with the model of -md."""
     parts = [part.strip() for part in speculate.split(",")]
-    for part in parts:
-        if part in _LLAMA_ONLY:
-            raise ConfigError(f"--spec-type has {part}", f"not supported; expected some of {', '.join(_LLAMA)}")
     if model is None and not any(part in _LLAMA for part in parts):
         return speculate
     if model is not None and speculate == "auto":

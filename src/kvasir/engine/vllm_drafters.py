@@ -22,6 +22,7 @@ _VLLM = {
     "draft_model": ("draft",),
     "eagle3": ("eagle3",),
     "dflash": ("dflash",),
+    "dspark": ("dflash",),
     "mtp": ("mtp",),
 }
 _TUNING = (
@@ -112,9 +113,9 @@ def source_of(model: str) -> str:
 
 
 def kind_of(model: str) -> str:
-    """Whether a path is an EAGLE-3 head ("eagle3"), a DFlash drafter ("dflash"), an assistant of Gemma 4 ("assistant"),
-    which both engines call a head for multi-token prediction, or a model ("draft"); one that is not on this machine is
-    judged by its name."""
+    """Whether a path is an EAGLE-3 head ("eagle3"), a DFlash or DSpark drafter ("dflash"), an assistant of Gemma 4
+    ("assistant"), which both engines call a head for multi-token prediction, or a model ("draft"); one that is not on
+    this machine is judged by its name."""
     path = Path(model).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         from kvasir.weights.gguf import GGUFFile
@@ -131,4 +132,5 @@ def kind_of(model: str) -> str:
         config = read_hf_config(path / "config.json")
         kinds = {"assistant": is_assistant, "eagle3": is_eagle3, "dflash": is_dflash}
         return next((kind for kind, check in kinds.items() if check(config)), "draft")
-    return next((kind for kind in ("eagle3", "dflash", "assistant") if kind in model.lower()), "draft")
+    name = model.lower().replace("dspark", "dflash")
+    return next((kind for kind in ("eagle3", "dflash", "assistant") if kind in name), "draft")

@@ -4,6 +4,9 @@ last known id and masks, attends to these and to itself, and the row of each mas
 
     taps_TX --fc, hidden_norm--> rows_TD --k, v of each layer--> cache
     embed(last id, mask, mask, ...) --layers, norm, head--> logits of the masks
+
+DSpark (DeepSeek's DeepSpec) is a DFlash whose rows give the id after their own, with a Markov head over the block: what
+the id before adds to the logits of an id, and how sure the drafter is of it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from kvasir.layers.block import DecoderLayer
 from kvasir.layers.draft import ContextAttention
 from kvasir.layers.embedding import VocabularyEmbedding
 from kvasir.layers.linear import Head, Plain
+from kvasir.layers.markov import MarkovHead
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Entry, Module
 from kvasir.layers.norm import RMSNorm
@@ -54,7 +58,7 @@ class DFlash(Module):
         self._target = (target,)  # in a tuple: its modules are not the drafter's
         self.taps = tap_names(c, len(target.layers))
         check_target(c, target)
-        self.block, self.mask, self.causal = c.block, c.mask, c.causal
+        self.block, self.mask, self.causal, self.anchored = c.block, c.mask, c.causal, c.anchored
         self.fc = Plain(len(c.layer_ids) * target.config.width, c.width)
         self.hidden_norm, self.norm = self._norm(), self._norm()
         rope = Rope(c.rotary_dim, c.rope_theta, c.rope_scaling)
@@ -66,6 +70,11 @@ class DFlash(Module):
         tied = self.embed if c.tied and not c.tensors.head else None
         self.lm_head = Head(c.width, c.vocab_size, tied=tied) if c.tensors.head or tied else None
         self.softcap = SoftCap(c.final_cap)
+        self.markov = (
+            MarkovHead(c.vocab_size, c.width, c.markov_rank, c.markov_kind, c.confidence, c.confidence_pairs)
+            if c.markov_rank
+            else None
+        )
 
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.config.width, self.config.norm_eps)
@@ -113,6 +122,16 @@ class DFlash(Module):
             logits_RV = logits_RV * self.config.logit_scale
         return self.softcap(logits_RV)
 
+    def correct(self, tokens_T: Tensor, rows_TX: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """As `BlockDraft.correct`."""
+        assert self.markov is not None
+        return self.markov(tokens_T, rows_TX, batch)
+
+    def corrections(self, rows_RX: Tensor) -> Tensor:
+        """As `BlockDraft.corrections`."""
+        assert self.markov is not None
+        return self.markov.w2(rows_RX)
+
     def parts(self) -> tuple[Any, ...]:
         """The drafter without the target's tables."""
         return (self,)
@@ -121,7 +140,16 @@ class DFlash(Module):
         """As `Decoder.names`."""
         own = {name: name for name in ("fc", "hidden_norm", "norm", "lm_head")} | {"embed": "embed_tokens"}
         block = {"attn_norm": "input_layernorm", **BLOCK}
-        return {**own, **{f"layers.*.{path}": f"layers.*.{name}" for path, name in block.items()}}
+        heads = {
+            **{path: (f"markov_head.markov_{path}", f"markov_{path}") for path in ("w1", "w2")},
+            **{path: f"markov_head.{path}_proj" for path in ("gate", "joint")},
+            "sure": "confidence_head.proj",
+        }
+        return {
+            **own,
+            **{f"markov.{path}": names for path, names in heads.items()},
+            **{f"layers.*.{path}": f"layers.*.{name}" for path, name in block.items()},
+        }
 
 
 def tap_names(c: DFlashConfig, layers: int) -> tuple[str, ...]:

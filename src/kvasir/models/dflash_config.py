@@ -1,7 +1,8 @@
-"""The configs of DFlash drafters (arXiv:2602.06036): Qwen3's fields, with the settings of the block at the top or in an
-object `dflash_config`.
+"""The configs of DFlash drafters (arXiv:2602.06036) and of DSpark's: Qwen3's fields, with the settings of the block at
+the top or in an object `dflash_config`.
 
-Sources: `dflash/model.py` of z-lab/dflash and `qwen3_dflash.py` of vLLM.
+Sources: `dflash/model.py` of z-lab/dflash, `qwen3_dflash.py` of vLLM, and `deepspec/modeling/dspark` of
+deepseek-ai/DeepSpec.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.layers.markov import KINDS
 from kvasir.models.config import (
     MAX_LAYERS,
     MAX_VOCAB,
@@ -26,7 +28,7 @@ from kvasir.models.registry import DFLASH
 
 MAX_BLOCK = 256  # rows of a block
 _NO_TABLES = HeadTensors(embed=False, head=False)  # a drafter that shares the target's
-_OTHER_BLOCKS = ("DFlash2DraftModel", "Qwen3DSparkModel", "DFlashSpeculator", "DSparkSpeculator")
+_OTHER_BLOCKS = ("DFlash2DraftModel", "Gemma4DSparkModel", "DSparkDraftModel", "DFlashSpeculator", "DSparkSpeculator")
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
@@ -47,7 +49,9 @@ class DFlashConfig(DecoderConfig):
     target_width: of the target's rows, 0 if it is the drafter's. layer_ids: the target's layers after which rows are
     read. target_layers: how many the target has, 0 if that is not stated. block: rows of a block, the one that it
     follows included. mask: the id that stands for those to be guessed. causal: whether a row of a block sees the
-    earlier ones only. final_cap: of the logits, 0 for none.
+    earlier ones only. anchored: whether the row of a block's first id gives the next id, and that of each mask the one
+    after; else the row of a mask gives the id in its place. final_cap: of the logits, 0 for none. markov_rank,
+    markov_kind, confidence, confidence_pairs: as of a `layers.markov.MarkovHead`; a rank of 0 for none.
     """
 
     target_width: int = 0
@@ -56,7 +60,12 @@ class DFlashConfig(DecoderConfig):
     block: int = 16
     mask: int = 0
     causal: bool = False
+    anchored: bool = False
     final_cap: float = 0.0
+    markov_rank: int = 0
+    markov_kind: str = "vanilla"
+    confidence: bool = False
+    confidence_pairs: bool = False
     tensors: HeadTensors = field(default=_NO_TABLES, compare=False)
 
     @classmethod
@@ -73,6 +82,10 @@ class DFlashConfig(DecoderConfig):
         own = _Settings(f, Fields(inner_object(config, "dflash_config"), f"{f.where}: dflash_config"))
         f.get("dflash_config")
         settings: dict[str, Any] = _layers(f) | _block(own) | {"causal": _causal(own)}
+        dspark = "Qwen3DSparkModel" in config["architectures"]
+        settings |= _heads(own, settings["width"]) | {
+            "anchored": own.of("sample_from_anchor").flag("sample_from_anchor", dspark)
+        }
         if any(0 < window < settings["block"] for window in settings["windows"]):
             raise UnsupportedModel(
                 f"{f.where}: sliding_window is less than block_size, {settings['block']}",
@@ -120,11 +133,10 @@ def _block(own: _Settings) -> dict[str, Any]:
         ("attention_sink_bias", False),
         ("add_swa_attention_sink_bias", False),
         ("use_aux_hidden_state", True),
-        ("sample_from_anchor", False),
-        ("markov_rank", 0),
         ("is_neox_style", True),
     ):
         own.of(name).expect(name, value)
+    own.of("num_anchors").get("num_anchors")  # of blocks in training
     vocab = own.outer.get("vocab_size")
     own.outer.expect("draft_vocab_size", vocab)
     return {
@@ -137,6 +149,19 @@ def _block(own: _Settings) -> dict[str, Any]:
         "logit_scale": own.of("output_multiplier").number("output_multiplier", -1e6, 1e6, 1.0),
         "final_cap": own.of("final_logit_softcapping").number("final_logit_softcapping", 0.0, 1e6, 0.0),
     }
+
+
+def _heads(own: _Settings, width: int) -> dict[str, Any]:
+    """The fields of the heads over the block."""
+    rank = own.of("markov_rank").integer("markov_rank", 0, width, 0)
+    kind = own.of("markov_head_type").choice("markov_head_type", KINDS, KINDS[0])
+    confidence = own.of("enable_confidence_head").flag("enable_confidence_head", False)
+    pairs = own.of("confidence_head_with_markov").flag("confidence_head_with_markov", False)
+    if confidence and not rank:
+        raise UnsupportedModel(
+            f"{own.outer.where}: enable_confidence_head without a Markov head", "supported: both, or none"
+        )
+    return {"markov_rank": rank, "markov_kind": kind, "confidence": confidence, "confidence_pairs": pairs}
 
 
 def _layer_ids(f: Fields) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvasir.layers.batch import Batch
+    from kvasir.layers.markov import MarkovHead
 
 TARGET, DRAFT = "", "draft"  # names of the two models in their common KVLayout
 
@@ -99,16 +100,29 @@ class BlockDraft(DraftModel, Protocol):
     `width` is 0, and `join` is not called.
 
     block: the most rows of such a pass, the first token included. mask: the id of the others. causal: whether they see
-    the rows before them only, or the whole block.
+    the rows before them only, or the whole block. anchored: whether the row of the first token gives the next id, and
+    that of a mask the one after it; else the row of a mask gives the id in its place. markov: a head that corrects the
+    logits of each id by the id before, None without.
     """
 
     block: int
     mask: int
     causal: bool
+    anchored: bool
+    markov: MarkovHead | None
 
     def keep(self, taps_TX: Tensor, batch: Batch) -> Tensor:
         """Writes keys and values of the outputs in `taps`, float32 [T, sum of their widths], into the cache. Returns
         the rows that they were computed of, float32 [T, D]."""
+        ...
+
+    def correct(self, tokens_T: Tensor, rows_TX: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Of ids in blocks that have been computed, as MarkovHead's forward: the rows for `corrections`, and those that
+        are left to the id after it, with how sure it is."""
+        ...
+
+    def corrections(self, rows_RX: Tensor) -> Tensor:
+        """Float32 [R, draft vocabulary], to be added to the logits of these ids."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""GGUF files of DFlash drafters (architecture dflash): their metadata as a `config.json`.
+"""GGUF files of DFlash and DSpark drafters (architecture dflash): their metadata as a `config.json`.
 
 A file has the target's tokenizer, also the id of the mask, and no tables that the drafter shares with the target. Its
 `target_layers` are the layers whose inputs are read, one more than the layers of `target_layer_ids`. Source:
@@ -17,7 +17,7 @@ from kvasir.models.eagle3_config import MAX_TAPS
 from kvasir.models.gguf_fields import Shapes, read_decoder, read_layer_types
 from kvasir.models.registry import DFLASH
 
-_OTHERS = ("markov_w1.weight", "selector_hidden.weight", "context_norm.weight", "d2t")  # of other drafters of blocks
+_OTHERS = ("selector_hidden.weight", "context_norm.weight", "d2t")  # of other drafters of blocks
 
 
 def _dflash(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
@@ -45,10 +45,25 @@ def _dflash(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
         "target_layer_ids": _layer_ids(f),
         "target_hidden_size": f.integer("target_hidden_size", 1, MAX_WIDTH, width),
         "mask_token_id": f.get("mask_token_id"),
-        "sample_from_anchor": f.get("sample_from_anchor"),
+        "sample_from_anchor": f.flag("sample_from_anchor", "markov_w1.weight" in shapes),
+        **_heads(shapes, width),
         "output_multiplier": f.get("logit_scale"),
         "final_logit_softcapping": f.get("final_logit_softcapping"),
     }  # fmt: skip
+
+
+def _heads(shapes: Shapes, width: int) -> dict[str, Any]:
+    """The fields of DSpark's heads, from their tensors: the file has no keys for them."""
+    if "markov_w1.weight" not in shapes:
+        return {}
+    rank = shapes["markov_w1.weight"][-1:] or (0,)
+    sure = shapes.get("conf_proj.weight", ())
+    return {
+        "markov_rank": rank[0],
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": bool(sure),
+        "confidence_head_with_markov": bool(sure) and sure[-1] != width,
+    }
 
 
 def _layer_ids(f: Fields) -> list[int]:

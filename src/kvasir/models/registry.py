@@ -231,10 +231,10 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 # Architectures whose configs state the model type of another.
 _TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
 # Heads, which draft for a model and are none: EAGLE-3 (kvasir.models.eagle3), also as GGUF's architecture, DFlash
-# (kvasir.models.dflash), and the assistants of Gemma 4 (kvasir.models.gemma4_assistant).
+# and DSpark (kvasir.models.dflash), and the assistants of Gemma 4 (kvasir.models.gemma4_assistant).
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel", "eagle3")
 ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-DFLASH = ("DFlashDraftModel",)
+DFLASH = ("DFlashDraftModel", "Qwen3DSparkModel")
 HEADS: tuple[str, ...] = (*EAGLE3, *DFLASH, *ASSISTANTS)
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 

@@ -194,6 +194,21 @@ def trace_join(draft: Any, width: int) -> Trace | None:
     return None if joined.base is rows else Trace(graph, batch, joined, None, {}, {}, {}, rows)
 
 
+def trace_correct(draft: Any) -> Trace | None:
+    """As `trace`, of `draft.correct` of a model that drafts blocks, whose `rows` it reads, and of `draft.corrections`;
+    the export "carried" is what is left. None without a Markov head."""
+    if draft.markov is None:
+        return None
+    graph = Graph()
+    batch = TracedBatch(graph)
+    rows = graph.value(ROWS, (draft.markov.width + draft.markov.state_width,))
+    with _tracing():
+        hidden, left = draft.correct(batch.tokens_T, rows, batch)
+        logits = draft.corrections(hidden.graph.record("choose", (hidden,), (hidden.shape,), CHOSEN))
+    _check(logits)
+    return Trace(graph, batch, hidden, logits, {} if left is None else {"carried": left}, {}, {}, rows)
+
+
 @contextmanager
 def _tracing() -> Iterator[None]:
     try:

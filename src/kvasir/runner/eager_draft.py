@@ -89,7 +89,7 @@ class EagerDraft:
 
 
 class EagerBlocks(EagerDraft):
-    """A DraftForward of a BlockProposer."""
+    """A BlockForward."""
 
     draft: BlockDraft
 
@@ -105,12 +105,33 @@ class EagerBlocks(EagerDraft):
         if taps is not None:
             self.draft.keep(self._padded(taps, len(batch.tokens_T)), batch)
             return
-        hidden_TD, _ = self.draft.forward(batch.tokens_T, None, batch)
-        self._logits = self.draft.logits(hidden_TD).float().cpu().numpy()
+        self._hidden_TD, _ = self.draft.forward(batch.tokens_T, None, batch)
+        self._logits = self.draft.logits(self._hidden_TD).float().cpu().numpy()
 
     def logits(self, at: Sequence[int]) -> np.ndarray:
-        """As `DraftForward.logits`, of token rows of masks."""
+        """As `DraftForward.logits`, of token rows that give ids."""
         return self._logits[list(at)]
+
+    def correct(
+        self, spans: Sequence[Span], at: Sequence[int], states: Sequence[np.ndarray | None]
+    ) -> np.ndarray | None:
+        """As `BlockForward.correct`."""
+        return self._executor.submit(self._correct, spans, at, states).result()
+
+    @torch.inference_mode()
+    def _correct(
+        self, spans: Sequence[Span], at: Sequence[int], states: Sequence[np.ndarray | None]
+    ) -> np.ndarray | None:
+        head = self.draft.markov
+        assert head is not None
+        batch = make_batch([Work(*span) for span in spans], self._rows[0], self._cache, inputs=self._inputs)
+        none = np.zeros(head.state_width, np.float32)
+        states_nS = torch.from_numpy(np.stack([none if state is None else state for state in states]))
+        rows = torch.cat([self._hidden_TD[list(at)].float(), states_nS.to(self._cache.device)], 1)
+        rows = self._padded(rows.cpu().numpy(), len(batch.tokens_T))
+        hidden, left = self.draft.correct(batch.tokens_T, rows, batch)
+        self._logits[list(at)] += self.draft.corrections(hidden)[: len(at)].float().cpu().numpy()
+        return None if left is None else left[: len(at)].float().cpu().numpy()
 
 
 def eager_draft(draft: DraftModel, executor: EagerExecutor, cache: KVCache, max_tokens: int) -> EagerDraft:

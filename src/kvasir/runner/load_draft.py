@@ -17,7 +17,7 @@ from kvasir.ops.graph import CannotTrace
 from kvasir.program.cache import no_kernel
 from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
-from kvasir.program.trace import Trace, trace
+from kvasir.program.trace import Trace, trace, trace_correct
 from kvasir.runner.load import (
     OTHER,
     LoadedModel,
@@ -87,7 +87,8 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
             raise CannotTrace(reason)
         traced = trace(loaded.model, tuple(exports))
         layers, joining = draft_traces(draft, traced)
-        for one in (traced, *layers, joining):
+        correcting = trace_correct(draft) if drafts_blocks(draft) else None
+        for one in (traced, *layers, joining, correcting):
             if one is not None:
                 (_check_calls if graph else _check_program)(one)
     except CannotTrace as error:

@@ -13,7 +13,7 @@ from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.program import Program
-from kvasir.program.trace import Trace, trace_draft, trace_join
+from kvasir.program.trace import Trace, trace_correct, trace_draft, trace_join
 from kvasir.runner.executor import Taken
 from kvasir.runner.proposals import Draw, Span
 from kvasir.sampling.native import SAMPLE_ERRORS, NativeSampler, SampleRow, fill_carry, next_carry
@@ -129,13 +129,26 @@ class ProgramDraft:
 
 
 class ProgramBlocks(ProgramDraft):
-    """A DraftForward of a BlockProposer."""
+    """A BlockForward."""
 
     draft: BlockDraft
+
+    def __init__(self, draft: DraftModel, target: Program, cache: NativeCache, **sizes: Any):
+        super().__init__(draft, target, cache, **sizes)
+        traced = trace_correct(draft)
+        few = {**sizes, "max_tokens": MAX_CHOSEN, "threads": target.pool.threads, "pool": target.pool}
+        self.markov = Program(traced, cache.of(DRAFT), **few) if traced else None
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """As of a ProgramDraft."""
+        return (*super().programs, self.markov) if self.markov else super().programs
 
     def bind(self, rows: RowArrays, ahead: int) -> None:
         """As `DraftForward.bind`. A block's ids lie at their own positions."""
         super().bind(rows, 0)
+        if self.markov:
+            self.markov.bind(rows)
 
     def run(self, spans: Sequence[Span], taps: np.ndarray | None, rows: np.ndarray | None, layer: int = 0) -> None:
         """As `DraftForward.run`, of a BlockProposer."""
@@ -145,13 +158,28 @@ class ProgramBlocks(ProgramDraft):
         self._compute(self.program, spans, 0 if self.draft.causal else PIECE_BIDIRECTIONAL)
         first, self._chosen = 0, []
         for span in spans:
-            self._chosen += range(first + 1, first + span.count)
+            self._chosen += range(first + (not self.draft.anchored), first + span.count)
             first += span.count
         self._logits = self.program.logits_of(self._chosen)
 
     def logits(self, at: Sequence[int]) -> np.ndarray:
-        """As `DraftForward.logits`, of token rows of masks."""
+        """As `DraftForward.logits`, of token rows that give ids."""
         return self._logits[np.searchsorted(self._chosen, at)]
+
+    def correct(
+        self, spans: Sequence[Span], at: Sequence[int], states: Sequence[np.ndarray | None]
+    ) -> np.ndarray | None:
+        """As `BlockForward.correct`."""
+        head, program = self.draft.markov, self.markov
+        assert head is not None and program is not None
+        rows = program.rows(len(at))
+        rows[:, : head.width] = self.program.hidden(max(at) + 1)[list(at)]
+        for row, state in zip(rows, states, strict=True):
+            row[head.width :] = 0.0 if state is None else state
+        self._compute(program, spans, 0)
+        left = program.export("carried", len(at)).copy() if program.trace.exports else None
+        self._logits[np.searchsorted(self._chosen, at)] += program.logits_of(range(len(at)))
+        return left
 
 
 def program_draft(draft: DraftModel, target: Program, cache: NativeCache, **sizes: Any) -> ProgramDraft:
