@@ -195,11 +195,12 @@ def test_a_head_of_its_own_checkpoint_changes_no_answer(tmp_path, option):
     core.close()
 
 
-def test_a_drafter_of_blocks_changes_no_answer(tmp_path):
+@pytest.mark.parametrize("variant", ["both ways", "dspark"])
+def test_a_drafter_of_blocks_changes_no_answer(tmp_path, variant):
     """Also over few blocks full of NaN and with forced preemption."""
     base, requests = base_folder(tmp_path), mixed_requests(96, 200, longest=150)
-    s = dflash_heads.settings("both ways")
-    head = dflash_heads.write(tmp_path / "head", dflash_heads.config_of(s), dflash_heads.tensors_of(s))
+    s = dflash_heads.settings(variant)
+    head = dflash_heads.write(tmp_path / "head", dflash_heads.config_of(s, variant), dflash_heads.tensors_of(s))
     expected = plain(small_core(str(base), "program", speculate="off"), requests)
     core = small_core(
         str(base), "program", speculate=f"dflash={head}", num_blocks=40, max_num_seqs=6, max_model_len=256

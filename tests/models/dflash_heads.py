@@ -159,7 +159,8 @@ def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
         for name, tensor in tensors.items():
             module, _, kind = name.rpartition(".")
             layer, _, rest = module.removeprefix("layers.").partition(".")
-            known = files.get(rest or module, module)
+            within = rest if module.startswith("layers.") else module
+            known = files.get(within, within)
             named = f"blk.{layer}.{known}" if module.startswith("layers.") else known
             writer.add_tensor(f"{named}.{kind}", tensor.numpy())
     return path

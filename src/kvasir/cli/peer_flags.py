@@ -133,6 +133,9 @@ def with_peer_flags(options: EngineOptions, flags: PeerFlags) -> tuple[EngineOpt
 def _from_llama(speculate: str, model: str | None) -> str:
     """--speculate, or --spec-type in llama.cpp's names, with the model of -md."""
     parts = [part.strip() for part in speculate.split(",")]
+    for part in parts:
+        if part.startswith("draft-") and part not in _LLAMA:
+            raise ConfigError(f"--spec-type has {part}", f"not supported; expected some of {', '.join(_LLAMA)}")
     if model is None and not any(part in _LLAMA for part in parts):
         return speculate
     if model is not None and speculate == "auto":
