@@ -126,7 +126,7 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
 
 
 def observe(drafter: Drafter, plan: StepPlan, seconds: float, proposing: float) -> None:
-    """Tells the drafter what a step took, if the step shows the cost of drafts: it only decoded. seconds: of the whole
+    """Tells the drafter how long a step took if it only decoded; others do not show the cost of drafts. seconds: of the
     step. proposing: of these, those of `Work.propose`."""
     if all(work.count == 1 + work.drafted and work.sample for work in plan.work):
         drafted = sum(work.drafted for work in plan.work)

@@ -6,8 +6,7 @@
     suffix        what followed them in earlier answers to the same key (`pool`)
     draft, eagle3, dflash, mtp: ids that the runner proposed after the last step, with a model that drafts
 
-What a lookup has found is kept as long as the sequence goes on in the same way, so that nothing is looked for between
-two steps while guesses are right.
+What a lookup has found is kept while the sequence follows it, so right guesses need no search between two steps.
 
 What the guesses of a kind have brought, in the sequence and in the engine, gives the chance of its next guess; `pace`
 chooses how much of it is checked. A kind is a source and how long its match is: longer ones are right more often.
@@ -84,8 +83,9 @@ class Drafted:
 
 @dataclass(slots=True)
 class Rest:
-    """Whether drafters pause: they do if a while brought too little, each time for longer. Told of each row that was
-    tried, in a step that takes `seconds`. least: accepted ids per row that outweigh what drafters cost the host."""
+    """Whether drafters pause. They do if TRIED rows accepted too few ids, twice as long each time.
+
+    tried, won: rows since the last decision, and the ids that they accepted."""
 
     tried: int = 0
     won: int = 0
@@ -93,6 +93,7 @@ class Rest:
     until: float = 0.0  # when it ends, as time.perf_counter
 
     def note(self, accepted: int, seconds: float, least: float) -> None:
+        """Counts a row. seconds: of its step. least: accepted ids per row that outweigh what drafters cost the host."""
         self.tried, self.won = self.tried + 1, self.won + accepted
         if self.tried < TRIED:
             return
