@@ -16,6 +16,7 @@ from kvasir.graph.triton import take_rows
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, plan_attention, tiles_of
+from kvasir.ops.columns.triton import take_columns
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.heads.triton import join_heads
 from kvasir.ops.launch import Launch, recording
@@ -203,6 +204,8 @@ def small(dtype: str = "bfloat16") -> None:
     take_rows(meta(512, 4096), chosen, meta(64, 4096))
     join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192, dtype=dtype))
     join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192))
+    take_columns(meta(64, 4608), 4096, meta(64, 512))
+    take_columns(meta(64, 4608), 4096, meta(64, 512, dtype=dtype))
     for width in (256, 1024, 4096, 5120, 16384):
         x, weight = meta(64, width), meta(width)
         for parts in (1, 4, 8):

@@ -72,6 +72,38 @@ def test_an_eagle3_head(folder, answers, layout, tmp_path):
     assert tokens > accepted
 
 
+BLOCKS = ["qwen3", "sliding", "dspark", "dspark gated", "dspark rnn"]
+
+
+@pytest.mark.parametrize("variant", ["dspark rnn"] if DRY else BLOCKS)
+def test_a_drafter_of_blocks(folder, answers, variant, tmp_path):
+    from tests.models.dflash_heads import config_of, settings, tensors_of, write
+
+    s = settings(variant)
+    head = write(tmp_path / "head", config_of(s, variant), tensors_of(s))
+    tokens, accepted = drafted(core_of(folder, speculate=f"dflash={head}"), *answers)
+    assert tokens > accepted
+
+
+@pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
+@pytest.mark.parametrize("variant", BLOCKS)
+def test_a_drafter_of_blocks_proposes_what_it_would_in_plain_torch(folder, variant, tmp_path):
+    """In float32 on the device, from the target's rows as its recorded launches leave them."""
+    from kvasir.runner.load import LoadOptions, load_model
+    from kvasir.weights.find import find_model
+    from tests.runner.proposing import BLOCK, Lane, runner_of, step
+    from tests.runner.test_dflash import PROMPT, drafting, guessed
+
+    target = load_model(find_model(folder), "float32", DEVICE, options=LoadOptions("graph", block_size=BLOCK))
+    loaded = drafting(target, tmp_path, variant, device=DEVICE)
+    runner, lane = runner_of(loaded, device=DEVICE), Lane(0, list(PROMPT), propose=7, chunk=17)
+    while not lane.answer:
+        step(runner, [lane])
+    for _ in range(4):
+        assert loaded.draft and list(lane.draft) == guessed(variant, lane.ids, 7, loaded.draft.taps)
+        step(runner, [lane])
+
+
 @pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
 def test_layers_for_multi_token_prediction(tmp_path):
     from tests.models.mtp_oracle import Oracle

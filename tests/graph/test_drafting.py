@@ -17,6 +17,7 @@ import torch
 from kvasir.errors import ConfigError
 from kvasir.plan import SamplingSpec, StepPlan
 from kvasir.runner.footprint import footprint_of
+from kvasir.runner.graph_blocks import GraphBlocks
 from kvasir.runner.graph_draft import GraphDraft
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.runner.load_draft import load_draft, with_own_draft
@@ -30,6 +31,8 @@ from tests.models.test_eagle3 import base_folder, ids_of
 from tests.oracle import plain, same, together
 from tests.runner.made import request
 from tests.runner.proposing import BLOCK, Lane, generate, renumbered, runner_of, shortened, step
+from tests.runner.test_dflash import drafting
+from tests.runner.test_dflash import guessed as of_block
 from tests.runner.test_eagle3 import guessed
 
 PROMPT = [(7 * i + 3) % 90 for i in range(12)]
@@ -138,6 +141,47 @@ def test_an_eagle3_head_proposes_what_it_would_in_plain_torch(tmp_path, layout):
     for _ in range(2):
         step(runner, [lane])
         assert list(lane.draft) == guessed(layout, lane.ids, 3, loaded.draft.taps)
+
+
+BLOCKS = ["qwen3", "sliding", "both ways", "dspark", "dspark gated", "dspark rnn", "bonus"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("variant", BLOCKS)
+def test_a_drafter_of_blocks_proposes_what_it_would_in_plain_torch(tmp_path, variant):
+    """After a prompt in chunks, and again after a step that has refused its first proposals."""
+    loaded = drafting(load_model(find_model(base_folder(tmp_path)), "float32", options=GRAPH), tmp_path, variant)
+    assert loaded.draft is not None
+    runner, lane = runner_of(loaded, longest=64), Lane(0, list(PROMPT), propose=4, chunk=7, longest=64)
+    while not lane.answer:
+        step(runner, [lane])
+    for _ in range(2):
+        assert list(lane.draft) == of_block(variant, lane.ids, 4, loaded.draft.taps)
+        step(runner, [lane])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_blocks_of_several_sequences_change_no_answer(tmp_path):
+    """Drawn on the device and on the host, with a Markov head whose state each sequence keeps."""
+    target = load_model(find_model(base_folder(tmp_path)), "float32", options=GRAPH)
+    alone = [lane.answer[:8] for lane in answers(target, (0, 0))]
+    lanes = answers(drafting(target, tmp_path, "dspark rnn", dtype="bfloat16"), (6, 3))
+    assert [lane.answer[:8] for lane in lanes] == alone
+    assert all(lane.drafted > lane.accepted for lane in lanes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["qwen3", "dspark rnn"])
+def test_all_launches_of_a_drafter_of_blocks_are_recorded(tmp_path, variant):
+    loaded = drafting(load_model(find_model(base_folder(tmp_path)), "float32", options=GRAPH), tmp_path, variant)
+    runner = runner_of(loaded)
+    assert runner.proposer and isinstance(runner.proposer.forward, GraphBlocks)
+    names = [{name for name, _ in replays._all()} for replays in runner.proposer.forward.replays]
+    assert names == [{"rows", "chosen"}, {"rows"}, {"rows", "chosen"}][: 2 + (variant != "qwen3")]
+    launched = {launch.kernel.__name__ for replays in runner.proposer.forward.replays for launch in replays.launches()}
+    assert {"_store_kv", "_attend"} <= launched and ("take_columns_kernel" in launched) == (variant != "qwen3")
 
 
 @pytest.mark.slow

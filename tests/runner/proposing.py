@@ -26,7 +26,7 @@ LONGEST = 256
 
 
 def runner_of(
-    loaded: LoadedModel, *, rows: int = 4, tokens: int = 64, longest: int = LONGEST, **options: Any
+    loaded: LoadedModel, *, rows: int = 4, tokens: int = 64, longest: int = LONGEST, device: str = "cpu", **options: Any
 ) -> Runner:
     """A runner over a cache of one table of `longest` tokens for each row."""
     blocks = 1 + rows * -(-longest // BLOCK)
@@ -42,7 +42,7 @@ def runner_of(
     capacity = Capacity(
         rows, tokens, longest, BLOCK, groups, config.num_blocks, vocab, max_drafted=16,
     )  # fmt: skip
-    return make_runner(loaded, config, capacity, ModelInfo("m", "m", (Task.GENERATE,), vocab, longest))
+    return make_runner(loaded, config, capacity, ModelInfo("m", "m", (Task.GENERATE,), vocab, longest), device)
 
 
 @dataclass

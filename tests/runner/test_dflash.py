@@ -3,19 +3,16 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.plan import SamplingSpec
 from kvasir.runner.block_proposals import LEAST
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
-from kvasir.runner.load_draft import attach
 from kvasir.runner.load_head import with_head
 from kvasir.weights.find import find_model
 from tests.layers.parts import batch_of
@@ -41,10 +38,12 @@ def eager(tmp_path_factory) -> LoadedModel:
     return load_model(find_model(base_folder(tmp_path_factory.mktemp("eager"))), "float32")
 
 
-def drafting(base: LoadedModel, folder: Path, variant: str, dtype: str = "float32", **options) -> LoadedModel:
+def drafting(
+    base: LoadedModel, folder: Path, variant: str, dtype: str = "float32", device: str = "cpu", **options
+) -> LoadedModel:
     s = settings(variant)
     files = find_model(plain.write(folder / "head", config_of(s, variant), tensors_of(s)))
-    return with_head(base, files, dtype, options=LoadOptions(base.executor, **options))
+    return with_head(base, files, dtype, device, options=LoadOptions(base.executor, **options))
 
 
 @torch.inference_mode()
@@ -139,10 +138,3 @@ def test_answers_do_not_depend_on_the_drafter(base, tmp_path, variant, temperatu
         found.append([lane.answer[:24] for lane in lanes])
     assert found[0] == found[1]
     assert [lane.drafted > 0 for lane in lanes] == [False, True, True]
-
-
-def test_the_graph_executor_refuses_it_by_name(base, tmp_path):
-    draft = drafting(base, tmp_path, "qwen3").draft
-    assert draft is not None
-    with pytest.raises(ConfigError, match="graph executor cannot draft blocks"):
-        attach(replace(base, executor="graph"), draft)

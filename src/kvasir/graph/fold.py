@@ -31,7 +31,7 @@ SINGLE = (
     *ACTIVATIONS,
     *("add", "multiply", "add_vector", "scale", "softcap", "embedding", "rms_norm", "layer_norm", "linear", "rope"),
     *("store_kv", "paged_attention", "choose", "route", "experts"),
-    *("join_heads", "grouped_rms_norm"),
+    *("join_heads", "grouped_rms_norm", "take_columns"),
 )
 
 

@@ -26,6 +26,7 @@ from kvasir.layers.rope import Rope
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, tiles_of
+from kvasir.ops.columns.triton import take_columns
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
 from kvasir.ops.heads.triton import join_heads
@@ -141,7 +142,7 @@ class Forward:
             else torch.zeros(self.layout.size, dtype=torch.uint8, device=self.device)
         )
         self._angles: dict[int, tuple[Tensor, Tensor]] = {}
-        self._max_positions = positions
+        self._max_tokens, self._max_positions = max_tokens, positions
         self._works: dict[tuple[CacheKind, int], AttentionWork] = {}
         self._tiles: Tensor | None = None
         self._num_tiles = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -273,7 +274,7 @@ class Forward:
 
     def _choose(self, call: Call, count: int) -> None:
         [x], [out] = call.reads, call.writes
-        take_rows(self.value(x, len(self.step.rows_T)), self.step.chosen[:count], self.value(out, count))
+        take_rows(self.value(x, self._max_tokens), self.step.chosen[:count], self.value(out, count))
 
     def _qkv(self, call: Call, count: int, weight: Any, delta: Delta | None = None) -> None:
         self._multiply(call, count, weight, delta)
@@ -337,6 +338,10 @@ class Forward:
     def _join_heads(self, call: Call, count: int) -> None:
         a, b, out = (*call.reads, *call.writes)
         join_heads(*(self.value(value, count).view(count, *value.shape) for value in (a, b, out)))
+
+    def _take_columns(self, call: Call, count: int) -> None:
+        [x], [out], (first, _) = call.reads, call.writes, call.takes["constants"]
+        take_columns(self.value(x, count), first, self.value(out, count))
 
     def _rope(self, call: Call, count: int, angles: tuple[Tensor, Tensor]) -> None:
         [x], [out] = call.reads, call.writes

@@ -84,11 +84,12 @@ class BlockProposer(Proposer):
         spans = [Span(b.guesses.row.number, b.guesses.known - 1 + len(b.guesses.ids), 1) for b in blocks]
         at = [block.first + len(block.guesses.ids) for block in blocks]
         left = self.forward.correct(spans, at, [block.state for block in blocks])
+        sure = left[:, -1].tolist() if left is not None and markov.sure is not None else []
         for i, block in enumerate(blocks):
             if left is not None:
                 block.state = left[i, : markov.state_width]
                 if markov.sure is not None:
-                    block.chance /= 1.0 + math.exp(min(-float(left[i, -1]), 700.0))
+                    block.chance /= 1.0 + math.exp(min(-sure[i], 700.0))
             if block.chance >= LEAST or not block.guesses.ids:
                 yield block
             else:

@@ -22,10 +22,10 @@ from kvasir.graph.layout import PRODUCTS, weights_of
 from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rows import RowArrays
-from kvasir.models.drafting import DRAFT, DraftModel
+from kvasir.models.drafting import DRAFT, DraftModel, drafts_blocks
 from kvasir.ops.compiling import Progress
 from kvasir.plan import Ahead
-from kvasir.program.trace import Trace
+from kvasir.program.trace import Trace, trace_correct
 from kvasir.runner import host_sampling
 from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.graph_executor import GraphExecutor
@@ -39,7 +39,8 @@ from kvasir.sampling.sampler import sample
 
 class DraftForwards:
     """The launches of a draft model. layers: of the forward of each of its layers. joining: of its `join`, None if that
-    changes nothing. step: the target's buffers.
+    changes nothing. markov: of the Markov head of one that drafts blocks, None without. step: the target's buffers.
+    ahead: how far the ids that are embedded lie after their positions.
 
     traced, target: of the target. cache: of both models. positions: as of a Forward.
     """
@@ -48,7 +49,10 @@ class DraftForwards:
         self, draft: DraftModel, traced: Trace, target: Forward, cache: KVCache,
         *, max_tokens: int, max_rows: int, positions: int,
     ):  # fmt: skip
-        self.max_tokens, self.max_chosen = max_tokens, min(MAX_DRAWN, max_rows)
+        blocks = drafts_blocks(draft)
+        self.ahead = 0 if blocks else draft.ahead  # a block's ids lie at their own positions
+        most = len(target.step.chosen) if blocks else max_rows
+        self.max_tokens, self.max_chosen = max_tokens, min(MAX_DRAWN, most)
         # Guesses lie where the target's ids do, unless they need other numbers or other places.
         copies = draft.draft_ids is not None or not draft.advances
         self.ids = torch.zeros_like(target.step.ids) if copies else target.step.ids
@@ -56,8 +60,10 @@ class DraftForwards:
         self.taps_width = sum(target.exports[name].width for name in draft.taps)
         own, joining = draft_traces(draft, traced)
 
-        def forward(trace: Trace, layer: int = 0, lender: Forward | None = None) -> Forward:
-            calls, step = fold(trace), replace(target.step, ids=self.ids[:, draft.ahead + layer :])
+        def forward(
+            trace: Trace, layer: int = 0, lender: Forward | None = None, max_tokens: int = max_tokens
+        ) -> Forward:
+            calls, step = fold(trace), replace(target.step, ids=self.ids[:, self.ahead + layer :])
             return Forward(
                 trace, calls, cache.of(DRAFT), step,
                 max_tokens=max_tokens, max_chosen=self.max_chosen, positions=positions, dtype=_dtype(calls),
@@ -67,11 +73,13 @@ class DraftForwards:
         first = forward(own[0])
         self.layers = (first, *(forward(trace, 1 + i, first) for i, trace in enumerate(own[1:])))
         self.joining = forward(joining) if joining else None
+        correcting = trace_correct(draft) if blocks else None
+        self.markov = forward(correcting, max_tokens=self.max_chosen) if correcting else None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of their buffers, without the step's."""
-        return sum(part.num_bytes for part in (*self.layers, self.joining) if part)
+        return sum(part.num_bytes for part in (*self.layers, self.joining, self.markov) if part)
 
 
 def _dtype(calls: Sequence[Call]) -> str:
@@ -137,7 +145,7 @@ class GraphDraft:
             rows = self._carried(count).clone()
         self._layer = layer
         if rows is not None:
-            _give(self._forward, rows)
+            give(self._forward, rows)
         self._layers[layer]("rows", count)
         self._ends = (np.cumsum([span.count for span in spans]) - 1).tolist()
 
@@ -148,12 +156,12 @@ class GraphDraft:
     def _carried(self, count: int) -> Tensor:
         return self._forward.value(self._forward.exports["carried"], count)
 
-    def _write(self, spans: Sequence[Span], layer: int) -> None:
-        """Writes the pieces of a step and their ids."""
-        pieces, first, ids, ahead = self._pieces, 0, self.forwards.ids, self.draft.ahead + layer
+    def _write(self, spans: Sequence[Span], layer: int, both_ways: bool = False) -> None:
+        """Writes the pieces of a step and their ids. both_ways: whether all rows of a span see each other."""
+        pieces, first, ids, ahead = self._pieces, 0, self.forwards.ids, self.forwards.ahead + layer
         pieces[:] = 0, 0, 0, NO_TOKEN, 0
         for piece, span in zip(pieces, spans, strict=False):
-            piece[:4] = span.row, span.start, span.count, first
+            piece[:] = span.row, span.start, span.count, first, both_ways
             first += span.count
         writer = self.executor.rows.writer
         writer.fill(self.forwards.step.pieces, pieces)
@@ -165,7 +173,7 @@ class GraphDraft:
         if self._joining is None:
             return taps
         assert self.forwards.joining is not None
-        _give(self.forwards.joining, taps)
+        give(self.forwards.joining, taps)
         self._joining("rows", len(taps))
         return self.forwards.joining.value(self.forwards.joining.hidden, len(taps))
 
@@ -224,7 +232,7 @@ class GraphDraft:
         ]
 
 
-def _give(forward: Forward, rows: Tensor) -> None:
+def give(forward: Forward, rows: Tensor) -> None:
     """Writes what a forward reads besides ids."""
     assert forward.given is not None
     forward.value(forward.given, len(rows)).copy_(rows)

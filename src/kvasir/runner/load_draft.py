@@ -77,10 +77,6 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
     if loaded.executor == "eager":
         return _joined(replace(loaded, draft=draft), more)
     layout, graph = joint_layout(loaded.model, draft), loaded.executor == "graph"
-    if graph and drafts_blocks(draft):
-        raise ConfigError(
-            "the graph executor cannot draft blocks (DFlash)", "use a head of another kind, or --executor eager"
-        )
     exports = dict.fromkeys((*exports_of(loaded.model, loaded.hidden), *draft.taps))
     try:
         if reason := (no_triton_kernel if graph else no_kernel)(layout):

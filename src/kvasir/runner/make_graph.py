@@ -17,7 +17,8 @@ from kvasir.ops.launch import recorded
 from kvasir.plan import Capacity
 from kvasir.runner import graph_selftest
 from kvasir.runner.blocks import Copies
-from kvasir.runner.graph_draft import DraftForwards, GraphDraft, GraphProposer
+from kvasir.runner.graph_blocks import graph_draft, graph_proposer
+from kvasir.runner.graph_draft import DraftForwards, GraphDraft
 from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_memory import most_chosen
 from kvasir.runner.graph_replays import Record
@@ -44,8 +45,8 @@ def make_graph_runner(
             draft.record_all()
     info, proposer = replace(info, grade=graph_selftest.run(executor)), None
     if draft:
-        proposer = GraphProposer(
-            draft.draft, draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
+        proposer = graph_proposer(
+            draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
     return Runner(executor, capacity, info, proposer)
 
@@ -92,7 +93,7 @@ def make_draft(loaded: LoadedModel, cache: KVCache, capacity: Capacity, executor
         loaded.draft, loaded.trace, executor.forward, cache,
         max_tokens=capacity.max_tokens_per_step, max_rows=capacity.max_rows, positions=capacity.max_model_len + 1,
     )  # fmt: skip
-    return GraphDraft(loaded.draft, forwards, executor, _recorder(cache.device))
+    return graph_draft(loaded.draft, forwards, executor, _recorder(cache.device))
 
 
 def _recorder(device: torch.device) -> Record:
