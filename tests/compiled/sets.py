@@ -123,6 +123,7 @@ def experts(format: str, dtype: str = "bfloat16", counts: Iterable[int] = (1, 16
         ids, weights, order = meta(count, top, dtype="int32"), meta(count, top), meta(pairs, dtype="int32")
         found, number = meta(most_tiles(pairs, total), TILE_FIELDS, dtype="int32"), meta(1, dtype="int32")
         route(meta(count, total), ids, weights, True)
+        route(meta(count, total), ids, weights, True, meta(total))
         sort_by_expert(ids, order, found, number, experts=total)
         hidden, parts = meta(pairs, inner, dtype=dtype), meta(down.segments, pairs, width)
         expert_gated(meta(count, width, dtype=dtype), gate, up, order, found, number, hidden, "silu")
@@ -200,6 +201,7 @@ def small(dtype: str = "bfloat16") -> None:
     for format in (FLOATS[dtype], *LAYOUTS):
         lookup(ids, matrix(format, 1024, 4096, 1, dtype), meta(64, 4096))
     lookup(ids, matrix(FLOATS[dtype], 1024, 2304, 1, dtype), meta(64, 2304), scale=48.0)
+    lookup(ids, matrix(FLOATS[dtype], 1024, 2304, 1, dtype), meta(64, 2304), or_first=True)
     take_rows(meta(512, 4096), chosen, meta(64, 4096, dtype=dtype))
     take_rows(meta(512, 4096), chosen, meta(64, 4096))
     join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192, dtype=dtype))
@@ -217,6 +219,7 @@ def small(dtype: str = "bfloat16") -> None:
     join_norm(meta(4, 64, 4096), x, None, None, 1e-6, total=meta(64, 4096))
     norm(x, weight, out, 1e-6)
     norm(x, weight, out, 1e-6, bias=weight)
+    norm(x, None, out, 1e-6)
     norm(meta(3 * 64, 4096), meta(3 * 4096), meta(3 * 64, 4096, dtype=dtype), 1e-6, groups=3)
     norm(meta(64 * 32, 128, dtype=dtype), meta(128), meta(64 * 32, 128, dtype=dtype), 1e-6)
     table, angles = meta(65, 64, dtype="int32"), (meta(4096, 64), meta(4096, 64))

@@ -115,3 +115,19 @@ def test_layers_for_multi_token_prediction(tmp_path):
     expected = plain(core_of(tmp_path, speculate="off"), requests)
     tokens, accepted = drafted(core_of(tmp_path, speculate="mtp"), requests, expected)
     assert tokens > accepted
+
+
+@pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
+def test_an_assistant_of_gemma_4(tmp_path):
+    """It reads the cache of its target, whose layers share keys and values."""
+    from tests.models.test_gemma4_assistant import dummies
+    from tests.oracle import plain
+    from tests.runner.made import request
+
+    base, head = dummies(tmp_path)
+    requests = [request(str(i), range(5 + i, 45), seed=i, max_tokens=TOKENS, temperature=0.4 * i) for i in range(3)]
+    expected = plain(core_of(base, speculate="off"), requests)
+    for overlap in (False, True):
+        core = core_of(base, speculate=f"draft={head}", overlap=overlap)
+        tokens, accepted = drafted(core, requests, expected)
+        assert tokens > accepted

@@ -28,6 +28,7 @@ from tests.graph.models import folder_of, graph_core
 from tests.models.eagle3_heads import config_of, settings, tensors_of, write
 from tests.models.mtp_oracle import Oracle
 from tests.models.test_eagle3 import base_folder, ids_of
+from tests.models.test_gemma4_assistant import both, dummies, expected, made
 from tests.oracle import plain, same, together
 from tests.runner.made import request
 from tests.runner.proposing import BLOCK, Lane, generate, renumbered, runner_of, shortened, step
@@ -182,6 +183,37 @@ def test_all_launches_of_a_drafter_of_blocks_are_recorded(tmp_path, variant):
     assert names == [{"rows", "chosen"}, {"rows"}, {"rows", "chosen"}][: 2 + (variant != "qwen3")]
     launched = {launch.kernel.__name__ for replays in runner.proposer.forward.replays for launch in replays.launches()}
     assert {"_store_kv", "_attend"} <= launched and ("take_columns_kernel" in launched) == (variant != "qwen3")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+def test_an_assistant_of_gemma_4_proposes_what_transformers_would(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs, assistant, _ = made(transformers, "gemma4")
+    base, head = map(find_model, both(transformers, tmp_path))
+    loaded = with_head(load_model(base, "float32", options=GRAPH), head, "float32", options=GRAPH)
+    runner, lane = runner_of(loaded, longest=64), Lane(0, list(PROMPT), propose=3, chunk=7, longest=64)
+    for _ in range(3):
+        step(runner, [lane])
+        if lane.answer:
+            logits = [logits for logits, _ in expected(theirs, assistant, lane.ids, 3)]
+            assert list(lane.draft) == [int(one.argmax()) for one in logits]
+    assert len(lane.answer) > 1
+
+
+def test_an_assistant_of_gemma_4_reads_the_cache_and_writes_nothing_into_it(tmp_path):
+    base, head = map(find_model, dummies(tmp_path))
+    alone = load_model(base, "float32", options=GRAPH)
+    loaded = with_head(alone, head, "float32", options=GRAPH)
+    assert loaded.held > alone.held
+    runners = [runner_of(model, longest=64) for model in (alone, loaded)]
+    assert len({tuple(tensor.nbytes for tensor in runner.cache.tensors) for runner in runners}) == 1
+    proposer = runners[1].proposer
+    assert proposer and isinstance(proposer.forward, GraphDraft)
+    [replays] = proposer.forward.replays
+    names = {launch.kernel.__name__ for launch in replays.launches()}
+    assert "_attend" in names and not names & {"_store_kv", "_rope_store"}
 
 
 @pytest.mark.slow

@@ -25,10 +25,21 @@ from tests.layers.parts import batch_of
 from tests.models.driver import piece
 from tests.models.families import config_of
 from tests.models.family_parts import GEMMA4, SIZES
-from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, dummy, ours, random_ids, randomized, state_of
+from tests.models.oracle import (
+    SENSITIVITY,
+    TOLERANCE,
+    distance,
+    dummy,
+    dummy_source,
+    ours,
+    random_ids,
+    randomized,
+    state_of,
+)
 from tests.models.state_spaces import ABSENT
 from tests.models.test_eagle3 import fast
 from tests.models.test_hostile_heads import VALUES
+from tests.runner.made import files_of
 
 LENGTH = 41
 WINDOW = 24
@@ -88,6 +99,19 @@ def both(transformers: Any, folder: Path) -> tuple[Path, Path]:
     tensors = {name: tensor.contiguous() for name, tensor in state_of(target).items() if name != "lm_head.weight"}
     save_file(tensors, folder / "model.safetensors")
     return folder, saved(folder / "head", assistant, assistant_config("gemma4"))
+
+
+def dummies(folder: Path) -> tuple[Path, Path]:
+    """Checkpoints of a target and of its assistant with random weights, made without transformers."""
+    files_of(folder, "gemma4")
+    config = assistant_config("gemma4")
+    head = Gemma4Assistant(Gemma4AssistantConfig.from_hf(config), dummy(config_of("gemma4")))
+    source = dummy_source(head, 1)
+    (folder / "head").mkdir()
+    (folder / "head" / "config.json").write_text(json.dumps(config))
+    tensors = {name: torch.from_numpy(source.array(name)) for name in source.names()}
+    save_file(tensors, folder / "head" / "model.safetensors")
+    return folder, folder / "head"
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ from kvasir.ops.embedding import triton as embedding
 from tests.triton.test_linear import DTYPES, made
 
 
-def looked_up(ids, table, scale=None):
+def looked_up(ids, table, scale=None, or_first=False):
     out = torch.full((len(ids), table.cols), torch.nan)
-    embedding.lookup(ids, table, out, scale)
+    embedding.lookup(ids, table, out, scale, or_first)
     return out
 
 
@@ -29,3 +29,9 @@ def test_ids_outside_the_table_give_zeros():
     assert got[0].eq(0).all()
     assert got[1].ne(0).any()
     assert got[2].eq(0).all()
+
+
+def test_ids_outside_the_table_may_give_its_first_row():
+    table = made(10, 20)
+    got = looked_up(torch.tensor([-1, 2, 10, 1 << 30]), table, or_first=True)
+    assert torch.equal(got, table.data[[0, 2, 0, 0]].float())

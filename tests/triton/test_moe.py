@@ -64,6 +64,15 @@ def test_route_equals_the_torch_body(rows, experts, data, normalise, ties):
     torch.testing.assert_close(weights, expected)
 
 
+def test_weights_are_multiplied_by_the_scales_of_their_experts():
+    logits, scales = _random(3, 20, seed=1), _random(20, seed=2)
+    ids, weights = _empty(3, 4), torch.full((3, 4), torch.nan)
+    route(logits, ids, weights, True, scales)
+    expected_ids, expected = torch_route(logits, Routing(4), None, scales)
+    assert torch.equal(ids.long(), expected_ids)
+    torch.testing.assert_close(weights, expected)
+
+
 def test_experts_with_logits_of_minus_infinity_are_chosen_last():
     logits = torch.full((1, 6), -torch.inf)
     logits[0, 4] = 1.0

@@ -121,6 +121,12 @@ def test_norm_of_rows_that_lie_apart(dtype):
     torch.testing.assert_close(out, layer_norm(x[:, 8:32].float(), weight, bias, EPS), rtol=1e-4, atol=1e-4)
 
 
+def test_norm_without_weights():
+    x, out = _random(5, 24), torch.full((5, 24), torch.nan)
+    norm(x, None, out, EPS)
+    torch.testing.assert_close(out, rms_norm(x, torch.ones(24), EPS), rtol=1e-5, atol=1e-5)
+
+
 def test_norm_in_place():
     x, weight = _random(5, 16), _random(16, seed=1)
     expected = rms_norm(x, weight, EPS)

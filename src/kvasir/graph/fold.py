@@ -53,8 +53,6 @@ class Call:
 
 def fold(trace: Trace) -> list[Call]:
     """The calls of a trace, in order. Raises CannotTrace for an op without a kernel."""
-    if any(node.op == "rms_norm" and node.inputs[1] is None for node in trace.graph.nodes):
-        raise CannotTrace("a norm without weights has no Triton kernel")
     return list(_Folder(trace).calls())
 
 
@@ -159,6 +157,8 @@ class _Folder:
                 found["rope"] = node.inputs[1]
             elif op == "rms_norm":
                 found["norm"], found["eps"] = node.inputs[1:]
+                if found["norm"] is None:
+                    return None
             elif op == "add_vector":
                 found["bias"] = node.inputs[1]
             else:
@@ -226,7 +226,7 @@ class _Folder:
         """[norm](product [+ bias]) that ends in a value: its nodes, the product, and what `join` takes."""
         post, eps, at = None, 0.0, []
         made = self._single_use(value)
-        if made is not None and self.nodes[made].op == "rms_norm":
+        if made is not None and self.nodes[made].op == "rms_norm" and self.nodes[made].inputs[1] is not None:
             post, eps = self.nodes[made].inputs[1:]
             at, value = [made], self.nodes[made].inputs[0]
         chain = self._projected(value)
@@ -238,7 +238,9 @@ class _Folder:
         """The norm over the whole of `total`, if one reads it."""
         for use in self.uses.get(id(total.base), ()):
             node = self.nodes[use]
-            if use not in self.done and node.op in ("rms_norm", "layer_norm") and node.inputs[0].shape == total.shape:
+            if use in self.done or node.op not in ("rms_norm", "layer_norm") or node.inputs[1] is None:
+                continue
+            if node.inputs[0].shape == total.shape:
                 return use
         return None
 
@@ -262,8 +264,10 @@ def _linear(node: Node) -> Call:
 
 def _norm(node: Node) -> Call:
     x, weight, *bias, eps = node.inputs
-    if weight is None or math.prod(weight.shape) > x.shape[-1]:
-        raise CannotTrace("a norm without weights, or with weights of each head, has no Triton kernel")
+    if weight is None and node.op != "rms_norm":
+        raise CannotTrace("a LayerNorm without weights has no Triton kernel")
+    if weight is not None and math.prod(weight.shape) > x.shape[-1]:
+        raise CannotTrace("a norm with weights of each head has no Triton kernel")
     return Call("norm", (x,), _outs(node), {"weight": weight, "norm_bias": bias[0] if bias else None, "eps": eps})
 
 
@@ -292,17 +296,17 @@ def _attention(node: Node) -> Call:
 
 
 def _embedding(node: Node) -> Call:
-    ids, weight, first, _ = node.inputs
-    if first is not None:
+    ids, weight, first, or_first = node.inputs
+    if first is not None and not (or_first and first == 0):
         raise CannotTrace("a part of a vocabulary has no Triton kernel")
-    return Call("embedding", (ids,), _outs(node), {"weight": weight})
+    return Call("embedding", (ids,), _outs(node), {"weight": weight, "or_first": bool(or_first)})
 
 
 def _route(node: Node) -> Call:
     logits, routing, bias, scales = node.inputs
-    if bias is not None or scales is not None or routing != Routing(routing.top_k, normalise=routing.normalise):
+    if bias is not None or routing != Routing(routing.top_k, normalise=routing.normalise):
         raise CannotTrace("experts chosen by anything but a softmax of the logits have no Triton kernel")
-    return Call("route", (logits,), _outs(node), {"normalise": routing.normalise})
+    return Call("route", (logits,), _outs(node), {"normalise": routing.normalise, "scales": scales})
 
 
 def _experts(node: Node) -> Call:

@@ -270,7 +270,8 @@ class Forward:
         elementwise(call.kind, x, other, self.value(call.writes[0], count), scalar)
 
     def _embedding(self, call: Call, count: int) -> None:
-        lookup(self._ids(call.reads[0], count), call.takes["weight"], self.value(call.writes[0], count))
+        out, takes = self.value(call.writes[0], count), call.takes
+        lookup(self._ids(call.reads[0], count), takes["weight"], out, or_first=takes["or_first"])
 
     def _choose(self, call: Call, count: int) -> None:
         [x], [out] = call.reads, call.writes
@@ -314,7 +315,7 @@ class Forward:
         )  # fmt: skip
 
     def _norm(self, call: Call, count: int) -> None:
-        takes, width = call.takes, len(call.takes["weight"])
+        takes, width = call.takes, call.reads[0].shape[-1]
         x, out = (self.value(value, count).view(-1, width) for value in (call.reads[0], call.writes[0]))
         norm(x, takes["weight"], out, takes["eps"], bias=takes["norm_bias"])
 
@@ -370,7 +371,8 @@ class Forward:
 
     def _route(self, call: Call, count: int) -> None:
         ids, weights = (self.value(value, count) for value in call.writes)
-        route(self.value(call.reads[0], count), ids.view(torch.int32), weights, call.takes["normalise"])
+        logits, takes = self.value(call.reads[0], count), call.takes
+        route(logits, ids.view(torch.int32), weights, takes["normalise"], takes["scales"])
 
     def _experts(self, call: Call, count: int, stacks: dict[str, Any], experts: int) -> None:
         (x, ids, weights), (out, order, inner, parts) = call.reads, call.writes

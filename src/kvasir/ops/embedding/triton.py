@@ -46,12 +46,14 @@ def _element(data, scales, mins, row, d, D, inside, FORMAT: tl.constexpr, BITS: 
 @triton.jit
 def _lookup(
     ids, data, scales, mins, out, scale, N, D, FORMAT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, OR_FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + t + tl.zeros_like(d)).to(tl.int64)  # a vector: the interpreter's masks are not scalars
+    if OR_FIRST:
+        row = tl.where((row >= 0) & (row < N), row, 0)
     inside = (d < D) & (row >= 0) & (row < N)
     values = _element(data, scales, mins, row, d, D, inside, FORMAT, BITS, GROUP)
     if SCALED:
@@ -59,9 +61,9 @@ def _lookup(
     tl.store(out + t * D + d, tl.where(inside, values, 0.0), mask=d < D)
 
 
-def lookup(ids: Tensor, weight: DeviceMatrix, out: Tensor, scale: float | None = None) -> None:
+def lookup(ids: Tensor, weight: DeviceMatrix, out: Tensor, scale: float | None = None, or_first: bool = False) -> None:
     """out = scale * the rows of the table, float32 [T, D]. ids: int32 or int64 [T]; rows for ids outside the table are
-    zeros."""
+    zeros, or with or_first its first row."""
     rows, width = weight.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     layout = LAYOUTS.get(weight.format)
@@ -73,6 +75,7 @@ def lookup(ids: Tensor, weight: DeviceMatrix, out: Tensor, scale: float | None =
         BITS=layout.bits if layout else 0,
         GROUP=(layout.group or 0) if layout else 0,
         SCALED=scale is not None,
+        OR_FIRST=or_first,
         BLOCK=block,
         bytes=len(ids) * (weight.nbytes // rows + 4 * width + ids.element_size()),
     )

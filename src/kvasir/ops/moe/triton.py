@@ -35,7 +35,7 @@ _BLOCK = 32  # pairs looked at together
 
 @triton.jit
 def _route(
-    logits, ids, weights, stride,
+    logits, scales, ids, weights, stride,
     E: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, NORMALISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -53,7 +53,10 @@ def _route(
     total = tl.sum(tl.where(chosen, p, 0.0) if NORMALISE else p, 0)
     place = row * TOP + tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(ids + place, e, mask=chosen)
-    tl.store(weights + place, p / total, mask=chosen)
+    weight = p / total
+    if scales is not None:
+        weight = weight * tl.load(scales + e, mask=e < E, other=0.0)
+    tl.store(weights + place, weight, mask=chosen)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -181,16 +184,17 @@ def _combine(
     tl.store(out + row * D + lanes, total, mask=mask)
 
 
-def route(logits: Tensor, ids: Tensor, weights: Tensor, normalise: bool) -> None:
+def route(logits: Tensor, ids: Tensor, weights: Tensor, normalise: bool, scales: Tensor | None = None) -> None:
     """The k experts of each row with the largest logits; on equal logits the lower id.
 
     logits: float32 [T, E], E <= 1024. ids: int32 [T, k], ascending, distinct. weights: float32 [T, k], of the softmax
-    over all experts or, with normalise, over the chosen ones. A row with NaN gets ids of experts, and weights of NaN.
+    over all experts or, with normalise, over the chosen ones; times those experts' scales, float32 [E], if there are
+    any. A row with NaN gets ids of experts, and weights of NaN.
     """
     T, E = logits.shape
     assert E <= MOST_EXPERTS and ids.shape[1] <= E and ids.is_contiguous() and weights.is_contiguous()
     launch(
-        _route, (T,), logits, ids, weights, logits.stride(0),
+        _route, (T,), logits, scales, ids, weights, logits.stride(0),
         E=E, TOP=ids.shape[1], BLOCK=max(32, triton.next_power_of_2(E)), NORMALISE=normalise, num_warps=1,
         bytes=4 * (logits.numel() + 2 * ids.numel()),
     )  # fmt: skip

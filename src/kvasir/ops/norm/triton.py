@@ -32,7 +32,9 @@ def normed(x, lanes, mask, weight, norm_bias, eps, D: tl.constexpr):
     """RMSNorm of a vector, or LayerNorm if it has a bias. x is zero where the mask is false."""
     if norm_bias is not None:
         x = tl.where(mask, x - tl.sum(x, 0) / D, 0.0)
-    y = x * rms_scale(x, eps, D) * tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
+    y = x * rms_scale(x, eps, D)
+    if weight is not None:
+        y = y * tl.load(weight + lanes, mask=mask, other=0.0).to(tl.float32)
     if norm_bias is not None:
         y = y + tl.load(norm_bias + lanes, mask=mask, other=0.0).to(tl.float32)
     return y
@@ -124,13 +126,16 @@ def join_norm(
     )  # fmt: skip
 
 
-def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float, bias: Tensor | None = None, groups: int = 1) -> None:
+def norm(
+    x: Tensor, weight: Tensor | None, out: Tensor, eps: float, bias: Tensor | None = None, groups: int = 1
+) -> None:
     """rms_norm(x) * weight or, with a bias, layer_norm(x) * weight + bias; for norms of heads among others.
 
-    x: [rows, D] of any float type, whose rows may lie apart. weight, bias: [D]. out: [rows, D], contiguous, of any
-    float type; may be x. groups: with several, weight is [groups * D], and row i is of group i % groups; without bias.
+    x: [rows, D] of any float type, whose rows may lie apart. weight: [D]; None: rms_norm(x). bias: [D]. out: [rows, D],
+    contiguous, of any float type; may be x. groups: with several, weight is [groups * D], and row i is of group i %
+    groups; without bias.
     """
-    assert groups == 1 or bias is None
+    assert groups == 1 or (bias is None and weight is not None)
     rows, D = x.shape
     assert D <= MOST_WIDTH and x.stride(1) == 1 and out.is_contiguous()
     launch(
