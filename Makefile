@@ -94,7 +94,7 @@ arrows: env
 	$(PY) scripts/check_arrows.py
 
 types: env
-	$(VENV)/bin/pyright --pythonpath $(PY)
+	$(VENV)/bin/pyright --threads 2 --pythonpath $(PY)
 
 bench: $(VENV)/.run  ## Benchmark the bundled model; results in bench-out/
 	@mkdir -p bench-out

@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,10 +55,19 @@ def pytest_collection(session):
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc):
-    """`make test` does not make slow variants only to leave them out: they are nearly half of all tests."""
+    """`make test` makes no variants only to leave them out: slow ones, and all but N of a test marked `few(N)`."""
     if metafunc.config.option.markexpr.startswith("not slow"):
-        fast = [call for call in metafunc._calls if all(mark.name != "slow" for mark in call.marks)]
+        left_out = {"slow", "gpu", "peers"}
+        fast = [call for call in metafunc._calls if left_out.isdisjoint(mark.name for mark in call.marks)]
+        if fast and (few := metafunc.definition.get_closest_marker("few")):
+            fast = spread(fast, *few.args)
         metafunc._calls[:] = fast or metafunc._calls[:1]
+
+
+def spread(variants, count):
+    """So many of them, always the same ones, drawn: every n-th might all have the same value of a parameter."""
+    chosen = Random(0).sample(range(len(variants)), min(count, len(variants)))
+    return [variants[index] for index in sorted(chosen)]
 
 
 def pytest_collection_modifyitems(items):

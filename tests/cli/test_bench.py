@@ -65,6 +65,7 @@ def fake_llm(**more) -> AsyncLLM:
 # -- whole runs --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_of_each_mode(mode, capsys):
     shape = Shape(input_len=20, output_len=5, num_prompts=1 if mode == "latency" else 4, request_rate=200.0)
@@ -141,6 +142,7 @@ def test_the_command_on_the_real_model(tmp_path):
     assert "of limit" in done.stdout and "multiply-adds" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 @pytest.mark.parametrize(
     "mode", ["latency", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "latency")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import kvasir
@@ -17,6 +18,7 @@ from tests.text.vocabularies import local_folder
 MINI = Path(kvasir.__file__).parent / "assets" / "kvasir-mini"
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_shows(tmp_path):
     options = ["--tokenizer-folder", str(MINI), "--repeats", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["bench", "grammar", "kvasir-mini", *options])

@@ -405,6 +405,7 @@ def test_a_wrong_option_is_refused_before_anything_is_loaded():
         run_chat(EngineOptions("kvasir-mini"), None, -1.0, None, None)
 
 
+@pytest.mark.slow
 def test_the_real_model_chats():
     options = ["--temperature", "0", "--max-tokens", "4", "--threads", "1"]
     done = run("kvasir.cli", "chat", "kvasir-mini", *options, stdin="Hello!\n")

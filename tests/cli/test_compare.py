@@ -36,6 +36,7 @@ def run(*arguments: str, given: str | None = None) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_documents_are_printed_best_first(judge):
     with LLM(judge, dtype="float32", threads=1, num_blocks=40, progress=False) as llm:
         expected = llm.rerank(QUERY, DOCUMENTS)

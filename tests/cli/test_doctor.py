@@ -16,6 +16,7 @@ from kvasir.weights import find
 from tests.cli.running import run
 
 
+@pytest.mark.slow
 def test_a_real_examination():
     done = run("kvasir.cli", "doctor", "--json")
     reported = json.loads(done.stdout)

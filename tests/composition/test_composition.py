@@ -33,6 +33,7 @@ def on_program(cell: Cell) -> Cell:
     return Cell(cell.names - {"eager executor"})
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("cell", [*map(on_program, sample(1, seed=2027))], ids=repr)
 def test_a_sample(cell):
     assert cell.run().word == "equal"
@@ -80,6 +81,7 @@ QUICK = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, id=f.name, marks=[] if f.name in QUICK else pytest.mark.slow) for f in FAULTS]
 )

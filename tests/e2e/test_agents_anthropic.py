@@ -79,6 +79,7 @@ def test_an_agent_calls_its_tools_and_answers_from_their_results(api):
     assert "31" in words and "579" in words and "54" in words
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.5, "seed": 3}], ids=["greedy", "sampled"])
 def test_streams_equal_whole_answers(api, fields):
     assert reported(converse(api, streamed, QUESTIONS, **fields)) == reported(converse(api, whole, QUESTIONS, **fields))

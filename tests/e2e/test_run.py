@@ -24,6 +24,7 @@ def stories_case() -> dict:
     return next(c for c in cases if c["prompt"] == "Once upon a time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
     [("stories260K",), pytest.param(("gguf", "stories260K-F32.gguf"), marks=pytest.mark.slow)],
@@ -46,6 +47,7 @@ def test_stories_have_the_expected_text(file):
 TOLERANCE = {"BF16": 0.0, "F16": 0.0, "Q8_0": 0.02, "Q4_0": 0.2}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", TOLERANCE)
 def test_quantized_files_stay_within_their_types_tolerance(kind):
     cases = json.loads(need("models", "TinyStories-656K", "expected.json").read_text())["cases"]

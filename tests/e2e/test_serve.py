@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.server import engine_pid, serving
 from tests.later import openai
@@ -124,6 +125,7 @@ def test_no_process_loads_torch(served):
         assert "libtorch" not in maps
 
 
+@pytest.mark.slow
 def test_a_killed_engine_causes_only_a_pause_and_a_graceful_stop_loses_nothing():
     begun = asyncio.Event()
 

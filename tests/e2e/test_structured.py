@@ -319,6 +319,7 @@ def test_masked_rows_and_forced_tokens_are_counted(api):
     assert counted()[0] - before[0] < 5, "free text has no masks"
 
 
+@pytest.mark.slow
 async def test_free_text_is_sampled_as_without_a_grammar():
     """Tokens and the bits of their log-probabilities, with no mask made, at any temperature."""
     format = choose(tools="functionary")

@@ -70,6 +70,7 @@ def guided(name: str, **params) -> Request:
     return Request(name, prompt, SamplingParams(**fixed | params), grammar=sources.json_schema(SCHEMA))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("executor", "jump_ahead"),
     [("program", True), ("program", False), pytest.param("eager", True, marks=pytest.mark.slow)],

@@ -194,6 +194,7 @@ async def test_an_abandoned_stream_releases_everything(front):
     assert front.meter.finished["abort"] == 4
 
 
+@pytest.mark.slow
 async def test_a_hundred_streams_with_random_cancels_leave_nothing(front):
     rng = random.Random(1)
 

@@ -98,6 +98,7 @@ def test_rows_that_only_decode_are_columns(case):
     assert sum(decoded) > 20, "no row was a column"
 
 
+@pytest.mark.few(4)
 @mostly_programs
 def test_odd_chunks_and_small_blocks(case):
     folder, options, requests, expected = case
@@ -105,6 +106,7 @@ def test_odd_chunks_and_small_blocks(case):
     same(expected, together(core, requests, seed=2))
 
 
+@pytest.mark.few(4)
 @mostly_programs
 def test_forced_preemption_and_cancelled_neighbours(case):
     folder, options, requests, expected = case
@@ -134,6 +136,7 @@ class Drafts(OneByOne):
         return [(t + 1) % 300 if self.chance.random() < wrong else t for t in answer[: self.chance.randrange(7)]]
 
 
+@pytest.mark.few(4)
 @mostly_programs
 def test_drafts_change_no_answer(case):
     folder, options, requests, expected = case
@@ -145,6 +148,7 @@ def test_drafts_change_no_answer(case):
         assert 0 < scheduler.accepted_tokens < scheduler.drafted_tokens
 
 
+@pytest.mark.few(4)
 @mostly_programs
 def test_a_tiny_pool_changes_no_answer(case):
     folder, options, requests, expected = case
@@ -156,6 +160,7 @@ def test_a_tiny_pool_changes_no_answer(case):
             assert core.stats().preemptions > 0, "the pool was not tiny enough"
 
 
+@pytest.mark.few(4)
 def test_nan_in_foreign_blocks_stays_there(case):
     """Blocks that were never written, and released blocks, are full of NaN."""
     folder, options, requests, expected = case
@@ -171,6 +176,7 @@ def test_nan_in_foreign_blocks_stays_there(case):
     same(expected, together(core, requests, seed=5, each_step=poison))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", ["bert", *ENCODERS])
 def test_embeddings_do_not_depend_on_the_batch(tmp_path, kind):
     folder = random_model(kind, tmp_path)

@@ -63,6 +63,7 @@ def case(request, tmp_path_factory):
     return kind, folder, options, requests, plain(core, requests)
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore")
 def test_the_logits_are_those_of_transformers(transformers, case):
     kind, folder, _, requests, answers = case
@@ -70,6 +71,7 @@ def test_the_logits_are_those_of_transformers(transformers, case):
         assert np.abs(found - logits).max() < TOLERANCE * max(1.0, np.abs(logits).max())
 
 
+@pytest.mark.few(5)
 def test_the_bits_are_the_same_in_any_company(case):
     _, folder, options, requests, answers = case
     for threads, order in ((1, requests), (2, requests[::-1])):

@@ -91,6 +91,7 @@ async def test_an_abandoned_stream_releases_everything(engine):
     await engine.check()
 
 
+@pytest.mark.few(1)
 async def test_aborting_one_choice_leaves_the_others(engine):
     asked = request("a", [1, 2], max_tokens=200, n=3)
     task = asyncio.create_task(collect(engine, asked, got := {}))
@@ -156,6 +157,7 @@ async def test_the_bundled_model_gives_the_same_tokens_over_a_death():
     await engine.stop()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_to_end_is_left_to_the_parent(end):
     engine = ProcessEngine(fake=FAKE)

@@ -65,6 +65,7 @@ def answers(core: EngineCore, asked: list[Request]) -> dict[str, tuple]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("speculate", ["auto", "ngram", "draft=kvasir-mini", "suffix,draft=kvasir-mini"])
 def test_answers_are_the_same(plain, speculate):
     core, expected = core_of(speculate), answers(plain, requests())

@@ -80,6 +80,7 @@ def test_text_without_a_call_is_free_whatever_its_bytes(name, seed):
         text += data
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(5)
 @given(seed=st.integers(0, 2**32), before=st.sampled_from(["", "Well, I <look>.\n", "é", "<", "[", "{", "Action"]))
@@ -126,6 +127,7 @@ def near_calls(draw: st.DrawFn, name: str) -> str:
     return "".join(draw(st.lists(BLANKS | whole | whole | st.sampled_from(marks), max_size=6)))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(20)
 @given(data=st.data(), seed=st.integers(0, 2**32))

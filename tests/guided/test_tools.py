@@ -59,6 +59,7 @@ def check(message: ParsedMessage) -> None:
             assert set(arguments) <= set(LOOK_UP["properties"])
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", FORMATS)
 @examples(15)
 @given(seed=st.integers(0, 2**32), parallel=st.booleans())

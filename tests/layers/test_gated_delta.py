@@ -87,6 +87,7 @@ def test_a_convolution_keeps_the_channels_of_its_runs():
     assert torch.equal(conv.put("weight", weight, TensorPlace(torch.bfloat16)), weight[[1, 2, 6, 7, 8, 9], 0])
 
 
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("exact_machine")
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("v", [4, 8, 20, 32])

@@ -73,6 +73,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
+@pytest.mark.few(10)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_logits_agree(transformers, name):

@@ -132,6 +132,7 @@ def ids_of(count: int) -> list[int]:
     return [4 + i for i in random_ids(count, 93, seed=count)]  # without padding, which RoBERTa gives no position
 
 
+@pytest.mark.few(9)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_hidden_rows_agree(transformers, name):
@@ -143,6 +144,7 @@ def test_hidden_rows_agree(transformers, name):
         assert distance(hidden_of(model, [ids_of(count)])[0], rows) < TOLERANCE
 
 
+@pytest.mark.few(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "change"),
@@ -182,6 +184,7 @@ def test_every_weight_moves_the_rows(transformers, name):
         assert distance(hidden_of(ours(config, changed), [ids])[0], before) > 10 * TOLERANCE, key
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [name if name in APART else pytest.param(name, marks=pytest.mark.slow) for name in ENCODERS]
 )

@@ -51,6 +51,7 @@ def slow(*values):
     return (pytest.param(value, marks=pytest.mark.slow) for value in values)
 
 
+@pytest.mark.few(4)
 @mostly_bfloat16
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chunks", ([63, 1, 1], [7] * 12, *slow([55] + [1] * 15, [1] * 20)), ids=str)
@@ -132,6 +133,7 @@ def give_back(cache, running: list[Running]) -> None:
                 s.tables[g][:behind] = 0
 
 
+@pytest.mark.few(2)
 @settings(max_examples=3, deadline=None)
 @given(
     counts=st.lists(st.sampled_from([0, 1, 1, 2, 5, 17, 40, 64]), min_size=3, max_size=7).filter(any),

@@ -285,6 +285,7 @@ def save_published(hf: Any, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_computes_what_its_folder_computes(tmp_path, family):

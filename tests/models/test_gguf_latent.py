@@ -188,6 +188,7 @@ def made(config: dict[str, Any]) -> Any:
     return randomized(causal_model(transformers, transformers.AutoConfig.for_model(config.pop("model_type"), **config)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_computes_what_its_folder_computes(tmp_path, name):

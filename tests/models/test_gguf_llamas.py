@@ -390,6 +390,7 @@ def write_gguf(hf: Any, path: Path) -> Path:
     return path
 
 
+@pytest.mark.few(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_file_computes_what_its_folder_computes(tmp_path, name):

@@ -218,6 +218,7 @@ def test_a_longrope_file_keeps_its_own_original_context(tmp_path, original):
         assert distance(logits_of(model, ids), expected) < TOLERANCE
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_computes_what_its_folder_computes(tmp_path, name):
     hf = randomized(transformers.AutoModelForCausalLM.from_config(MODELS[name]))

@@ -39,6 +39,7 @@ def test_hidden_rows_and_logits_are_the_authors(sorter):
         assert distance(sorter.logits(found), torch.from_numpy(logits)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_sorting_model_sorts_all_inputs(sorter):
     """All 729 inputs in one batch a step: the six letters of the prompt, then letter after letter."""
     inputs = list(itertools.product(range(3), repeat=6))
@@ -151,6 +152,7 @@ def random_model(request):
     return model
 
 
+@pytest.mark.slow
 def test_whole_chunked_and_one_by_one_give_the_same_bits(exact_machine, random_model):
     ids = random_ids(90, 97)
     at_once = logits_of(random_model, ids)

@@ -222,6 +222,7 @@ def shrunk(folder: str, changes: dict) -> dict:
     return config | changes
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("folder", "changes"), [*SHRUNK.items(), *VARIED])
 def test_shrunk_models_compute_what_transformers_computes(tmp_path, folder, changes):
     config = shrunk(folder, changes)

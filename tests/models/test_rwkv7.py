@@ -76,6 +76,7 @@ def test_each_setting_changes_the_logits(change, exact_machine):
     assert distance(logits_of(model_of({**TINY, **change}, kept), IDS), expected) > SENSITIVITY
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("part", [f"attn.x_{p}" for p in "rwkvag"] + ["attn.k_k", "attn.k_a", "attn.r_k", "ffn.x_k"])
 def test_each_vector_changes_the_logits(part, exact_machine):
     weights = random_weights(TINY)

@@ -109,6 +109,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_the_torch_body_with_equal_bits_on_every_isa(shape, format):
@@ -196,6 +197,7 @@ def test_chunks_of_1024_keys_are_merged(format):
     assert torch.equal(attend([windowed], [[2100]], format, 64)[0], parts)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "lengths", "last", "window", "format"),
     [

@@ -66,6 +66,7 @@ def reference(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
     return rule(q, k, v, g=decay.log(), beta=beta, use_qk_l2norm_in_kernel=True)[0][0]
 
 
+@pytest.mark.slow
 def test_against_transformers():
     pytest.importorskip("transformers", reason="transformers is the oracle of this test")
     x = inputs(1)

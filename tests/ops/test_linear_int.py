@@ -359,6 +359,7 @@ def test_bits_depend_on_nothing_but_the_row(name, outputs, groups, rows, segment
     assert_only_the_row_counts(packed, x, bias, residual, seed)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_rows(name):
     """All shapes of micro-kernels, with an odd panel at the end."""

@@ -36,6 +36,7 @@ def mutated(text: str, edits: list[tuple[float, int, str]]) -> str:
     return text
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", CALLING)
 @examples(25)
 @given(calls=st.sampled_from(CALLS), edits=EDITS)
@@ -137,6 +138,7 @@ def test_a_python_list_between_marks_is_a_list():
     }  # fmt: skip
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("calls", [pytest.param(CALLS[0], marks=pytest.mark.slow), CALLS[2]], ids=len)
 def test_an_end_mark_that_is_cut_is_no_content(name, calls):

@@ -41,6 +41,7 @@ def calls_of(message: ParsedMessage) -> Calls:
 # -- calls while they arrive -------------------------------------------------------------------------------
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", CALLING)
 @FEW
 @given(calls=CALL_LISTS, sizes=SIZES)
@@ -132,6 +133,7 @@ def test_strings_between_marks_are_unchanged(name):
 # -- whatever the text -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", one_of_each_shape(NAMES))
 @examples(20)
 @given(data=st.data())
@@ -144,6 +146,7 @@ def test_events_do_not_depend_on_how_the_text_was_cut(name, data):
     assert parsed(format, text, data.draw(SIZES), **options) == whole
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", one_of_each_shape(NAMES))
 @examples(20)
 @given(data=st.data())

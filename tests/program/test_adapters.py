@@ -77,6 +77,7 @@ def case(request, tmp_path_factory):
     return folder, loaded(request.param, folder)
 
 
+@pytest.mark.few(4)
 def test_agree_with_merged_weights(case):
     """Program and eager, rows of two adapters and of none in one step. A state whose eigenvalues are near -1 keeps
     what roundings change in it."""
@@ -115,6 +116,7 @@ def pieces_of(program, adapters=(1, 0, 2)) -> np.ndarray:
     return np.concatenate(parts)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("isa", door.ISAS)
 def test_rows_have_the_same_bits_alone_and_batched(case, isa):
     _, model = case

@@ -37,6 +37,7 @@ def whole_texts(company: Company, *texts: list[int]) -> list[np.ndarray]:
     return np.split(company.program.hidden(ends[-1]).copy(), ends[:-1])
 
 
+@pytest.mark.few(6)
 def test_agrees_with_eager_in_float32(case):
     folder, model = case
     assert model.trace is not None

@@ -64,6 +64,7 @@ def overlap(a: Buffer, b: Buffer) -> bool:
     return a0 < b1 and b0 < a1
 
 
+@pytest.mark.few(10)
 def test_every_step_reads_what_was_written_for_it(case):
     trace, program = case
     holds: list[tuple[Buffer, object]] = []
@@ -112,6 +113,7 @@ def test_memory_is_shared(case):
     assert program.arena < apart / 2
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("kind", EACH)
 def test_the_weights_that_one_row_reads(kind, tmp_path):
     """Every matrix but tables of which rows are looked up; of a mixture's experts, as many as a row goes to."""

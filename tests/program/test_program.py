@@ -33,6 +33,7 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("kind", SMALL)
 def test_agrees_with_eager_in_float32(kind, tmp_path):
     folder = tmp_path
@@ -51,6 +52,7 @@ def test_agrees_with_eager_in_float32(kind, tmp_path):
     assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("isa", door.ISAS)
 def test_the_same_bits_in_any_pieces_on_any_instruction_set(case, isa):
     kind, _, model = case

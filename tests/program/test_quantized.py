@@ -103,6 +103,7 @@ def case(request, tmp_path_factory):
     return request.param, path, model, Driver(program_of(model), ids_of()).logits(0, len(ids_of()))
 
 
+@pytest.mark.few(8)
 def test_logits_are_those_of_the_decoded_weights(case):
     kind, path, model, found = case
     assert set(model.formats) == {PACKED.get(kind, kind)}
@@ -119,6 +120,7 @@ def test_the_same_bits_in_pieces_and_on_two_threads(case):
     assert np.array_equal(np.concatenate(parts).view(np.uint32), expected.view(np.uint32))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("isa", door.ISAS[:-1])
 def test_the_same_bits_on_lesser_instruction_sets(case, isa):
     _, _, model, expected = case

@@ -119,6 +119,7 @@ def check(folder: Path, kind: str, sizes: tuple[int, ...] = SIZES, dtype: str = 
         program.close()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.slow) for kind in SMALL]
 )

@@ -262,6 +262,7 @@ def options(kind: str, work: Path, steps: int) -> Namespace:
     return args
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_steps_lower_the_loss_and_are_the_same_again(
     kind: str, target: Mini, conversations: list[answers.Answered], monkeypatch

@@ -38,6 +38,7 @@ class Late:
         self.closed = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen3-next", marks=pytest.mark.slow)])
 def test_late_transfers_change_no_answer(tmp_path, monkeypatch, model):
     monkeypatch.setattr("kvasir.sched.service.Service.prefill_seconds", lambda self, start, tokens: 30.0)

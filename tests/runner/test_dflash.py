@@ -71,6 +71,7 @@ def guessed(variant: str, ids: list[int], count: int, taps: tuple[str, ...]) -> 
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("variant", plain.VARIANTS)
 @pytest.mark.parametrize("executor", ["program", "eager"])
 def test_it_proposes_what_plain_torch_would(base, eager, tmp_path, executor, variant):

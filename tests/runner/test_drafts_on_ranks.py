@@ -94,6 +94,7 @@ KINDS = [(smaller, False), (smaller, True), (own_layers, True), (head, False), (
 CASES, SLOW = ([(kind, executor, split) for kind, split in KINDS] for executor in ("program", "eager"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "executor", "split"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )

@@ -125,6 +125,7 @@ def break_crowded_steps(runner, monkeypatch):
     monkeypatch.setattr(place, name, fragile)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "change",
     [

@@ -229,6 +229,7 @@ BIG = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("vocab", [10_007, 151_936])
 def test_threads_chunks_and_strides_change_no_bit(vocab, monkeypatch):
     rows = [

@@ -100,6 +100,7 @@ def chi_square_of_draws(z_V, bucket_V, over, num_draws, rows):
     return oracle.chi_square(counts.tolist(), expected.tolist()), len(counts) - 1
 
 
+@pytest.mark.slow
 def test_distribution_over_a_real_vocabulary():
     """A flat bulk, which no screening thins, in buckets of neighbouring ids; a few likely tokens alone."""
     z = logits(1, VOCAB, 1.5, seed=11)[0]

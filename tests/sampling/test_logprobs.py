@@ -33,6 +33,7 @@ def test_entries_equal_the_oracle(row, data):
     agree(logprobs(torch.tensor([row]), [token], [k])[0], oracle.entry(row, token, k))
 
 
+@pytest.mark.slow
 def test_a_real_vocabulary():
     x = torch.randn(3, 152_064, generator=torch.Generator().manual_seed(0)) * 3
     for row, ours in zip(x.tolist(), logprobs(x, [0, 77, 152_063], [0, 5, 128]), strict=True):

@@ -361,6 +361,7 @@ def test_known_tokens_are_described_as_the_reference_does(data, vocab):
             assert repr(NativeSampler(vocab).describe(x, chosen, best)) == expected, name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("repeated", [[7], [7, 8], list(range(64))])
 def test_dry_over_a_hostile_text_is_the_reference_s(repeated):
     """The same ids again and again, over thousands of them, beside breakers that begin with them and never come."""

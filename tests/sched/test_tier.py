@@ -293,6 +293,7 @@ def test_a_step_that_fails_after_loading_costs_nothing_but_time(tmp_path):
     run(core, request("c", PROMPT))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -97,6 +97,7 @@ def test_running_answers_are_finished_before_the_end(end):
             httpx.get(f"{url}/health")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_second_signal_waits_for_nothing(end):
     with process({"drain": 600}, {"step_seconds": 0.05, "max_model_len": 100_000, "num_blocks": 10_000}) as (
@@ -127,6 +128,7 @@ def test_shutdown_waits_for_background_work(tmp_path):
         server.wait(20)
 
 
+@pytest.mark.slow
 def test_an_idle_server_ends_at_once():
     with process({"drain": 600}, {}) as (server, url), httpx.Client(base_url=url) as idle:
         idle.get("/version")

@@ -39,6 +39,7 @@ def hostile_ids(tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.sampled_from(odd), st.integers(-1, size + 3)), max_size=25)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FEW_TOKENIZERS)
 def test_any_chunking_of_any_ids_gives_the_text_in_context(name):
     tokenizer = any_tokenizer(name)
@@ -55,6 +56,7 @@ def test_any_chunking_of_any_ids_gives_the_text_in_context(name):
     check()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ALL_TOKENIZERS)
 def test_a_valid_stream_never_shows_half_a_character(name):
     tokenizer = any_tokenizer(name)

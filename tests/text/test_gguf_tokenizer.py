@@ -49,6 +49,7 @@ def some_texts(count: int) -> list[str]:
 # --- against other readers of the same vocabulary ------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "pre"), [("qwen3", "qwen2"), ("llama-3.2", "llama-bpe")])
 def test_byte_level_bpe_gives_the_ids_of_the_tokenizer_json_it_comes_from(name, pre):
     original = shared_tokenizer(name)
@@ -193,6 +194,7 @@ def test_merges_from_scores_follow_the_rule_on_a_tiny_vocabulary(text):
     assert local_gguf(data).encode(text, parse_special=False) == merge_by_score(Vocab.read(data), text)
 
 
+@pytest.mark.slow
 def test_merges_from_scores_follow_the_rule_on_llama_2():
     path = need("tokenizers/gguf-vocab/ggml-vocab-llama-spm.gguf")
     vocab, tokenizer = Vocab.read(gguf_metadata(path)), shared_tokenizer("gguf llama-spm")

@@ -139,6 +139,7 @@ def test_no_text_of_a_conversation_becomes_a_control_token(name):
     assert front.tokenizer.decode(ids, skip_special_tokens=False) == rendered.text
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_message_text_becomes_part_of_a_control_token(name):
     """Nor one that begins in a message and ends in the template, or the other way round."""

@@ -44,6 +44,7 @@ def backend(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 NO_ORACLE = {"TinyStories", "gguf deepseek-llm"}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [name for name in ALL_TOKENIZERS if name not in NO_ORACLE])
 def test_encoding_and_decoding_equal_the_librarys(name):
     tokenizer = any_tokenizer(name)
@@ -297,6 +298,7 @@ def test_sentencepiece_encodes_text_between_special_tokens_separately(tmp_path, 
     run()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", ["tokenizers/hf/mistral-7b-instruct-v0.2", "models/stories260K"])
 @pytest.mark.parametrize("config", [{"legacy": False}, {"legacy": False, "add_prefix_space": False}])
 def test_a_tokenizer_model_that_is_not_legacy_gives_the_ids_of_transformers(tmp_path, path, config):

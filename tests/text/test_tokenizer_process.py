@@ -91,6 +91,7 @@ def endless(others, tmp_path, monkeypatch):
 # --- the same as in one process ------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FEW_TOKENIZERS)
 def test_ids_and_tables_are_those_of_the_library_in_this_process(name):
     there, here = in_processes(name), any_tokenizer(name)

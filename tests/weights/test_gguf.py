@@ -75,6 +75,7 @@ def example_files():
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", example_files())
 def test_files_of_llama_cpp_as_the_gguf_package_reads_them(name):
     path = need(name)

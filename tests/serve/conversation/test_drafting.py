@@ -221,6 +221,7 @@ def drafting():
         yield server
 
 
+@pytest.mark.slow
 def test_the_official_client_sends_predictions(drafting):
     with openai.OpenAI(base_url=f"{drafting.url}/v1", api_key="none", max_retries=0) as api:
         prediction = {"type": "content", "content": [{"type": "text", "text": ANSWER}]}

@@ -138,6 +138,7 @@ def streamed_of(path: str, text: str) -> tuple[str, str]:
     return "".join(p[0] for p in parts), "".join(p[1] for p in parts)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", ASKED)
 async def test_reasoning_that_is_cut_within_its_end_mark_is_whole_in_every_dialect_streamed_or_not(path):
     begin, end = SECRET.index(">") + 1, SECRET.index("</think>")

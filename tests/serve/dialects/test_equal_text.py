@@ -50,6 +50,7 @@ class TestText:
         before = row.rendered(text).split("thr")[0]
         assert found.text == before + ("thr" if row.keeps_stop else "") and not found.cut
 
+    @pytest.mark.few(6)
     async def test_the_context_ends_a_text_that_is_marked_as_cut(self, http, row, stream):
         """No limit is given, or one beyond the context where the field is required."""
         limit = {LENGTH: 400} if row.path == "/v1/messages" else {}

@@ -130,6 +130,7 @@ def http(server):
         yield http
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("path", BODIES)
 def test_a_good_body_with_odd_parts(http, path):
     try_bodies(http, path, nearly_good(*BODIES[path]))

@@ -113,6 +113,7 @@ def refused_by_name(asked: Asked, status: int, text: str) -> bool:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "url", [pytest.param(url, marks=pytest.mark.slow) if url in SUBSETS else url for url in BODIES]
 )

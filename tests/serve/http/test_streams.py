@@ -116,6 +116,7 @@ def test_a_client_that_does_not_read_is_disconnected():
         connection.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prompt", [b'"abc"', b'["abc", "abc"]'])
 def test_clients_that_do_not_read_pause_and_resume(prompt, monkeypatch):
     """Their queues are bounded, others are answered, and what they read in the end is whole."""
@@ -149,6 +150,7 @@ def test_clients_that_do_not_read_pause_and_resume(prompt, monkeypatch):
             assert list(texts.values()) == [("abc" * 200)[:400]] * (count // 3)
 
 
+@pytest.mark.slow
 def test_a_hundred_streams_with_random_cancels_leave_nothing():
     async def one(http: httpx.AsyncClient, i: int) -> str:
         rng = random.Random(i)

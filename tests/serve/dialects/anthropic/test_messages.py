@@ -85,6 +85,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("fields", CASES, ids=str)
 def test_a_stream_adds_up_to_the_whole(own, fields):
     whole = shown(own.messages.create(**body(**fields)))

@@ -71,6 +71,7 @@ STREAMED = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("fields", STREAMED, ids=range(len(STREAMED)))
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_stream_is_the_whole_response_in_pieces(fields, background):

@@ -40,6 +40,7 @@ FEW = [(1, None), (None, 500), (3, 3)]
 MORE = [pytest.param(*one, marks=pytest.mark.slow) for one in ((None, None), (None, 10), (0, 0), (9, 200))]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("least", "most"), [*FEW, *MORE])
 async def test_counted_words_are_followed_or_refused(http, least, most):
     bounds = {"minLength": least, "maxLength": most}
