@@ -131,3 +131,23 @@ def test_an_assistant_of_gemma_4(tmp_path):
         core = core_of(base, speculate=f"draft={head}", overlap=overlap)
         tokens, accepted = drafted(core, requests, expected)
         assert tokens > accepted
+
+
+@pytest.mark.skipif(DRY, reason="tests/graph/test_drafting.py does this in the interpreter")
+def test_steps_that_ask_a_head_for_nothing_queue(folder, answers, tmp_path):
+    """Neither they nor the steps that ask change an answer."""
+    from itertools import count
+
+    from tests.models.eagle3_heads import config_of, settings, tensors_of, write
+    from tests.models.test_eagle3 import ids_of
+    from tests.oracle import same, together
+
+    s = settings("specforge")
+    head = write(tmp_path / "head", "specforge", config_of("specforge", s, ids_of("specforge")), tensors_of(s))
+    core, requests, expected = core_of(folder, speculate=f"eagle3={head}", overlap=True), *answers
+    looks, followed, follows = count(), [], core.runner.follows
+    core.scheduler.drafter.pays = lambda rows: next(looks) % 12 < 4
+    core.runner.follows = lambda *args: followed.append(follows(*args)) or followed[-1]
+    same(expected, together(core, requests))
+    assert {True, False} <= set(followed) and core.stats().drafted_tokens > 0
+    core.close()

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 import torch
 
 from kvasir.errors import ConfigError
-from kvasir.plan import SamplingSpec, StepPlan
+from kvasir.plan import SamplingSpec, StepPlan, Work
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.graph_blocks import GraphBlocks
 from kvasir.runner.graph_draft import GraphDraft
@@ -230,6 +230,30 @@ def test_an_engine_drafts_and_answers_as_without(folder):
     assert {True, False} <= set(followed), "a step that asks is awaited, others are not"
     assert core.stats().drafted_tokens == core.stats().accepted_tokens > 0
     core.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_steps_that_ask_a_head_for_nothing_queue(tmp_path):
+    """The next step begins before their ids are on the host; what the head lacks then, it has from copies."""
+    layout, base = "specforge", base_folder(tmp_path)
+    config = config_of(layout, settings(layout), ids_of(layout))
+    head = find_model(write(tmp_path / "head", layout, config, tensors_of(settings(layout))))
+    loaded = with_head(load_model(find_model(base), "float32", options=GRAPH), head, "float32", options=GRAPH)
+    assert loaded.draft is not None
+    runner, lane = runner_of(loaded, longest=64), Lane(0, list(PROMPT), longest=64)
+    plan = StepPlan(0, joined=(lane.join(len(runner.capacity.groups)),), work=(lane.work(),))
+    pending, following = runner.execute(plan), []
+    for number in range(1, 4):
+        plan = StepPlan(number, work=(Work(0, len(PROMPT) - 1 + number, 1, sample=True),))
+        assert runner.follows(plan, {}), "the step in progress is waited for"
+        following.append(runner.execute(plan))
+        lane.ids += runner.sample(pending).rows[0].tokens
+        pending = following[-1]
+    lane.ids += runner.sample(pending).rows[0].tokens
+    lane.computed, lane.propose = len(lane.ids) - 1, 3
+    step(runner, [lane])
+    assert list(lane.draft) == guessed(layout, lane.ids, 3, loaded.draft.taps)
 
 
 def test_the_memory_of_a_draft_model_is_counted(target, twin):

@@ -8,7 +8,7 @@ rows and logits stay on the device, and its guesses are drawn there by the targe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,17 +24,20 @@ from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rows import RowArrays
 from kvasir.models.drafting import DRAFT, DraftModel, drafts_blocks
 from kvasir.ops.compiling import Progress
-from kvasir.plan import Ahead
+from kvasir.plan import Ahead, Work
 from kvasir.program.trace import Trace, trace_correct
 from kvasir.runner import host_sampling
 from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_replays import Record, Replays, bucket_of
 from kvasir.runner.program_draft import draft_traces
-from kvasir.runner.proposals import MAX_DRAWN, Array, Draw, Proposer, Span
+from kvasir.runner.proposals import LAG, MAX_DRAWN, Array, Draw, Proposer, Span
+from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.device_state import error_text, reason
 from kvasir.sampling.rows import RowContext
 from kvasir.sampling.sampler import sample
+
+_MOST_QUEUED = 4
 
 
 class DraftForwards:
@@ -246,15 +249,69 @@ def _sampled(logits: Tensor, draws: Sequence[Draw]) -> list[Taken]:
     return [host_sampling.taken(one) for one in sample(logits.cpu(), contexts)]
 
 
+@dataclass(slots=True)
+class _Queued:
+    """A step after which nothing is computed. rows: of its works. taps: copies of the outputs that a head reads."""
+
+    step: ExecutorStep
+    rows: Sequence[Row]
+    taps: Tensor | None = None
+
+
 class GraphProposer(Proposer):
-    """A Proposer whose forward is a GraphDraft: it runs on the executor's thread, with tensors on the device."""
+    """A Proposer whose forward is a GraphDraft: it runs on the executor's thread, with tensors on the device.
+
+    After a step that asks for no guesses nothing is computed while few hidden rows wait. The next step may then begin
+    before its ids are here, so the hidden rows are copied in between, on the device.
+    """
+
+    def bind(self, rows: Rows) -> None:
+        """As `Proposer.bind`."""
+        super().bind(rows)
+        assert isinstance(self.forward, GraphDraft)
+        self._queued: dict[int, _Queued] = {}  # by the id() of a step, which they hold
+        self.forward.executor.after = self._copy_taps
+
+    def begin(self, step: ExecutorStep) -> None:
+        """As `Proposer.begin`."""
+        super().begin(step)
+        if self.draft.taps and not any(self._needs_more(work) for work in step.works):
+            self._queued[id(step)] = _Queued(step, [self._rows[work.row] for work in step.works])
+        while len(self._queued) > _MOST_QUEUED:  # the results of others are not taken any more
+            del self._queued[next(iter(self._queued))]
+
+    def _needs_more(self, work: Work) -> bool:
+        waiting = sum(map(len, self._waiting[work.row]))
+        return bool(work.propose) or (self.draft.advances and waiting + work.count > LAG)
+
+    def waits(self, step: ExecutorStep) -> bool:
+        """As `Proposer.waits`."""
+        return id(step) not in self._queued and super().waits(step)
+
+    def _copy_taps(self, step: ExecutorStep) -> None:
+        """On the executor's thread, before the next step begins."""
+        queued = self._queued.get(id(step))
+        if queued and self.draft.advances:
+            queued.taps = self.forward.taps(0, step.starts[-1])
 
     def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
         """As `Proposer.propose`."""
+        if queued := self._queued.pop(id(step), None):
+            self._let_wait(queued)
+            return {}
         if not self.waits(step):
             return {}  # the next step may have begun
         assert isinstance(self.forward, GraphDraft)
         return self.forward.executor.submit(self._propose, step, ahead).result()
+
+    def _let_wait(self, queued: _Queued) -> None:
+        """The hidden rows of the sequences that are still there wait until there are more, or guesses are wanted."""
+        for work, row, first in zip(queued.step.works, queued.rows, queued.step.starts, strict=False):
+            count = min(work.end, row.known - self.draft.ahead) - work.start
+            if count <= 0 or work.want_pooled or row.fault or row.known > self.positions:
+                continue
+            if queued.taps is not None and self._rows.has(work.row, row):
+                self._wait(row, work.start, queued.taps[first : first + count])
 
     @torch.inference_mode()
     def _propose(self, step: ExecutorStep, ahead: Ahead | None) -> dict[int, tuple[int, ...]]:

@@ -6,7 +6,7 @@ One thread follows the plans and launches in order, so the caller can plan while
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -62,6 +62,7 @@ class GraphExecutor:
         self.draws = None if forward.logits is None else Draws(forward.step.ids, max_chosen, forward.logits.width)
         self.replays = Replays(forward, self.draws, max_tokens, max_chosen, record)
         self._pieces = np.zeros(tuple(forward.step.pieces.shape), np.int32)
+        self.after: Callable[[ExecutorStep], None] = lambda step: None  # called when a step's rows are launched
         self._latest = -1  # the number of the last step
         self.sampler: GraphSampler | None = None  # after `bind`, if the model has logits
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
@@ -131,6 +132,7 @@ class GraphExecutor:
             adapted = any(self.rows.adapter(work.row) for work in step.works)
             self.replays("adapted rows" if adapted else "rows", step.starts[-1])
             self._keep(found, step)
+            self.after(step)
             if self.sampler:
                 found.sampling = self.sampler.sample(step)
         return found

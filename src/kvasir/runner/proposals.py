@@ -220,12 +220,8 @@ class Proposer:
                 yield _Lacking(row, last, 1, self.forward.taps(first + count - 1, 1), guesses)
             return
         waiting = self._waiting[row.number]
-        before = sum(map(len, waiting))
-        if self._done[row.number] + before != start:  # the result of a step in between was not taken
-            waiting.clear()
-            self._done[row.number], before = start, 0
-        waiting.append(self.forward.taps(first, count))
-        if guesses or before + count > LAG:
+        waits = self._wait(row, start, self.forward.taps(first, count))
+        if guesses or waits > LAG:
             taps = self._joined(waiting)
             begin, end = int(self._done[row.number]), start + count
             final = min(max(begin, row.known - self.draft.depth), end)  # the rest embeds guesses
@@ -233,6 +229,15 @@ class Proposer:
             self._done[row.number] = final
             if self._fits(row, begin, end):
                 yield _Lacking(row, begin, len(taps), taps, guesses)
+
+    def _wait(self, row: Row, start: int, taps: Array) -> int:
+        """Lets hidden rows from `start` on wait. Returns how many of the row wait now."""
+        waiting = self._waiting[row.number]
+        if self._done[row.number] + sum(map(len, waiting)) != start:  # the result of a step in between was not taken
+            waiting.clear()
+            self._done[row.number] = start
+        waiting.append(taps)
+        return sum(map(len, waiting))
 
     def _smaller(self, step: ExecutorStep) -> Iterator[_Lacking]:
         """Of a model that reads ids only: all positions of rows that ask, and prompts as the target computes them. What
