@@ -45,6 +45,7 @@ def test_a_larger_sample(cell):
     assert cell.run().word == "equal"
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("feature", [f for f in ASKED if f.ask and f.ask({"temperature": 0.0})], ids=lambda f: f.name)
 def test_features_change_answers(feature):
     """Else it would be equal to anything. A random model repeats itself, so penalties move it."""

@@ -76,6 +76,7 @@ mostly_programs = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few(5)
 def test_batched_answers_equal_single_ones(case):
     folder, options, requests, expected = case
     core = core_of(folder, **options, threads=1)

@@ -63,6 +63,7 @@ def test_a_rule_survives_its_text_form(rule):
     assert Rule(rule.grammar).text() == rule.grammar
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", one_of_each_shape(FORMATS))
 @examples(8)
 @given(seed=st.integers(0, 2**32))
@@ -141,6 +142,7 @@ def test_parsed_calls_follow_the_schema_of_their_tool(name, data, seed):
         check(read(TOKENIZER.decode(ids, skip_special_tokens=False), format))
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", FORMATS)
 def test_tokens_that_complete_a_mark_without_a_call_are_forbidden(name):
     for mark in FORMATS[name].begins:

@@ -449,7 +449,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.few(50)
+@pytest.mark.few(25)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "change"),

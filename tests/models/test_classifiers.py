@@ -85,6 +85,7 @@ def test_logits_agree(transformers, name):
         assert found.dtype == np.float32 and distance(found, expected(hf, ids_of(count))) < TOLERANCE
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TOKENS)
 def test_logits_of_each_token_agree(transformers, name):
@@ -112,6 +113,7 @@ def test_every_field_of_a_head_moves_the_logits(transformers, name, change):
     assert distance(logits_of(loaded(hf, **change), ids), logits_of(loaded(hf), ids)) > SENSITIVITY
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert-mean", "eurobert-late", "qwen3"])
 def test_every_weight_of_a_head_moves_the_logits(transformers, name):

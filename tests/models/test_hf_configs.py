@@ -254,6 +254,7 @@ FLIPPED = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("folder", "changes", "flip"), FLIPPED)
 def test_each_rope_field_moves_the_logits(tmp_path, folder, changes, flip):
     # A small theta, so that the few frequencies of a small head lie where these fields act.

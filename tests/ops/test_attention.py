@@ -110,6 +110,7 @@ def attend(
     return [torch.cat(parts) for parts in out]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("n", (1, 5, 64, 65, 150))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 8), (6, 3, 16), (14, 2, 64), (20, 1, 24), (40, 2, 16)])
 def test_against_float64(n, heads, kv_heads, dim):
@@ -117,6 +118,7 @@ def test_against_float64(n, heads, kv_heads, dim):
     torch.testing.assert_close(attend([case], [[n]])[0], case.expected(), **CLOSE)
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("window", (1, 2, 16, 63, 64, 65, 400, -1, -16, -63, -400))
 @pytest.mark.parametrize("block_size", (16, 64, 128))
 def test_attention_within_windows(window, block_size):

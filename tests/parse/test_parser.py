@@ -54,6 +54,7 @@ def test_calls_come_back_as_they_were_written(name, calls, sizes):
     assert kinds == [CallStart, Arguments, CallEnd] * len(calls)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", one_of_each_shape(name for name in CALLING if name != "harmony"))
 @FEW
 @given(before=PLAIN, after=PLAIN, calls=CALL_LISTS)
@@ -67,6 +68,7 @@ def test_text_around_calls_is_content(name, before, after, calls):
     assert message.content == before + after
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     "name", one_of_each_shape(name for name in CALLING if name not in ("harmony", "llama3", "pythonic"))
 )
@@ -82,6 +84,7 @@ def test_reasoning_comes_before_calls(name, thoughts, calls, opened):
     assert (message.reasoning, message.content) == (thoughts.strip(), "")
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", one_of_each_shape(CALLING))
 @FEW
 @given(calls=CALL_LISTS, data=st.data())
@@ -164,6 +167,7 @@ def test_nothing_is_lost(name, data):
         assert _without(reported, marks) == _without(text, marks)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", one_of_each_shape(name for name in NAMES if name not in HEADERS))
 @FEW
 @given(data=st.data())

@@ -150,6 +150,7 @@ def test_rows_without_one_keep_their_bits(case):
     assert program.struct.adapted == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", only(*SLOTS, but="bert"))
 def test_eager_rows_have_the_same_bits_alone_and_batched(kind, tmp_path):
     model = eager_of(random_model(kind, tmp_path))

@@ -48,6 +48,7 @@ def test_agrees_with_eager_in_float32(case):
     assert np.abs(found - expected.numpy()).max() < AGREE * np.abs(found).max()
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("isa", door.ISAS)
 def test_the_same_bits_alone_and_together_on_any_instruction_set(case, isa):
     _, model = case

@@ -43,6 +43,7 @@ def eager_states(model) -> dict[str, np.ndarray]:
     return {name: rows[: len(IDS)].numpy() for name, rows in {**batch.hidden, "last": last}.items()}
 
 
+@pytest.mark.few(3)
 def test_hidden_states_agree_with_eager(case):
     folder, model = case
     program = program_of(model, fill=np.nan)

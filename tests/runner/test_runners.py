@@ -47,6 +47,7 @@ def test_a_row_of_nan_fails_alone(executor, tmp_path, where):
     core.check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("where", "lead"),
     [
@@ -90,6 +91,7 @@ def test_sequences_of_a_failed_step_are_retried_alone(executor, tmp_path, monkey
     assert core.stats().preemptions > 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bad", [300, 1 << 30, -1, -(1 << 31)])
 def test_ids_outside_the_vocabulary_reach_no_kernel(executor, tmp_path, bad):
     """Ids from a journal are not checked before: such a request ends with an error, its neighbours continue."""

@@ -111,6 +111,7 @@ def test_distribution_over_a_real_vocabulary():
     assert value < oracle.chi_square_limit(freedom)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("over", ["positions", "seeds"])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_distribution_of_many_draws(over, scale):

@@ -203,6 +203,7 @@ FULL = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "vocab"),
     [

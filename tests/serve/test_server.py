@@ -147,6 +147,7 @@ def test_choices_cut_by_shutdown_end_with_an_error():
         assert server.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_the_api_process_never_loads_torch():
     code = (
         "import sys; from tests.serve.running import make_front; from kvasir.serve.app import create_app\n"

@@ -107,6 +107,7 @@ def chat(source, renderer, **more) -> ChatTemplate:
     return ChatTemplate(source, TOKENS, renderer, clock=lambda: NOW, **more)
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("case", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_real_template_renders_as_transformers_does(name, case, renderer, oracle):

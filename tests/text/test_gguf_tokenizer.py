@@ -95,6 +95,7 @@ def test_tokenizer_model_gives_the_ids_of_sentencepiece(path):
         assert tokenizer.encode(text, parse_special=False) == oracle.encode(text), repr(text)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 @pytest.mark.parametrize("options", [{}, {"byte_fallback": True}, {"add_dummy_prefix": False}])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])

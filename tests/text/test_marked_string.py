@@ -229,6 +229,7 @@ def plain_render(source: str, variables: dict) -> str:
     return render(source, variables, NOW.isoformat(), 1 << 20)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_real_templates_keep_untrusted_text_marked(name):
     """Of Greek conversations, exactly the Greek letters are foreign, but for JSON's and HTML's own signs."""

@@ -124,6 +124,7 @@ def hostile(front: Front, tools: object = True) -> list[str]:
     return [front.tokenizer.id_to_token(i) for i in sorted(ids)][:40]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_no_text_of_a_conversation_becomes_a_control_token(name):
     front = front_of(name)
@@ -160,6 +161,7 @@ def test_harmless_conversations_have_the_ids_of_their_text(name):
         assert ids == front.tokenizer.encode(rendered.text, add_special_tokens=False)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_marks_in_assistant_turns_stay_control_tokens(name):
     """Reasoning and calls that come back as the text of a turn; an end of turn in it stays text."""
@@ -181,6 +183,7 @@ def test_marks_in_assistant_turns_stay_control_tokens(name):
         assert spelt.count(id) == encode(front, {"messages": [turns[0]]})[0].count(id), text
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_generated_turn_is_a_prefix_of_what_follows(name):
     """Prompt and answer as ids, then the answer in parts as history: the ids go on from there, where the template

@@ -83,6 +83,7 @@ async def test_whether_a_chat_thinks_is_read_from_its_template(template, reply, 
     assert await may_think(front(template), messages, variables=variables) is thinks
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("template", "reply", "variables", "thinks"), THINKS)
 async def test_a_structure_comes_after_reasoning_only_where_the_chat_thinks(template, reply, variables, thinks):
     wanted = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 5}}}}

@@ -33,11 +33,13 @@ async def answer(http, row, stream: bool, text: str = PROMPT, **common):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 class TestText:
+    @pytest.mark.few(6)
     async def test_a_greedy_answer_and_its_counts(self, http, row, stream):
         found = await answer(http, row, stream, **{LENGTH: 40}, **row.greedy)
         assert found.text == repeated(row, PROMPT, 40) and found.cut
         assert found.tokens == 40 and found.prompt_tokens in (len(row.rendered(PROMPT).encode()), None)
 
+    @pytest.mark.few(6)
     async def test_a_seed_gives_the_text_that_it_gives_elsewhere(self, http, row, stream):
         other = PATHS["/v1/chat/completions" if row.is_chat else "/v1/completions"]
         asked = {LENGTH: 30, TEMPERATURE: 1.0, SEED: 3}

@@ -141,6 +141,7 @@ def judge(found: dict[Field, bool]) -> None:
     assert found and not wrong, sorted(wrong)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", ASKED)
 def test_each_field_of_an_answer_is_there_or_has_a_reason(http, name):
     kind, requests = ASKED[name]

@@ -39,6 +39,7 @@ def quotes_little(response) -> None:
     assert response.status_code < 500, response.text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_field_of_a_body(http, route):
     wire, good = ROUTES[route]

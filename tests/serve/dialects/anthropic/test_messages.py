@@ -193,6 +193,7 @@ ASKED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [{"t
 HISTORY = '[user|?][assistant|so|toolu_1:f:{"a": "x"}]'
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("fields", "prompt"),
     [

@@ -144,6 +144,7 @@ async def test_duplicate_tool_names_are_refused():
         assert answer.status_code == 400 and "tools" in answer.json()["error"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fields", [{}, {"logprobs": True, "return_token_ids": True}, {"n": 2}, {"max_tokens": 70}])
 async def test_a_stream_is_the_whole_answer_in_pieces(fields):
     async with client(front=front()) as http:
