@@ -16,6 +16,7 @@ from tests.oracle import free_blocks, poison
 def preempt(run: Run) -> None:
     """One running sequence leaves: at the first chance, and then a dozen times more."""
     running, so_far = run.core.scheduler.running, run.total("preemptions")
+    run.preemptable += len(running)
     if running and (so_far == 0 or (so_far < 12 and run.random.random() < 0.25)):
         run.core.scheduler.preempt(run.random.choice(running))
 
@@ -193,7 +194,8 @@ COMPUTED = [
     tier("on disk, of an engine before", disk, fresh=True),
     Feature("pins", "pins", "blocks pinned; none of embeddings", lambda run: kept(run, run.pinned),
             {"prefix_cache": True}, fields=lambda i: {"cache_ttl": 0.2}),
-    Feature("forced preemption", "preemption", "preemptions", lambda run: run.total("preemptions"), act=preempt),
+    Feature("forced preemption", "preemption", "preemptions, or answers of one step each, which leave none",
+            lambda run: run.total("preemptions") or (not run.preemptable) * len(run.answers), act=preempt),
     Feature("paused by a slow reader", "readers", "answers paused", lambda run: run.total("pauses"),
             act=pause_for_readers),
     Feature("abort of neighbours", "abort", "requests aborted", lambda run: run.aborted, act=abort_neighbours,

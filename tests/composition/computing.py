@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.composition import models
 from tests.composition.drafter import ErraticSpeculator
-from tests.composition.feature import Feature, drafted
+from tests.composition.feature import Feature, Values, drafted
 
 
 def executor(name: str) -> Feature:
@@ -29,6 +31,13 @@ def model(name: str, *besides: str) -> Feature:
                    lambda _: models.options(name), base=True, besides=besides)  # fmt: skip
 
 
+def drafts(name: str, drafter: Callable[[Values], str]) -> Feature:
+    """drafter: as `speculate` names it."""
+    return Feature(f"drafts: {name}", "drafts", "drafted ids, ids forced instead, or answers too short for any",
+                   lambda run: drafted(run) or run.total("forced_tokens"),
+                   lambda options: {"speculate": f"suffix,{drafter(options)}"}, drafter=ErraticSpeculator)  # fmt: skip
+
+
 COMPUTING = [
     executor("program"),
     executor("eager"),
@@ -43,7 +52,8 @@ COMPUTING = [
     # Between steps none of its texts is under way, unless steps overlap.
     model("bert", "overlap", "neighbours"),
     # The model drafts for itself: any other would hardly be right.
-    Feature("drafts: a model", "drafts", "drafted ids, ids forced instead, or answers too short for any",
-            lambda run: drafted(run) or run.total("forced_tokens"),
-            lambda options: {"speculate": f"suffix,draft={options['model']}"}, drafter=ErraticSpeculator),
+    drafts("a model", lambda options: f"draft={options['model']}"),
+    # Their weights are random, so they are hardly ever right.
+    drafts("DFlash", lambda options: f"dflash={models.block_drafter(options['model'], 'qwen3')}"),
+    drafts("DSpark", lambda options: f"dflash={models.block_drafter(options['model'], 'dspark rnn')}"),
 ]  # fmt: skip

@@ -27,5 +27,11 @@ PLAIN = {
 REFUSES = {
     "eager executor": {"KV int8", "q8", "q4"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
-    "bert": {"chunks of 1", "chunks of 13", "steps of 29 tokens", "drafts: a model", *(f.name for f in ASKED)},
+    "bert": {
+        "chunks of 1",
+        "chunks of 13",
+        "steps of 29 tokens",
+        *(f.name for f in ASKED),
+        *(f.name for f in COMPUTING if f.switch == "drafts"),
+    },
 }

@@ -11,9 +11,12 @@ from typing import Any
 
 from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
+from kvasir.models.config import read_hf_config
 from kvasir.models.registry import model_class_for
 from kvasir.text.tokenizer import Tokenizer
+from kvasir.weights.find import find_model
 from tests.engine.cores import CONFIGS, random_model
+from tests.models import dflash_heads
 from tests.models.families import SWITCHED
 from tests.program.mini import TEXT, write_mini
 
@@ -43,6 +46,26 @@ def tokenizer(model: str, tokenizer: str | None) -> Tokenizer | None:
 def architecture(name: str) -> str:
     """As ModelInfo has it."""
     return model_class_for(CONFIGS[name] if name in CONFIGS else CONFIGS["llama"]).__name__
+
+
+@cache
+def block_drafter(model: str, variant: str) -> str:
+    """A random drafter of blocks for it (a variant of tests.models.dflash_heads), which reads the rows after its first
+    layer."""
+    own = read_hf_config(config_file("kvasir-mini" if model.endswith(".gguf") else model))
+    config = model_class_for(own).Config.from_hf(own)
+    s = dflash_heads.settings(
+        variant, target=config.width, vocab=config.vocab_size, mask=config.vocab_size - 1, ids=(0,), layers=1,
+        embed=True, head=True,
+    )  # fmt: skip
+    written = {**dflash_heads.config_of(s, variant), "num_target_layers": config.num_layers}
+    return str(dflash_heads.write(_home() / f"drafter {next(_numbers)}", written, dflash_heads.tensors_of(s)))
+
+
+def config_file(model: str) -> Path:
+    found = find_model(model).config
+    assert found is not None, f"{model} has no config.json"
+    return found
 
 
 def fresh_folder() -> str:

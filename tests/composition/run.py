@@ -123,6 +123,7 @@ class Run:
         self.free_blocks: list[frozenset[int]] = []  # per cache group, those that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
+        self.preemptable = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they continue
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete

@@ -73,7 +73,9 @@ def load_draft(
 def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedModel:
     """The model with a draft model, which may read outputs of its trace. more: what was loaded for it
     (bytes, formats, notes, held, mapped as in LoadedModel). Raises ConfigError if the executor cannot
-    draft, or not with this."""
+    draft, or not with this, and for a model that generates no text."""
+    if Task.GENERATE not in loaded.model.tasks:
+        raise ConfigError(f"{loaded.architecture} generates no text that could be drafted", "use --speculate off")
     if loaded.executor == "eager":
         return _joined(replace(loaded, draft=draft), more)
     layout, graph = joint_layout(loaded.model, draft), loaded.executor == "graph"
