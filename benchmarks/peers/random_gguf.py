@@ -182,9 +182,13 @@ _SCALED: dict[GGMLType, Callable[[np.ndarray, float, np.random.Generator], None]
 # --- the file -----------------------------------------------------------------------------------------
 
 
+Contents = Callable[[Tensor, GGMLType], Iterable[np.ndarray]]
+
+
 def write(path: Path, architecture: str, add: Callable[[Any], None], tensors: Sequence[Tensor], kind: str,
-          layers: int) -> None:  # fmt: skip
-    """Writes a model. add: writes its metadata to a GGUFWriter. The weights depend on the tensors' names only."""
+          layers: int, contents: Contents | None = None) -> None:  # fmt: skip
+    """Writes a model. add: writes its metadata to a GGUFWriter. contents: the blocks of a tensor in parts; random ones,
+    which depend on the tensor's name only, without it."""
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
@@ -202,7 +206,7 @@ def write(path: Path, architecture: str, add: Callable[[Any], None], tensors: Se
     file = writer.fout[0]
     for tensor, ggml_type in zip(tensors, types, strict=True):
         writer.write_padding(file, file.tell())
-        for chunk in chunks(tensor, ggml_type):
+        for chunk in (contents or chunks)(tensor, ggml_type):
             chunk.tofile(file)
         writer.write_padding(file, _bytes(tensor, ggml_type))
     writer.close()

@@ -56,10 +56,11 @@ def tensors() -> dict[str, np.ndarray]:
 def write_mini(path: Path, kind: str | Callable[[str], str], tokens: bool = False) -> Path:
     """Writes the model with all its matrices in GGML type `kind`, or in that of each name; the norms in F32. tokens:
     with its vocabulary, which llama.cpp's server needs."""
-    return _write(path, kind, _config(), tensors(), _vocabulary if tokens else None)
+    return _write(path, kind, _config(), tensors(), add_vocabulary if tokens else None)
 
 
-def _vocabulary(writer: gguf.GGUFWriter) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """kvasir-mini's own tokens."""
     found = json.loads((FOLDER / "tokenizer.json").read_text())
     names = {i: token for token, i in found["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in found["added_tokens"]}
@@ -102,14 +103,8 @@ def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     } | layers
 
 
-def _write(
-    path: Path,
-    kind: str | Callable[[str], str],
-    config: dict[str, Any],
-    weights: dict[str, np.ndarray],
-    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
-) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
+def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """The metadata of a Llama but for its vocabulary; config: as of Hugging Face."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -122,6 +117,17 @@ def _write(
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+
+
+def _write(
+    path: Path,
+    kind: str | Callable[[str], str],
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    add_sizes(writer, config)
     if vocabulary:
         vocabulary(writer)
     else:

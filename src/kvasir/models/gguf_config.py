@@ -107,7 +107,8 @@ def _eos_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
-    """A Mixtral if the file has experts, a Mistral if it has a window, else a Llama."""
+    """A Mixtral if the file has experts, a Mistral if it has a window, else a Llama, whose last layers may be those for
+    multi-token prediction."""
     config = read_decoder(f, shapes)
     window = f.integer("attention.sliding_window", 0, MAX_POSITIONS, 0) or None
     if f.integer("expert_count", 0, MAX_EXPERTS, 0):
@@ -116,7 +117,11 @@ def _llama(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
     if window:
         return config | {"model_type": "mistral", "sliding_window": window}
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
-    return config | {"model_type": "llama"} | biases
+    config |= {"model_type": "llama"} | biases
+    layers = config["num_hidden_layers"]
+    if drafting := f.integer("nextn_predict_layers", 0, layers - 1, 0):
+        config |= {"num_hidden_layers": layers - drafting, "num_nextn_predict_layers": drafting}
+    return config
 
 
 def _qwen(f: Fields, architecture: str, shapes: Shapes) -> dict[str, Any]:
