@@ -64,7 +64,8 @@ struct AttentionArgs {
     int32_t window;  // keys that a row attends to, its own included; 0 for all; -n for those in its chunk of n tokens
     float scale;
     float softcap;              // 0 for none: scores become cap * tanh(score / cap)
-    int32_t distance, reserved; // of the keys before and after a row of an indivisible piece; 0 for all
+    int32_t distance;  // of the keys before and after a row of an indivisible piece; 0 for all
+    int32_t causal;    // whether a row attends to earlier keys only, also in an indivisible piece
     const float* sinks;         // an additional score per head, without a value, or null
     const float* alibi_slopes;  // per head: slope * (key position - query position) is added to the score, or null
     const Piece* pieces;

@@ -87,7 +87,7 @@ KVASIR_INLINE int64_t first_seen(const AttentionArgs& args, int64_t position) {
     return first_in_window(position, args.window);
 }
 KVASIR_INLINE int64_t last_seen(const AttentionArgs& args, const Piece& piece, int64_t position) {
-    if (piece.causal()) return position + 1;
+    if (piece.causal() || args.causal) return position + 1;
     const int64_t end = piece.start + piece.count;
     return args.distance > 0 ? lesser(end, position + args.distance + 1) : end;
 }

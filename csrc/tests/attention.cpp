@@ -27,6 +27,7 @@ struct Case {
     bool causal = true, sinks = false, alibi = false;
     float softcap = 0.0f;
     int32_t distance = 0;
+    bool indivisible = false;  // all its pieces, although it is causal
     int64_t reach = -1;  // of tables by relative position; -1 for none
     int32_t value = 0;  // the values' dimensions, 0 for dim
     bool latent = false;
@@ -77,7 +78,7 @@ Data draw(const Case& c) {
 }
 
 kvasir::Piece part_of(const Case& c, int64_t first, int64_t start, int64_t count, const int32_t* const* tables) {
-    return {0, c.causal ? 0 : kvasir::PIECE_BIDIRECTIONAL, start, count, 0, first, tables};
+    return {0, c.causal && !c.indivisible ? 0 : kvasir::PIECE_BIDIRECTIONAL, start, count, 0, first, tables};
 }
 
 float scale_of(const Case& c) { return 1.0f / std::sqrt(static_cast<float>(c.dim)); }
@@ -167,6 +168,7 @@ std::vector<float> attend(const Case& c, const Data& data, std::vector<int64_t> 
         args.heads = c.heads;
         args.window = c.window;
         args.distance = c.distance;
+        args.causal = c.indivisible;
         args.scale = scale_of(c);
         args.softcap = c.softcap;
         args.sinks = c.sinks ? data.sinks.data() : nullptr;
@@ -318,6 +320,9 @@ void test_attention() {
         both.causal = false;
         both.alibi = true;
         check(both);
+        Case block{format, 6, 3, 16, 16, 90, 40};
+        block.indivisible = true;
+        check(block);
         Case near{format, 6, 3, 16, 16, 210};
         near.causal = false;
         near.distance = 24;

@@ -61,6 +61,7 @@ class CacheKind:
     one included, suffice to continue, 0 for all. window: how many of the last positions a token attends to, 0 for all,
     -n for those in its own chunk of n.
     distance: how far before and after a token the positions lie that it attends to, 0 for all.
+    causal: tokens attend to earlier ones only, also where those of a step attend to each other in other layers.
     fixed: number of positions if it is constant from the first step on, 0 if the cache grows with the sequence.
     keeps_starts: a block also holds the state at its start. plain: a block is float32 in every executor, without
     keys and values. latent: a value is the beginning of its key. heads,
@@ -74,6 +75,7 @@ class CacheKind:
     reach: int = 0
     window: int = 0
     distance: int = 0
+    causal: bool = False
     fixed: int = 0
     keeps_starts: bool = False
     plain: bool = False
@@ -240,6 +242,13 @@ class Window(PagedKV):
     @property
     def table(self) -> Hashable:
         return "last tokens", self.reach
+
+
+@dataclass(frozen=True)
+class CausalWindow(Window):
+    """A Window of a model whose other layers attend in both directions."""
+
+    causal = True
 
 
 @dataclass(frozen=True)

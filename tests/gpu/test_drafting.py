@@ -72,7 +72,7 @@ def test_an_eagle3_head(folder, answers, layout, tmp_path):
     assert tokens > accepted
 
 
-BLOCKS = ["qwen3", "sliding", "dspark", "dspark gated", "dspark rnn"]
+BLOCKS = ["qwen3", "sliding", "mixed", "dspark", "dspark gated", "dspark rnn"]
 
 
 @pytest.mark.parametrize("variant", ["dspark rnn"] if DRY else BLOCKS)

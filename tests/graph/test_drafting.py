@@ -144,7 +144,7 @@ def test_an_eagle3_head_proposes_what_it_would_in_plain_torch(tmp_path, layout):
         assert list(lane.draft) == guessed(layout, lane.ids, 3, loaded.draft.taps)
 
 
-BLOCKS = ["qwen3", "sliding", "both ways", "dspark", "dspark gated", "dspark rnn", "bonus"]
+BLOCKS = ["qwen3", "sliding", "both ways", "mixed", "dspark", "dspark gated", "dspark rnn", "bonus"]
 
 
 @pytest.mark.slow

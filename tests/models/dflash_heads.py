@@ -16,7 +16,7 @@ BASE: dict[str, Any] = {
     "width": 64, "target": 64, "heads": 4, "kv": 2, "dim": 16, "inner": 80, "vocab": 96, "layers": 2, "theta": 100.0,
     "factor": 1.0, "eps": 1e-3, "bias": False, "ids": (1, 2, 4), "mask": 95, "block": 8, "causal": False, "window": 0,
     "embed": False, "head": False, "scale": 1.0, "cap": 0.0, "embed_scale": 1.0, "anchored": False, "markov": "",
-    "rank": 8, "sure": "",
+    "rank": 8, "sure": "", "mixed": False,
 }  # fmt: skip
 # Variant -> its settings that differ from BASE.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "top": {"layers": 1, "ids": (3, 0), "bias": True, "factor": 4.0},
     "sliding": {"causal": True, "window": 12, "embed": True, "head": True, "width": 48, "dim": 24},
     "both ways": {"window": 12, "scale": 0.5, "cap": 5.0, "embed_scale": 0.7},
+    "mixed": {"window": 12, "mixed": True, "layers": 3},
     "anchored": {"anchored": True},
     "dspark": {"anchored": True, "markov": "vanilla", "sure": "pairs", "embed": True, "head": True},
     "dspark gated": {"anchored": True, "markov": "gated", "sure": "hidden"},
@@ -34,6 +35,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def settings(variant: str, **changes: Any) -> dict[str, Any]:
     return {**BASE, **VARIANTS[variant], **changes}
+
+
+def windowed(s: dict[str, Any], layer: int) -> bool:
+    """Whether a layer has a window: of mixed ones, all but the last, and these alone are causal."""
+    return bool(s["window"]) and not (s["mixed"] and layer == s["layers"] - 1)
 
 
 def tensors_of(s: dict[str, Any], seed: int = 1) -> Tensors:
@@ -99,10 +105,10 @@ def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
         "rms_norm_eps": s["eps"], "rope_theta": s["theta"], "max_position_embeddings": 64, "attention_bias": s["bias"],
         "attention_dropout": 0.0, "hidden_act": "silu", "tie_word_embeddings": False, "max_window_layers": 5,
         "rope_scaling": {"rope_type": "linear", "factor": s["factor"]} if s["factor"] != 1.0 else None,
-        "layer_types": ["sliding_attention" if sliding else "full_attention"] * s["layers"],
+        "layer_types": ["sliding_attention" if windowed(s, i) else "full_attention" for i in range(s["layers"])],
         "use_sliding_window": sliding, "sliding_window": s["window"] or None, "num_target_layers": 6,
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-        **({} if s["causal"] == sliding else {"is_causal": s["causal"]}),
+        **({} if s["mixed"] or s["causal"] == sliding else {"is_causal": s["causal"]}),
         **({"target_hidden_size": s["target"]} if s["target"] != s["width"] else {}),
         **(own if variant == "top" or variant.startswith("dspark") else {"dflash_config": own}),
     }  # fmt: skip
@@ -150,8 +156,9 @@ def write_gguf(path: Path, s: dict[str, Any], tensors: Tensors) -> Path:
             writer.add_uint32("dflash.target_hidden_size", s["target"])
         if s["window"]:
             writer.add_sliding_window(s["window"])
-            writer.add_sliding_window_pattern([True] * s["layers"])
-            writer.add_causal_attention(s["causal"])
+            writer.add_sliding_window_pattern([windowed(s, i) for i in range(s["layers"])])
+            if not s["mixed"]:
+                writer.add_causal_attention(s["causal"])
         if s["cap"]:
             writer.add_final_logit_softcapping(s["cap"])
         if s["scale"] != 1.0:
@@ -186,7 +193,8 @@ def hidden_rows(s: dict[str, Any], t: Tensors, taps: Tensor, embedded: Tensor) -
     x = embedded * s["embed_scale"]
     for i in range(s["layers"]):
         at = f"layers.{i}."
-        x = x + attend(s, t, at + "self_attn.", context, rms(x, t[at + "input_layernorm.weight"], s["eps"]))
+        own = {"window": s["window"] * windowed(s, i), "causal": windowed(s, i) if s["mixed"] else s["causal"]}
+        x = x + attend(s | own, t, at + "self_attn.", context, rms(x, t[at + "input_layernorm.weight"], s["eps"]))
         x = x + mlp(s, t, at, x)
     return rms(x, t["norm.weight"], s["eps"])
 

@@ -104,7 +104,7 @@ def corrected(head: Any, hidden: Tensor, before: Sequence[int]) -> tuple[Tensor,
     return torch.stack(found), torch.stack(sure)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways", "anchored", "dspark"])
+@pytest.mark.parametrize("variant", ["qwen3", "top", "sliding", "both ways", "mixed", "anchored", "dspark"])
 def test_a_gguf_file_gives_the_same_bits(tmp_path, variant):
     s = settings(variant, embed_scale=1.0, factor=1.0)
     tensors = tensors_of(s)
@@ -184,7 +184,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "unknown part": (own(conv_kernel_size=2), NO, "conv_kernel_size"),
     "unknown field": ({"head_gate": True}, NO, "head_gate"),
     "a narrow window": ({**SLIDING, "sliding_window": 7}, NO, "hold a block"),
-    "mixed layers": ({"layer_types": ["sliding_attention", "full_attention"]}, NO, "is_causal is absent"),
+    "mixed layers": ({"layer_types": ["sliding_attention", "full_attention"]}, NO, "use_sliding_window is false"),
     "another target": ({"vocab_size": 97}, BAD, "vocab_size is 97, but the target's"),
     "another width": ({"target_hidden_size": 32}, BAD, "target_hidden_size is 32"),
     "eps": ({"rms_norm_eps": 0}, BAD, "rms_norm_eps"),

@@ -88,6 +88,7 @@ class AttentionWork:
 
     group: int
     window: int
+    causal: bool
     items: Tensor
     num_items: Tensor
     counters: Tensor
@@ -103,7 +104,8 @@ class AttentionWork:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            group, kind.window, zeros(items, ITEM_FIELDS), zeros(1), zeros(items, kind.heads * tiles_of(group)),
+            group, kind.window, kind.causal,
+            zeros(items, ITEM_FIELDS), zeros(1), zeros(items, kind.heads * tiles_of(group)),
             zeros(MAX_ITEMS, kind.heads * group, 2, dtype=torch.float32),
             zeros(MAX_ITEMS, kind.heads * group, kind.value_dim, dtype=torch.float32),
         )  # fmt: skip
@@ -111,7 +113,13 @@ class AttentionWork:
     def plan(self, pieces: Tensor) -> None:
         """Lists the work of a step."""
         plan_attention(
-            pieces, self.items, self.num_items, group=self.group, window=self.window, capacity=len(self.accs)
+            pieces,
+            self.items,
+            self.num_items,
+            group=self.group,
+            window=self.window,
+            causal=self.causal,
+            capacity=len(self.accs),
         )
 
 

@@ -9,7 +9,7 @@ Rows from `num_tokens` on are padding: token 0 at position 0, cached in the scra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -83,10 +83,10 @@ class Batch:
         """The attention plan of a layer; `group` query heads share a KV head. Computed once for all layers of the same
         kind."""
         kind, index = self.kv.spec[layer], self.kv.group_of(layer)
-        key = index, kind.window, kind.distance, kind.width, group
+        key = index, kind.window, kind.distance, kind.causal, kind.width, group
         if key not in self._made:
             self._made[key] = plan_attention(
-                self.works,
+                [replace(work, indivisible=False) for work in self.works] if kind.causal else self.works,
                 self.starts,
                 self.tables[index],
                 group=group,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvasir.caches import CacheKind
+from kvasir.caches import CacheKind, CausalWindow
 from kvasir.errors import ModelFileError, UnsupportedModel
 from kvasir.layers.block import DecoderLayer
 from kvasir.layers.draft import ContextAttention
@@ -93,7 +93,12 @@ class DFlash(Module):
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The KV cache of each of its layers."""
-        return tuple(attn.cache(window) for attn, window in zip(self.attns, self.config.windows, strict=True))
+        return tuple(self._cache(attn, window) for attn, window in zip(self.attns, self.config.windows, strict=True))
+
+    def _cache(self, attn: ContextAttention, window: int) -> CacheKind:
+        if window and self.config.mixed:
+            return CausalWindow(attn.kv_heads, attn.head_dim, attn.value_dim, window=window)
+        return attn.cache(window)
 
     def join(self, taps_TX: Tensor) -> Tensor:
         """There are no rows to carry."""

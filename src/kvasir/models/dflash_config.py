@@ -49,9 +49,10 @@ class DFlashConfig(DecoderConfig):
     target_width: of the target's rows, 0 if it is the drafter's. layer_ids: the target's layers after which rows are
     read. target_layers: how many the target has, 0 if that is not stated. block: rows of a block, the one that it
     follows included. mask: the id that stands for those to be guessed. causal: whether a row of a block sees the
-    earlier ones only. anchored: whether the row of a block's first id gives the next id, and that of each mask the one
-    after; else the row of a mask gives the id in its place. final_cap: of the logits, 0 for none. markov_rank,
-    markov_kind, confidence, confidence_pairs: as of a `layers.markov.MarkovHead`; a rank of 0 for none.
+    earlier ones only. mixed: whether it does in layers with a window, and sees the whole block in the others. anchored:
+    whether the row of a block's first id gives the next id, and that of each mask the one after; else the row of a mask
+    gives the id in its place. final_cap: of the logits, 0 for none. markov_rank, markov_kind, confidence,
+    confidence_pairs: as of a `layers.markov.MarkovHead`; a rank of 0 for none.
     """
 
     target_width: int = 0
@@ -60,6 +61,7 @@ class DFlashConfig(DecoderConfig):
     block: int = 16
     mask: int = 0
     causal: bool = False
+    mixed: bool = False
     anchored: bool = False
     final_cap: float = 0.0
     markov_rank: int = 0
@@ -81,7 +83,8 @@ class DFlashConfig(DecoderConfig):
         f = Fields({name: value for name, value in config.items() if name != TENSORS})
         own = _Settings(f, Fields(inner_object(config, "dflash_config"), f"{f.where}: dflash_config"))
         f.get("dflash_config")
-        settings: dict[str, Any] = _layers(f) | _block(own) | {"causal": _causal(own)}
+        settings: dict[str, Any] = _layers(f) | _block(own)
+        settings |= _causal(own, settings["windows"])
         dspark = "Qwen3DSparkModel" in config["architectures"]
         settings |= _heads(own, settings["width"]) | {
             "anchored": own.of("sample_from_anchor").flag("sample_from_anchor", dspark)
@@ -179,17 +182,17 @@ def _layer_ids(f: Fields) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _causal(own: _Settings) -> bool:
-    """Whether the layers are causal. Without a field, those with a sliding window are."""
+def _causal(own: _Settings, windows: tuple[int, ...]) -> dict[str, bool]:
+    """Whether the layers are causal. Without a field, those of the type sliding_attention are, and no others."""
     f = own.outer
-    layers = f.integer("num_hidden_layers", 1, MAX_LAYERS)
     for place, name in ((f, "is_causal"), (own.inner, "is_causal"), (own.inner, "causal")):
         if place.get(name) is not None:
-            return place.flag(name)
-    sliding = read_sliding_layers(f, layers) or (False,)
-    if any(sliding) != all(sliding):
+            return {"causal": place.flag(name)}
+    sliding = read_sliding_layers(f, len(windows)) or (False,)
+    mixed = any(sliding) != all(sliding)
+    if mixed and sliding != tuple(map(bool, windows)):
         raise UnsupportedModel(
-            f"{f.where}: layer_types has sliding and full attention, and is_causal is absent",
-            "supported: layers of which all or none are causal",
+            f"{f.where}: layer_types has sliding and full attention, but use_sliding_window is false",
+            "without is_causal, sliding layers must have a window",
         )
-    return sliding[0]
+    return {"causal": all(sliding), "mixed": mixed}

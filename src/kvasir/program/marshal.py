@@ -238,7 +238,7 @@ class Marshal:
             scale,
             softcap,
             self.cache.spec[layer].distance,
-            0,
+            self.cache.spec[layer].causal,
             None if sinks is None else self._vector(sinks),
         )
         if relative is not None:

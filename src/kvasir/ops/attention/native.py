@@ -98,7 +98,7 @@ class AttentionArgs(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("distance", c_int32),
-        ("reserved", c_int32),
+        ("causal", c_int32),
         ("sinks", c_void_p),
         ("alibi_slopes", c_void_p),
         ("pieces", c_void_p),

@@ -56,7 +56,7 @@ def _extent(start, count, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 def _plan(
     pieces, items, num_items, P, capacity,
     MOST: tl.constexpr, PIECE_FIELDS: tl.constexpr, ITEM_FIELDS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, TOKENS: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per piece. Whether tiles are split follows from all pieces, so each program looks at all."""
     own = tl.program_id(0)
@@ -88,7 +88,7 @@ def _plan(
     tiles = (count + TOKENS - 1) // TOKENS
     split = split_all | (split_short & (tiles == 1))
     per_tile = tl.where(split, tl.maximum(chunks, 1), 1)
-    end = tl.where(both > 0, start + count, 0)
+    end = tl.where((both > 0) & (not CAUSAL), start + count, 0)
     for base in range(0, tiles * per_tile, BLOCK):
         i = base + tl.arange(0, BLOCK)
         tile, chunk = i // per_tile, i % per_tile
@@ -328,13 +328,15 @@ def least_items(tokens: int, pieces: int, group: int) -> int:
 
 
 def plan_attention(
-    pieces: Tensor, items: Tensor, num_items: Tensor, *, group: int, window: int = 0, capacity: int = 0
-) -> None:
+    pieces: Tensor, items: Tensor, num_items: Tensor, *, group: int, window: int = 0, capacity: int = 0,
+    causal: bool = False,
+) -> None:  # fmt: skip
     """Divides a step's attention into items, for all layers with this window and so many query heads per KV head.
 
     pieces: int32 [P, 5], the work of a row in the step: (runner row, start position, count, first token row,
     indivisible). Padding pieces have the count 0. The queries of an indivisible piece see all keys before its end.
-    window: maximum keys that a query sees, itself included; 0 for all.
+    window: maximum keys that a query sees, itself included; 0 for all. causal: whether queries see no later keys, also
+    those of an indivisible piece.
 
     Written: items int32 [N, 12], num_items int32 [1]. N must be at least `least_items`. capacity: rows of the workspace
     of `attend` (`tops`, `accs`). Tiles of more than one chunk are split into an item per chunk if all such items fit N
@@ -345,8 +347,8 @@ def plan_attention(
     launch(
         _plan, (P,),
         pieces, items, num_items, P, capacity,
-        MOST=items.shape[0], PIECE_FIELDS=pieces.shape[1], ITEM_FIELDS=ITEM_FIELDS, WINDOW=window, CHUNK=CHUNK,
-        TOKENS=tokens_of(group), PIECES=triton.next_power_of_2(P), BLOCK=128, num_warps=4,
+        MOST=items.shape[0], PIECE_FIELDS=pieces.shape[1], ITEM_FIELDS=ITEM_FIELDS, WINDOW=window, CAUSAL=causal,
+        CHUNK=CHUNK, TOKENS=tokens_of(group), PIECES=triton.next_power_of_2(P), BLOCK=128, num_warps=4,
         bytes=4 * (pieces.numel() + items.numel()),
     )  # fmt: skip
 
