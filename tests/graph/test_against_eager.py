@@ -16,6 +16,8 @@ FAMILIES += ["mixtral", "qwen3-moe", "qwen3-moe-mixed", "gemma4", "gemma4-moe"]
 LAYERS = {"gemma4": 6, "gemma4-moe": 3}  # as many as have kinds; two of the others
 # Of a log-probability, mean and greatest. In bfloat16 rounding may choose another expert for a row.
 TOLERANCE = {"float32": (4e-5, 4e-4), "bfloat16": (0.03, 0.6)}
+# The scores of Gemma 4 are not scaled: with random weights they magnify roundings to bfloat16.
+CASES = [(family, dtype) for family in FAMILIES for dtype in TOLERANCE if family not in LAYERS or dtype == "float32"]
 
 
 def prompt_logprobs(core, prompt: tuple[int, ...]) -> np.ndarray:
@@ -31,8 +33,7 @@ def prompt_logprobs(core, prompt: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_prompt_logprobs_are_those_of_the_eager_executor(family, dtype, tmp_path):
     folder = folder_of(tmp_path, family, num_hidden_layers=LAYERS.get(family, 2))
     prompt = tuple((7 * i * i + 3 * i) % 96 for i in range(1, 41))
