@@ -23,7 +23,7 @@ class KnowingDrafter(OneByOne):
     def __init__(self, run: Run):
         self._run = run
 
-    def waits(self, seq: Sequence) -> bool:
+    def waits(self, sequences: Seq[Sequence]) -> bool:
         return self._run.random.random() < 0.5
 
     def guess(self, seq: Sequence, most: int) -> list[int]:
@@ -37,7 +37,7 @@ class KnowingDrafter(OneByOne):
 class HostileDrafter(KnowingDrafter):
     """Proposes what it likes: ids that end a sequence or do not exist, too many, right ones first or last."""
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, predicted: bool) -> bool:
         return self._run.random.random() < 0.9
 
     def asks(self, seq: Sequence, most: int) -> int:
@@ -64,11 +64,11 @@ class ErraticSpeculator(Speculator):
         super().__init__(parse(run.options.speculate).methods)
         self._run = run
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, predicted: bool) -> bool:
         return self._run.random.random() < 0.95
 
-    def waits(self, seq: Sequence) -> bool:
-        return super().waits(seq) or self._run.random.random() < 0.2
+    def waits(self, sequences: Seq[Sequence]) -> bool:
+        return super().waits(sequences) or self._run.random.random() < 0.2
 
     def asks(self, seq: Sequence, most: int) -> int:
         asked = self._run.random.randint(1, 4) if self._weights and self._run.random.random() < 0.9 else 0

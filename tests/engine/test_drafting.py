@@ -82,7 +82,7 @@ def test_guesses_follow_the_grammar(executor, jump_ahead):
     expected = plain(core_of("kvasir-mini", speculate="off", **options), requests)
     core = core_of("kvasir-mini", speculate="draft=kvasir-mini", **options)
     drafter, seen = core.scheduler.drafter, []
-    drafter.pays, drafter.asks, take = lambda rows: True, lambda seq, most: min(most, 4), drafter.proposed
+    drafter.pays, drafter.asks, take = lambda rows, predicted: True, lambda seq, most: min(most, 4), drafter.proposed
 
     def proposed(seq, ids, after):
         seen.append((seq, list(ids), after))
@@ -154,7 +154,7 @@ def test_a_draft_model_guesses_up_to_a_length(folder, length, last):
     """Longer sequences are planned as without it, and their prompts cost it nothing."""
     core = small_core(folder, "program", speculate=f"draft={folder}", draft_max_model_len=length)
     drafter, forward = core.scheduler.drafter, core.runner.proposer.forward
-    drafter.pays, drafter.asks = lambda rows: True, lambda seq, most: most
+    drafter.pays, drafter.asks = lambda rows, predicted: True, lambda seq, most: most
     reached, plans = [0], []
     run = forward.run
     forward.run = lambda spans, *rows: reached.extend(span.end for span in spans) or run(spans, *rows)

@@ -128,7 +128,7 @@ class Drafts(OneByOne):
     def __init__(self, expected: Answers, seed: int):
         self.expected, self.chance = expected, random.Random(seed)
 
-    def waits(self, seq: Sequence) -> bool:
+    def waits(self, sequences) -> bool:
         return self.chance.random() < 0.5
 
     def guess(self, seq: Sequence, most: int) -> list[int]:

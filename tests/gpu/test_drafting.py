@@ -47,7 +47,7 @@ def drafted(core: Any, requests: Any, expected: Any) -> tuple[int, int]:
     """Drafted and accepted tokens of a core that always drafts."""
     from tests.oracle import same, together
 
-    core.scheduler.drafter.pays = lambda rows: True
+    core.scheduler.drafter.pays = lambda rows, predicted: True
     same(expected, together(core, requests))
     stats = core.stats()
     core.close()

@@ -223,7 +223,7 @@ def test_an_engine_drafts_and_answers_as_without(folder):
     expected = plain(graph_core(folder, speculate="off"), requests)
     core: Any = graph_core(folder, speculate=f"draft={folder}", overlap=True)
     looks, followed = count(), []
-    core.scheduler.drafter.pays = lambda rows: next(looks) % 6 < 3
+    core.scheduler.drafter.pays = lambda rows, predicted: next(looks) % 6 < 3
     follows = core.runner.follows
     core.runner.follows = lambda *args: followed.append(follows(*args)) or followed[-1]
     same(expected, together(core, requests))

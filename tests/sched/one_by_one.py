@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from kvasir.sched.drafts import Asked
+from kvasir.sched.drafts import Asked, StepTime
 from kvasir.sched.sequence import Sequence
 
 
@@ -13,13 +13,13 @@ class OneByOne:
 
     saved = 0.0
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, predicted: bool) -> bool:
         return True
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
         pass
 
-    def waits(self, seq: Sequence) -> bool:
+    def waits(self, sequences: Seq[Sequence]) -> bool:
         return True
 
     def guess(self, seq: Sequence, most: int) -> Seq[int]:

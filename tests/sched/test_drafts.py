@@ -32,7 +32,7 @@ class Answers(OneByOne):
     def __init__(self, most: int = 99, wrong=lambda: False, waits: bool = True):
         self.most, self.wrong, self._waits = most, wrong, waits
 
-    def waits(self, seq: Sequence) -> bool:
+    def waits(self, sequences: Seq[Sequence]) -> bool:
         return self._waits
 
     def guess(self, seq: Sequence, most: int) -> list[int]:
@@ -137,7 +137,7 @@ class Eager(Speculator):
         self.most_of_all = most
         self.taken: list[tuple[Sequence, tuple[int, ...], int]] = []
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, rows: int, predicted: bool) -> bool:
         return True
 
     def asks(self, seq: Sequence, most: int) -> int:

@@ -106,7 +106,7 @@ class Drafts(OneByOne):
         self.guesses: dict[int, tuple[Seq, list[int], int]] = {}  # by the identity of a sequence
         self.used = 0
 
-    def waits(self, seq: Seq) -> bool:
+    def waits(self, sequences: Sequence[Seq]) -> bool:
         return self.chance.random() < 0.5
 
     def asks(self, seq: Seq, most: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,9 +12,9 @@ import pytest
 
 from kvasir.errors import KvasirError
 from kvasir.runner.fake import FakeRunner
-from kvasir.sched.drafts import Asked
+from kvasir.sched.drafts import Asked, StepTime
 from kvasir.sched.scheduler import Scheduler
-from kvasir.spec.drafter import FAR, RESTS, TRIED, Rest, Speculator
+from kvasir.spec.drafter import FAR, Speculator
 from kvasir.speculation import Speculation
 from kvasir.types import Request, ServiceClass, Target
 from tests.sched.drive import Drive, by_hand, request
@@ -31,13 +30,22 @@ class Timed(Speculator):
         for rows in range(1, 40):
             self.times.note(rows, seconds(rows))
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
         pass
 
 
-def driven(requests: list[Request], drafter, ahead: bool = False, **runner) -> Drive:
+def driven(requests: list[Request], drafter, ahead: bool = False, observed: bool = False, **runner) -> Drive:
+    """observed: whether the drafter hears of each step."""
     fake = FakeRunner(vocab_size=VOCAB, **runner)
     drive = Drive(Scheduler(fake.capacity, drafter=drafter), fake, ahead)
+    commit = drive.scheduler.commit
+
+    def observing(plan, result):
+        drive.scheduler.observe(plan, StepTime(1.0, 1.0))
+        return commit(plan, result)
+
+    if observed:
+        drive.scheduler.commit = observing  # type: ignore[method-assign]
     for r in requests:
         drive.scheduler.add(r)
     while drive.scheduler.has_work() or drive.pending:
@@ -156,7 +164,7 @@ def test_no_draft_where_rows_are_dear():
     right = answer(predicted([]))
     dear = Timed(("ngram",), seconds=lambda rows: rows)
     drive = driven([predicted(right)], dear)
-    assert drive.scheduler.drafted_tokens == 0 and not dear.pays(1) and not dear.pays(8)
+    assert drive.scheduler.drafted_tokens == 0 and not dear.pays(1, False) and not dear.pays(8, False)
 
 
 def test_no_draft_makes_a_step_miss_its_target():
@@ -176,50 +184,49 @@ def test_columns_are_used_while_drafts_do_not_pay():
     assert dear.tokens == cheap.tokens
 
 
-class Counting(Timed):
-    """Knows how many sequences decode."""
+class Clocked(Timed):
+    """Steps take `base`, and drafters as long as `host` for each sequence in addition."""
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        self._decoding = rows - drafted
+    def __init__(self, *args, host: float, **more):
+        super().__init__(*args, **more)
+        self.host, self.worked = host, True
+
+    def pays(self, rows: int, predicted: bool) -> bool:
+        self.worked = super().pays(rows, predicted)
+        return self.worked
+
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
+        sequences = rows - drafted
+        period = 1 + 0.02 * rows + self.host * sequences * self.worked
+        Speculator.measured(self, rows, drafted, StepTime(period, period))
 
 
-def observed(drive: Drive, drafter, asked: list[Request]) -> None:
-    for r in asked:
-        drive.scheduler.add(r)
-    while drive.scheduler.has_work() or drive.pending:
-        drive.step()
-        drafter.measured(len(drive.scheduler.running), 0, 1.0)
-
-
-@pytest.mark.parametrize("right", [False, True])
-def test_many_sequences_rest_from_drafters_that_win_too_little(right):
-    """In columns; after a while they are tried again, and kept if they win."""
-    plain = [request(f"r{i}", [i, i + 1], max_tokens=40, temperature=0.0) for i in range(16)]
-    asked = [replace(r, prediction=tuple(answer(r) if right else [9] * 40)) for r in plain]
-    guesses = Counting(("ngram",))
-    fake = FakeRunner(vocab_size=VOCAB, max_rows=16, max_tokens_per_step=512)
-    drive = Drive(Scheduler(fake.capacity, drafter=guesses), fake)
-    observed(drive, guesses, asked)
-    assert bool(guesses._rest) != right == (not any(plan.decodes for plan in drive.plans))
-    assert guesses.pays(16) == right and guesses.pays(2), "few rows need no columns"
+@pytest.mark.parametrize(("right", "host"), [(False, 0.0), (False, 0.05), (True, 0.05)])
+def test_many_sequences_pause_drafters_that_cost_more_than_they_win(right, host):
+    """Then they are planned in columns."""
+    plain = [request(f"r{i}", [i, i + 1], max_tokens=400, temperature=0.0) for i in range(16)]
+    asked = [replace(r, prediction=tuple(answer(r) if right else [9] * 400)) for r in plain]
+    guesses = Clocked((), host=host)
+    drive = driven(asked, guesses, observed=True, max_rows=16, max_tokens_per_step=512, num_blocks=512)
     assert drive.tokens == {(r.id, 0): answer(r) for r in plain}
-    guesses._rest.until = 0.0
-    assert guesses.pays(16)
-    assert guesses._rest.steps == (RESTS[0] if right else 2 * RESTS[0])
+    columns = sum(bool(plan.decodes) for plan in drive.plans) / len(drive.plans)
+    assert columns > 0.5 if host and not right else columns < 0.3
 
 
-def test_a_rest_doubles_until_something_is_won():
-    rest = Rest()
-    for steps in (64, 128, 256, 512, 512):
-        begun = time.perf_counter()
-        for _ in range(TRIED):
-            assert not rest
-            rest.note(0, 1.0, 0.05)
-        assert rest and rest.until - begun == pytest.approx(steps, abs=5)
-        rest.until = 0.0
-    for _ in range(TRIED):
-        rest.note(1, 1.0, 0.9)
-    assert not rest and rest.steps == RESTS[0]
+def test_answers_that_are_predicted_are_tried_apart():
+    guesses = Speculator(("ngram",))
+    for _ in range(200):
+        slow = StepTime(1.0 + guesses.pays(1, False), 1.0 + guesses.pays(1, False))
+        guesses.measured(1, 0, slow)
+    assert not guesses.pays(1, False) and guesses.pays(1, True)
+
+
+def test_steps_that_compute_prompts_are_not_measured():
+    guesses = Speculator(("ngram",))
+    driven([request("a", [5, 6, 7] * 90, max_tokens=1)], guesses, observed=True, max_tokens_per_step=16)
+    assert not guesses.times.rows
+    driven([request("b", [5, 6, 7] * 90, max_tokens=9)], guesses, observed=True, max_tokens_per_step=16)
+    assert guesses.times.rows
 
 
 def test_what_is_not_found_is_looked_for_once_at_a_place():
@@ -237,22 +244,6 @@ def test_nothing_is_kept_of_sequences_that_ended():
     asked = [request(f"r{i}", [random.Random(i).randrange(5) for _ in range(20)], max_tokens=9) for i in range(9)]
     driven(asked, guesses)
     assert not guesses._of
-
-
-def test_no_guess_is_looked_for_where_that_takes_too_long():
-    class Slow(Timed):
-        def _ngram(self, seq, ids, most):
-            begun = time.thread_time()
-            while time.thread_time() < begun + 0.002:
-                pass
-            return super()._ngram(seq, ids, most)
-
-    asked = [request("a", [5, 6, 7] * 9, max_tokens=200, temperature=0.0)]
-    slow = Slow(("ngram",), seconds=lambda rows: 1e-3 * (1 + 0.02 * rows))
-    assert driven(asked, slow).tokens["a", 0] == answer(asked[0])
-    for _ in range(100):
-        Speculator.measured(slow, 1, 0, 1e-3)
-    assert not slow.pays(1)
 
 
 def test_a_guide_that_fails_gives_no_guess():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.spec.pace import GAIN, Chance, StepTimes, best_length, shares
+from kvasir.spec.pace import GAIN, Chance, StepTimes, best_length, shares, worth_waiting
 
 
 def measured(*times: float) -> StepTimes:
@@ -110,3 +111,21 @@ def test_all_times_follow_a_machine_that_slows_down():
     for _ in range(40):
         times.note(1, 2.0)
     assert times.of(3) > 1.8
+
+
+@pytest.mark.parametrize(
+    ("chance", "late", "waits"), [(0.9, 1.5, True), (0.9, 5.0, False), (0.2, 1.5, False), (0.2, 1.0, True)]
+)
+def test_waiting_for_a_draft_must_make_up_for_planning_late(chance, late, waits):
+    """late: a step's time if it is planned once the last id is known."""
+    times, ahead = measured(*(late for _ in range(9))), measured(1.0)
+    assert worth_waiting([chance], [4], 1, times, ahead) == waits
+    assert worth_waiting([chance] * 2, [2, 2], 2, times, measured(0.5, 1.0)) == waits
+
+
+def test_an_interruption_does_not_make_rows_look_free():
+    times = measured(1.0, 2.0, 3.0)
+    for _ in range(20):
+        times.note(1, 1.0)
+    times.note(1, 100.0)
+    assert times.of(3) == pytest.approx(3 * times.of(1))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, look, record
 from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
+from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
 from kvasir.statistics import EngineStats, counted
@@ -53,11 +54,14 @@ class StepRunner(Protocol):
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that is started and not committed. pending: what the runner returned; error: what it raised. masks: once
-    they are made."""
+    """A step that is started and not committed. begun: when it was launched. planned: when it was planned, if the
+    engine had been idle; else 0. ahead: whether it was planned while another step was computed. pending: what the
+    runner returned; error: what it raised. masks: once they are made."""
 
     plan: StepPlan
     begun: float
+    planned: float = 0.0
+    ahead: bool = False
     pending: Any = None
     error: Exception | None = None
     masks: Mapping[int, bytes] | None = None
@@ -96,6 +100,7 @@ class EngineCore:
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._pending_step: PendingStep | None = None  # the step in progress
+        self._busy = False  # whether sequences ran after the last step
         self._ended = 0.0  # when the last step ended
         self._closed = False
 
@@ -154,12 +159,16 @@ class EngineCore:
         if failed and plan:
             plan, following = self._retract(plan, following), None
         self._pending_step = following or self._launch(plan)
+        if self._pending_step:
+            self._pending_step.ahead = running is not None
+            self._pending_step.planned = 0.0 if self._busy else begun
         if idle and not learnt:
             self.scheduler.linger(LINGER)
         if not failed:
             deltas = self._settle(before, result)
         if not self.runner.overlaps:
             deltas += self._finish()
+        self._busy = bool(self.scheduler.running)
         self.step_seconds += time.perf_counter() - begun
         return late + deltas
 
@@ -171,7 +180,7 @@ class EngineCore:
             self.plan_listener(plan)
         begun = time.perf_counter()
         try:
-            return PendingStep(plan, begun, self.runner.execute(plan))
+            return PendingStep(plan, begun, pending=self.runner.execute(plan))
         except Exception as error:
             raise_fault(error)
             return PendingStep(plan, begun, error=error)
@@ -209,9 +218,11 @@ class EngineCore:
         try:
             result = pending_step.error or self._sample(pending_step)
             if pending_step.plan.computes:
-                seconds = time.perf_counter() - max(pending_step.begun, self._ended)
+                ended = time.perf_counter()
+                seconds = ended - max(pending_step.begun, self._ended)
+                period = ended - max(pending_step.planned, self._ended)
                 proposing = 0.0 if isinstance(result, Exception) else result.proposing
-                self.scheduler.observe(pending_step.plan, seconds, proposing)
+                self.scheduler.observe(pending_step.plan, StepTime(seconds, period, proposing, pending_step.ahead))
                 self._past.append(record(pending_step.plan, seconds))
             return pending_step.plan, result
         except Exception as error:

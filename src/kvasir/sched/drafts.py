@@ -27,19 +27,31 @@ class Asked(NamedTuple):
     most: int
 
 
+class StepTime(NamedTuple):
+    """How long a step took. seconds: it was computed. period: since the step before it, or since there was something to
+    compute; so also what the host did meanwhile. proposing: of these, those of `Work.propose`. ahead: whether it was
+    planned while the step before it was computed."""
+
+    seconds: float
+    period: float
+    proposing: float = 0.0
+    ahead: bool = False
+
+
 class Drafter(Protocol):
     """Proposes drafts. Its methods run between steps and must not change a sequence. saved: estimated seconds that
     drafts have saved, less those that they cost."""
 
     saved: float
 
-    def pays(self, rows: int) -> bool:
-        """Whether drafts may pay in a step of so many decoding sequences. If not, none is asked for."""
+    def pays(self, rows: int, predicted: bool) -> bool:
+        """Whether drafts may pay in a step of so many decoding sequences. If not, none is asked for. predicted: whether
+        the answer of one of them is predicted."""
         ...
 
-    def waits(self, seq: Sequence) -> bool:
-        """Whether the sequence should wait until its last token is known, and get a draft then, instead of being
-        planned while the step that samples that token is pending."""
+    def waits(self, sequences: Seq[Sequence]) -> bool:
+        """Whether these sequences should wait until their last tokens are known, and get drafts then, instead of being
+        planned while the step that samples these tokens is pending."""
         ...
 
     def propose(self, asked: Seq[Asked], budget: int) -> Seq[Seq[int]]:
@@ -61,8 +73,9 @@ class Drafter(Protocol):
         right."""
         ...
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        """A step that only decoded took `seconds`. rows: its token rows, of which `drafted` are drafts."""
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
+        """How long a step took, before its sequences are settled. rows: its token rows, of which `drafted` are drafts;
+        0 if it did not only decode."""
         ...
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
@@ -125,12 +138,10 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
     return work.count - work.drafted + accepted
 
 
-def observe(drafter: Drafter, plan: StepPlan, seconds: float, proposing: float) -> None:
-    """Tells the drafter how long a step took if it only decoded; others do not show the cost of drafts. seconds: of the
-    step. proposing: of these, those of `Work.propose`."""
-    if all(work.count == 1 + work.drafted and work.sample for work in plan.work):
-        drafted = sum(work.drafted for work in plan.work)
-        drafter.measured(plan.num_tokens, drafted, seconds - proposing)
+def observe(drafter: Drafter, plan: StepPlan, time: StepTime) -> None:
+    """Tells the drafter how long a step took; only those that merely decoded show the cost of drafts."""
+    decodes = all(work.count == 1 + work.drafted and work.sample for work in plan.work)
+    drafter.measured(plan.num_tokens if decodes else 0, sum(work.drafted for work in plan.work), time)
     asked = [work.propose for work in plan.work if work.propose]
     if asked and all(work.count <= 1 + work.drafted for work in plan.work):
-        drafter.measured_proposals(len(asked), max(asked), proposing)
+        drafter.measured_proposals(len(asked), max(asked), time.proposing)

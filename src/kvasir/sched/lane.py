@@ -31,7 +31,7 @@ _WHOLE = ("known", "computed", "stored", "in_flight", "turn", "room", "trim", "m
 class Members:
     """The sequences of the lane until the next one enters or leaves, in the order of entry. rows: [S] int32. appends:
     their `tokens.append`. ids: of their requests. shares: number of sequences per class and tenant. stop_ids: the union
-    of their stop ids, sorted, int64."""
+    of their stop ids, sorted, int64. predicted: whether the answer of one of them is."""
 
     sequences: tuple[Sequence, ...]
     rows: np.ndarray
@@ -40,6 +40,7 @@ class Members:
     indexes: tuple[int, ...]
     shares: Counter[tuple[ServiceClass, str]]
     stop_ids: np.ndarray
+    predicted: bool
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence]) -> Members:
@@ -54,6 +55,7 @@ class Members:
             tuple([s.index for s in found]),
             Counter([share_of(s) for s in found]),
             np.array(sorted(stop_ids), np.int64),
+            any(s.request.prediction for s in found),
         )
 
     def without(self, places: list[int]) -> Members:

@@ -114,8 +114,8 @@ class Planner:
         """Plans one token for each decoding sequence. kept: tokens of the budget to leave for prefills."""
         decodes = self._wanting_one(step, step.budget - kept)
         room = step.budget - kept
-        if (drafter := self._drafter) and self._drafting:
-            decodes = [s for s in decodes if not (s.counts.in_flight and drafter.waits(s))]
+        if self._drafting and self._wait(decodes):
+            return
         proposed = self._propose(decodes, room - len(decodes))
         for i, seq in enumerate(sorted(decodes, key=self._turn_key) if len(decodes) > room else decodes):
             if seq.content.sources and not step.chunk(seq, seq.counts.computed):
@@ -129,6 +129,14 @@ class Planner:
                 draft = proposed.get(id(seq), array("i"))[: max(0, most)]
                 self._compute(seq, 1, step, draft=self._fitting(seq, 1, draft))
 
+    def _wait(self, decodes: list[Sequence]) -> bool:
+        """Whether decoding sequences wait for the pending step: all or none, or they would be computed in turns, each
+        time with all weights."""
+        if any(s.counts.drafted for s in self._table.running):
+            return True
+        sampled = [s for s in decodes if s.counts.in_flight]
+        return bool(sampled) and self._drafter is not None and self._drafter.waits(sampled)
+
     def _wanting_one(self, step: Step, room: int) -> list[Sequence]:
         """Decoding sequences outside the lane that are not yet part of the step. Plans the lane if it has enough
         sequences and the step has tokens and blocks for all of them. Otherwise dissolves it, so that order and
@@ -140,7 +148,9 @@ class Planner:
         found = self._outside(step)
         enough = lane.least <= len(lane) + len(found) <= room
         # None decodes where the only sequence has forced ids to compute, or its prompt.
-        self._drafting = self._drafter is not None and self._drafter.pays(max(1, len(lane) + len(found)))
+        if self._drafter:
+            predicted = lane.members.predicted or any(s.request.prediction for s in found)
+            self._drafting = self._drafter.pays(max(1, len(lane) + len(found)), predicted)
         lane.open = enough and not self._drafting and self._has_blocks(len(found))
         if lane and lane.open:
             step.decode(lane.members, lane.advance(self._kv, self._turn))

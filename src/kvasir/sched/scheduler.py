@@ -34,7 +34,7 @@ from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance
 from kvasir.sched.admission import make_sequence, refuse_impossible
-from kvasir.sched.drafts import Drafter
+from kvasir.sched.drafts import Drafter, StepTime
 from kvasir.sched.encoders import Outputs
 from kvasir.sched.guidance import Compiling
 from kvasir.sched.guide import Guides
@@ -270,11 +270,11 @@ class Scheduler:
 
     # -- results -----------------------------------------------------------------------------------------------
 
-    def observe(self, plan: StepPlan, seconds: float, proposing: float = 0.0) -> None:
-        """Records that the plan's step took `seconds`, of which `proposing` for `Work.propose`."""
-        self.service.observe(plan, seconds)
+    def observe(self, plan: StepPlan, time: StepTime) -> None:
+        """Records how long the plan's step took."""
+        self.service.observe(plan, time.seconds)
         if self.drafter:
-            drafts.observe(self.drafter, plan, seconds, proposing)
+            drafts.observe(self.drafter, plan, time)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""

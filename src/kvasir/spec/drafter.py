@@ -14,7 +14,6 @@ chooses how much of it is checked. A kind is a source and how long its match is:
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -23,11 +22,12 @@ from math import inf
 from typing import NamedTuple
 
 from kvasir.errors import KvasirError
-from kvasir.sched.drafts import Asked
+from kvasir.sched.drafts import Asked, StepTime
 from kvasir.sched.sequence import Sequence
 from kvasir.spec.lookup import LONGEST, continuation
-from kvasir.spec.pace import KEPT_LONG, Chance, Rate, StepTimes, best_length, shares
+from kvasir.spec.pace import KEPT_LONG, Chance, Rate, StepTimes, best_length, shares, worth_waiting
 from kvasir.spec.pool import Pools
+from kvasir.spec.trial import Trial
 from kvasir.speculation import MAX_DRAFTED, WEIGHTS
 from kvasir.types import ServiceClass, Target
 
@@ -35,16 +35,9 @@ Look = Callable[[Sequence, "array[int]", int], "tuple[array[int], int]"]  # ids,
 Search = Callable[["array[int]", int], "tuple[array[int], int]"]
 Kind = tuple[str, int]  # a source, and the bits of the length of its match
 SURE = 0.95  # the best chance that is worth asking for
-WAITS = 0.3  # the chance from which a sequence waits for a draft
 INSERTED = 64  # ids that a prediction may have more than the answer up to some place, before all of it is searched
-LOOKING = 0.5  # share of a step's time that may be spent on finding guesses
-CHEAP = 0.02  # the share that is spent on them in any case
 FAR = 64  # ids that a lookup returns: more than a step can check
 LOOKS = 64  # measured steps after which it is decided again from how many rows on no draft pays
-MANY = 8  # decoding sequences from which on a step without drafters needs no objects per row (sched.lane)
-TRIED = 128  # rows after which it is decided whether drafters go on
-WON = 0.05  # accepted ids per row that outweigh what drafters cost the host where many sequences decode
-RESTS = 64, 512  # steps without drafters if they win less: at first, and at most
 
 
 class Guess(NamedTuple):
@@ -81,37 +74,11 @@ class Drafted:
     found: dict[str, Found] = field(default_factory=dict)  # by source
 
 
-@dataclass(slots=True)
-class Rest:
-    """Whether drafters pause. They do if TRIED rows accepted too few ids, twice as long each time.
-
-    tried, won: rows since the last decision, and the ids that they accepted."""
-
-    tried: int = 0
-    won: int = 0
-    steps: int = RESTS[0]  # the next pause
-    until: float = 0.0  # when it ends, as time.perf_counter
-
-    def note(self, accepted: int, seconds: float, least: float) -> None:
-        """Counts a row. seconds: of its step. least: accepted ids per row that outweigh what drafters cost the host."""
-        self.tried, self.won = self.tried + 1, self.won + accepted
-        if self.tried < TRIED:
-            return
-        if self.won >= least * self.tried:
-            self.steps = RESTS[0]
-        else:
-            self.until = time.perf_counter() + self.steps * seconds
-            self.steps = min(2 * self.steps, RESTS[1])
-        self.tried = self.won = 0
-
-    def __bool__(self) -> bool:
-        return time.perf_counter() < self.until
-
-
 class Speculator:
     """A `sched.drafts.Drafter`. Owns the chances of the sequences and of the kinds, the pools, and the step times.
 
-    saved: estimated seconds that drafts have saved, less those that they cost. times: of steps, by token rows.
+    saved: estimated seconds that drafts have saved, less those that they cost. ahead: times of steps that were planned
+    ahead, by token rows, which have no drafts; times: of the others.
     rounds: the times of proposing one id with a model that drafts, by sequences, or those of a pass of one that drafts
     blocks, by token rows. lookups: searches of a sequence or a pool.
     """
@@ -134,43 +101,50 @@ class Speculator:
         self.rounds, self._blocks = StepTimes(), blocks
         self._asking = 1  # sequences that asked the runner in the last step
         self._pools = pools or Pools()
-        self.times = StepTimes()
+        self.times, self.ahead = StepTimes(), StepTimes()
+        self._trials: dict[tuple[int, bool], Trial] = {}  # by the bits of the number of sequences, and predictions
+        self._predicted = False  # whether a sequence of the last plan has a prediction
         self._rates: dict[Kind, Rate] = {}
         self._of: dict[int, Drafted] = {}  # by the identity of a sequence
         self._pays: dict[int, bool] = {}  # by rows
-        self._looking = 0.0  # seconds that the guess for a sequence takes, the mean of the last ones
-        self._rest = Rest()
         self._measured = 0
         self._decoding = 1  # sequences in the last step that was measured
+        self._measures: Trial | None = None  # that of the last step, if it was measured
         self.saved = 0.0
         self.lookups = 0
 
     # -- the protocol
 
-    def pays(self, rows: int) -> bool:
-        """Whether a draft that is almost surely right would pay in a step of so many decoding sequences."""
-        cost = self._cost(rows)
-        if cost > CHEAP and self._rest:
+    def pays(self, rows: int, predicted: bool) -> bool:
+        """Whether drafters work now, and a draft that is almost surely right would pay."""
+        self._predicted = predicted
+        if not self._trial(rows).drafts:
             return False
         if rows not in self._pays:
-            self._pays[rows] = cost <= LOOKING and any(shares([SURE] * rows, [4] * rows, self.times))
+            self._pays[rows] = any(shares([SURE] * rows, [4] * rows, self.times))
         return self._pays[rows]
 
-    def waits(self, seq: Sequence) -> bool:
-        """Whether it is likely that something follows the id that a pending step samples."""
-        if self._state(seq).waiting:
+    def waits(self, sequences: Seq[Sequence]) -> bool:
+        """Whether what is likely to follow the ids that a pending step samples makes up for planning later. Attempts to
+        draft again are no reason to wait unless a quarter of the sequences are due for one."""
+        if any(self._state(seq).waiting for seq in sequences):
             return True
-        most = self._limit(seq, self._most)
-        guess = self._guess(seq, most) if most > 1 else NO_GUESS
-        return len(guess.ids) > 1 and self._chance(seq, guess.kind).value >= WAITS
+        chances, most, probes = [], [], 0
+        for seq in sequences:
+            limit = self._limit(seq, self._most)
+            guess = self._guess(seq, limit) if limit > 1 else NO_GUESS
+            if len(guess.ids) > 1:
+                chance = self._chance(seq, guess.kind)
+                probes += chance.probes
+                chances.append(chance.known)
+                most.append(len(guess.ids) - 1)
+        return 4 * probes > len(sequences) or worth_waiting(chances, most, len(sequences), self.times, self.ahead)
 
     def propose(self, asked: Seq[Asked], budget: int) -> list[array[int]]:
         """As much of each sequence's guess as pays for all of them together."""
-        begun = time.thread_time()  # a busy machine makes no guess dearer
         guesses = [self._guess(seq, self._limit(seq, min(most, budget))) for seq, most in asked]
         for (seq, _), guess in zip(asked, guesses, strict=True):
             self._state(seq).asked = guess.kind if guess.ids else None
-        self._looking += ((time.thread_time() - begun) / max(1, len(asked)) - self._looking) / LOOKS
         guessed = [at for at, guess in enumerate(guesses) if guess.ids]
         counts = shares(
             [self._chance(asked[at].seq, guesses[at].kind).value for at in guessed],
@@ -205,8 +179,8 @@ class Speculator:
         state.proposed, state.after = array("i", ids), after
 
     def settle(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        if (cost := self._cost(self._decoding)) > CHEAP:
-            self._rest.note(accepted, self.times.of(self._decoding), cost)
+        if accepted and self._measures:
+            self._measures.accepted(accepted)
         state = self._of.get(id(seq))
         if state is None:
             return
@@ -215,7 +189,7 @@ class Speculator:
             return
         self._chance(seq, state.asked).settle(drafted, accepted)
         state.asked = None
-        self.saved += accepted * self.times.of(self._decoding) / self._decoding
+        self.saved += accepted * self._plain(self._decoding) / self._decoding
 
     def leave(self, seq: Sequence) -> None:
         self._of.pop(id(seq), None)
@@ -229,18 +203,26 @@ class Speculator:
     def learns(self) -> bool:
         return self._pools.waiting > 0
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        self.times.note(rows, seconds)
-        self._measured, self._decoding = self._measured + 1, rows - drafted
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
+        self._measures = None
+        if not rows:
+            return
+        decoding = self._decoding = rows - drafted
+        (self.ahead if time.ahead else self.times).note(rows, time.period - time.proposing)
+        self._measures = self._trial(decoding)
+        self._measures.note(decoding, time.period)
+        self._measured += 1
         if self._measured % LOOKS == 0:
             self._pays.clear()
         if drafted:
-            self.saved -= seconds - self.times.of(rows - drafted)
+            self.saved -= time.period - self._plain(decoding)
 
-    def _cost(self, rows: int) -> float:
-        """What finding guesses costs the host in a step of so many sequences, as a share of the step's time."""
-        looking = self._looking * rows / self.times.of(rows) if self.times.rows else 0.0
-        return max(looking, WON) if rows >= MANY else looking
+    def _plain(self, rows: int) -> float:
+        """The time of a step without drafts."""
+        return (self.ahead if self.ahead.rows else self.times).of(rows)
+
+    def _trial(self, rows: int) -> Trial:
+        return self._trials.setdefault((rows.bit_length(), self._predicted), Trial())
 
     def measured_proposals(self, rows: int, most: int, seconds: float) -> None:
         self.rounds.note(*((rows * (1 + most), seconds) if self._blocks else (rows, seconds / most)))

@@ -16,6 +16,7 @@ PRIOR, WEIGHT = 0.5, 2.0  # what is assumed of an unknown drafter, and the numbe
 KEPT, KEPT_LONG = 0.95, 0.995  # share of a sequence's and of the engine's evidence that each further checked id leaves
 PAUSES = 16, 1024  # tokens after which a sequence without drafts gets one again: at first, and at most
 GAIN = 1.01  # what drafts must promise, relative to none: measured times are no more precise
+WAITS = 0.3  # the chance from which a sequence waits for a draft, until step times are known
 UNKNOWN = 0.03  # a token row's time relative to a step of one, until it is measured
 ROUND = 0.15  # the time of drafting an id relative to that of a step, until it is measured
 NEW, OLD = 4, 10  # measurements of a step's time are averaged, the latest ones with these weights at first and later
@@ -56,9 +57,12 @@ class Chance:
         return self.idle >= self.pause
 
     @property
+    def known(self) -> float:
+        return self.own.value(self.others.value())
+
+    @property
     def value(self) -> float:
-        known = self.own.value(self.others.value())
-        return max(known, PRIOR) if self.probes else known
+        return max(self.known, PRIOR) if self.probes else self.known
 
     def settle(self, drafted: int, accepted: int) -> None:
         """After a step that checked `drafted` ids and accepted the first `accepted`."""
@@ -90,11 +94,12 @@ class StepTimes:
         at = bisect_left(self.rows, rows)
         if at < len(self.rows) and self.rows[at] == rows:
             self.counts[at] += 1
-            weight = 1 / min(self.counts[at], OLD) if self.counts[at] > NEW else 1 / 2
-            known = self.times[at] + weight * (seconds - self.times[at])
-            drift = 1.0 + (seconds / self.times[at] - 1.0) / OLD
-            self.times = [time * min(max(drift, 0.9), 1.1) for time in self.times]
-            self.times[at] = known
+            weight, before = 1 / 2, self.times[at]
+            if self.counts[at] > NEW:
+                weight, seconds = 1 / min(self.counts[at], OLD), min(max(seconds, before / 2), 2 * before)
+            drift = 1.0 + (min(max(seconds / before, 0.5), 2.0) - 1.0) / OLD
+            self.times = [time * drift for time in self.times]
+            self.times[at] = before + weight * (seconds - before)
         else:
             self.rows.insert(at, rows)
             self.times.insert(at, seconds)
@@ -161,3 +166,13 @@ def shares(
     for _, row, place in worth[:taken]:
         found[row] = max(found[row], place)
     return found
+
+
+def worth_waiting(chances: Sequence[float], most: Sequence[int], rows: int, times: StepTimes, ahead: StepTimes) -> bool:
+    """Whether drafts for some of `rows` sequences make up for planning their step later. chances, most: as in `shares`.
+    times: of steps that are planned once the last ids are known; ahead: of those planned before."""
+    if not (times.rows and ahead.rows):
+        return any(chance >= WAITS for chance in chances)
+    counts = shares(chances, most, times, others=rows - len(chances))
+    tokens = rows + sum(c**place for c, count in zip(chances, counts, strict=True) for place in range(1, count + 1))
+    return tokens / times.of(rows + sum(counts)) > GAIN * rows / ahead.of(rows)
