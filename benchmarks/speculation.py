@@ -34,6 +34,7 @@ from kvasir.cli.simulate import report
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
+from kvasir.sched.drafts import StepTime
 from kvasir.sched.sequence import Sequence
 from kvasir.spec.drafter import Speculator
 from kvasir.spec.lookup import continuation
@@ -73,9 +74,9 @@ class Replay(Speculator):
                 found.note(rows, median(seconds))
         return found
 
-    def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        super().measured(rows, drafted, seconds)
-        self._steps.setdefault(rows, []).append(seconds)
+    def measured(self, rows: int, drafted: int, time: StepTime) -> None:
+        super().measured(rows, drafted, time)
+        self._steps.setdefault(rows, []).append(time.period)
 
     def _coming(self, seq: Sequence, most: int) -> array[int]:
         name = seq.request.id
