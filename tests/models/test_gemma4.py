@@ -4,11 +4,8 @@ import pytest
 import torch
 
 from kvasir.errors import ModelFileError, UnsupportedModel
-from kvasir.graph.fold import fold
 from kvasir.models.gemma4 import Gemma4
 from kvasir.models.registry import model_class_for
-from kvasir.ops.graph import CannotTrace
-from kvasir.program.trace import trace
 from tests.models.driver import logits_of
 from tests.models.families import config_of
 from tests.models.oracle import TOLERANCE, distance, dummy, ours, random_ids, randomized, state_of
@@ -144,8 +141,3 @@ def test_bad_fields_are_refused(change, error):
     config = {k: v for k, v in config_of("gemma4").items() if v is not ABSENT}
     with pytest.raises(error):
         model_class_for(config).Config.from_hf({**config, **change})
-
-
-def test_the_graph_executor_refuses_norms_without_weights(tmp_path):
-    with pytest.raises(CannotTrace, match="norm without weights"):
-        fold(trace(dummy(config_of("gemma4"))))
