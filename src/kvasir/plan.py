@@ -197,6 +197,11 @@ class StepPlan:
         return bool(self.work or self.decodes)
 
     @property
+    def leads(self) -> bool:
+        """Whether later steps build on what it computes or writes."""
+        return bool(self.computes or self.copies or self.loads or self.encodes)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.decodes) + sum(w.count for w in self.work)
 

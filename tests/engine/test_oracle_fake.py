@@ -8,7 +8,7 @@ from kvasir.engine.core import EngineCore
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
-from kvasir.types import FinishReason
+from kvasir.types import FinishReason, Request, SamplingParams
 from tests.oracle import mixed_requests, plain, same, together
 
 
@@ -93,3 +93,21 @@ def test_a_broken_engine_is_noticed():
     core.runner.executor.draw, core.runner.executor.draws_columns = broken, False
     with pytest.raises(AssertionError, match="differ"):
         same(expected, together(core, requests))
+
+
+@pytest.mark.parametrize("broken", ["execute", "sample"])
+def test_a_runner_that_is_broken_fails_every_request(broken, monkeypatch):
+    """Also steps that compute nothing fail then; those planned after them must not be taken back for ever."""
+    runner = FakeRunner(max_rows=8, overlaps=True)
+
+    def fail(*args):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(runner, broken, fail)
+    core = EngineCore(runner, Scheduler(runner.capacity))
+    for i in range(20):
+        core.add(Request(f"{i}", (1, 2, 3) * 10, SamplingParams(max_tokens=9, seed=0)))
+    reasons = []
+    for _ in range(100):
+        reasons += [delta.finish_reason for delta in core.step() if delta.finish_reason]
+    assert reasons == [FinishReason.ERROR] * 20 and not core.has_work()

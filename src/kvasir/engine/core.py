@@ -156,7 +156,7 @@ class EngineCore:
         before, result = self._wait(running)
         failed = isinstance(result, Exception)
         deltas = self._settle(before, result) if failed else []
-        if failed and plan:
+        if failed and plan and before and before.leads:
             plan, following = self._retract(plan, following), None
         self._pending_step = following or self._launch(plan)
         if self._pending_step:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRIED = {True: 32, False: 12}  # steps after which two ways are compared, with drafters and without
+TRIED = {True: 32, False: 24}  # steps after which two ways are compared, with drafters and without
 HOPELESS = 8, 0.7  # steps after which a way that is so much slower is not tried on
 COST = 0.01
 BETTER = 64, 4096  # steps of the better way before the other one is tried again
