@@ -161,6 +161,7 @@ SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
 # Case -> changes of the config, and the error.
 CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "a newer kind": ({"architectures": ["DFlash2DraftModel"]}, NO, "DFlash2DraftModel"),
+    "the layout of speculators": ({"speculators_model_type": "dflash"}, NO, "from `speculators`"),
     "another DSpark": ({"architectures": ["Gemma4DSparkModel"]}, NO, "Gemma4DSparkModel"),
     "no drafter": ({"architectures": ["Qwen3Model"]}, NO, "not a head"),
     "another layer": ({"model_type": "llama"}, NO, "model_type is 'llama'"),
