@@ -28,7 +28,7 @@ GROUND = (
 THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
-    *("weights", "sampling", "program", "graph", "runner"),
+    *("weights", "lora", "sampling", "program", "graph", "runner"),
 )
 EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve")
 
@@ -48,6 +48,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "layers": ("ops", "quant", "parallel"),
     "models": ("layers",),
     "weights": ("quant", "parallel"),
+    "lora": ("layers", "models", "weights"),
     "sampling": ("ops",),
     "program": ("ops", "layers", "parallel", "sampling"),
     "graph": ("ops", "layers", "program", "sampling"),

@@ -172,6 +172,16 @@ class HFView:
         order = self._row_order(name, data.shape[0])
         return data if order is None else data[order]
 
+    def place(self, name: str) -> tuple[str, int | None]:
+        """The file's name of a tensor, and its index in a stack of experts."""
+        return self._stored[name]
+
+    def outputs(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Rows for each output of a matrix in the file's order, such as an adapter's b, in the checkpoint's."""
+        rows = self._half(name, rows)
+        order = self._row_order(name, len(rows))
+        return rows if order is None else rows[order]
+
     def drop(self, name: str) -> None:
         """As `WeightSource.drop`; a stack of experts is dropped with its last matrix."""
         stored, place = self._stored[name]
