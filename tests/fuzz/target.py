@@ -18,6 +18,7 @@ CORPUS = Path(__file__).parent / "corpus"
 MEMORY = 1 << 30  # bytes that one input may take
 
 MODULES = {
+    "adapters": ("adapter",),
     "loaders": ("safetensors", "index", "gguf", "gguf_model", "folder"),
     "tokenizers": ("sentencepiece", "vocabulary", "tokenizer_files"),
     "answers": ("parser", "schema", "tools", "grammar", "messages", "modelfile"),

@@ -410,6 +410,7 @@ def inspect(
     quantize: Annotated[
         str | None, typer.Option(help="Quantize to q8 or q4 while loading, and show each tensor's error.")
     ] = None,
+    base: Annotated[str | None, typer.Option("--model", help="For an adapter: the model to check it against.")] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show a model's tensors and the memory it needs; loads it only with --program or --quantize.
@@ -419,11 +420,21 @@ def inspect(
     Example: kvasir inspect kvasir-mini --quantize q4
 
     Example: kvasir inspect config.json  (no weights: memory by format, context and number of devices)
+
+    Example: kvasir inspect adapters/sql --model qwen3  (an adapter: its modules and ranks, and whether it fits)
     """
-    from kvasir.cli import config_facts, program_view, quantize_view
+    from kvasir.cli import adapter_facts, config_facts, program_view, quantize_view
     from kvasir.cli import inspect as command
     from kvasir.cli.resolve import resolve
 
+    if adapter := adapter_facts.adapter_path(model):
+        if program or quantize or max_model_len is not None:
+            raise ConfigError(
+                "an adapter has no program, weights to quantize or context", "give only --model, --tensors"
+            )
+        return adapter_facts.run(adapter, base and resolve(EngineOptions(base))[0].model, tensors, json)
+    if base is not None:
+        raise ConfigError("--model is for inspecting an adapter, which this is not", f"kvasir inspect {base}")
     if (config := config_facts.config_path(model)) and not (program or quantize or tensors):
         command.prepare()
         return config_facts.run(config, max_model_len, json)

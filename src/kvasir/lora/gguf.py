@@ -43,8 +43,9 @@ def read_gguf(path: Path) -> AdapterFile:
     source = GGUFSource(open_gguf(path))
     metadata = source.model.metadata
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if metadata.get(key) != expected:
-            raise ModelFileError(f"{path}: {key} is {quoted(metadata.get(key))}, expected {expected!r}")
+        value = metadata.get(key)
+        if not isinstance(value, str) or value != expected:
+            raise ModelFileError(f"{path}: {key} is {quoted(value)}, expected {expected!r}")
     if unknown := sorted(key for key in metadata if key.startswith("adapter.") and key not in _KNOWN):
         raise UnsupportedModel(f"{path}: {quoted(unknown[0])} is set, which is not supported")
     alpha = metadata.get(_ALPHA, 0.0)

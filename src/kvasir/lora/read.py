@@ -24,7 +24,8 @@ def is_adapter(path: Path) -> bool:
         if path.suffix != ".gguf" or not path.is_file():
             return False
         with GGUFFile(path) as file:
-            return file.metadata.get("general.type") == "adapter"
+            kind = file.metadata.get("general.type")
+            return isinstance(kind, str) and kind == "adapter"
     except (KvasirError, OSError):
         return False
 
