@@ -229,7 +229,7 @@ class _Fields:
         """A tuple of names; with `pattern`, a text as it is; with `alone`, one name as a tuple."""
         value = self.get(name)
         if isinstance(value, str) and (pattern or alone):
-            return value if pattern else (value,)
+            return value if pattern else (value,) if value else ()
         if value is None:
             return ()
         if not isinstance(value, list) or len(value) > MAX_NAMES or not all(isinstance(one, str) for one in value):
