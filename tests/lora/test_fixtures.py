@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from kvasir.layers.adapters import linears, set_adapter, slots
 from kvasir.lora import bind, read_adapter
 from kvasir.runner.load import open_checkpoint
 from kvasir.weights.find import find_model
@@ -58,6 +60,19 @@ def test_what_each_kind_changes():
         "moe_params": (1 + 3 * 4, []),
         "moe_router": (1, []),
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_are_those_of_the_executors(kind):
+    base = base_of(kind)
+    adapter, model = bound(need("fixtures", "lora", kind), config_of(base)), merged_model(base, None)
+    assert adapter.matrices.keys() <= linears(model).keys()
+    pairs = {slot: (c.a, c.b, c.scale) for slot, c in adapter.matrices.items() if slot in slots(model)}
+    set_adapter(model, 1, pairs, torch.from_numpy)
+    for slot in pairs:
+        linear, part = linears(model)[slot]
+        held = linear.adapters[part][1]
+        assert np.allclose((held.b @ held.a).numpy(), adapter.matrices[slot].delta(), atol=1e-5)
 
 
 def test_ranks_and_scales_follow_the_patterns():

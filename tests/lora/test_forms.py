@@ -134,6 +134,19 @@ def test_nested_parameters_are_in_the_order_of_the_class(tmp_path, order, exchan
             assert np.allclose(found[f"layers.0.mlp.experts.{e}.{name}"].delta(), 2 * delta, atol=1e-5)
 
 
+def test_gate_and_up_in_turns(tmp_path):
+    config = {**MOE, "model_type": "gpt_oss", "num_local_experts": E, "intermediate_size": EXPERT, "sliding_window": 16}
+    config = {key: value for key, value in config.items() if key not in ("architectures", "moe_intermediate_size")}
+    a, b = randn(E, R, H), randn(E, 2 * EXPERT, R)
+    tensors = named(**{EXPERTS: flat(a, b)})
+    path = write_peft(tmp_path, tensors, target_modules=[], target_parameters=["mlp.experts.gate_up_proj"])
+    found = bound(path, config).matrices
+    for e in range(E):
+        for half, part in enumerate(("gate", "up")):
+            delta = found[f"layers.0.mlp.experts.{e}.gate_up.{part}"].delta()
+            assert np.allclose(delta, 2 * b[e, half::2] @ a[e], atol=1e-5)
+
+
 def test_square_parameters_of_unknown_versions_are_refused(tmp_path):
     ua, _, _, _ = stacks()
     tensors = named(**{EXPERTS: flat(ua, randn(E, 2 * EXPERT, R))})
@@ -176,7 +189,7 @@ def test_dora_and_biases(tmp_path):
     weight = randn(H, H)
     whole = change.merged(weight)
     assert np.allclose(np.linalg.norm(whole, axis=1), np.abs(tensors[f"{Q}.lora_magnitude_vector"]), rtol=1e-5)
-    assert np.array_equal(change.bias, tensors[f"{Q}.lora_B.bias"])
+    assert change.bias is not None and np.array_equal(change.bias, tensors[f"{Q}.lora_B.bias"])
 
 
 def test_a_fused_matrix_gives_its_rows_to_its_parts(tmp_path):
