@@ -23,7 +23,7 @@ from kvasir.ops import native as door
 from kvasir.ops.linear.native import FORMATS
 
 SHOWN = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-ROWS = {"avx512": (1, 2, 4, 6, 8, 12, 18, 30), "avx2": (1, 2, 3, 4, 8, 12, 16, 32)}
+ROWS = {"avx512": (1, 2, 4, 6, 8, 12, 24, 36), "avx2": (1, 2, 3, 4, 8, 12, 16, 32)}
 BYTES = {"avx512": "vpdpbusd", "avx2": "vpmaddubsw"}
 PER_ROW = {"avx512": 1, "avx2": 2}  # such instructions for four columns of a panel and a row
 ITERATIONS = 100
@@ -35,7 +35,6 @@ class Kernel:
     """A function of a format: a tile (rows > 0), with or without slabs, or their unpacking."""
 
     rows: int
-    panels: int
     slab: bool
 
 
@@ -56,12 +55,12 @@ def kernels(library: Path, isa: str) -> dict[int, dict[Kernel, Code]]:
     for name, code in functions(library, isa):
         kind, _, rest = name.partition("<")
         numbers = [int(number) for number in re.findall(r"\d+", rest)]
-        if kind == "add_tile" and len(numbers) == 3 and "true" not in rest:
-            kernel = Kernel(numbers[1], numbers[2], False)
+        if kind == "add_tile" and len(numbers) == 2:
+            kernel = Kernel(numbers[1], False)
         elif kind == "add_slab":
-            kernel = Kernel(numbers[1], 2 if isa == "avx512" else 1, True)
+            kernel = Kernel(numbers[1], True)
         elif kind == "unpack_blocks":
-            kernel = Kernel(0, 1, True)
+            kernel = Kernel(0, True)
         else:
             continue
         found.setdefault(numbers[0], {})[kernel] = code
@@ -122,23 +121,21 @@ def cycles_of_block(model: Model, code: Code, operation: str, expected: int) -> 
 def share(model: Model, isa: str, found: dict[Kernel, Code], cols: int, rows: int) -> float | None:
     """The share of the peak for some rows, by the largest tiles, with slabs where there are any for as many rows."""
     slabs = {kernel.rows: kernel for kernel in found if kernel.slab and kernel.rows}
-    singles = {kernel.rows: kernel for kernel in found if not kernel.slab and kernel.panels == 1}
-    pairs = {kernel.rows: kernel for kernel in found if not kernel.slab and kernel.panels == 2}
-    several = rows > max(singles)
-    tiles = slabs if several and slabs else pairs if several and pairs else singles
+    singles = {kernel.rows: kernel for kernel in found if not kernel.slab}
+    tiles = slabs if rows > max(singles) and slabs else singles
     count = -(-rows // max(tiles))
     if rows % count or rows // count not in tiles:
         return None
     tile = tiles[rows // count]
-    operations = cols // 4 * tile.rows * tile.panels * PER_ROW[isa]
+    operations = cols // 4 * tile.rows * PER_ROW[isa]
     cycles = cycles_of_block(model, found[tile], BYTES[isa], operations)
     if cycles is None:
         return None
     total = count * cycles
     if tile.slab:
         stores = cols // 4 * PER_ROW[isa]
-        unpacking = cycles_of_block(model, found[Kernel(0, 1, True)], "vmovdq", stores)
-        total += tile.panels * (unpacking or 0.0)
+        unpacking = cycles_of_block(model, found[Kernel(0, True)], "vmovdq", stores)
+        total += unpacking or 0.0
     return count * operations * model.alone(isa) / total
 
 

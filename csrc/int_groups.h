@@ -37,47 +37,29 @@ KVASIR_INLINE i32x16 group_start(const Group32& x) {
                          : eight;
 }
 
-template <int M, int P>
-KVASIR_INLINE void start_dots(i32x16 (&dots)[M][P], const i32x16 (&start)[M]) {
-    KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) dots[m][p] = start[m];
-    }
-}
-
-template <int FORMAT, bool UNPACKED, int M, int P>
-KVASIR_INLINE void add_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
-                              const uint8_t* x, int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int M>
+KVASIR_INLINE void add_groups(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
+                              int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
-        i32x16 dots[M][P], start[M];
+        i32x16 dots[M];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            start[m] = group_start<FORMAT>(*reinterpret_cast<const Group32*>(x + m * x_stride));
-        }
-        start_dots(dots, start);
+        for (int m = 0; m < M; ++m) dots[m] = group_start<FORMAT>(*reinterpret_cast<const Group32*>(x + m * x_stride));
         const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         add_chunk<FORMAT>(dots, planes, x, x_stride);
         if constexpr (FORMAT == FORMAT_NF4) {
             KVASIR_UNROLL
-            for (int m = 0; m < M; ++m) {
-                KVASIR_UNROLL
-                for (int p = 0; p < P; ++p) dots[m][p] = shift_left<7>(dots[m][p]);
-            }
+            for (int m = 0; m < M; ++m) dots[m] = shift_left<7>(dots[m]);
             add_chunk<FORMAT, 1>(dots, planes, x, x_stride);
         }
+        const f32x16 scale = group_scale<FORMAT>(block, chunk);
+        f32x16 minimum = scale;
+        if constexpr (l.minimum) minimum = group_minimum<FORMAT>(block, chunk, scale);
         KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) {
-            const f32x16 scale = group_scale<FORMAT>(block[p], chunk);
-            f32x16 minimum = scale;
-            if constexpr (l.minimum) minimum = group_minimum<FORMAT>(block[p], chunk, scale);
-            KVASIR_UNROLL
-            for (int m = 0; m < M; ++m) {
-                const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-                acc[m][p] = fma(mul(scale, broadcast(group.scale)), to_float(dots[m][p]), acc[m][p]);
-                if constexpr (l.minimum) acc[m][p] = fma(minimum, broadcast(group.scaled_sum), acc[m][p]);
-            }
+        for (int m = 0; m < M; ++m) {
+            const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
+            acc[m] = fma(mul(scale, broadcast(group.scale)), to_float(dots[m]), acc[m]);
+            if constexpr (l.minimum) acc[m] = fma(minimum, broadcast(group.scaled_sum), acc[m]);
         }
     }
 }
@@ -87,45 +69,38 @@ KVASIR_INLINE f32x16 fp4_scale(const uint8_t* bytes) {
     return bits_to_float(add(shift_left<20>(load_u8(bytes)), broadcast_i32(117 << 23)));
 }
 
-template <int FORMAT, int HALF, bool UNPACKED, int M, int P>
-KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
-                                int chunk, const uint8_t* x, int64_t x_stride) {
+template <int FORMAT, int HALF, bool UNPACKED, int M>
+KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M], const uint8_t* block, const uint8_t* unpacked, int chunk,
+                                const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    i32x16 dots[M][P], start[M];
+    i32x16 dots[M];
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
         const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-        start[m] = broadcast_i32(2 * (HALF == 0 ? group.half_start : group.start - group.half_start));
+        dots[m] = broadcast_i32(2 * (HALF == 0 ? group.half_start : group.start - group.half_start));
     }
-    start_dots(dots, start);
     add_half<FORMAT, HALF>(dots, chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked), x, x_stride);
+    const f32x16 scale = fp4_scale(block + l.scales + LANES * (2 * chunk + HALF));
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        const f32x16 scale = fp4_scale(block[p] + l.scales + LANES * (2 * chunk + HALF));
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const f32x16 dot = to_float(dots[m][p]);
-            part[m][p] = HALF == 0 ? mul(scale, dot) : fma(scale, dot, part[m][p]);
-        }
+    for (int m = 0; m < M; ++m) {
+        const f32x16 dot = to_float(dots[m]);
+        part[m] = HALF == 0 ? mul(scale, dot) : fma(scale, dot, part[m]);
     }
 }
 
-template <int FORMAT, bool UNPACKED, int M, int P>
-KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
-                                  const uint8_t* x, int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int M>
+KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
+                                  int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
-        f32x16 part[M][P];
+        f32x16 part[M];
         add_fp4_half<FORMAT, 0, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
         add_fp4_half<FORMAT, 1, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
+        const f32x16 d = load(reinterpret_cast<const float*>(block + l.d));
         KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) {
-            const f32x16 d = load(reinterpret_cast<const float*>(block[p] + l.d));
-            KVASIR_UNROLL
-            for (int m = 0; m < M; ++m) {
-                const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-                acc[m][p] = fma(mul(d, broadcast(group.scale)), part[m][p], acc[m][p]);
-            }
+        for (int m = 0; m < M; ++m) {
+            const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
+            acc[m] = fma(mul(d, broadcast(group.scale)), part[m], acc[m]);
         }
     }
 }

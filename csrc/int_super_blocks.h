@@ -41,70 +41,57 @@ KVASIR_INLINE i32x16 sub_start(const Group256& x, int sub) {
     return zero == 128 ? shift_left<2>(both) : both;
 }
 
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void start_dots(i32x16 (&dots)[M][P], int sub, const uint8_t* x, int64_t x_stride) {
+template <int FORMAT, int M>
+KVASIR_INLINE void start_dots(i32x16 (&dots)[M], int sub, const uint8_t* x, int64_t x_stride) {
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
-        const i32x16 start = sub_start<FORMAT>(*reinterpret_cast<const Group256*>(x + m * x_stride), sub);
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) dots[m][p] = start;
+        dots[m] = sub_start<FORMAT>(*reinterpret_cast<const Group256*>(x + m * x_stride), sub);
     }
 }
 
 // part = fma(scale, dot, part) for the columns of scale `sub`.
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void add_dots(f32x16 (&part)[M][P], const i32x16 (&dots)[M][P], const uint8_t* const (&block)[P],
-                            int sub) {
+template <int FORMAT, int M>
+KVASIR_INLINE void add_dots(f32x16 (&part)[M], const i32x16 (&dots)[M], const uint8_t* block, int sub) {
+    const f32x16 scale = sub_scale<FORMAT>(block, sub);
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        const f32x16 scale = sub_scale<FORMAT>(block[p], sub);
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) part[m][p] = fma(scale, to_float(dots[m][p]), part[m][p]);
-    }
+    for (int m = 0; m < M; ++m) part[m] = fma(scale, to_float(dots[m]), part[m]);
 }
 
 // acc = fma(-(dmin * xs), the sum of min * sum(x), acc): the sum is one exact integer.
-template <int FORMAT, int M, int P>
-KVASIR_INLINE void add_minima(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* x,
-                              int64_t x_stride) {
+template <int FORMAT, int M>
+KVASIR_INLINE void add_minima(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int pairs = 128 / l.sub;
+    i32x16 minima[pairs];
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        i32x16 minima[pairs];
+    for (int j = 0; j < pairs; ++j) minima[j] = minimum_pair<FORMAT>(block, j);
+    const f32x16 dmin = sub(broadcast(0.0f), load_f16(halves(block + l.dmin)));
+    KVASIR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
+        const int16_t* sums = l.sub == 16 ? group.sum16 : group.sum32;
+        i32x16 total = broadcast_i32(0);
         KVASIR_UNROLL
-        for (int j = 0; j < pairs; ++j) minima[j] = minimum_pair<FORMAT>(block[p], j);
-        const f32x16 dmin = sub(broadcast(0.0f), load_f16(halves(block[p] + l.dmin)));
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
-            const int16_t* sums = l.sub == 16 ? group.sum16 : group.sum32;
-            i32x16 total = broadcast_i32(0);
-            KVASIR_UNROLL
-            for (int j = 0; j < pairs; ++j) total = dot_i16(total, minima[j], word(sums + 2 * j));
-            acc[m][p] = fma(mul(dmin, broadcast(group.scale)), to_float(total), acc[m][p]);
-        }
+        for (int j = 0; j < pairs; ++j) total = dot_i16(total, minima[j], word(sums + 2 * j));
+        acc[m] = fma(mul(dmin, broadcast(group.scale)), to_float(total), acc[m]);
     }
 }
 
 // ahead: prefetch distance in bytes, 0 for none. Each chunk prefetches its share: all at once they would wait for line
 // buffers.
-template <int FORMAT, bool UNPACKED, int M, int P>
-KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&block)[P], const uint8_t* unpacked,
-                                   const uint8_t* x, int64_t x_stride, int64_t ahead) {
+template <int FORMAT, bool UNPACKED, int M>
+KVASIR_INLINE void add_super_block(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
+                                   int64_t x_stride, int64_t ahead) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int chunk_bytes = (l.bytes + 511) / 512 * 64;
-    f32x16 part[M][P];
+    f32x16 part[M];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) part[m][p] = broadcast(0.0f);
-    }
+    for (int m = 0; m < M; ++m) part[m] = broadcast(0.0f);
     for (int chunk = 0; chunk < 8; ++chunk) {
         const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         const uint8_t* q = x + 32 * chunk;
         if (ahead != 0) prefetch_part<chunk_bytes>(block, ahead, chunk);
-        i32x16 dots[M][P];
+        i32x16 dots[M];
         if constexpr (l.sub == 32) {
             start_dots<FORMAT>(dots, chunk, x, x_stride);
             add_chunk<FORMAT>(dots, planes, q, x_stride);
@@ -118,15 +105,12 @@ KVASIR_INLINE void add_super_block(f32x16 (&acc)[M][P], const uint8_t* const (&b
             add_dots<FORMAT>(part, dots, block, 2 * chunk + 1);
         }
     }
+    f32x16 d = load_f16(halves(block + l.d));
+    if constexpr (lift_of(FORMAT) > 0) d = mul(d, broadcast(1.0f / (1 << lift_of(FORMAT))));  // exact
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        f32x16 d = load_f16(halves(block[p] + l.d));
-        if constexpr (lift_of(FORMAT) > 0) d = mul(d, broadcast(1.0f / (1 << lift_of(FORMAT))));  // exact
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
-            acc[m][p] = fma(mul(d, broadcast(group.scale)), part[m][p], acc[m][p]);
-        }
+    for (int m = 0; m < M; ++m) {
+        const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
+        acc[m] = fma(mul(d, broadcast(group.scale)), part[m], acc[m]);
     }
     if constexpr (l.minimum) add_minima<FORMAT>(acc, block, x, x_stride);
 }

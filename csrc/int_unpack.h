@@ -56,48 +56,33 @@ KVASIR_INLINE u8x64 levels(const uint8_t* low, const uint8_t* high) {
     return v;
 }
 
-// One chunk of 32 columns for each panel: its planes or, if UNPACKED, its levels (in `low`).
-template <int P, bool UNPACKED>
+// One chunk of 32 columns of a panel: its planes or, if UNPACKED, its levels (in `low`).
+template <bool UNPACKED>
 struct Chunk {
-    const uint8_t* low[P];
-    const uint8_t* high[P];
+    const uint8_t* low;
+    const uint8_t* high;
 };
 
-// The levels of the first panel's slab (linear_int.cpp) lie in front of the second's.
-constexpr int64_t SLAB_COLS = 512, SLAB_BYTES = SLAB_COLS * LANES;
-
-// unpacked: the levels of the first panel's block.
-template <int FORMAT, bool UNPACKED, int P>
-KVASIR_INLINE Chunk<P, UNPACKED> chunk_of(const uint8_t* const (&block)[P], int chunk, const uint8_t* unpacked) {
+// unpacked: the levels of the block, if the chunk has those.
+template <int FORMAT, bool UNPACKED>
+KVASIR_INLINE Chunk<UNPACKED> chunk_of(const uint8_t* block, int chunk, const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    Chunk<P, UNPACKED> planes;
-    KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        if constexpr (UNPACKED) {
-            planes.low[p] = unpacked + p * SLAB_BYTES + 32 * LANES * chunk;
-            continue;
-        }
-        planes.low[p] = block[p] + l.low + 64 * l.low_bits * chunk;
-        planes.high[p] = block[p] + l.high + 64 * l.high_bits * chunk;
-    }
-    return planes;
+    if constexpr (UNPACKED) return {unpacked + 32 * LANES * chunk, nullptr};
+    else return {block + l.low + 64 * l.low_bits * chunk, block + l.high + 64 * l.high_bits * chunk};
 }
 
 // Columns 4 C to 4 C + 3 of a chunk.
-template <int FORMAT, int C, int PART, int P, bool UNPACKED>
-KVASIR_INLINE u8x64 levels_of(const Chunk<P, UNPACKED>& chunk, int p) {
-    if constexpr (UNPACKED) return load(chunk.low[p] + 64 * C);
-    else return levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
+template <int FORMAT, int C, int PART, bool UNPACKED>
+KVASIR_INLINE u8x64 levels_of(const Chunk<UNPACKED>& chunk) {
+    if constexpr (UNPACKED) return load(chunk.low + 64 * C);
+    else return levels<FORMAT, C, PART>(chunk.low, chunk.high);
 }
 
-// Prefetches, `ahead` bytes after each block, its part `part` of BYTES bytes, into L2: two pairs of panels do not fit L1.
-template <int BYTES, int P>
-KVASIR_INLINE void prefetch_part(const uint8_t* const (&block)[P], int64_t ahead, int part) {
+// Prefetches, `ahead` bytes after the block, its part `part` of BYTES bytes, into L2: two panels do not fit L1.
+template <int BYTES>
+KVASIR_INLINE void prefetch_part(const uint8_t* block, int64_t ahead, int part) {
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        KVASIR_UNROLL
-        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(block[p] + ahead + part * BYTES + i, 0, 2);
-    }
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(block + ahead + part * BYTES + i, 0, 2);
 }
 
 #if defined(KVASIR_AVX2)
@@ -116,31 +101,25 @@ KVASIR_INLINE auto factors(u8x64 levels) {
 }
 
 // sums += columns 4 C to 4 END - 1 of the chunk. FIRST: the sums are not set yet.
-template <int FORMAT, int C, int END, int PART, bool FIRST, int M, int P, bool U>
-KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, bool FIRST, int M, bool U>
+KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
+    const auto w = factors<FORMAT>(levels_of<FORMAT, C, PART>(chunk));
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) {
-        const auto w = factors<FORMAT>(levels_of<FORMAT, C, PART>(chunk, p));
-        KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
-            sums[m][p] = FIRST ? products : add(sums[m][p], products);
-        }
+    for (int m = 0; m < M; ++m) {
+        const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
+        sums[m] = FIRST ? products : add(sums[m], products);
     }
     if constexpr (C + 1 < END) add_to_pairs<FORMAT, C + 1, END, PART, false>(sums, chunk, q, x_stride);
 }
 
 // dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q.
-template <int FORMAT, int C, int END, int PART, int M, int P, bool U>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int C, int END, int PART, int M, bool U>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
     constexpr int room = words_in_pairs(FORMAT), middle = END - C < room ? END : C + room;
-    i16x32 sums[M][P];
+    i16x32 sums[M];
     add_to_pairs<FORMAT, C, middle, PART, true>(sums, chunk, q, x_stride);
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) dots[m][p] = add_pairs(dots[m][p], sums[m][p]);
-    }
+    for (int m = 0; m < M; ++m) dots[m] = add_pairs(dots[m], sums[m]);
     if constexpr (middle < END) add_words<FORMAT, middle, END, PART>(dots, chunk, q, x_stride);
 }
 
@@ -149,18 +128,12 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, con
 constexpr int centre_of(int) { return 0; }
 
 // dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q. Iterating over rows
-// within a column keeps M * P independent sums in flight.
-template <int FORMAT, int C, int END, int PART, int M, int P, bool U>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
-    u8x64 w[P];
+// within a column keeps M independent sums in flight.
+template <int FORMAT, int C, int END, int PART, int M, bool U>
+KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
+    const u8x64 w = levels_of<FORMAT, C, PART>(chunk);
     KVASIR_UNROLL
-    for (int p = 0; p < P; ++p) w[p] = levels_of<FORMAT, C, PART>(chunk, p);
-    KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        const int32_t x = word(q + m * x_stride + 4 * C);
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) dots[m][p] = dot<max_level(FORMAT)>(dots[m][p], w[p], x);
-    }
+    for (int m = 0; m < M; ++m) dots[m] = dot<max_level(FORMAT)>(dots[m], w, q + m * x_stride + 4 * C);
     if constexpr (C + 1 < END) add_words<FORMAT, C + 1, END, PART>(dots, chunk, q, x_stride);
 }
 
@@ -170,14 +143,14 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, con
 constexpr int zero_of(int format) { return int_layout_of(format).zero - centre_of(format); }
 
 // Half a chunk: columns 16 HALF to 16 HALF + 15.
-template <int FORMAT, int HALF, int PART = 0, int M, int P, bool U>
-KVASIR_INLINE void add_half(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int HALF, int PART = 0, int M, bool U>
+KVASIR_INLINE void add_half(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 4 * HALF, 4 * HALF + 4, PART>(dots, chunk, q, x_stride);
 }
 
 // A whole chunk of 32 columns.
-template <int FORMAT, int PART = 0, int M, int P, bool U>
-KVASIR_INLINE void add_chunk(i32x16 (&dots)[M][P], const Chunk<P, U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int PART = 0, int M, bool U>
+KVASIR_INLINE void add_chunk(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 0, 8, PART>(dots, chunk, q, x_stride);
 }
 

@@ -18,75 +18,63 @@ namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// The maximum rows of a tile of one panel and of two, and the number of rows from which tiles have two panels. The
-// panels of a slab, and the number of rows from which slabs pay: for levels of one plane, of a table, of two planes.
+// The maximum rows of a tile, and the number of rows from which slabs pay: for levels of one plane, of a table, of two
+// planes.
 constexpr int NEVER = 1 << 30;
 #if defined(KVASIR_AVX512)
-constexpr int MAX_TILE_ROWS[2] = {8, 6}, PAIR_FROM = 9;
-constexpr int SLAB_PANELS = 2, SLAB_FROM[3] = {NEVER, PAIR_FROM, PAIR_FROM};
+constexpr int MAX_TILE_ROWS = 12, SLAB_FROM[3] = {NEVER, 13, 13};
 #elif defined(KVASIR_AVX2)
-constexpr int MAX_TILE_ROWS[2] = {4, 0}, PAIR_FROM = NEVER;
-constexpr int SLAB_PANELS = 1, SLAB_FROM[3] = {32, 9, 6};
+constexpr int MAX_TILE_ROWS = 4, SLAB_FROM[3] = {32, 9, 6};
 #else
-constexpr int MAX_TILE_ROWS[2] = {2, 0}, PAIR_FROM = NEVER;
+constexpr int MAX_TILE_ROWS = 2;
 #endif
-constexpr int MAX_ROWS = 8;
 constexpr int MAX_SEGMENTS = 8;
 constexpr int SLAB_ROWS = 64;  // that a slab serves
 constexpr int64_t AHEAD = 4096, AHEAD_SUPER = 8192;  // prefetch distances in bytes for few rows
 
-// The sums of each segment, for the rows that are multiplied together and up to two panels.
+// The sums of each segment of a panel, for the rows that are multiplied together.
 template <int ROWS>
 struct Sums {
-    f32x16 of[MAX_SEGMENTS][ROWS][2];
+    f32x16 of[MAX_SEGMENTS][ROWS];
 };
-using TileSums = Sums<MAX_ROWS>;
+using TileSums = Sums<MAX_TILE_ROWS>;
 
 struct Source {
     const uint8_t* panel;
     const uint8_t* x;
-    int64_t panel_bytes, x_stride, segments, blocks;
+    int64_t x_stride, segments, blocks;
     int64_t ahead;  // prefetch distance in bytes, 0 for none
 };
 
-// Adds blocks of P panels for M rows, from w and x on. unpacked: their levels, if the tile reads those.
-template <int FORMAT, bool UNPACKED, int M, int P>
-KVASIR_INLINE void add_blocks(f32x16 (&acc)[M][P], const Source& from, const uint8_t* w, const uint8_t* x,
+// Adds blocks of a panel for M rows, from w and x on. unpacked: their levels, if the tile reads those.
+template <int FORMAT, bool UNPACKED, int M>
+KVASIR_INLINE void add_blocks(f32x16 (&acc)[M], const Source& from, const uint8_t* w, const uint8_t* x,
                               const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
-    const int64_t panel_bytes = from.panel_bytes, x_stride = from.x_stride, ahead = from.ahead;
+    const int64_t x_stride = from.x_stride, ahead = from.ahead;
     for (int64_t b = 0; b < from.blocks; ++b, w += l.bytes, x += x_block) {
-        const uint8_t* block[P];
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
-        if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(block, ahead, 0);
-        if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
-        else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
-        else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride, ahead);
+        if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(w, ahead, 0);
+        if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride);
+        else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride);
+        else add_super_block<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride, ahead);
         if constexpr (UNPACKED) unpacked += l.cols * LANES;
     }
 }
 
-// Computes the sum of each segment, for M rows and P panels.
-template <int FORMAT, int M, int P>
+// Computes the sum of each segment for M rows.
+template <int FORMAT, int M>
 __attribute__((noinline)) void add_tile(TileSums& sums, const Source& from) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
     for (int64_t s = 0; s < from.segments; ++s) {
-        f32x16 acc[M][P];
+        f32x16 acc[M];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            KVASIR_UNROLL
-            for (int p = 0; p < P; ++p) acc[m][p] = broadcast(0.0f);
-        }
+        for (int m = 0; m < M; ++m) acc[m] = broadcast(0.0f);
         const int64_t begin = s * from.blocks;
         add_blocks<FORMAT, false>(acc, from, from.panel + begin * l.bytes, from.x + begin * x_block, nullptr);
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            KVASIR_UNROLL
-            for (int p = 0; p < P; ++p) sums.of[s][m][p] = acc[m][p];
-        }
+        for (int m = 0; m < M; ++m) sums.of[s][m] = acc[m];
     }
 }
 
@@ -105,28 +93,16 @@ constexpr bool has_slabs(int32_t format) {
 
 #endif
 
-#if defined(KVASIR_AVX512)
-
-// Formats with slabs have no other tiles of two panels.
-template <int FORMAT, int M>
-constexpr Tile pair_tile() {
-    if constexpr (has_slabs(FORMAT)) return nullptr;
-    else return add_tile<FORMAT, M, 2>;
-}
-
-#endif
-
-// Indexed by [panels - 1][rows - 1] of a tile.
+// Indexed by rows - 1.
 template <int FORMAT>
-constexpr Tile TILES[2][MAX_ROWS] = {
+constexpr Tile TILES[MAX_TILE_ROWS] = {
+    add_tile<FORMAT, 1>, add_tile<FORMAT, 2>,
+#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
+    add_tile<FORMAT, 3>, add_tile<FORMAT, 4>,
+#endif
 #if defined(KVASIR_AVX512)
-    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>,
-     add_tile<FORMAT, 5, 1>, add_tile<FORMAT, 6, 1>, add_tile<FORMAT, 7, 1>, add_tile<FORMAT, 8, 1>},
-    {nullptr, nullptr, nullptr, pair_tile<FORMAT, 4>(), pair_tile<FORMAT, 5>(), pair_tile<FORMAT, 6>()},
-#elif defined(KVASIR_AVX2)
-    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>},
-#else
-    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>},
+    add_tile<FORMAT, 5>, add_tile<FORMAT, 6>, add_tile<FORMAT, 7>, add_tile<FORMAT, 8>,
+    add_tile<FORMAT, 9>, add_tile<FORMAT, 10>, add_tile<FORMAT, 11>, add_tile<FORMAT, 12>,
 #endif
 };
 
@@ -155,9 +131,9 @@ constexpr Tile TILES[2][MAX_ROWS] = {
     CASE(IQ4_XS) \
     CASE(TERNARY)
 
-Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
+Tile tile_of(int32_t format, int64_t rows) {
 #define KVASIR_TILE(name) \
-    case FORMAT_##name: return TILES<FORMAT_##name>[panels - 1][rows - 1];
+    case FORMAT_##name: return TILES<FORMAT_##name>[rows - 1];
     switch (format) {
         KVASIR_INT_FORMATS(KVASIR_TILE)
         default: return nullptr;
@@ -167,10 +143,11 @@ Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
 
-// A slab is SLAB_COLS columns of the panels of a tile. For many rows its levels are unpacked once, into the first
-// cache, and stay there while all rows are multiplied; their sums are in memory between slabs.
+// A slab is SLAB_COLS columns of a panel. For many rows its levels are unpacked once, into the first cache, and stay
+// there while all rows are multiplied; their sums are in memory between slabs.
+constexpr int64_t SLAB_COLS = 512;
 struct Slab {
-    alignas(64) uint8_t levels[SLAB_PANELS * SLAB_BYTES];
+    alignas(64) uint8_t levels[SLAB_COLS * LANES];
     Sums<SLAB_ROWS> sums;
 };
 
@@ -196,25 +173,18 @@ __attribute__((noinline)) void unpack_blocks(uint8_t* to, const uint8_t* from, i
 // Adds the slab's blocks to the sums of M rows from `row` on. is_first: of a segment.
 template <int FORMAT, int M>
 __attribute__((noinline)) void add_slab(Slab& slab, const Source& from, int64_t segment, int64_t row, bool is_first) {
-    constexpr int P = SLAB_PANELS;
-    f32x16 acc[M][P];
+    f32x16 acc[M];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) acc[m][p] = is_first ? broadcast(0.0f) : slab.sums.of[segment][row + m][p];
-    }
+    for (int m = 0; m < M; ++m) acc[m] = is_first ? broadcast(0.0f) : slab.sums.of[segment][row + m];
     add_blocks<FORMAT, true>(acc, from, from.panel, from.x, slab.levels);
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        KVASIR_UNROLL
-        for (int p = 0; p < P; ++p) slab.sums.of[segment][row + m][p] = acc[m][p];
-    }
+    for (int m = 0; m < M; ++m) slab.sums.of[segment][row + m] = acc[m];
 }
 
-// How a format's blocks are unpacked, and the tiles that read the levels, by rows.
+// How a format's blocks are unpacked, and the tiles that read the levels, indexed by rows - 1.
 struct Slabs {
     void (*unpack)(uint8_t*, const uint8_t*, int64_t);
-    void (*tiles[MAX_ROWS + 1])(Slab&, const Source&, int64_t, int64_t, bool);
+    void (*tiles[MAX_TILE_ROWS])(Slab&, const Source&, int64_t, int64_t, bool);
 };
 
 template <int FORMAT>
@@ -222,9 +192,11 @@ constexpr Slabs slabs() {
     if constexpr (!has_slabs(FORMAT)) return {};
 #if defined(KVASIR_AVX512)
     else return {unpack_blocks<FORMAT>,
-                 {nullptr, nullptr, nullptr, nullptr, add_slab<FORMAT, 4>, add_slab<FORMAT, 5>, add_slab<FORMAT, 6>}};
+                 {nullptr, nullptr, nullptr, nullptr, nullptr, add_slab<FORMAT, 6>, add_slab<FORMAT, 7>,
+                  add_slab<FORMAT, 8>, add_slab<FORMAT, 9>, add_slab<FORMAT, 10>, add_slab<FORMAT, 11>,
+                  add_slab<FORMAT, 12>}};
 #else
-    else return {unpack_blocks<FORMAT>, {nullptr, nullptr, nullptr, add_slab<FORMAT, 3>, add_slab<FORMAT, 4>}};
+    else return {unpack_blocks<FORMAT>, {nullptr, nullptr, add_slab<FORMAT, 3>, add_slab<FORMAT, 4>}};
 #endif
 }
 
@@ -239,24 +211,22 @@ Slabs slabs_of(int32_t format, int64_t rows) {
 #undef KVASIR_SLABS
 }
 
-// Computes the sum of each segment of `rows` rows, at most SLAB_ROWS. whole: the panels and rows, all of their blocks.
+// Computes the sum of each segment of `rows` rows, at most SLAB_ROWS. whole: the panel and the rows, all of their blocks.
 void add_slabs(Slab& slab, const Slabs& by, const Matrix& m, const Source& whole, int64_t rows) {
     const IntLayout& l = int_layout_of(m.format);
     const int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256), most = SLAB_COLS / l.cols;
-    const int64_t tiles = (rows + MAX_TILE_ROWS[SLAB_PANELS - 1] - 1) / MAX_TILE_ROWS[SLAB_PANELS - 1];
+    const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
     Source from = whole;
     for (int64_t s = 0; s < whole.segments; ++s) {
         for (int64_t done = 0; done < whole.blocks; done += from.blocks) {
             from.blocks = whole.blocks - done < most ? whole.blocks - done : most;
-            for (int p = 0; p < SLAB_PANELS; ++p) {
-                by.unpack(slab.levels + p * SLAB_BYTES, from.panel + p * from.panel_bytes, from.blocks);
-            }
+            by.unpack(slab.levels, from.panel, from.blocks);
             const uint8_t* x = whole.x + (s * whole.blocks + done) * x_block;
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
                 from.x = x + begin * from.x_stride;
                 from.ahead = t == 0 ? whole.ahead : 0;
-                by.tiles[count](slab, from, s, begin, done == 0);
+                by.tiles[count - 1](slab, from, s, begin, done == 0);
             }
             from.panel += from.blocks * l.bytes;
         }
@@ -275,14 +245,14 @@ struct Target {
 // out = residual + (bias + sum of the segments, by a balanced tree), for `rows` rows and the first `cols` columns of a
 // panel.
 template <int ROWS>
-void finish(const Target& to, Sums<ROWS>& sums, int64_t segments, int64_t rows, int panel, int64_t cols) {
+void finish(const Target& to, Sums<ROWS>& sums, int64_t segments, int64_t rows, int64_t cols) {
     for (int64_t m = 0; m < rows; ++m) {
         for (int64_t width = 1; width < segments; width *= 2) {
             for (int64_t s = 0; s < segments; s += 2 * width) {
-                sums.of[s][m][panel] = add(sums.of[s][m][panel], sums.of[s + width][m][panel]);
+                sums.of[s][m] = add(sums.of[s][m], sums.of[s + width][m]);
             }
         }
-        put_sum(to.out + m * to.out_stride, sums.of[0][m][panel], to.bias,
+        put_sum(to.out + m * to.out_stride, sums.of[0][m], to.bias,
                 to.residual ? to.residual + m * to.residual_stride : nullptr, cols);
     }
 }
@@ -296,33 +266,31 @@ struct Product {
     int64_t bytes, stride, blocks;
 
     Source source(int64_t panel, int64_t row, int64_t ahead) const {
-        return {m.data + panel * bytes, activated + row * stride, bytes, stride, m.segments, blocks, ahead};
+        return {m.data + panel * bytes, activated + row * stride, stride, m.segments, blocks, ahead};
     }
 
-    // Finishes `count` rows of `width` panels, whose sums begin at row 0.
+    // Finishes `count` rows of a panel, whose sums begin at row 0.
     template <int ROWS>
-    void finish_rows(Sums<ROWS>& sums, int64_t row, int64_t count, int64_t panel, int64_t width) const {
-        for (int p = 0; p < width; ++p) {
-            const int64_t col = (panel + p) * PANEL, left = m.rows - col;
-            const Target target = {to.out + row * to.out_stride + col, to.bias ? to.bias + col : nullptr,
-                                   to.residual ? to.residual + row * to.residual_stride + col : nullptr, to.out_stride,
-                                   to.residual_stride};
-            finish(target, sums, m.segments, count, p, left < LANES ? left : LANES);
-        }
+    void finish_rows(Sums<ROWS>& sums, int64_t row, int64_t count, int64_t panel) const {
+        const int64_t col = panel * PANEL, left = m.rows - col;
+        const Target target = {to.out + row * to.out_stride + col, to.bias ? to.bias + col : nullptr,
+                               to.residual ? to.residual + row * to.residual_stride + col : nullptr, to.out_stride,
+                               to.residual_stride};
+        finish(target, sums, m.segments, count, left < LANES ? left : LANES);
     }
 };
 
-void multiply_tiles(const Product& product, int64_t panel, int64_t width) {
-    const int64_t rows = product.rows, most = MAX_TILE_ROWS[width - 1], tiles = (rows + most - 1) / most;
+void multiply_tiles(const Product& product, int64_t panel) {
+    const int64_t rows = product.rows, tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
     const int64_t near = int_layout_of(product.m.format).cols == 64 ? AHEAD : AHEAD_SUPER;
-    // A single tile prefetches a short distance ahead. The first of several prefetches the next panels while it
-    // computes on these, so that the other tiles find theirs in the cache.
-    const int64_t ahead = tiles == 1 ? near : panel + width < product.last_panel ? width * product.bytes : 0;
+    // A single tile prefetches a short distance ahead. The first of several prefetches the next panel while it
+    // computes on this one, so that the other tiles find theirs in the cache.
+    const int64_t ahead = tiles == 1 ? near : panel + 1 < product.last_panel ? product.bytes : 0;
     TileSums sums;
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
-        tile_of(product.m.format, count, width)(sums, product.source(panel, begin, t == 0 ? ahead : 0));
-        product.finish_rows(sums, begin, count, panel, width);
+        tile_of(product.m.format, count)(sums, product.source(panel, begin, t == 0 ? ahead : 0));
+        product.finish_rows(sums, begin, count, panel);
     }
 }
 
@@ -330,11 +298,11 @@ void multiply_tiles(const Product& product, int64_t panel, int64_t width) {
 
 void multiply_slabs(const Product& product, const Slabs& by, Slab& slab, int64_t panel) {
     const int64_t rows = product.rows, parts = (rows + SLAB_ROWS - 1) / SLAB_ROWS;
-    const int64_t ahead = panel + SLAB_PANELS < product.last_panel ? SLAB_PANELS * product.bytes : 0;
+    const int64_t ahead = panel + 1 < product.last_panel ? product.bytes : 0;
     for (int64_t i = 0; i < parts; ++i) {
         const int64_t begin = rows * i / parts, count = rows * (i + 1) / parts - begin;
         add_slabs(slab, by, product.m, product.source(panel, begin, i == 0 ? ahead : 0), count);
-        product.finish_rows(slab.sums, begin, count, panel, SLAB_PANELS);
+        product.finish_rows(slab.sums, begin, count, panel);
     }
 }
 
@@ -350,15 +318,14 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
     const Slabs slabs = slabs_of(m.format, rows);
     Slab slab;
 #endif
-    for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
-        width = rows >= PAIR_FROM && last_panel - panel >= 2 ? 2 : 1;
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
-        if (slabs.unpack && width == SLAB_PANELS) {
+        if (slabs.unpack) {
             multiply_slabs(product, slabs, slab, panel);
             continue;
         }
 #endif
-        multiply_tiles(product, panel, width);
+        multiply_tiles(product, panel);
     }
 }
 

@@ -60,6 +60,16 @@ KVASIR_INLINE f32x16 dot_bf16(f32x16 acc, u16x32 w, uint32_t x) {
 }
 #endif
 
+#if !defined(KVASIR_AVX512) || defined(KVASIR_EMULATE_AVX512)
+// dot() with x in memory.
+template <int MAX_WEIGHT>
+KVASIR_INLINE i32x16 dot(i32x16 acc, u8x64 w, const uint8_t* x) {
+    int32_t value;
+    std::memcpy(&value, x, sizeof value);
+    return dot<MAX_WEIGHT>(acc, w, value);
+}
+#endif
+
 // Words that hold float32 to bfloat16 in their low halves, to the nearest, halves to even; NaN stays NaN.
 KVASIR_INLINE i32x16 round_to_bf16(f32x16 a) {
     const i32x16 bits = float_to_bits(a);

@@ -127,6 +127,17 @@ template <int MAX_WEIGHT>
 KVASIR_INLINE i32x16 dot(i32x16 acc, u8x64 w, int32_t x) {
     return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(x))};
 }
+#if !defined(KVASIR_EMULATE_AVX512)
+// The same with x in memory: one instruction, where gcc would broadcast x to a register first.
+template <int MAX_WEIGHT>
+KVASIR_INLINE i32x16 dot(i32x16 acc, u8x64 w, const uint8_t* x) {
+    struct __attribute__((packed, may_alias)) Word {
+        int32_t value;
+    };
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(w.v), "m"(*reinterpret_cast<const Word*>(x)));
+    return acc;
+}
+#endif
 // acc[row] + w[row][0] * x[0] + w[row][1] * x[1] of int16 pairs in words. Exact where it fits.
 KVASIR_INLINE i32x16 dot_i16(i32x16 acc, i32x16 w, int32_t x) {
     return {_mm512_dpwssd_epi32(acc.v, w.v, _mm512_set1_epi32(x))};
