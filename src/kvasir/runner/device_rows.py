@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,9 +28,31 @@ class Writer:
         """target.flatten()[at] = values. at: int64, without duplicates."""
         for first in range(0, len(at), _CHUNK):
             count = min(_CHUNK, len(at) - first)
-            self._copy(self._at[:count], at[first : first + count])
             self._copy(self._values[:count], values[first : first + count])
-            target.view(-1).index_copy_(0, self._at[:count], self._values[:count])
+            target.view(-1).index_copy_(0, self._places(at[first : first + count]), self._values[:count])
+
+    def move(
+        self, target: Tensor, at: np.ndarray, source: Tensor, source_at: np.ndarray, table: Tensor | None = None
+    ) -> None:
+        """target.flatten()[at] = source.flatten()[source_at], or what these number in `table`. at, source_at: int64,
+        at most 4096, `at` without duplicates."""
+        values = source.view(-1).index_select(0, self._places(source_at))
+        if table is not None:
+            values = table.index_select(0, values)
+        target.view(-1).index_copy_(0, self._places(at), values)
+
+    def rows(self, source: Tensor, at: Sequence[int] | np.ndarray) -> Tensor:
+        """A copy of at most 4096 rows of a tensor. Indexing with a list would wait for the device."""
+        return source.index_select(0, self._places(np.array(at, np.int64)))
+
+    def add(self, target: Tensor, at: Sequence[int] | np.ndarray, rows: Tensor) -> None:
+        """target[at] += rows. at: at most 4096, without duplicates."""
+        target.index_add_(0, self._places(np.array(at, np.int64)), rows)
+
+    def _places(self, at: np.ndarray) -> Tensor:
+        """On the device, until the next call."""
+        self._copy(self._at[: len(at)], at)
+        return self._at[: len(at)]
 
     def fill(self, target: Tensor, values: np.ndarray) -> None:
         """Replaces a contiguous tensor."""

@@ -83,9 +83,13 @@ class EagerDraft:
         """As `DraftForward.draw`."""
         contexts = [
             RowContext(row.spec, row.ids[:known], row.prompt_len, known, mask, carry)
-            for row, known, carry, mask in draws
+            for row, known, carry, mask, _ in draws
         ]
         return [host_sampling.taken(one) for one in sample(torch.from_numpy(logits), contexts)]
+
+    def collect(self) -> tuple[Taken, ...]:
+        """As `DraftForward.collect`: `draw` gives all ids itself."""
+        return ()
 
 
 class EagerBlocks(EagerDraft):

@@ -52,13 +52,14 @@ class GraphBlocks(GraphDraft):
 
     def logits(self, at: Sequence[int]) -> Tensor:
         """As `DraftForward.logits`, of token rows that give ids."""
-        return self._logits()[np.searchsorted(self._chosen, at)]
+        return self.executor.rows.writer.rows(self._logits(), np.searchsorted(self._chosen, at))
 
     def correct(self, spans: Sequence[Span], at: Sequence[int], states: Sequence[Tensor | None]) -> Tensor | None:
         """As `BlockForward.correct`."""
         head, markov, own = self.draft.markov, self.forwards.markov, self._forward
         assert head is not None and markov is not None and markov.logits is not None and self._markov is not None
-        rows = own.value(own.hidden, max(at) + 1)[list(at)].float()
+        writer = self.executor.rows.writer
+        rows = writer.rows(own.value(own.hidden, max(at) + 1), at).float()
         if head.state_width:
             none = rows.new_zeros(head.state_width)
             rows = torch.cat([rows, torch.stack([none if state is None else state for state in states])], 1)
@@ -66,7 +67,7 @@ class GraphBlocks(GraphDraft):
         give(markov, rows)
         self._markov("rows", len(at))
         self._choose(self._markov, range(len(at)))
-        self._logits()[np.searchsorted(self._chosen, at)] += markov.value(markov.logits, len(at))
+        writer.add(self._logits(), np.searchsorted(self._chosen, at), markov.value(markov.logits, len(at)))
         return markov.value(markov.exports["carried"], len(at)).clone() if markov.exports else None
 
     def _choose(self, replays: Replays, rows: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
 """A draft model on the graph executor: launches of its own over the target's rows, block tables and cache. Its hidden
-rows and logits stay on the device, and its guesses are drawn there by the target's sampler.
+rows and logits stay on the device, and its guesses are drawn there by the target's sampler. This writes them to the
+target's ids, where the next round reads them, so the host waits once for all rounds.
 
     rows, chosen      of the draft model: hidden rows, and logits of its own vocabulary
     sample <level>    of the target: ids from these logits, which take the place of its own
@@ -31,7 +32,7 @@ from kvasir.runner.executor import ExecutorStep, Taken
 from kvasir.runner.graph_executor import GraphExecutor
 from kvasir.runner.graph_replays import Record, Replays, bucket_of
 from kvasir.runner.program_draft import draft_traces
-from kvasir.runner.proposals import LAG, MAX_DRAWN, Array, Draw, Proposer, Span
+from kvasir.runner.proposals import LAG, LATER, MAX_DRAWN, Array, Draw, Proposer, Span
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.device_state import error_text, reason
 from kvasir.sampling.rows import RowContext
@@ -109,6 +110,11 @@ class GraphDraft:
         self._pieces = np.zeros(tuple(forwards.step.pieces.shape), np.int32)
         self._ends: list[int] = []  # the last token row of each span of the last step
         self._layer = 0  # that computed it
+        self._kept: list[tuple[Tensor, Sequence[Draw], list[int]]] = []  # results of draws, and which do not wait
+        self._drawn_at: dict[int, int] = {}  # the position of the last guess of each row that was drawn on the device
+        self._own_ids: Tensor | None = None  # the draft's number of each of the target's ids
+        if draft.draft_ids is not None:
+            self._own_ids = torch.from_numpy(draft.draft_ids.astype(np.int32)).to(forwards.ids.device)
         self._common: tuple[Tensor, Tensor] | None = None  # of ids that both have: the draft's and the target's
         if draft.target_ids is not None:
             common = np.flatnonzero(draft.target_ids >= 0)
@@ -168,9 +174,14 @@ class GraphDraft:
             first += span.count
         writer = self.executor.rows.writer
         writer.fill(self.forwards.step.pieces, pieces)
-        places = [np.arange(span.start, span.end) + (span.row * ids.shape[1] + ahead) for span in spans]
-        values = [self._rows.ids[span.row, span.start + ahead : span.end + ahead] for span in spans]
-        writer.write(ids, np.concatenate(places), np.concatenate(values))
+        width = ids.shape[1]
+        places = np.concatenate([np.arange(span.start, span.end) + (span.row * width + ahead) for span in spans])
+        values = np.concatenate([self._rows.ids[span.row, span.start + ahead : span.end + ahead] for span in spans])
+        known = values != LATER
+        writer.write(ids, places[known], values[known])
+        if ids is not self.executor.forward.step.ids and len(late := places[~known]):
+            drawn = np.array([row * width + self._drawn_at[row] for row in (late // width).tolist()])
+            writer.move(ids, late, self.executor.forward.step.ids, drawn, self._own_ids)
 
     def _joined(self, taps: Tensor) -> Tensor:
         if self._joining is None:
@@ -191,13 +202,15 @@ class GraphDraft:
 
     def carried(self, at: Sequence[int]) -> Tensor:
         """As `DraftForward.carried`."""
-        return self._carried(self._ends[-1] + 1)[[self._ends[place] for place in at]]
+        return self.executor.rows.writer.rows(self._carried(self._ends[-1] + 1), [self._ends[place] for place in at])
 
-    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Taken]:
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> list[Taken | None]:
         """As `DraftForward.draw`, from logits of the draft vocabulary."""
         logits = self._as_targets(logits)
         here = [i for i, draw in enumerate(draws) if reason(draw.row.spec)]
-        found = [Taken()] * len(draws) if len(here) == len(draws) else self._draw(logits, draws, here)
+        found: list[Taken | None] = [Taken()] * len(draws)
+        if len(here) < len(draws):
+            found = self._draw(draws, here)
         if here:
             for i, taken in zip(here, _sampled(logits[here], [draws[i] for i in here]), strict=True):
                 found[i] = taken
@@ -213,8 +226,9 @@ class GraphDraft:
         own, targets = self._common
         return wide.fill_(-torch.inf).index_copy_(1, targets, logits.index_select(1, own))
 
-    def _draw(self, logits: Tensor, draws: Sequence[Draw], left_out: Sequence[int]) -> list[Taken]:
-        """Draws on the device from the target's logits; nothing for the draws at the places `left_out`."""
+    def _draw(self, draws: Sequence[Draw], left_out: Sequence[int]) -> list[Taken | None]:
+        """Draws on the device from the target's logits; nothing for the draws at the places `left_out`. What does not
+        wait is kept for `collect`."""
         made, replays, writer = self.executor.draws, self.executor.replays, self.executor.rows.writer
         assert made is not None
         rows = [-1 if i in left_out else draw.row.number for i, draw in enumerate(draws)]
@@ -228,11 +242,33 @@ class GraphDraft:
         for target, values in zip((made.rows, made.known, made.mask_of), slots, strict=True):
             writer.fill(target[:bucket], values)
         replays(f"sample {level}", count)
-        tokens, errors = (part.tolist() for part in fetch(made.results(count, level)[:2])())
-        return [
-            Taken(error=error_text(error, draw.row.spec, logits.shape[1])) if error else Taken((token,))
-            for token, error, draw in zip(tokens, errors, draws, strict=True)
-        ]
+        results = torch.stack(made.results(count, level)[:2])
+        there = [i for i in range(count) if i not in left_out]
+        self._drawn_at.update((draws[i].row.number, draws[i].known) for i in there)
+        if later := [i for i in there if not draws[i].waits]:
+            self._kept.append((results, draws, later))
+        found: list[Taken | None] = [None] * count
+        if waiting := [i for i in there if draws[i].waits]:
+            [known] = fetch([results])()
+            for i in waiting:
+                found[i] = self._taken(known[:, i], draws[i])
+        return found
+
+    def collect(self) -> list[Taken]:
+        """As `DraftForward.collect`."""
+        kept, self._kept = self._kept, []
+        [known] = fetch([torch.cat([results for results, _, _ in kept], 1)])()
+        found, first = [], 0
+        for results, draws, places in kept:
+            found += [self._taken(known[:, first + i], draws[i]) for i in places]
+            first += results.shape[1]
+        return found
+
+    def _taken(self, result: np.ndarray, draw: Draw) -> Taken:
+        """result: the id and the error of a draw."""
+        token, error = result.tolist()
+        vocab = self.executor.model.config.vocab_size
+        return Taken(error=error_text(error, draw.row.spec, vocab)) if error else Taken((token,))
 
 
 def give(forward: Forward, rows: Tensor) -> None:
@@ -244,7 +280,8 @@ def give(forward: Forward, rows: Tensor) -> None:
 def _sampled(logits: Tensor, draws: Sequence[Draw]) -> list[Taken]:
     """Samples on the host."""
     contexts = [
-        RowContext(row.spec, row.ids[:known], row.prompt_len, known, mask, carry) for row, known, carry, mask in draws
+        RowContext(row.spec, row.ids[:known], row.prompt_len, known, mask, carry)
+        for row, known, carry, mask, _ in draws
     ]
     return [host_sampling.taken(one) for one in sample(logits.cpu(), contexts)]
 

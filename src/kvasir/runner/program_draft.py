@@ -114,7 +114,7 @@ class ProgramDraft:
     def draw(self, logits: np.ndarray, draws: Sequence[Draw]) -> list[Taken]:
         """As `DraftForward.draw`."""
         specs = (SampleRow * len(draws))()
-        for i, (row, known, carry, mask) in enumerate(draws):
+        for i, (row, known, carry, mask, _) in enumerate(draws):
             specs[i] = self.target.states[row.number].spec  # a copy
             spec = specs[i]
             fill_carry(spec, row.spec, carry)
@@ -126,6 +126,10 @@ class ProgramDraft:
             else Taken((one.token,), (), next_carry(one, draw.row.spec, draw.carry))
             for one, draw in zip(found, draws, strict=True)
         ]  # fmt: skip
+
+    def collect(self) -> tuple[Taken, ...]:
+        """As `DraftForward.collect`: `draw` gives all ids itself."""
+        return ()
 
 
 class ProgramBlocks(ProgramDraft):

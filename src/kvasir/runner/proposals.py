@@ -15,6 +15,10 @@ goes wrong here costs guesses, never results.
 A head reads hidden rows of the target (`DraftModel.taps`), which exist only until the next step. Those of rows that do
 not ask wait until there are LAG of them, so that drafts that nobody wants cost little.
 
+Where the forward draws on a device, an id that the host does not need yet stays there (LATER takes its place) and is
+read by the next round. All of them come to the host at once, after the last round. Only then do stop ids and errors end
+a draft: what was computed after these was in vain.
+
 If a head has several layers, each computes what is lacking in turn and gives a guess. Layer i embeds the ids i places
 further on, so its last i positions depend on guesses: their hidden rows are kept, and they are computed again.
 
@@ -25,7 +29,7 @@ further on, so its last i positions depend on guesses: their hidden rows are kep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +44,7 @@ from kvasir.runner.rows import Row, Rows
 Array = Any  # NumPy's, or a tensor of the forward
 LAG = 16  # hidden rows of a row of the runner that wait at most
 MAX_DRAWN = 32  # rows of logits at a time
+LATER = -1  # in place of a guess that only the device knows
 
 
 class Span(NamedTuple):
@@ -56,12 +61,13 @@ class Span(NamedTuple):
 
 class Draw(NamedTuple):
     """A guess to be drawn: the id at position `known` of the row, after the ids before it. mask: int32 words of the
-    allowed ids, None for all."""
+    allowed ids, None for all. waits: whether the host needs the id before the next one is drawn."""
 
     row: Row
     known: int
     carry: bytes
     mask: np.ndarray | None = None
+    waits: bool = True
 
 
 class DraftForward(Protocol):
@@ -97,15 +103,21 @@ class DraftForward(Protocol):
         """The row that each span's last position carries, float32 [n, width]; a copy."""
         ...
 
-    def draw(self, logits: Array, draws: Sequence[Draw]) -> Sequence[Taken]:
-        """Samples as the target does. logits: float32 [n, vocabulary]."""
+    def draw(self, logits: Array, draws: Sequence[Draw]) -> Sequence[Taken | None]:
+        """Samples as the target does. logits: float32 [n, vocabulary]. None for an id that does not wait and is not
+        on the host yet: it is embedded where the next `run` finds LATER."""
+        ...
+
+    def collect(self) -> Sequence[Taken]:
+        """Waits for what `draw` gave None for since the last call, in this order."""
         ...
 
 
 @dataclass(slots=True)
 class Guesses:
     """The guesses for one row. at: of its work in the step. begin: the first position that the step has sampled. known:
-    of the row. position: the last one computed. mask: of the next guess."""
+    of the row. position: the last one computed. mask: of the next guess. later: places of the ids in what
+    `DraftForward.collect` will give; of all or of none."""
 
     at: int
     row: Row
@@ -115,6 +127,7 @@ class Guesses:
     position: int
     carry: bytes
     ids: list[int] = field(default_factory=list)
+    later: list[int] = field(default_factory=list)
     carried: Array | None = None
     mask: np.ndarray | None = None
 
@@ -185,12 +198,13 @@ class Proposer:
     def propose(self, step: ExecutorStep, ahead: Ahead | None = None) -> dict[int, tuple[int, ...]]:
         """The guesses for works that ask for them, by place. The rows have taken the step's ids. ahead: the masks of
         guesses."""
-        begun, self._masks = self.forward.seconds, ahead
+        begun, self._masks, self._num_later = self.forward.seconds, ahead, 0
         lacking = list(self._heads(step) if self.draft.taps else self._smaller(step))
         done: list[Guesses] = []
         self._go_on(list(self._catch_up(lacking, done)), done)
+        self._settle(done)
         self.seconds = self.forward.seconds - begun
-        return {guesses.at: tuple(guesses.ids) for guesses in done}
+        return {guesses.at: tuple(guesses.ids) for guesses in done if guesses.ids}
 
     def _go_on(self, open_: list[Guesses], done: list[Guesses]) -> None:
         """Guesses on, one id of each at a time."""
@@ -329,7 +343,7 @@ class Proposer:
 
     def _own(self, ids: np.ndarray) -> np.ndarray:
         """The draft model's ids."""
-        return ids if self.draft.draft_ids is None else self.draft.draft_ids[ids]
+        return ids if self.draft.draft_ids is None else np.where(ids == LATER, LATER, self.draft.draft_ids[ids])
 
     def _drawn(self, drawing: Sequence[tuple[int, Guesses]], done: list[Guesses]) -> list[tuple[int, Guesses]]:
         """Draws a guess for each of these spans, by their places. Returns those that go on; adds the others to `done`,
@@ -341,7 +355,10 @@ class Proposer:
         for first in range(0, len(places), MAX_DRAWN):
             part = drawing[first : first + MAX_DRAWN]
             logits = self._of_target(self.forward.logits(places[first : first + MAX_DRAWN]))
-            draws = [Draw(one.row, one.known + len(one.ids), one.carry, one.mask) for _, one in part]
+            draws = [
+                Draw(one.row, one.known + len(one.ids), one.carry, one.mask, self._has_masks(one.row))
+                for _, one in part
+            ]
             found += self.forward.draw(logits, draws)
         carried = self.forward.carried(places) if self.draft.width else [None] * len(places)
         for (place, guesses), taken, row in zip(drawing, found, carried, strict=True):
@@ -354,7 +371,7 @@ class Proposer:
 
     def _may_go_on(self, guesses: Guesses, done: list[Guesses]) -> bool:
         """Sets the mask of the next guess. If it allows no id, the guesses end."""
-        if self._masks is None or not guesses.row.spec.guided:
+        if self._masks is None or not self._has_masks(guesses.row):
             return True
         row, known = guesses.row, guesses.known + len(guesses.ids)
         mask = self._masks(row.number, row.ids[guesses.begin : known].tolist())
@@ -363,6 +380,9 @@ class Proposer:
             return False
         guesses.mask = None if mask is None else np.frombuffer(mask, np.int32)
         return True
+
+    def _has_masks(self, row: Row) -> bool:
+        return self._masks is not None and row.spec.guided
 
     def _joined(self, parts: Sequence[Array]) -> Array:
         """A copy of rows of several taps, one after another."""
@@ -380,8 +400,12 @@ class Proposer:
         wide[:, self.draft.target_ids[self._common]] = logits_nv[:, self._common]
         return wide
 
-    def _take(self, guesses: Guesses, taken: Taken) -> bool:
+    def _take(self, guesses: Guesses, taken: Taken | None) -> bool:
         """Adds a drawn id. Returns whether there will be another."""
+        if taken is None:
+            guesses.later.append(self._num_later)
+            self._num_later += 1
+            taken = Taken((LATER,), (), guesses.carry)
         if taken.error and (token := _only(guesses.mask)) is not None:
             taken = Taken((token,), (), guesses.carry)  # the draft model lacks the one that is allowed
         if taken.error:
@@ -403,6 +427,28 @@ class Proposer:
         if not self.draft.taps:
             self._guessed[row.number].append(token)
         return True
+
+    def _settle(self, done: Sequence[Guesses]) -> None:
+        """Replaces LATER by the ids, up to an error or a stop id."""
+        found = self.forward.collect() if self._num_later else ()
+        for guesses in done:
+            if not guesses.later:
+                continue
+            row, known, computed = guesses.row, guesses.known, self._guessed[guesses.row.number]
+            drawn = [found[place] for place in guesses.later]
+            row.ids[known : known + len(drawn)] = [0 if one.error else one.tokens[0] for one in drawn]
+            guesses.ids = list(_until_end(drawn, row.spec.stop_ids))
+            computed[:] = guesses.ids[: len(computed)]
+
+
+def _until_end(drawn: Sequence[Taken], stop_ids: Collection[int]) -> Iterator[int]:
+    """The ids before an error, up to a stop id."""
+    for one in drawn:
+        if one.error:
+            return
+        yield one.tokens[0]
+        if one.tokens[0] in stop_ids:
+            return
 
 
 def _only(mask: np.ndarray | None) -> int | None:
