@@ -84,8 +84,8 @@ def test_a_step_of_which_drafts_are_checked_is_sampled_first(tmp_path):
     class Knowing(OneByOne):
         """Drafts of what will come, every third id of them wrong."""
 
-        def waits(self, seq):
-            return seq.counts.computed % 4 == 0
+        def waits(self, sequences):
+            return any(seq.counts.computed % 4 == 0 for seq in sequences)
 
         def guess(self, seq, most):
             coming = expected[seq.request.id, seq.index].tokens[len(seq.tokens) - seq.prompt_len :][:most]

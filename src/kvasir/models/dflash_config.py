@@ -34,9 +34,9 @@ _OTHER_BLOCKS = ("DFlash2DraftModel", "Gemma4DSparkModel", "DSparkDraftModel", "
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is that of a DFlash drafter. Raises UnsupportedModel for other drafters of blocks."""
     names = config.get("architectures")
-    if config.get("speculators_model_type") in ("dflash", "dspark"):
+    if (kind := config.get("speculators_model_type")) in ("dflash", "dspark"):
         raise UnsupportedModel(
-            "config.json is that of a drafter of blocks from `speculators`",
+            f"config.json is that of a drafter of blocks from `speculators`, of the type {kind}",
             "use the authors' own files: those of z-lab",
         )
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -16,7 +16,19 @@ from pathlib import Path
 from kvasir.ops import native
 
 PACKAGE = Path(__file__).parents[1]
-SOURCE_PACKAGES = ("ops", "parallel", "quant", "layers", "models", "weights", "sampling", "program", "graph", "runner")
+SOURCE_PACKAGES = (
+    "ops",
+    "parallel",
+    "quant",
+    "layers",
+    "models",
+    "weights",
+    "lora",
+    "sampling",
+    "program",
+    "graph",
+    "runner",
+)
 
 
 def numerics_version(executor: str, device: str, op_table: Iterable[str], kind: str = "cpu") -> str:
