@@ -28,8 +28,8 @@ class Asked(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """How long a step took. seconds: it was computed. period: since the step before it, or since there was something to
-    compute; so also what the host did meanwhile. proposing: of these, those of `Work.propose`. ahead: whether it was
+    """How long a step took. seconds: computing it. period: from the end of the step before it, or from when there was
+    something to compute, so it includes the host's work. proposing: the part of both spent on `Work.propose`. ahead: whether it was
     planned while the step before it was computed."""
 
     seconds: float
@@ -139,7 +139,7 @@ def settle(seq: Sequence, work: Work, accepted: int, current: bool) -> int:
 
 
 def observe(drafter: Drafter, plan: StepPlan, time: StepTime) -> None:
-    """Tells the drafter how long a step took; only those that merely decoded show the cost of drafts."""
+    """Tells the drafter how long a step took. Only steps that did nothing but decode show the cost of drafts."""
     decodes = all(work.count == 1 + work.drafted and work.sample for work in plan.work)
     drafter.measured(plan.num_tokens if decodes else 0, sum(work.drafted for work in plan.work), time)
     asked = [work.propose for work in plan.work if work.propose]
