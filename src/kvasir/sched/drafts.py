@@ -29,8 +29,8 @@ class Asked(NamedTuple):
 
 class StepTime(NamedTuple):
     """How long a step took. seconds: computing it. period: from the end of the step before it, or from when there was
-    something to compute, so it includes the host's work. proposing: the part of both spent on `Work.propose`. ahead: whether it was
-    planned while the step before it was computed."""
+    something to compute, so it includes the host's work. proposing: the part of both spent on `Work.propose`. ahead:
+    whether it was planned while the step before it was computed."""
 
     seconds: float
     period: float
