@@ -190,6 +190,27 @@ def check_pair(name: str, a: np.ndarray, b: np.ndarray, rank: int, experts: int 
         )
 
 
+def pair_rank(name: str, a: np.ndarray, b: np.ndarray) -> int:
+    """The rank of matrices a [rank, inputs] and b [outputs, rank]. Raises ModelFileError for others."""
+    rank = b.shape[1] if b.ndim == 2 and 1 <= b.shape[1] <= MAX_RANK else 1
+    check_pair(name, a, b, rank)
+    return rank
+
+
+def stack_rank(name: str, a: np.ndarray, b: np.ndarray) -> int:
+    """The rank of stacks a [experts, rank, inputs] and b [experts, outputs, rank]. Raises ModelFileError for others."""
+    three = a.ndim == b.ndim == 3
+    if not (three and len(a) == len(b) and a.shape[1] == b.shape[2] and a.size and b.size) or not (
+        a.shape[1] <= MAX_RANK and len(a) <= MAX_EXPERTS
+    ):
+        raise ModelFileError(
+            f"the adapter's matrices of {quoted(name)} have shapes {[*a.shape]} and {[*b.shape]}, expected "
+            f"[experts, rank, inputs] and [experts, outputs, rank], of a rank up to {MAX_RANK}",
+            "save the adapter again",
+        )
+    return a.shape[1]
+
+
 def check_vector(name: str, what: str, vector: np.ndarray | None, outputs: int) -> None:
     """Raises ModelFileError for a vector of another size."""
     if vector is not None and vector.shape != (outputs,):

@@ -16,16 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
-from kvasir.lora.adapter import (
-    MAX_RANK,
-    AdapterFile,
-    Update,
-    check_dtype,
-    check_pair,
-    check_scale,
-    content_hash,
-)
-from kvasir.lora.mlx import check_stack
+from kvasir.lora.adapter import AdapterFile, Update, check_dtype, check_scale, content_hash, pair_rank, stack_rank
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.source import GGUFSource
 
@@ -91,12 +82,11 @@ def _update(name: str, pair: Mapping[str, np.ndarray], alpha: float) -> Update:
         raise ModelFileError(f"the adapter has no tensor {quoted(f'{name}.{missing.pop()}')}")
     a, b = pair["lora_a"], pair["lora_b"]
     if a.ndim == 3:
-        check_stack(name, a, b)
-        return Update(name, a, b, a.shape[1], _scale(name, alpha, a.shape[1]), experts=len(a), stacked=True)
+        rank = stack_rank(name, a, b)
+        return Update(name, a, b, rank, _scale(name, alpha, rank), experts=len(a), stacked=True)
     table = name == TABLE
     a = a.T if table else a
-    rank = b.shape[1] if b.ndim == 2 and 1 <= b.shape[1] <= MAX_RANK else 1
-    check_pair(name, a, b, rank)
+    rank = pair_rank(name, a, b)
     return Update(name, a, b, rank, _scale(name, alpha, rank), embedding=table)
 
 

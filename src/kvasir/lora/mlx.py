@@ -19,15 +19,15 @@ import numpy as np
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json_object
 from kvasir.lora.adapter import (
-    MAX_EXPERTS,
     MAX_RANK,
     AdapterFile,
     Update,
     check_dtype,
-    check_pair,
     check_scale,
     check_vector,
     content_hash,
+    pair_rank,
+    stack_rank,
 )
 from kvasir.lora.config import CONFIG, MAX_CONFIG_BYTES
 from kvasir.weights.safetensors import SafetensorsFile
@@ -107,8 +107,7 @@ def _update(module: str, parts: Mapping[str, np.ndarray], kind: str, scale: floa
     embedding = module.rpartition(".")[2] in _TABLES
     if embedding and magnitude is not None:
         raise UnsupportedModel(f"the adapter has the norms of a table's rows, {quoted(f'{module}.m')}")
-    rank = b.shape[0] if b.ndim == 2 and 1 <= b.shape[0] <= MAX_RANK else 1
-    check_pair(module, a.T, b.T, rank)
+    rank = pair_rank(module, a.T, b.T)
     check_vector(module, "magnitude", magnitude, b.shape[1])
     return Update(module, a.T, b.T, rank, scale, embedding=embedding, magnitude=magnitude)
 
@@ -119,18 +118,4 @@ def _stacked(
     name = f"{module}.{part}"
     if magnitude is not None:
         raise UnsupportedModel(f"the adapter has magnitudes of the experts {quoted(name)}")
-    check_stack(name, a, b)
-    return Update(module, a, b, a.shape[1], scale, part, a.shape[0], stacked=True)
-
-
-def check_stack(name: str, a: np.ndarray, b: np.ndarray) -> None:
-    """Raises ModelFileError unless a is [experts, rank, inputs] and b [experts, outputs, rank]."""
-    three = a.ndim == b.ndim == 3
-    if not (three and len(a) == len(b) and a.shape[1] == b.shape[2] and a.size and b.size) or not (
-        a.shape[1] <= MAX_RANK and len(a) <= MAX_EXPERTS
-    ):
-        raise ModelFileError(
-            f"the adapter's matrices of {quoted(name)} have shapes {[*a.shape]} and {[*b.shape]}, expected "
-            f"[experts, rank, inputs] and [experts, outputs, rank], of a rank up to {MAX_RANK}",
-            "save the adapter again",
-        )
+    return Update(module, a, b, stack_rank(name, a, b), scale, part, a.shape[0], stacked=True)

@@ -67,17 +67,19 @@ class Trial:
         self._rates[self.drafts] = (rate + self._rates.get(self.drafts, rate)) / 2
         other = self._rates.get(not self.drafts, 0.0)
         better = self._rates[True] >= LOSES * self._rates[False] if other else not self.drafts
-        if not self._left and better == self.drafts:
-            self._go(better, BETTER[0])
-        elif better == self.drafts:
-            left = self._left - self._steps
+        if better == self.drafts:
+            left = self._left - self._steps if self._left else BETTER[0]
             self._go(better if left else not better, left)
-        elif self._left or not other:
-            self._go(better, 0)
         else:
-            lost = (self._seconds - self._tokens / other) * (1 + SETTLING / self._steps)
-            steps = lost / COST * other * self._steps / self._tokens if self._tokens else BETTER[1]
-            self._go(better, round(min(max(BETTER[0], steps), BETTER[1])))
+            self._go(better, self._pause(other) if other and not self._left else 0)
+
+    def _pause(self, other: float) -> int:
+        """Steps of the better way until the worse one, just tried, is tried again. other: the better way's rate."""
+        if not self._tokens:
+            return BETTER[1]
+        lost = (self._seconds - self._tokens / other) * (1 + SETTLING / self._steps)
+        steps = lost / COST * other * self._steps / self._tokens
+        return round(min(max(BETTER[0], steps), BETTER[1]))
 
     def _go(self, drafts: bool, left: int) -> None:
         if drafts != self.drafts:
