@@ -23,7 +23,7 @@ from pathlib import Path
 PACKAGE = "kvasir"
 GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "resolve", "environment", "errors", "memory"),
-    *("metrics", "snapshot", "statistics", "fields", "json_file", "speculation"),
+    *("metrics", "snapshot", "statistics", "fields", "json_file", "speculation", "adapters"),
 )
 THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvasir.adapters import parse_adapters
 from kvasir.errors import ConfigError
 from kvasir.memory import Footprint
 from kvasir.plan import CacheGroup
@@ -89,6 +90,16 @@ class EngineOptions:
     draft_max_model_len: int | None = option(
         None, "Positions of a sequence up to which a drafter with weights guesses (default: all that it can)."
     )
+    lora: list[str] | None = option(  # noqa: RUF009 - what `option` makes is a field
+        None,
+        "Adapter as NAME=PATH, which requests select by its name; a path alone applies to all others (repeatable).",
+        *("--lora", "--lora-scaled"),
+    )
+    max_loras: int = option(
+        64, "Adapters in memory at once, and so in one step.", "--max-loras", "--max-loras-per-batch"
+    )
+    max_lora_rank: int | None = option(None, "Greatest rank of an adapter (default: any).")
+    lora_memory: int | None = option(None, "Bytes of adapters in memory (default: a quarter of what stays free).")
     jump_ahead: bool = option(True, "Append ids that a grammar forces without a step each; the output is the same.")
     max_waiting: int = option(1024, "Choices that may wait before new requests are refused with 429.")
     slo_interactive: str = option(
@@ -179,6 +190,9 @@ class EngineConfig:
     save_bytes: int  # bytes that may wait to be written to it
     footprint: Footprint
     memory_left: int  # bytes of the device's memory that stay free
+    max_loras: int
+    max_lora_rank: int | None
+    lora_memory: int  # bytes of adapters in memory, of `memory_left`
     targets: dict[ServiceClass, Target]
     long_rope: bool = False  # whether LongRoPE's long factors apply
     notes: tuple[str, ...] = ()
@@ -193,7 +207,7 @@ def check(options: EngineOptions) -> None:
             raise ConfigError(f"{name} is {value}", f"expected at least {low}")
 
     lengths = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_chunk")
-    for name in (*lengths, "threads", "max_waiting"):
+    for name in (*lengths, "threads", "max_waiting", "max_loras", "max_lora_rank", "lora_memory"):
         at_least(name, 1)
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
@@ -219,6 +233,7 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"draft_dtype is {options.draft_dtype!r}", f"expected one of {', '.join(DTYPES)}")
     own = options.draft_dtype, options.draft_quantize, options.draft_max_model_len
     check_own(parse(options.speculate), *own)
+    parse_adapters(options.lora or ())
     slo_targets(options)
 
 

@@ -28,6 +28,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
     num_blocks, length, kv_bytes = _size_pools(options, model, device, footprint, length, batched, notes)
     left = device.memory_available - footprint.to_come(length) - kv_bytes
     load_bytes, save_bytes = _queues(options, device, left, kv_bytes, max(model.bytes_per_block))
+    free = left - (load_bytes + save_bytes) * (device.kind == "cpu" and _has_tier(options))
     return EngineConfig(
         model=options.model,
         served_model_name=options.served_model_name or options.model,
@@ -61,7 +62,10 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         load_bytes=load_bytes,
         save_bytes=save_bytes,
         footprint=footprint,
-        memory_left=left - (load_bytes + save_bytes) * (device.kind == "cpu" and _has_tier(options)),
+        memory_left=free,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
+        lora_memory=_lora_memory(options, free),
         targets=slo_targets(options),
         long_rope=_long_rope(model, length, notes),
         notes=tuple(notes),
@@ -122,6 +126,15 @@ def _queues(options: EngineOptions, device: DeviceFacts, left: int, kv_bytes: in
     spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 4
     room = max(spare // 2, block_bytes)
     return min(max(QUEUE_BYTES, kv_bytes // 4), room), min(QUEUE_BYTES, room)
+
+
+def _lora_memory(options: EngineOptions, free: int) -> int:
+    """Bytes of adapters in memory. Raises ConfigError if more are requested than stay free."""
+    if options.lora_memory and options.lora_memory > free:
+        raise ConfigError(
+            f"lora_memory is {_mib(options.lora_memory)}, and {_mib(free)} stay free", "lower it, or lower kv_memory"
+        )
+    return options.lora_memory or max(0, free) // 4
 
 
 def _has_tier(options: EngineOptions) -> bool:

@@ -1,0 +1,157 @@
+"""The adapters that a user gives an engine: names, files and scales, as options write them.
+
+    sql=PATH              "sql" is an adapter that requests select by its name
+    sql=PATH:0.5          the same, with half of its effect
+    PATH, PATH:0.5        llama.cpp's: an adapter for every request that selects none, named after its file
+    {"name": "sql", "path": PATH, "scale": 0.5, "default": 0, "pinned": false}
+
+Several may stand in one text, separated by commas, or in a JSON list.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import PurePath
+from typing import Any
+
+from kvasir.errors import ConfigError, InvalidRequest, quoted
+
+MAX_NAME = 256
+MAX_SCALE = 1e4
+MAX_CHOSEN = 64  # adapters of one request
+FORMS = 'expected NAME=PATH, NAME=PATH:SCALE, a path for every request, or {"name": ..., "path": ...}'
+
+_NAME = re.compile(r"[^\s:=,{}\"'\\]{1,256}")
+_FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOption:
+    """An adapter of a server. path: of its folder or GGUF file. scale: for requests that select it by its name.
+    default: for requests that select none; 0 leaves it out. pinned: it stays in memory."""
+
+    name: str
+    path: str
+    scale: float = 1.0
+    default: float = 0.0
+    pinned: bool = False
+
+    @property
+    def text(self) -> str:
+        """A text that `parse_adapters` reads as this adapter."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterScale:
+    """An adapter that a request selects, by its name, with a scale; None: the one that the server has for it."""
+
+    name: str
+    scale: float | None = None
+
+
+def parse_adapters(texts: Sequence[str]) -> tuple[AdapterOption, ...]:
+    """The adapters that options name, in order. Raises ConfigError for a text in no known form, a name that cannot be
+    one, and a name that occurs twice."""
+    found = tuple(option for text in texts for option in _parse(text))
+    names = [option.name for option in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two adapters are named {quoted(twice)}", "give each its own name: NAME=PATH")
+    return found
+
+
+def given_adapters(value: Any) -> tuple[str, ...]:
+    """The texts for `parse_adapters` of a program's `lora`: a mapping of names to paths, or a list of texts. Raises
+    ConfigError."""
+    if value is None:
+        return ()
+    if isinstance(value, Mapping):
+        return tuple(AdapterOption(str(name), str(path)).text for name, path in value.items())
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Sequence) and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    raise ConfigError(f"lora is {quoted(value)}", 'give {"name": "path"}, or a list of NAME=PATH')
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a client's text may be looked up as a folder of that name."""
+    return _FOLDER.fullmatch(name) is not None and ".." not in name
+
+
+def check_name(name: Any, param: str | None = None) -> str:
+    """The name, if it can be one. Raises InvalidRequest."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or not name.isprintable():
+        expected = f"expected 1 to {MAX_NAME} characters without spaces, quotes, commas, colons and ="
+        raise InvalidRequest(f"{quoted(name)} cannot be the name of an adapter", expected, param=param)
+    return name
+
+
+def check_scale(scale: Any, param: str | None = None) -> float:
+    """The scale as a float. Raises InvalidRequest."""
+    number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not number or not math.isfinite(scale) or abs(scale) > MAX_SCALE:
+        raise InvalidRequest(f"the scale is {quoted(scale)}", f"expected a number up to {MAX_SCALE:g}", param=param)
+    return float(scale)
+
+
+def _parse(text: str) -> list[AdapterOption]:
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        return _from_json(stripped)
+    parts = [part.strip() for part in stripped.split(",")]
+    if not all(parts):
+        raise ConfigError(f"an adapter is {quoted(text)}", FORMS)
+    return [_one(part) for part in parts]
+
+
+def _one(text: str) -> AdapterOption:
+    name, named, path = text.partition("=")
+    named = bool(named) and _NAME.fullmatch(name) is not None
+    path = path if named else text
+    found = _SCALED.fullmatch(path)
+    scale = float(found["scale"]) if found else 1.0
+    path = found["path"] if found else path
+    if not path:
+        raise ConfigError(f"an adapter is {quoted(text)}", FORMS)
+    return _made(name, path, scale) if named else _made(file_name(path), path, scale, scale)
+
+
+def file_name(path: str) -> str:
+    """The name that an adapter gets from its path: the last part of it."""
+    return re.sub(r"[\s:=,{}\"'\\]", "-", PurePath(path).name.removesuffix(".gguf")) or "adapter"
+
+
+def _from_json(text: str) -> list[AdapterOption]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"an adapter is not JSON: {error}", FORMS) from None
+    return [_of_object(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _of_object(value: Any) -> AdapterOption:
+    if not isinstance(value, dict):
+        raise ConfigError(f"an adapter is {quoted(value)}", FORMS)
+    ours = {"lora_name": "name", "lora_path": "path"}  # SGLang's
+    given: dict[str, Any] = {ours.get(key, key): item for key, item in value.items()}
+    given.pop("base_model_name", None)  # vLLM's, which shows it only
+    given.pop("lora_id", None)
+    unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)})
+    path, pinned = given.get("path"), given.get("pinned", False)
+    if unknown or not isinstance(path, str) or not path or not isinstance(pinned, bool) or "name" not in given:
+        wrong = f"has {quoted(unknown[0])}" if unknown else f"is {quoted(value)}"
+        raise ConfigError(f"an adapter {wrong}", FORMS)
+    return _made(given["name"], path, given.get("scale", 1.0), given.get("default", 0.0), pinned)
+
+
+def _made(name: Any, path: str, scale: Any, default: Any = 0.0, pinned: bool = False) -> AdapterOption:
+    try:
+        return AdapterOption(check_name(name), path, check_scale(scale), check_scale(default), pinned)
+    except InvalidRequest as error:
+        raise ConfigError(error.message, error.hint) from None

@@ -1,0 +1,63 @@
+"""Adapters as options write them: ours, vLLM's, SGLang's and llama.cpp's."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvasir.adapters import AdapterOption, check_name, given_adapters, is_folder_name, parse_adapters
+from kvasir.config import EngineOptions, check
+from kvasir.errors import ConfigError, InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sql=loras/sql", [AdapterOption("sql", "loras/sql")]),
+        ("org/sql=a:0.5", [AdapterOption("org/sql", "a", 0.5)]),
+        ("sql=a=b", [AdapterOption("sql", "a=b")]),
+        ("sql=c:d", [AdapterOption("sql", "c:d")]),
+        ("loras/sql.gguf", [AdapterOption("sql", "loras/sql.gguf", 1.0, 1.0)]),
+        ("a.gguf,b.gguf:-2", [AdapterOption("a", "a.gguf", 1.0, 1.0), AdapterOption("b", "b.gguf", -2.0, -2.0)]),
+        ('{"name": "x", "path": "p", "base_model_name": "b"}', [AdapterOption("x", "p")]),
+        ('[{"lora_name": "x", "lora_path": "p", "pinned": true}]', [AdapterOption("x", "p", pinned=True)]),
+    ],
+)
+def test_forms(text, expected):
+    found = parse_adapters([text])
+    assert list(found) == expected
+    assert parse_adapters([option.text for option in found]) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "sql=", ",", "a,", "{", "[1]", "a=b,a=c", "x=p:1e9", "[" * 10_000),
+        *('{"path": "p"}', '{"name": "x"}', '{"name": "a b", "path": "p"}', '{"name": "x", "path": "p", "rank": 3}'),
+        *('{"name": "x", "path": "p", "scale": "1"}', '{"name": "x", "path": "p", "scale": NaN}'),
+    ],
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ConfigError):
+        check(EngineOptions("m", lora=[text]))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a=b", "x" * 257, "a\n", "\ud800", None, 7])
+def test_names(name):
+    with pytest.raises(InvalidRequest):
+        check_name(name)
+
+
+def test_a_program_gives_names_and_paths():
+    assert parse_adapters(given_adapters({"sql": "a:1"})) == (AdapterOption("sql", "a:1"),)
+    assert given_adapters(["a=b"]) == ("a=b",) and given_adapters(None) == ()
+    with pytest.raises(ConfigError):
+        given_adapters(7)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "a..b", ".hidden", "-x", "a\\b", "", "a\0b", "~"])
+def test_names_that_are_no_folder_of_their_own(name):
+    assert not is_folder_name(name)
+
+
+def test_a_plain_name_is_a_folder():
+    assert is_folder_name("sql-v1.2_x")
