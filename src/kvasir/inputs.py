@@ -72,11 +72,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A low-rank adapter, multiplied by `scale`, for the tokens from position `start` on."""
+    """A low-rank adapter, multiplied by `scale`, for the tokens from position `start` on.
+
+    content: hash of what it computes; path: of its files; nbytes: of its tensors. The engine fills these in when it
+    takes the request, which keeps them if the name is loaded anew or unloaded."""
 
     name: str
     scale: float = 1.0
     start: int = 0
+    content: str = ""
+    path: str = ""
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

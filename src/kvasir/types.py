@@ -272,3 +272,28 @@ class ModelInfo:
     targets: dict[ServiceClass, Target] = field(default_factory=dict)  # of each class
     drafters: tuple[str, ...] = ()  # names of speculation.METHODS, in the order in which they are asked
     draft_max: int = 0  # drafted ids of a sequence in a step, at most; 0 without drafters
+    max_adapters: int = 0  # how many adapters may be in memory at once; 0: requests may not name any
+    adapter_bytes: int = 0  # of their matrices, at most
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """A low-rank adapter that requests may name.
+
+    path: of its folder or file, absolute. content: hash of what changes the arithmetic, hexadecimal: adapters with an
+    equal one compute equal bits. kind: "peft", "gguf" or "mlx". rank: the greatest. nbytes: of its tensors.
+    base: what it says about its base model ("name", "revision", "architecture").
+    invocation: ids after whose last occurrence in the prompt it applies (aLoRA), () for always.
+    fixed_scale: requests may only use it with the scale 1 (DoRA). pinned: it stays in memory until it is unloaded.
+    """
+
+    name: str
+    path: str
+    content: str
+    kind: str = ""
+    rank: int = 0
+    nbytes: int = 0
+    base: dict[str, str] = field(default_factory=dict)
+    invocation: tuple[int, ...] = ()
+    fixed_scale: bool = False
+    pinned: bool = False

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta, ModelInfo, Request
+from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,24 @@ class Engine(Protocol):
         the iterator early (aclose, cancellation) aborts the request. At the first `anext`, raises InvalidRequest if the
         request can never fit, QueueFull if the queue is full, EngineDead if the engine crashed and could not resume it.
         """
+        ...
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests may name, in the order in which their names were first loaded."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> AdapterInfo:
+        """Checks the adapter in a folder or file against the model, and lets requests name it. It moves into memory
+        when a request needs it. replace: a name that is loaded already gets this adapter; requests under way keep the
+        old one. pinned: the adapter moves into memory now and stays there until it is unloaded.
+
+        Raises InvalidRequest for a name in use or too many pinned adapters, ModelFileError or UnsupportedModel for an
+        adapter that is damaged, does not fit the model, or needs what the executor lacks, EngineDead."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes no more requests that name the adapter; requests under way keep it. Raises ModelNotFound."""
         ...
 
     async def abort(self, request_id: str, index: int | None = None) -> None:

@@ -16,7 +16,7 @@ from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
 from kvasir.statistics import EngineStats, counted
-from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
+from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
@@ -46,6 +46,12 @@ class StepRunner(Protocol):
     def execute(self, plan: StepPlan) -> Any: ...
 
     def sample(self, pending: Any, masks: Mapping[int, bytes], ahead: Ahead | None) -> StepResult: ...
+
+    def read_adapter(self, path: str) -> AdapterInfo: ...
+
+    def pack_adapter(self, path: str, content: str) -> Any: ...
+
+    def set_adapter(self, adapter: int, packed: Any) -> None: ...
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads; idempotent."""
@@ -115,6 +121,12 @@ class EngineCore:
     def pause(self, request_id: str, whether: bool) -> None:
         """Stops computing a request whose client reads too slowly, or resumes it."""
         (self.scheduler.pause if whether else self.scheduler.resume)(request_id)
+
+    def pin_adapter(self, info: AdapterInfo) -> None:
+        """Moves an adapter into memory, where it stays."""
+
+    def drop_adapter(self, content: str) -> None:
+        """Ends the pin of an adapter, and removes it from memory once no request uses it."""
 
     def expires(self) -> float | None:
         """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 
+from kvasir.engine.adapters import Adapters, TakesAdapters
 from kvasir.engine.client import EngineState
 from kvasir.engine.core import EngineCore
 from kvasir.engine.streams import Streams
@@ -23,7 +24,7 @@ from kvasir.errors import EngineDead, KvasirError
 from kvasir.fields import MAX_N
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
+from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
 
@@ -31,7 +32,7 @@ LAST_STEP = 60.0  # seconds for which `stop` waits for the step in progress
 EXIT_SECONDS = 5.0  # the same at interpreter exit, for engines that were never stopped
 
 
-class InProcessEngine:
+class InProcessEngine(TakesAdapters):
     """Runs `build()` and then its core in a thread of its own."""
 
     def __init__(self, build: Callable[[], EngineCore]):
@@ -39,6 +40,11 @@ class InProcessEngine:
         self._ahead = threading.Semaphore(AHEAD)
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams = Streams(self._set_paused)
+        self._adapters = Adapters(
+            self._read_adapter,
+            lambda info: self._commands.put(lambda core: core.pin_adapter(info)),
+            lambda content: self._commands.put(lambda core: core.drop_adapter(content)),
+        )
         self._thread: threading.Thread | None = None
         self._launched = False  # whether the thread is one that `start` has not waited for yet
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,6 +98,7 @@ class InProcessEngine:
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        request = self._adapters.names.resolve(request)
         stream = self._streams.run(request, self._send, lambda i: self._commands.put(lambda core: core.abort(i)))
         try:
             async for delta in stream:
@@ -114,6 +121,10 @@ class InProcessEngine:
     async def abort(self, request_id: str, index: int | None = None) -> None:
         self._commands.put(lambda core: core.abort(request_id, index))
         self._streams.abort(request_id, range(MAX_N) if index is None else (index,))
+
+    async def _read_adapter(self, path: str) -> AdapterInfo:
+        runner = await self._ask(lambda core: core.runner)
+        return await asyncio.to_thread(runner.read_adapter, path)
 
     async def stats(self) -> EngineStats:
         return dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid())

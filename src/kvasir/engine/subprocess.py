@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import IO
 
@@ -26,6 +26,7 @@ import zmq.asyncio
 
 from kvasir.config import EngineOptions
 from kvasir.engine import wire
+from kvasir.engine.adapters import Adapters, TakesAdapters
 from kvasir.engine.client import EngineState
 from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
@@ -37,7 +38,7 @@ from kvasir.environment import engine_environment
 from kvasir.errors import EngineDead, QueueFull
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta, ModelInfo, Request
+from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 
@@ -53,7 +54,7 @@ class Killed(EngineDead):
     """The process was killed with SIGKILL while it started."""
 
 
-class ProcessEngine:
+class ProcessEngine(TakesAdapters):
     """`options` for a model, or `fake` options for the FakeRunner. `progress` is called during the start with bytes of
     loaded weights, then with numbers of compiled kernels (`kernels` is true)."""
 
@@ -83,6 +84,8 @@ class ProcessEngine:
         self._launched = False  # whether the process is one that `start` has not waited for yet
         self._streams = Streams(self._set_paused)
         self._journal = Journal()
+        pin, drop = (lambda x, kind=kind: self._command(kind(x)) for kind in (wire.PinAdapter, wire.DropAdapter))
+        self._adapters = Adapters(self._read_adapter, pin, drop)
         self._cumulative = CumulativeStats()
         self._questions: dict[int, asyncio.Future] = {}
         self._numbers = itertools.count()
@@ -146,6 +149,7 @@ class ProcessEngine:
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        request = self._adapters.names.resolve(request)
         held = self._journal.num_held
         if held and held + request.params.n > self._max_waiting:
             raise QueueFull("the engine is restarting and the queue is full", "try again later")
@@ -189,23 +193,28 @@ class ProcessEngine:
         self._streams.abort(request_id, indices)
         self._flush()
 
+    async def _read_adapter(self, path: str) -> AdapterInfo:
+        answer = await self._ask(lambda number: wire.ReadAdapter(number, path))
+        assert answer.adapter is not None
+        return answer.adapter
+
     async def stats(self) -> EngineStats:
-        answer = await self._ask("stats")
+        answer = await self._query("stats")
         assert answer.stats is not None
         return self._cumulative.add(answer.stats)
 
     async def look(self) -> Snapshot:
-        answer = await self._ask("look")
+        answer = await self._query("look")
         assert answer.snapshot is not None
         return replace(answer.snapshot, stats=self._cumulative.add(answer.snapshot.stats))
 
     async def check(self) -> None:
         """Checks that nothing leaked in the engine. Raises AssertionError."""
-        await self._ask("check")
+        await self._query("check")
 
     async def alive(self, timeout: float = 1.0) -> bool:
         try:
-            await asyncio.wait_for(self._ask("pulse"), timeout)
+            await asyncio.wait_for(self._query("pulse"), timeout)
         except EngineDead:
             return False
         except TimeoutError:
@@ -213,13 +222,16 @@ class ProcessEngine:
             return not self._watchdog.is_frozen
         return True
 
-    async def _ask(self, what: str) -> wire.Reply:
+    async def _query(self, what: str) -> wire.Reply:
+        return await self._ask(lambda number: wire.EngineQuery(number, what))
+
+    async def _ask(self, question: Callable[[int], wire.Command]) -> wire.Reply:
         if self._dead is not None or not self._ready:
             raise EngineDead(self._dead or "the engine is restarting")
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
-            self._command(wire.EngineQuery(number, what))
+            self._command(question(number))
             return await answer
         finally:
             self._questions.pop(number, None)
@@ -286,10 +298,11 @@ class ProcessEngine:
                 self._journal.forget(request_id)
                 self._streams.fail(request_id, wire.to_error(event))
                 self._flush()
-            case wire.Reply(number, error=error):
+            case wire.Reply(number, error=error, fault=fault):
                 answer = self._questions.get(number)
                 if answer is not None and not answer.done():
-                    answer.set_exception(AssertionError(error)) if error else answer.set_result(event)
+                    failed = wire.to_error(fault) if fault else AssertionError(error) if error else None
+                    answer.set_exception(failed) if failed else answer.set_result(event)
 
     # -- the process -------------------------------------------------------------------------------------------
 
@@ -379,6 +392,7 @@ class ProcessEngine:
             await self._bury()
             await self._relaunch(f"the engine process exited with status {status}")
             self.restarts += 1
+            self._adapters.pin_again()
             self._flush()
 
     async def _wait(self, process: subprocess.Popen) -> int:
@@ -391,7 +405,7 @@ class ProcessEngine:
         watchdog = self._watchdog
         watchdog.heard()
         while True:
-            asked, last = asyncio.ensure_future(self._ask("pulse")), time.monotonic()
+            asked, last = asyncio.ensure_future(self._query("pulse")), time.monotonic()
             try:
                 while not asked.done():
                     await asyncio.wait([asked], timeout=watchdog.pause)

@@ -25,7 +25,7 @@ from kvasir.errors import (
 )
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta, ModelInfo, Request, Tokens, each_delta
+from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
 
 AHEAD = 32  # messages that each side may buffer while the API process is slow; then the engine waits for it
 
@@ -66,6 +66,25 @@ class EngineQuery(_Message, frozen=True):
 
     number: int
     what: str
+
+
+class ReadAdapter(_Message, frozen=True):
+    """Asks for a description of the adapter at a path; the reply of this number has it, or a fault."""
+
+    number: int
+    path: str
+
+
+class PinAdapter(_Message, frozen=True):
+    """Moves an adapter into memory, where it stays."""
+
+    adapter: AdapterInfo
+
+
+class DropAdapter(_Message, frozen=True):
+    """The adapter of this content hash has lost its name: it is not pinned any more, and leaves the memory."""
+
+    content: str
 
 
 class Stop(_Message, frozen=True):
@@ -122,6 +141,8 @@ class Reply(_Message, frozen=True):
     error: str | None = None
     snapshot: Snapshot | None = None
     longest_step: float = 0.0  # seconds, among the recorded steps
+    adapter: AdapterInfo | None = None
+    fault: ErrorReport | None = None
 
 
 class Progress(_Message, frozen=True):
@@ -132,7 +153,7 @@ class Progress(_Message, frozen=True):
     kernels: bool = False
 
 
-Command = Add | Abort | Pause | EngineQuery | Stop
+Command = Add | Abort | Pause | EngineQuery | ReadAdapter | PinAdapter | DropAdapter | Stop
 Event = Ready | ErrorReport | Deltas | Reply | Progress
 
 encode = msgspec.msgpack.Encoder().encode
@@ -159,7 +180,7 @@ _BY_NAME = {cls.__name__: cls for cls in _KINDS}
 
 
 def to_fault(request_id: str, error: KvasirError) -> ErrorReport:
-    """The message for an error of a request."""
+    """The message for an error of a request, or of a query ("")."""
     cls = next(c for c in type(error).__mro__ if c in _KINDS)
     own = {name: getattr(error, name) for name in _KINDS[cls]}
     return ErrorReport(request_id, cls.__name__, error.message, error.hint, **own)

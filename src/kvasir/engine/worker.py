@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,11 @@ from kvasir.engine.sockets import remove_socket
 from kvasir.environment import prepare_torch
 from kvasir.errors import KvasirError
 from kvasir.plan import StepPlan
+from kvasir.types import AdapterInfo
 
 log = logging.getLogger("kvasir.engine")
 
+READING = 0.005  # seconds to wait for a command while an adapter is read
 QUIET_SECONDS = 0.5  # without work, after which the core may prepare for what no request has needed yet
 
 
@@ -40,6 +43,8 @@ class EngineWorker:
         self.socket = socket
         self.core = core
         core.plan_listener = self._announce_joins
+        self._reader = ThreadPoolExecutor(1, "kvasir-adapter-reader")
+        self._readings: dict[int, Future[AdapterInfo]] = {}  # by number of the question
         self._is_warm = False
         self._busy_until = time.monotonic()
 
@@ -61,12 +66,14 @@ class EngineWorker:
                     self.send(wire.Deltas.of(added))
                 self._busy_until = time.monotonic()
         finally:
+            self._reader.shutdown(cancel_futures=True)
             self.core.close()
 
     def _take_commands(self) -> bool:
         """Runs all queued commands; if there is nothing to compute, waits for a command or a deadline. False if the
         worker must stop."""
         while True:
+            self._send_adapters()
             idle = not self.core.has_work()
             if idle:
                 self.core.rest()  # a leak ends this process; the next process starts clean
@@ -90,6 +97,8 @@ class EngineWorker:
 
     def _poll(self, seconds: float | None) -> bool:
         """Whether a command arrives within `seconds`; None waits without limit."""
+        if self._readings:
+            seconds = READING if seconds is None else min(seconds, READING)
         return bool(self.socket.poll(None if seconds is None else max(0, math.ceil(seconds * 1000))))
 
     def _handle(self, command: wire.Command) -> None:
@@ -107,6 +116,21 @@ class EngineWorker:
                 self.core.pause(id, whether)
             case wire.EngineQuery(number, what):
                 self.send(self._answer(number, what))
+            case wire.ReadAdapter(number, path):
+                self._readings[number] = self._reader.submit(self.core.runner.read_adapter, path)
+            case wire.PinAdapter(info):
+                self.core.pin_adapter(info)
+            case wire.DropAdapter(content):
+                self.core.drop_adapter(content)
+
+    def _send_adapters(self) -> None:
+        """Answers the questions about adapters that have been read."""
+        for number in [number for number, reading in self._readings.items() if reading.done()]:
+            reading = self._readings.pop(number)
+            try:
+                self.send(wire.Reply(number, adapter=reading.result()))
+            except KvasirError as error:
+                self.send(wire.Reply(number, fault=wire.to_fault("", error)))
 
     def _answer(self, number: int, what: str) -> wire.Reply:
         try:

@@ -30,6 +30,7 @@ from kvasir.inputs import FEATURES
 from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
+from kvasir.runner.fake_adapters import FakeAdapters
 from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.runner.fake_guesses import FakeProposer
 from kvasir.runner.rows import Row, Rows
@@ -74,6 +75,8 @@ class FakeRunner(Runner):
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
         adapters: tuple[str, ...] = (),
+        max_loras: int = 8,
+        lora_memory: int = 1 << 30,
         max_drafted: int = 8,
         encoders: Encoders | None = Encoders(1 << 20, 64, 256),
         guesses: float | None = None,
@@ -86,10 +89,13 @@ class FakeRunner(Runner):
             max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted,
             encoders=encoders,
         )  # fmt: skip
-        info = ModelInfo("fake", "fake", tasks, vocab_size, max_model_len, executor="fake")
+        info = ModelInfo(
+            "fake", "fake", tasks, vocab_size, max_model_len, executor="fake",
+            max_adapters=max_loras, adapter_bytes=lora_memory,
+        )  # fmt: skip
         executor = self.samples(capacity, step_seconds, deadly_token, device_fault_token, fault, overlaps)
         proposer = None if guesses is None else FakeProposer(executor, guesses, max_model_len)
-        super().__init__(executor, capacity, info, proposer)
+        super().__init__(executor, capacity, info, proposer, FakeAdapters())
 
 
 class FakeCache:

@@ -14,6 +14,7 @@ from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.program import Program
 from kvasir.runner import selftest
+from kvasir.runner.adapters import ModelAdapters
 from kvasir.runner.block_proposals import proposer_of
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import program_draft
@@ -65,4 +66,6 @@ def make_runner(
         proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
         )
-    return Runner(ProgramExecutor(loaded.model, program), capacity, replace(info, grade=grade), proposer)
+    executor = ProgramExecutor(loaded.model, program)
+    adapters = ModelAdapters(loaded.model, loaded.config, executor)
+    return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)

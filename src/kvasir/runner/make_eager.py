@@ -17,6 +17,7 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.models.drafting import TARGET
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.runner import eager_selftest
+from kvasir.runner.adapters import ModelAdapters
 from kvasir.runner.block_proposals import proposer_of
 from kvasir.runner.eager_draft import eager_draft
 from kvasir.runner.eager_executor import EagerExecutor
@@ -55,7 +56,8 @@ def make_eager_runner(
         proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
-    return Runner(executor, capacity, replace(info, grade=grade), proposer)
+    adapters = ModelAdapters(model, loaded.config, executor)
+    return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)
 
 
 def copies_of(config: EngineConfig, cache: KVCache) -> Copier | None:

@@ -16,6 +16,7 @@ from kvasir.models.drafting import TARGET
 from kvasir.ops.launch import recorded
 from kvasir.plan import Capacity
 from kvasir.runner import graph_selftest
+from kvasir.runner.adapters import ModelAdapters
 from kvasir.runner.blocks import Copies
 from kvasir.runner.graph_blocks import graph_draft, graph_proposer
 from kvasir.runner.graph_draft import DraftForwards, GraphDraft
@@ -48,7 +49,7 @@ def make_graph_runner(
         proposer = graph_proposer(
             draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
-    return Runner(executor, capacity, info, proposer)
+    return Runner(executor, capacity, info, proposer, ModelAdapters(loaded.model, loaded.config, executor))
 
 
 def make_executor(

@@ -16,10 +16,11 @@ import numpy as np
 
 from kvasir.inputs import FEATURES
 from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
+from kvasir.runner.adapters import AdapterFiles, NoAdapters, Pairs
 from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
 from kvasir.runner.proposals import Proposer
 from kvasir.runner.rows import REFUSED, Row, Rows
-from kvasir.types import ModelInfo
+from kvasir.types import AdapterInfo, ModelInfo
 
 
 @dataclass(slots=True)
@@ -38,14 +39,22 @@ class Pending:
 
 class Runner:
     """Carries out plans with an executor. capacity, info: all that the scheduler and the front may know about it.
-    proposer: guesses ids after a step (`Work.propose`)."""
+    proposer: guesses ids after a step (`Work.propose`). adapters: reads adapters for the executor."""
 
-    def __init__(self, executor: Executor, capacity: Capacity, info: ModelInfo, proposer: Proposer | None = None):
+    def __init__(
+        self,
+        executor: Executor,
+        capacity: Capacity,
+        info: ModelInfo,
+        proposer: Proposer | None = None,
+        adapters: AdapterFiles | None = None,
+    ):
         self.executor, self.proposer = executor, proposer
         computes = tuple(name for name in FEATURES if name in executor.computes)
         positions = proposer.positions if proposer else 0
         self.capacity, self.info = replace(capacity, computes=computes, proposes=positions), info
         self.rows = Rows(capacity, executor.computes | ({"propose"} if proposer else set()))
+        self._adapters = adapters or NoAdapters()
         self.kernel_seconds = 0.0
         self._under_way: Pending | None = None  # the last started step, until it is sampled
         executor.bind(self.rows)
@@ -60,11 +69,23 @@ class Runner:
     def overlaps(self) -> bool:
         return self.executor.overlaps
 
-    def set_adapter(self, adapter: int, pairs: Any) -> None:
-        """Sets the low-rank matrices of an adapter id; None removes the adapter. Not allowed during a step. Raises
-        ValueError for an invalid id, slot or shape."""
-        self.executor.set_adapter(adapter, pairs)
-        (self.rows.adapters.discard if pairs is None else self.rows.adapters.add)(adapter)
+    def read_adapter(self, path: str) -> AdapterInfo:
+        """A description, without a name, of the adapter in a folder or file, checked against the model and for what the
+        executor lacks. For any thread. Raises ModelFileError or UnsupportedModel."""
+        return self._adapters.read(path)
+
+    def pack_adapter(self, path: str, content: str) -> Any:
+        """The matrices of the adapter at a path as `set_adapter` takes them, in memory of their own; `nbytes` is their
+        size. Takes long; for any thread, also during a step. Raises ModelFileError if the content hash is another one,
+        and as `read_adapter`."""
+        return self._adapters.pack(path, content)
+
+    def set_adapter(self, adapter: int, packed: Any) -> None:
+        """Gives packed matrices to an adapter id, from the next step on; None removes the adapter. Quick; waits for a
+        step in progress. Raises ValueError for an invalid id, slot or shape."""
+        self.executor.settle()
+        self.executor.set_adapter(adapter, packed.pairs if isinstance(packed, Pairs) else packed)
+        (self.rows.adapters.discard if packed is None else self.rows.adapters.add)(adapter)
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads. Idempotent."""
