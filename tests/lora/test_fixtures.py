@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from kvasir.layers.adapters import linears, set_adapter, slots
+from kvasir.layers.adapters import linears
 from kvasir.lora import bind, read_adapter
+from kvasir.runner.eager_adapters import EagerAdapters
 from kvasir.runner.load import open_checkpoint
 from kvasir.weights.find import find_model
 from tests._shared import need
@@ -67,12 +67,13 @@ def test_slots_are_those_of_the_executors(kind):
     base = base_of(kind)
     adapter, model = bound(need("fixtures", "lora", kind), config_of(base)), merged_model(base, None)
     assert adapter.matrices.keys() <= linears(model).keys()
-    pairs = {slot: (c.a, c.b, c.scale) for slot, c in adapter.matrices.items() if slot in slots(model)}
-    set_adapter(model, 1, pairs, torch.from_numpy)
-    for slot in pairs:
+    adapters = EagerAdapters(model, "cpu")
+    adapters.set(1, adapters.pack(adapter))
+    for slot, change in adapter.matrices.items():
         linear, part = linears(model)[slot]
-        held = linear.adapters[part][1]
-        assert np.allclose((held.b @ held.a).numpy(), adapter.matrices[slot].delta(), atol=1e-5)
+        pair = linear.changes[part].by_id[1].pair
+        a = pair.a.transpose(0, 1).flatten(1)
+        assert np.allclose((pair.b[0] @ a).numpy(), change.delta(), atol=1e-5)
 
 
 def test_ranks_and_scales_follow_the_patterns():

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvasir.layers.adapters import set_adapter  # noqa: E402
 from kvasir.parallel.local import LocalRanks  # noqa: E402
 from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
+from tests.layers.adapted import set_adapter  # noqa: E402
 from tests.models import driver  # noqa: E402
 from tests.program.test_adapters import eager_hidden, made  # noqa: E402
 
@@ -55,6 +55,6 @@ def test_each_rank_has_the_bits_of_one_alone(tmp_path, kind, size):
     for adapter in (0, 1) if kind == "mixtral" else (0,):
         if adapter:
             for model in (whole, *models):
-                set_adapter(model, adapter, made(whole, adapter, 4), torch.from_numpy)
+                set_adapter(model, adapter, made(whole, adapter, 4))
         expected = hidden(whole, adapter).view(np.uint32)
         assert all(np.array_equal(found.view(np.uint32), expected) for found in of_all(models, ranks, adapter))

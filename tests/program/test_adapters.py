@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvasir.layers.adapters import set_adapter, slots  # noqa: E402
+from kvasir.layers.adapters import slots  # noqa: E402
 from kvasir.layers.tensors import TensorPlace  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.plan import Adapted, Capacity, Join, SamplingSpec, StepPlan, Work, pack_ids  # noqa: E402
@@ -19,6 +19,7 @@ from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
+from tests.layers.adapted import adapter_of, in_use, set_adapter  # noqa: E402
 from tests.layers.parts import Part, batch_of  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
 from tests.program.made import Company, bits, loaded, only, program_of, random_model  # noqa: E402
@@ -53,12 +54,9 @@ def eager_hidden(model, sequences, adapters) -> list[np.ndarray]:
     """The last hidden rows of sequences that are computed together."""
     cache = make_cache(model, blocks=8 * len(sequences) + 1)
     blocks = [(np.arange(1 + 8 * i, 9 + 8 * i, dtype=np.int32),) for i in range(len(sequences))]
-    pieces = [
-        Part(ids, 0, table * len(cache.groups), adapter=adapter)
-        for ids, table, adapter in zip(sequences, blocks, adapters, strict=True)
-    ]
+    pieces = [Part(ids, 0, table * len(cache.groups)) for ids, table in zip(sequences, blocks, strict=True)]
     batch = batch_of(pieces, cache)
-    with torch.inference_mode():
+    with torch.inference_mode(), in_use(model, batch, adapters):
         rows = model.forward(batch.tokens_T, batch).numpy()
     return [rows[a:b].copy() for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
 
@@ -97,7 +95,7 @@ def test_agree_with_merged_weights(case):
     program = program_of(model, blocks=40, rows=256, fill=np.nan)
     for adapter, its in pairs.items():
         program.set_adapter(adapter, its)
-        set_adapter(plain, adapter, its, torch.from_numpy)
+        set_adapter(plain, adapter, its)
     company = Company(program, sequences, ids)
     found = company.step(*((i, 0, len(s)) for i, s in enumerate(sequences)))
     for theirs in (found, eager_hidden(plain, sequences, ids)):
@@ -155,12 +153,12 @@ def test_rows_without_one_keep_their_bits(case):
 def test_eager_rows_have_the_same_bits_alone_and_batched(kind, tmp_path):
     model = eager_of(random_model(kind, tmp_path))
     (plain,) = eager_hidden(model, [IDS], [0])
-    set_adapter(model, 1, made(model, 1, 16), torch.from_numpy)
-    set_adapter(model, 2, made(model, 2, 3), torch.from_numpy)
+    set_adapter(model, 1, made(model, 1, 16))
+    set_adapter(model, 2, made(model, 2, 3))
     (alone,) = eager_hidden(model, [IDS], [2])
     found = eager_hidden(model, [OTHER[:9], IDS, OTHER, IDS], [1, 2, 0, 0])
     assert np.array_equal(bits(found[1]), bits(alone)) and np.array_equal(bits(found[3]), bits(plain))
-    set_adapter(model, 2, {}, torch.from_numpy)
+    set_adapter(model, 2, {})
     assert np.array_equal(bits(eager_hidden(model, [IDS], [2])[0]), bits(plain))
 
 
@@ -233,16 +231,16 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     program = program_of(model)
     good = made(model.model, 1, 4)
     program.set_adapter(1, good)
-    set_adapter(eager, 1, good, torch.from_numpy)
+    set_adapter(eager, 1, good)
     before = Company(program, [IDS], [1]).step((0, 0, 20))[0]
     slot = "layers.1.mlp.down"
     a, b, scale = good[slot]
     wrong = [(a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[:0], b[:, :0]), (a[0], b), (a, b[0])]
-    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs, torch.from_numpy)):
+    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs)):
         for pair in wrong:
             with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down.*\[rank, 96\].*\[64, rank\]"):
                 call(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
-        for name in ("head", "layers.2.mlp.down", "layers.0.attn.qkv", ""):
+        for name in ("layers.2.mlp.down", "layers.0.attn.qkv", ""):
             with pytest.raises(ValueError, match=repr(name)):
                 call(1, {name: (a, b, scale)})
         for adapter in (0, -1):
@@ -271,7 +269,12 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
         runner = Runner(ProgramExecutor(model.model, program), capacity, info)
     else:
         runner = Runner(EagerExecutor(eager, make_cache(eager, blocks=20), 256), capacity, info)
-    runner.set_adapter(5, made(eager, 5, 4))
+
+    def given(seed: int, rank: int):
+        pairs = made(eager, seed, rank)
+        return pairs if executor == "program" else runner.executor.pack_adapter(adapter_of(pairs))
+
+    runner.set_adapter(5, given(5, 4))
 
     def first_tokens(step: int, adapters: list[int]) -> list[tuple | str]:
         spec = SamplingSpec(logprobs=0)
@@ -288,7 +291,7 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
     (plain,) = first_tokens(0, [0])
     (adapted,) = first_tokens(2, [5])
     assert plain != adapted
-    runner.set_adapter(6, made(eager, 6, 9))
+    runner.set_adapter(6, given(6, 9))
     assert first_tokens(4, [6, 5, 0])[1:] == [adapted, plain]
     runner.set_adapter(5, None)
     refused, other = first_tokens(6, [5, 0])

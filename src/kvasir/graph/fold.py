@@ -311,7 +311,7 @@ def _route(node: Node) -> Call:
 
 def _experts(node: Node) -> Call:
     """Also writes the order of the pairs, each pair's inner row, and the segments of its output."""
-    x, ids, weights, gate, up, down, act, share, biases, weigh_inputs = node.inputs
+    x, ids, weights, gate, up, down, act, share, biases, weigh_inputs, _ = node.inputs
     if share is not None:
         raise CannotTrace("experts split over ranks have no Triton kernel")
     if biases or weigh_inputs or not up or act.name not in ACTIVATIONS:

@@ -1,8 +1,8 @@
-"""The matrices of a model that adapters may change (slots), and how the eager executor stores adapters."""
+"""The matrices of a model that adapters may change (slots)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,20 +66,10 @@ def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:
     """Raises ValueError for an id below 1 and for unknown slots."""
     if adapter < 1:
         raise ValueError(f"adapter ids begin at 1, not at {adapter}")
-    if unknown := sorted(set(pairs) - set(slots)):
+    check_slots(pairs, slots)
+
+
+def check_slots(names: Iterable[str], slots: Mapping[str, Any]) -> None:
+    """Raises ValueError for unknown slots."""
+    if unknown := sorted(set(names) - set(slots)):
         raise ValueError(f"the model has no slot {unknown[0]!r}; it has {', '.join(list(slots)[:3])} ...")
-
-
-def set_adapter(model: Module, adapter: int, pairs: Pairs, keep: Callable[[np.ndarray], Any]) -> None:
-    """Replaces the pairs of an adapter id, which are added to the products of its rows; empty pairs remove the adapter.
-    keep: makes a tensor of an array.
-    Raises ValueError for an invalid id, slot or shape."""
-    found = slots(model)
-    check_adapter(adapter, pairs, found)
-    taken = ((name, Slot.of(name, *found[name]).take(pair)) for name, pair in pairs.items())
-    made = {name: pair._replace(a=keep(pair.a), b=keep(pair.b)) for name, pair in taken}
-    for slot, (module, part) in found.items():
-        held = module.adapters.setdefault(part, {})
-        held.pop(adapter, None)
-        if slot in made:
-            held[adapter] = made[slot]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvasir.layers.changes import change_lookup
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import pick_rows
@@ -19,6 +20,8 @@ PANEL = 16  # rows per panel of a packed matrix
 class Embedding(Module):
     """ids: int64 [T] -> float32 [T, width]."""
 
+    adaptable = True
+
     def __init__(self, size: int, width: int):
         self.size, self.width = size, width
         self.weight: Tensor
@@ -26,6 +29,13 @@ class Embedding(Module):
         self.place: Place | None = None  # of the weight, unless it is packed
 
     def __call__(self, ids_T: Tensor) -> Tensor:
+        rows_TD = self.look_up(ids_T)
+        if "weight" not in self.changes:
+            return rows_TD
+        return change_lookup(rows_TD, ids_T, tuple(self.changes["weight"].in_effect()))
+
+    def look_up(self, ids_T: Tensor) -> Tensor:
+        """The rows of the model's own table, float32 [T, width]."""
         return embedding(ids_T, self.weight)
 
     def of_types(self, types_T: Tensor) -> Tensor:
@@ -65,9 +75,9 @@ class VocabularyEmbedding(Embedding):
         super().__init__(size, width)
         self.table = cut(size, 1)
 
-    def __call__(self, ids_T: Tensor) -> Tensor:
+    def look_up(self, ids_T: Tensor) -> Tensor:
         if self.table.parts == 1:
-            return super().__call__(ids_T)
+            return super().look_up(ids_T)
         return pick_rows(embedding(ids_T, self.weight, self.rows[0]), ids_T, self.mesh, self.table)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:

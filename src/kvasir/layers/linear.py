@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvasir.layers.changes import Found, add_bias, change_product
 from kvasir.layers.embedding import Embedding, vocabulary_cut
 from kvasir.layers.module import Module, Segments, Shard
 from kvasir.layers.places import Place
 from kvasir.ops.collective import all_gather, all_reduce
 from kvasir.ops.heads import head_linear
 from kvasir.ops.linear import linear, round_rows
-from kvasir.ops.linear.low_rank import LowRankPair, add_low_rank
 from kvasir.ops.linear.packed import num_segments
 from kvasir.parallel import SOLO, Mesh, cut
 
@@ -43,6 +43,7 @@ class Linear(Module):
     With one part, its tensors are "weight" and "bias"; with more, "q.weight", "q.bias", ...
     """
 
+    adaptable = True
     segments = 1
     reduces = False  # whether ranks may split the sum
     own_inputs = True  # whether its rows are converted for it alone, and not for several matrices at once
@@ -56,25 +57,25 @@ class Linear(Module):
         self.weights: dict[str, Tensor] = {}  # [S, N, k]
         self.biases: dict[str, Tensor] = {}
         self.rows = {part: (0, size) for part, size in parts.items()}  # held by this rank
-        self.adapters: dict[str, dict[int, LowRankPair]] = {}  # by part, then by adapter id
         self.scales: dict[str, float] = {}  # of packed matrices, applied to their products
         self.rounding: set[str] = set()  # parts whose input rows are rounded; packed matrices do that themselves
 
     def apply(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
-        out_TN = self.product(part, x_TK, batch)
-        return out_TN + self.biases[part] if part in self.biases else out_TN
+        out_TN = self.product(part, x_TK)
+        return add_bias(out_TN, self.biases[part], self._changes(part)) if part in self.biases else out_TN
 
-    def product(self, part: str, x_TK: Tensor, batch: Batch | None) -> Tensor:
+    def product(self, part: str, x_TK: Tensor) -> Tensor:
         """The product without bias, with adapters."""
         out_TN = linear(round_rows(x_TK) if part in self.rounding else x_TK, self.weights[part])
         if part in self.scales:
             out_TN = out_TN * self.scales[part]
         if self.sum_parts > 1:
             out_TN = all_reduce(out_TN, self.mesh, self.sum_parts)
-        pairs = self.adapters.get(part)
-        if batch is None or not pairs:
-            return out_TN
-        return add_low_rank(out_TN, x_TK, batch.adapters_T, pairs, self._whole_inner)
+        return change_product(out_TN, x_TK, self._changes(part), self._whole_inner)
+
+    def _changes(self, part: str) -> Found:
+        """The changes of adapters that are in effect."""
+        return tuple(self.changes[part].in_effect()) if part in self.changes else ()
 
     def _whole_inner(self, inner_TR: Tensor) -> Tensor:
         """An adapter's a x, reduced over the ranks if they split the sum."""
@@ -180,7 +181,7 @@ class HeadLinear(Plain):
     """A matrix for each head of the rows: x float32 [T, heads, inputs] -> [T, heads, outputs]. The checkpoint has them
     below each other, [heads * outputs, inputs]. No adapter changes them."""
 
-    own_inputs = False
+    adaptable = own_inputs = False
 
     def __init__(self, heads: int, inputs: int, outputs: int):
         super().__init__(inputs, heads * outputs)
@@ -212,7 +213,12 @@ class Head(Plain):
         return self.weights["weight"]
 
     def __call__(self, x_TK: Tensor, batch: Batch | None = None) -> Tensor:
-        out_TN = linear(x_TK, self.weight, self.biases.get("weight"))
+        found, bias_N = self._changes("weight"), self.biases.get("weight")
+        if not found:
+            out_TN = linear(x_TK, self.weight, bias_N)
+        else:
+            out_TN = change_product(linear(x_TK, self.weight), x_TK, found)
+            out_TN = out_TN if bias_N is None else add_bias(out_TN, bias_N, found)
         return all_gather(out_TN, self.mesh, self.vocabulary) if self.vocabulary.parts > 1 else out_TN
 
     def expects(self) -> dict[str, tuple[int, ...]]:

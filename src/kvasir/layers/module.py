@@ -6,8 +6,9 @@ and reads each from the checkpoint. Nothing is allocated before its tensor is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvasir.layers.places import Place
@@ -15,6 +16,8 @@ from kvasir.parallel import Mesh
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kvasir.layers.changes import Changes
 
 # for a linear layer whose sum ranks may split: the number of segments of the sum in its weight format
 Segments = Callable[[Any], int]
@@ -93,7 +96,13 @@ class Shard:
 
 
 class Module:
-    """A part of a model. Attributes that are modules, or lists of modules, are its children."""
+    """A part of a model. Attributes that are modules, or lists of modules, are its children.
+
+    adaptable: whether it applies the changes of adapters. changes: those of the eager executor, by part.
+    """
+
+    adaptable = False
+    changes: Mapping[str, Changes[Any]] = MappingProxyType({})
 
     def children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():

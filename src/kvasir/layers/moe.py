@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvasir.layers.linear import Plain
+from kvasir.layers.changes import change_product
+from kvasir.layers.linear import Linear, Plain
 from kvasir.layers.mlp import MLP, GatedMLP
 from kvasir.layers.module import Module, Segments, Vector
 from kvasir.layers.places import Place
 from kvasir.ops.activation import ACTIVATIONS, clamped_swiglu, relu2, scale_rows, sigmoid
-from kvasir.ops.moe import experts, route
+from kvasir.ops.moe import Change, experts, route
 from kvasir.ops.moe.routing import Routing
 from kvasir.parallel import ExpertShare, Mesh, cut
 
@@ -86,6 +87,7 @@ class MoE(Module):
             self.share,
             biases,
             self.weigh_inputs,
+            _change([((e.gate_up, "gate"), (e.gate_up, "up"), (e.down, "weight")) for e in here]),
         )
 
     def held(self) -> Sequence[Any]:
@@ -124,6 +126,20 @@ def _share_inputs(experts: Sequence[GatedMLP | MLP]) -> None:
             linear.own_inputs = False
 
 
+def _change(parts: Sequence[tuple[tuple[Linear, str], ...]]) -> Change | None:
+    """How adapters change the products of experts; None if they do not. parts: of each expert, its layers of gate, up
+    and down, with the parts' names."""
+    if not any(linear.changes for expert in parts for linear, _ in expert):
+        return None
+
+    def change(out_nN: Tensor, x_nK: Tensor, rows_n: Tensor, part: int, place: int) -> Tensor:
+        linear, name = parts[place][part]
+        found = tuple(linear.changes[name].within(rows_n)) if name in linear.changes else ()
+        return change_product(out_nN, x_nK, found)
+
+    return change
+
+
 class PlainMoE(MoE):
     """A mixture whose experts are MLPs without gates. total_bias: whether there is a bias of their weighted sum. Ranks
     do not split it."""
@@ -139,8 +155,11 @@ class PlainMoE(MoE):
         ids_Tk, weights_Tk = route(self.router(x_TD, batch), self.routing)
         up = [expert.up.weights["weight"] for expert in self.experts]
         down = [expert.down.weights["weight"] for expert in self.experts]
-        out_TD = experts(x_TD, ids_Tk, weights_Tk, up, (), down, self.act)
+        out_TD = experts(x_TD, ids_Tk, weights_Tk, up, (), down, self.act, change=self._change())
         return out_TD if self.bias is None else out_TD + self.bias.values
+
+    def _change(self) -> Change | None:
+        return _change([((e.up, "weight"), (e.up, "weight"), (e.down, "weight")) for e in self.experts])
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         """Stays whole."""
@@ -176,7 +195,7 @@ class LatentMoE(PlainMoE):
         up = [expert.up.weights["weight"] for expert in self.experts]
         down = [expert.down.weights["weight"] for expert in self.experts]
         read_TL = x_TD if self.enter is None else self.enter(x_TD, batch)
-        out_TL = experts(read_TL, ids_Tk, weights_Tk, up, (), down, self.act)
+        out_TL = experts(read_TL, ids_Tk, weights_Tk, up, (), down, self.act, change=self._change())
         out_TD = out_TL if self.leave is None else self.leave(out_TL, batch)
         return out_TD + self.shared(x_TD, batch)
 

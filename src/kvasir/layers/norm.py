@@ -13,13 +13,22 @@ if TYPE_CHECKING:
 
 
 class RMSNorm(Module):
-    """x: float32 [..., width]."""
+    """x: float32 [T, ..., width]. Its changes are copies of it, with the weights of adapters."""
+
+    adaptable = True
 
     def __init__(self, width: int, eps: float):
         self.width, self.eps = width, eps
         self.weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
+        out = self.normalised(x)
+        for use, other in self.changes["weight"].in_effect() if self.changes else ():
+            out[use.rows_n] = other.normalised(x[use.rows_n])
+        return out
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """By the model's own weights."""
         return rms_norm(x, self.weight, self.eps)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
@@ -43,7 +52,7 @@ class LayerNorm(RMSNorm):
 
     bias: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
@@ -71,7 +80,7 @@ class PlainLayerNorm(LayerNorm):
 class BareRMSNorm(RMSNorm):
     """An RMSNorm without weights."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
         return rms_norm(x, None, self.eps)
 
     def expects(self) -> dict[str, tuple[int, ...]]:
@@ -81,7 +90,7 @@ class BareRMSNorm(RMSNorm):
 class BareLayerNorm(RMSNorm):
     """A LayerNorm without weights."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
         return layer_norm(x, None, None, self.eps)
 
     def expects(self) -> dict[str, tuple[int, ...]]:

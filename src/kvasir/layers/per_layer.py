@@ -32,6 +32,7 @@ class PerLayerEmbedding(Module):
     def __init__(self, vocab: int, width: int, layers: int, size: int, eps: float, *, every_token: bool):
         self.layers, self.size, self.every_token = layers, size, every_token
         self.embed = Embedding(vocab, layers * size)
+        self.embed.adaptable = False  # it is read past its lookup
         self.project = Plain(width, layers * size)
         self.norm = RMSNorm(size, eps)
         self.scale = 1 / math.sqrt(width)

@@ -60,7 +60,7 @@ class GroupedRMSNorm(RMSNorm):
         super().__init__(width, eps)
         self.groups = groups
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def normalised(self, x: Tensor) -> Tensor:
         grouped = x.view(-1, self.groups, self.width // self.groups)
         return grouped_rms_norm(grouped, self.weight, self.eps).flatten(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,18 @@ class LowRank:
     def delta(self) -> np.ndarray:
         """scale * b a, float32 [outputs, inputs]."""
         return np.float32(self.scale) * (self.b.astype(np.float32) @ self.a.astype(np.float32))
+
+    def factor(self, rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+        """magnitude / |W + scale * b a|, float32 [outputs]. rows: gives W's rows in float32, some at a time. Norms are
+        summed in float64; a row of zeros has the factor 0."""
+        assert self.magnitude is not None
+        a, norms, first = self.a.astype(np.float32), [], 0
+        for some in rows():
+            b = np.float32(self.scale) * self.b[first : first + len(some)].astype(np.float32)
+            norms.append(np.linalg.norm((some + b @ a).astype(np.float64), axis=1))
+            first += len(some)
+        norm = np.concatenate(norms)
+        return np.divide(self.magnitude, norm, out=np.zeros_like(norm), where=norm > 0).astype(np.float32)
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
         """The changed matrix, float32 [outputs, inputs], from the base model's: to check results by; serving does not

@@ -131,6 +131,7 @@ class Encoder(Module):
         self.positions = self.rope = self.token_types = None
         if c.token_types:
             self.token_types = Embedding(c.token_types, narrow)
+            self.token_types.adaptable = False  # looked up by type, not by token
         if c.rope_theta:
             self.rope = Rope(c.head_dim, c.rope_theta, c.rope_scaling)
         elif c.learned_positions:

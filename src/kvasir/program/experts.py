@@ -40,7 +40,7 @@ class ExpertMarshal:
 
     def args(self, instruction: Instruction) -> native.Experts:
         """The operands of one of the instructions."""
-        x, ids, _, gate, up, down, act, share, biases, weigh_inputs = instruction.inputs
+        x, ids, _, gate, up, down, act, share, biases, weigh_inputs, _ = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, AT_ONCE * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         function = native.FUNCTION[getattr(act, "name", None) or act.__name__]

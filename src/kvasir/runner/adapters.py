@@ -88,6 +88,8 @@ class Pairs:
 
 def _check(executor: Any, adapter: Adapter) -> None:
     """Raises UnsupportedModel for a change that the executor cannot compute."""
+    if hasattr(executor, "check_adapter"):
+        return executor.check_adapter(adapter)
     found = {
         "tables": adapter.tables, "whole tensors": adapter.saved, "rows of tables": adapter.tokens,
         "magnitudes (DoRA)": [n for n, m in adapter.matrices.items() if m.magnitude is not None],
@@ -101,6 +103,8 @@ def _check(executor: Any, adapter: Adapter) -> None:
 
 
 def _pack(executor: Any, adapter: Adapter) -> Any:
+    if hasattr(executor, "pack_adapter"):
+        return executor.pack_adapter(adapter)
     _check(executor, adapter)
     pairs = {slot: (m.a.astype("f4"), m.b.astype("f4"), m.scale) for slot, m in adapter.matrices.items()}
     return Pairs(pairs, sum(a.nbytes + b.nbytes for a, b, _ in pairs.values()))

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.layers.adapters import Pairs, set_adapter
 from kvasir.layers.batch import Batch, InputBuffers, make_batch
 from kvasir.layers.kv_cache import KVCache
+from kvasir.lora import Adapter
 from kvasir.plan import Join, Work
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
+from kvasir.runner.eager_adapters import EagerAdapters, Packed, in_effect
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
 from kvasir.sampling.logprobs import logprobs
@@ -46,7 +47,7 @@ class EagerExecutor:
     may want. copies: transfers blocks while the device computes. taps: names of outputs to keep, for all token rows of
     the last step, in `tapped`."""
 
-    computes = frozenset(("drafted", "second"))
+    computes = frozenset(("drafted", "second", "adapters"))
     queues = False
     columns = False
 
@@ -60,6 +61,8 @@ class EagerExecutor:
         self.tapped: dict[str, Tensor] = {}
         self._copies = copies
         self._blocks: BlockCache = StagedBlocks(cache, copies) if copies else cache
+        self._adapters = EagerAdapters(model, cache.device)
+        self._adapted: list[tuple[tuple[int, float], ...]] = []  # of each token row of the last step
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
     @property
@@ -81,8 +84,15 @@ class EagerExecutor:
     def start(self, step: ExecutorStep) -> EagerHandle:
         return EagerHandle(self, step, self.submit(self.compute, step))
 
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        self._thread.submit(set_adapter, self.model, adapter, pairs or {}, torch.from_numpy).result()
+    def check_adapter(self, adapter: Adapter) -> None:
+        self._adapters.check(adapter)
+
+    @torch.inference_mode()
+    def pack_adapter(self, adapter: Adapter) -> Packed:
+        return self._adapters.pack(adapter)
+
+    def set_adapter(self, adapter: int, packed: Packed | None) -> None:
+        self._thread.submit(self._adapters.set, adapter, packed).result()
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -96,8 +106,10 @@ class EagerExecutor:
         """Moves the step's blocks, then computes its works; runs on the thread."""
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
+            self._adapted = [one for work in step.works for one in self._in_effect(work)]
             batch = self.batch(step)
-            hidden_TD = batch.hidden["last"] = self.forward(batch)
+            with self._adapters.use(self._adapted):
+                hidden_TD = batch.hidden["last"] = self.forward(batch)
             self.tapped = {name: batch.hidden[name].float() for name in self.taps}
             self._keep(found, step, batch, hidden_TD)
         return found
@@ -106,6 +118,9 @@ class EagerExecutor:
         """The step's token rows as layers read them."""
         wanted = frozenset(name for work in step.works for name in work.want_hidden) | self.taps
         return make_batch(step.works, self.rows.arrays, self._cache, wanted, self._inputs)
+
+    def _in_effect(self, work: Work) -> list[tuple[tuple[int, float], ...]]:
+        return in_effect(self.rows[work.row].adapters, work.start, work.count)
 
     def forward(self, batch: Batch) -> Tensor:
         """The last hidden states, [T, D]."""
@@ -116,7 +131,7 @@ class EagerExecutor:
         for at, work in enumerate(step.works):
             mine = slice(step.starts[at], step.starts[at + 1])
             if any(work.read):
-                found.read[at] = self._read(work, hidden_TD[mine])
+                found.read[at] = self._read(work, hidden_TD[mine], step.starts[at])
             if work.want_pooled:
                 found.pooled[at] = self.model.pool(
                     _host(self._source(batch, hidden_TD, work.want_pooled)[mine]), work.want_pooled
@@ -124,7 +139,7 @@ class EagerExecutor:
             for name in work.want_hidden:
                 found.hidden[at, name] = batch.output(at, name)
         if chosen := [n for at in (*step.now, *step.later) for n in _sampled(step, at)]:
-            found.logits = logits = self.model.logits(hidden_TD[torch.tensor(chosen, device=hidden_TD.device)])
+            found.logits = logits = self._logits(hidden_TD[torch.tensor(chosen, device=hidden_TD.device)], chosen)
             now = [step.works[at] for at in step.now]
             found.taken = self.take(logits[: sum(1 + work.drafted for work in now)], now)
 
@@ -133,11 +148,17 @@ class EagerExecutor:
         name = getattr(self.model, "outputs", {}).get(task)
         return hidden_TD if name is None else batch.hidden[name]
 
-    def _read(self, work: Work, hidden_nD: Tensor) -> tuple[tuple[Entry, ...], str]:
-        """Log-probabilities of known ids, or an error."""
+    def _logits(self, hidden_nD: Tensor, rows: Sequence[int]) -> Tensor:
+        """The logits of some token rows of the last step, float32 [n, V]."""
+        with self._adapters.use([self._adapted[row] for row in rows]):
+            return self.model.logits(hidden_nD)
+
+    def _read(self, work: Work, hidden_nD: Tensor, start: int) -> tuple[tuple[Entry, ...], str]:
+        """Log-probabilities of known ids, or an error. start: the work's first token row."""
 
         def entries(begin: int, end: int, ids: Sequence[int], best: Sequence[int]) -> Sequence[Entry]:
-            return logprobs(self.model.logits(hidden_nD[begin:end])[: end - begin], ids, best)
+            logits = self._logits(hidden_nD[begin:end], range(start + begin, start + end))
+            return logprobs(logits[: end - begin], ids, best)
 
         return host_sampling.read(self.rows[work.row], work, _TILE, entries)
 

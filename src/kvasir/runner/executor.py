@@ -150,8 +150,9 @@ class Executor(Protocol):
 
     def start(self, step: ExecutorStep) -> Handle: ...
 
-    def set_adapter(self, adapter: int, pairs: Any) -> None:
-        """See kvasir.program.program.Program.set_adapter."""
+    def set_adapter(self, adapter: int, packed: Any) -> None:
+        """Between steps: rows with this adapter id are computed with the adapter, in place of an earlier one; None
+        removes it."""
         ...
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ class FakeExecutor:
     def settle(self) -> None:
         assert not self.closed, "a step of a closed runner"
 
-    def set_adapter(self, adapter: int, pairs: Any) -> None: ...
+    def set_adapter(self, adapter: int, packed: Any) -> None: ...
 
     def start(self, step: ExecutorStep) -> FakeHandle:
         if self.fault:

@@ -88,9 +88,9 @@ class GraphExecutor:
     def start(self, step: ExecutorStep) -> GraphHandle:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
+    def set_adapter(self, adapter: int, packed: Pairs | None) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
-        self.submit(self._set_adapter, adapter, pairs).result()
+        self.submit(self._set_adapter, adapter, packed).result()
 
     def add_adapters(self) -> Adapters:
         """Makes room for adapters, and records the launches for them."""

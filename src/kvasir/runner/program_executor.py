@@ -113,8 +113,8 @@ class ProgramExecutor:
         pieces["flags"], pieces["count"], pieces["drafted"] = PIECE_SAMPLE, 1, 0
         return int(starts.max()) + 1
 
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        self.program.set_adapter(adapter, pairs)
+    def set_adapter(self, adapter: int, packed: Pairs | None) -> None:
+        self.program.set_adapter(adapter, packed)
 
     def close(self) -> None:
         self.program.close()

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvasir.inputs import FEATURES, asked
 from kvasir.layers.rows import RowArrays
-from kvasir.plan import Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, unpack_ids
+from kvasir.plan import Adapted, Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, unpack_ids
 
 BROKEN = "an earlier step of this sequence failed"
 REFUSED = "this runner cannot compute {}"
@@ -19,7 +19,7 @@ REFUSED = "this runner cannot compute {}"
 class Row:
     """The state of one sequence; its arrays are views of Rows.arrays. number: its index in them. ids: int32
     [max_model_len + 1], the first `known` are valid. counts: `known` of all rows. tables: block ids per cache group,
-    int32. adapter: id of the first adapter, 0 for none.
+    int32. adapters: in their order.
 
     fault: why the row is no longer computed: the sequence needs a feature that the runner lacks, or a step of it
     failed, so that works planned meanwhile have nothing to build on. Empty while the row is sound.
@@ -31,10 +31,15 @@ class Row:
     ids: np.ndarray
     counts: array[int]
     tables: list[np.ndarray]
-    adapter: int = 0
+    adapters: tuple[Adapted, ...] = ()
     carry: bytes = b""
     filled: list[int] = field(default_factory=list)  # valid entries per table
     fault: str = ""
+
+    @property
+    def adapter(self) -> int:
+        """The id of the first adapter, 0 for none."""
+        return self.adapters[0].adapter if self.adapters else 0
 
     @property
     def known(self) -> int:
@@ -151,8 +156,7 @@ class Rows:
         ids[: len(known)] = known
         for table in tables:
             table[:] = 0  # removes the blocks of the previous sequence
-        adapter = join.adapters[0].adapter if join.adapters else 0
-        arrays.adapters[join.row] = adapter
+        arrays.adapters[join.row] = join.adapters[0].adapter if join.adapters else 0
         arrays.seconds[join.row] = join.inputs.second
         self._counts[join.row] = len(known)
         return Row(
@@ -162,7 +166,7 @@ class Rows:
             ids,
             self._counts,
             tables,
-            adapter,
+            join.adapters,
             join.carry,
             [0] * len(tables),
             self._missing(join),

@@ -1,11 +1,11 @@
-"""Low-rank adapters: adds scale * B (A x) to a matrix's product, for the rows with that adapter (arXiv:2106.09685).
+"""Low-rank adapters: adds B (scale * (A x)) to a matrix's product, for the rows with that adapter (arXiv:2106.09685).
 
 Rows are independent of each other and of the other rows' adapters: a row's bits are the same as when computed alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,19 +36,34 @@ def low_rank(slot: str, shape: tuple[int, int], a: Any, b: Any, scale: float) ->
     return LowRankPair(np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale)))
 
 
+class LowRankTensors(NamedTuple):
+    """The change of a matrix [N, K] as the eager executor has it. a: float32 [S, rank, k], S segments of the sum over
+    K. b: float32 [1, N, rank], with the adapter's scale; with a bias of the change as one more column. biased: whether
+    it has that. factor: float32 [N] of the whole product (DoRA, arXiv:2402.09353), or None."""
+
+    a: Tensor
+    b: Tensor
+    biased: bool = False
+    factor: Tensor | None = None
+
+    def add(self, out_TN: Tensor, inner_TR: Tensor, scales_T1: Tensor) -> Tensor:
+        """factor * (out + b (scale * inner)), float32 [T, N]. inner: the products a x, float32 [T, rank]."""
+        import torch
+
+        inner_TR = inner_TR * scales_T1
+        if self.biased:
+            inner_TR = torch.cat([inner_TR, scales_T1], 1)
+        out_TN = out_TN + linear(inner_TR, self.b)
+        return out_TN if self.factor is None else out_TN * self.factor
+
+
 def add_low_rank(
     out_TN: Tensor,
     x_TK: Tensor,
-    adapters_T: Tensor,
-    pairs: Mapping[int, LowRankPair],
+    scales_T1: Tensor,
+    pair: LowRankTensors,
     whole: Callable[[Tensor], Tensor] = lambda inner_TR: inner_TR,
 ) -> Tensor:
-    """out + b (a x) for the rows whose adapter has a pair, float32 [T, N]. x: float32 [T, K]. adapters: ids [T]. whole:
-    computes the whole a x from this rank's part."""
-    for adapter, pair in pairs.items():
-        mine_T1 = (adapters_T == adapter).unsqueeze(1)
-        if mine_T1.any():
-            a_SRk = pair.a.unflatten(1, (pair.segments, -1)).transpose(0, 1).contiguous()
-            delta_TN = linear(whole(linear(x_TK, a_SRk)), pair.b.unsqueeze(0))
-            out_TN = (out_TN + delta_TN).where(mine_T1, out_TN)
-    return out_TN
+    """The product `out` of rows with an adapter, with its change, float32 [T, N]. x: float32 [T, K]. scales: float32
+    [T, 1], of the rows' requests. whole: computes the whole a x from this rank's part."""
+    return pair.add(out_TN, whole(linear(x_TK, pair.a)), scales_T1)

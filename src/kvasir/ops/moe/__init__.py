@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from kvasir.parallel import ExpertShare
 
+# Changes the product of an expert's matrix for the rows of adapters: (product [n, N], inputs [n, K], token rows [n],
+# 0 for gate, 1 for up or 2 for down, place of the expert in the sequences) -> [n, N]. It may overwrite the product.
+Change = Callable[["Tensor", "Tensor", "Tensor", int, int], "Tensor"]
+
 # letters: T token rows, E experts, k chosen experts of a row, D model width, I an expert's inner width
 
 
@@ -50,6 +54,7 @@ def experts(
     share: ExpertShare | None = None,
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,
+    change: Change | None = None,
 ) -> Tensor:
     """Each row's sum over its experts of weight * down(act(gate(x)) * up(x)), float32 [T, D].
 
@@ -58,6 +63,6 @@ def experts(
     act(gate) * up. up is empty for experts without a gate: down(act(gate(x))). The sum starts at zero and adds the
     rounded products in ascending expert id. share: how ranks split the experts or their sums; results are exchanged
     before they are weighted. biases: float32 vectors of gate, up and down, per expert. weigh_inputs: whether the weight
-    is applied to the expert's input, not to its output.
+    is applied to the expert's input, not to its output. change: of each product, before its bias.
     """
     ...

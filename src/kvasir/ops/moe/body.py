@@ -11,6 +11,7 @@ from torch import Tensor
 from kvasir.ops.activation import clamped_swiglu as _clamped
 from kvasir.ops.activation.body import clamped_swiglu, sigmoid
 from kvasir.ops.linear import linear
+from kvasir.ops.moe import Change
 from kvasir.ops.moe.routing import Routing
 from kvasir.ops.norm.body import tree_sum
 from kvasir.parallel import ExpertShare
@@ -86,20 +87,26 @@ def experts(
     share: ExpertShare | None = None,
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,
+    change: Change | None = None,
 ) -> Tensor:
     out_TD = torch.zeros_like(x_TD)
 
-    def product(x_nK: Tensor, part: int, place: int) -> Tensor:
-        return linear(x_nK, (gate, up, down)[part][place], None if biases is None else biases[part][place])
+    def product(x_nK: Tensor, rows_n: Tensor, part: int, place: int) -> Tensor:
+        bias_N = None if biases is None else biases[part][place]
+        if change is None:
+            return linear(x_nK, (gate, up, down)[part][place], bias_N)
+        out_nN = change(linear(x_nK, (gate, up, down)[part][place]), x_nK, rows_n, part, place)
+        return out_nN if bias_N is None else out_nN + bias_N
 
     def rows_of(rows_n: Tensor, places_n: Tensor, place: int) -> Tensor:
         x_nD = x_TD[rows_n]
         if weigh_inputs:
             x_nD = weights_Tk[rows_n, places_n].unsqueeze(1) * x_nD
         if not up:
-            return product(act(product(x_nD, 0, place)), 2, place)
-        gate_nI, up_nI = product(x_nD, 0, place), product(x_nD, 1, place)
-        return product(clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI, 2, place)
+            return product(act(product(x_nD, rows_n, 0, place)), rows_n, 2, place)
+        gate_nI, up_nI = product(x_nD, rows_n, 0, place), product(x_nD, rows_n, 1, place)
+        inner_nI = clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI
+        return product(inner_nI, rows_n, 2, place)
 
     computed = _shared(ids_Tk, x_TD.shape[1], rows_of, share) if share else _alone(ids_Tk, rows_of)
     for rows_n, places_n, part_nD in computed:
