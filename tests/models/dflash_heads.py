@@ -16,7 +16,7 @@ BASE: dict[str, Any] = {
     "width": 64, "target": 64, "heads": 4, "kv": 2, "dim": 16, "inner": 80, "vocab": 96, "layers": 2, "theta": 100.0,
     "factor": 1.0, "eps": 1e-3, "bias": False, "ids": (1, 2, 4), "mask": 95, "block": 8, "causal": False, "window": 0,
     "embed": False, "head": False, "scale": 1.0, "cap": 0.0, "embed_scale": 1.0, "anchored": False, "markov": "",
-    "rank": 8, "sure": "", "mixed": False,
+    "rank": 8, "sure": "", "mixed": False, "draft": 96,
 }  # fmt: skip
 # Variant -> its settings that differ from BASE.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dspark gated": {"anchored": True, "markov": "gated", "sure": "hidden"},
     "dspark rnn": {"anchored": True, "markov": "rnn", "sure": "pairs"},
     "bonus": {"markov": "rnn", "rank": 12},
+    "speculators": {"window": 12, "mixed": True, "embed": True, "head": True, "draft": 40, "width": 48, "dim": 24},
+    "speculators both ways": {"window": 12, "ids": (3, 0), "head": True},
+    "speculators dspark": {"anchored": True, "markov": "gated", "sure": "pairs", "head": True, "draft": 40},
 }
+# Tensors that are no parameters of a drafter.
+UNREAD = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def settings(variant: str, **changes: Any) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def tensors_of(s: dict[str, Any], seed: int = 1) -> Tensors:
     sizes = {"gated": ("gate", s["rank"], width + s["rank"]), "rnn": ("joint", 3 * s["rank"], width + 2 * s["rank"])}
     if s["markov"]:
         found["markov_head.markov_w1.weight"] = noise(s["vocab"], s["rank"])
-        found["markov_head.markov_w2.weight"] = noise(s["vocab"], s["rank"])
+        found["markov_head.markov_w2.weight"] = noise(s["draft"], s["rank"])
     if s["markov"] in sizes:
         name, outputs, inputs = sizes[s["markov"]]
         found[f"markov_head.{name}_proj.weight"] = noise(outputs, inputs) * 2.0 / inputs**0.5
@@ -80,13 +85,25 @@ def tensors_of(s: dict[str, Any], seed: int = 1) -> Tensors:
     if s["embed"]:
         found["embed_tokens.weight"] = noise(s["vocab"], width)
     if s["head"]:
-        found["lm_head.weight"] = noise(s["vocab"], width) * 1.5 / width**0.5
+        found["lm_head.weight"] = noise(s["draft"], width) * 1.5 / width**0.5
+    if s["draft"] < s["vocab"]:
+        chosen = torch.randperm(s["vocab"], generator=generator)[: s["draft"]].sort().values
+        found["d2t"] = chosen - torch.arange(s["draft"])
+        found["t2d"] = torch.zeros(s["vocab"], dtype=torch.bool).index_fill_(0, chosen, True)
+        found |= {"verifier_lm_head.weight": found["lm_head.weight"] * 2.0, "verifier_norm.weight": noise(width)}
     return found
+
+
+def target_ids(tensors: Tensors) -> Tensor | None:
+    """The target's id of each id of a draft vocabulary."""
+    return tensors["d2t"] + torch.arange(len(tensors["d2t"])) if "d2t" in tensors else None
 
 
 def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
     """Its `config.json`. The settings of the block are in `dflash_config`, or at the top in the variant of that
     name."""
+    if variant.startswith("speculators"):
+        return _speculators(s)
     sliding = bool(s["window"])
     own: dict[str, Any] = {
         "block_size": s["block"], "mask_token_id": s["mask"], "target_layer_ids": list(s["ids"]),
@@ -111,6 +128,38 @@ def config_of(s: dict[str, Any], variant: str = "qwen3") -> dict[str, Any]:
         **({} if s["mixed"] or s["causal"] == sliding else {"is_causal": s["causal"]}),
         **({"target_hidden_size": s["target"]} if s["target"] != s["width"] else {}),
         **(own if variant == "top" or variant.startswith("dspark") else {"dflash_config": own}),
+    }  # fmt: skip
+
+
+def _speculators(s: dict[str, Any]) -> dict[str, Any]:
+    """As `save_pretrained` of speculators writes it."""
+    layer = {
+        "model_type": "qwen3", "hidden_size": s["width"], "vocab_size": s["vocab"], "intermediate_size": s["inner"],
+        "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"], "num_key_value_heads": s["kv"],
+        "head_dim": s["dim"], "rms_norm_eps": s["eps"], "max_position_embeddings": 64, "attention_bias": s["bias"],
+        "hidden_act": "silu", "tie_word_embeddings": False, "max_window_layers": 28, "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": s["theta"], "mrope_section": [4, 2, 2]},
+        "layer_types": [
+            "sliding_attention" if windowed(s, i) else "full_attention" for i in range(s["layers"])
+        ],
+        "use_sliding_window": bool(s["window"]), "sliding_window": s["window"] or None, "use_cache": True,
+    }  # fmt: skip
+    heads = {
+        "markov_rank": s["rank"], "markov_head_type": s["markov"], "enable_confidence_head": bool(s["sure"]),
+        "confidence_head_with_markov": s["sure"] == "pairs", "sample_from_anchor": s["anchored"],
+    }  # fmt: skip
+    kind = "dspark" if s["markov"] else "dflash"
+    return {
+        "architectures": ["DSparkDraftModel" if s["markov"] else "DFlashDraftModel"], "speculators_model_type": kind,
+        "speculators_version": "0.9.0", "transformer_layer_config": layer, "draft_vocab_size": s["draft"],
+        "block_size": s["block"], "mask_token_id": s["mask"], "aux_hidden_state_layer_ids": [i + 1 for i in s["ids"]],
+        "target_hidden_size": s["target"] if s["target"] != s["width"] else None, "dtype": "float32",
+        "sliding_window_non_causal": bool(s["window"]) and not s["mixed"], "tie_word_embeddings": True,
+        "speculators_config": {
+            "algorithm": kind, "default_proposal_method": "greedy", "verifier": {"name_or_path": "a/target"},
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": s["block"] - (not s["anchored"])}],
+        },
+        **(heads if s["markov"] else {}),
     }  # fmt: skip
 
 

@@ -79,7 +79,9 @@ def test_a_drafter_computes_what_plain_torch_does(tmp_path, variant):
     whole = drafted(head, s)
     assert distance(whole, logits) < TOLERANCE
     assert torch.equal(whole, drafted(head, s, chunks=(1, 17, 2)))
-    assert loaded.num_parameters == sum(t.numel() for t in tensors.values())
+    assert loaded.num_parameters == sum(t.numel() for name, t in tensors.items() if name not in plain.UNREAD)
+    own, ids = head.target_ids, plain.target_ids(tensors)
+    assert (None if own is None else own.tolist()) == (None if ids is None else ids.tolist())
     if s["markov"]:
         hidden, before = torch.randn(4, s["width"], generator=torch.Generator().manual_seed(2)), [3, 8, 3, 90]
         added, sure = plain.corrections(s, tensors, hidden, before)
@@ -161,7 +163,7 @@ SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}
 # Case -> changes of the config, and the error.
 CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "a newer kind": ({"architectures": ["DFlash2DraftModel"]}, NO, "DFlash2DraftModel"),
-    "the layout of speculators": ({"speculators_model_type": "dflash"}, NO, "from `speculators`"),
+    "a newer kind of speculators": ({"speculators_model_type": "dflash2"}, NO, "speculators_model_type"),
     "another DSpark": ({"architectures": ["Gemma4DSparkModel"]}, NO, "Gemma4DSparkModel"),
     "no drafter": ({"architectures": ["Qwen3Model"]}, NO, "not a head"),
     "another layer": ({"model_type": "llama"}, NO, "model_type is 'llama'"),
@@ -181,7 +183,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
     "confidence alone": (own(enable_confidence_head=True), NO, "enable_confidence_head"),
     "no Markov tensors": (own(markov_rank=8), BAD, "markov_w1"),
     "sinks": (own(attention_sink_bias=True), NO, "attention_sink_bias"),
-    "a draft vocabulary": ({"draft_vocab_size": 40}, NO, "draft_vocab_size"),
+    "a draft vocabulary": ({"draft_vocab_size": 40}, BAD, "the checkpoint has no d2t"),
+    "a large draft vocabulary": ({"draft_vocab_size": 97}, BAD, "draft_vocab_size is 97"),
     "unknown part": (own(conv_kernel_size=2), NO, "conv_kernel_size"),
     "unknown field": ({"head_gate": True}, NO, "head_gate"),
     "a narrow window": ({**SLIDING, "sliding_window": 7}, NO, "hold a block"),
@@ -193,6 +196,51 @@ CONFIGS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
 }
 
 
+def layer(**changes: Any) -> dict[str, Any]:
+    return {
+        "transformer_layer_config": config_of(settings("speculators"), "speculators")["transformer_layer_config"]
+        | changes
+    }
+
+
+# Of the layout of speculators.
+SPECULATORS: dict[str, tuple[dict[str, Any], type[KvasirError], str]] = {
+    "no ids": ({"aux_hidden_state_layer_ids": None}, BAD, "aux_hidden_state_layer_ids is None"),
+    "ids as text": ({"aux_hidden_state_layer_ids": "1"}, BAD, "aux_hidden_state_layer_ids"),
+    "the embeddings": ({"aux_hidden_state_layer_ids": [0, 1, 2]}, NO, "the rows before layer 0"),
+    "the last layer": ({"aux_hidden_state_layer_ids": [1, 2, 6]}, NO, "the last of 6 layers"),
+    "a layer too high": ({"aux_hidden_state_layer_ids": [1, 2, 7]}, BAD, "the target has 6"),
+    "no mask": ({"mask_token_id": None}, BAD, "mask_token_id is missing"),
+    "no layer": ({"transformer_layer_config": 3}, BAD, "transformer_layer_config"),
+    "an unknown field of the layer": (layer(head_gate=True), NO, "transformer_layer_config: .* head_gate"),
+    "an unknown field": ({"conv_kernel_size": 2}, NO, "conv_kernel_size"),
+    "Domino": ({"projector_type": "domino"}, NO, "projector_type"),
+    "shifted": ({"shift_label": True}, NO, "shift_label"),
+    "a partial rotation": (layer(rope_parameters={"partial_rotary_factor": 0.5}), NO, "partial_rotary_factor"),
+    "no window": (layer(layer_types=["sliding_attention"] * 2, use_sliding_window=False), NO, "must have a window"),
+    "a narrow window": ({"sliding_window": 7}, NO, "hold a block"),
+    "another vocabulary": ({"draft_vocab_size": None}, BAD, "draft_vocab_size"),
+    "another type of layer": (layer(model_type="llama"), NO, "model_type is 'llama'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPECULATORS)
+def test_a_bad_config_of_speculators_is_refused_by_name(tmp_path, case):
+    changes, error, match = SPECULATORS[case]
+    s = settings("speculators")
+    with pytest.raises(error, match=match) as caught:
+        opened(tmp_path, config_of(s, "speculators") | changes, tensors_of(s))
+    assert caught.value.hint
+
+
+def test_windows_in_the_layout_of_speculators_may_be_at_the_top():
+    config = config_of(settings("speculators"), "speculators")
+    inner = dict(config["transformer_layer_config"])
+    moved = {name: inner.pop(name) for name in ("layer_types", "use_sliding_window", "sliding_window")}
+    config["transformer_layer_config"] = inner | {"sliding_window": None}
+    assert DFlashConfig.from_hf({**config, **moved}).windows == (12, 0)
+
+
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_bad_config_is_refused_by_name(tmp_path, case):
     changes, error, match = CONFIGS[case]
@@ -202,9 +250,10 @@ def test_a_bad_config_is_refused_by_name(tmp_path, case):
     assert caught.value.hint
 
 
-def test_no_value_of_a_field_breaks_the_reader():
+@pytest.mark.parametrize("variant", ["qwen3", "speculators"])
+def test_no_value_of_a_field_breaks_the_reader(variant):
     """The config is read, or refused with an error for users."""
-    config = config_of(settings("qwen3"))
+    config = config_of(settings(variant), variant)
     for place in places(config):
         for value in VALUES:
             changed = deepcopy(config)
@@ -219,7 +268,7 @@ def test_unknown_tensors_and_tables_of_another_kind_are_refused(tmp_path):
     s = settings("qwen3")
     config, tensors = config_of(s), tensors_of(s)
     for name in ("markov_w1.weight", "mask_embedding", "d2t", "confidence_head.proj.weight"):
-        extra = torch.zeros(96, dtype=torch.int64) if name == "d2t" else torch.zeros(96)
+        extra = torch.zeros(40, dtype=torch.int64) if name == "d2t" else torch.zeros(96)
         with pytest.raises(KvasirError, match=name):
             opened(tmp_path, config, {**tensors, name: extra})
 

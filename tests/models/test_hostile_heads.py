@@ -47,7 +47,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], type[KvasirError], str]] = {
     "parallel by name": ("specforge", {"architectures": ["PEagleDraftModel"]}, NO, "P-EAGLE"),
     "parallel by type": ("speculators", {"speculators_model_type": "peagle"}, NO, "P-EAGLE"),
     "parallel by field": ("specforge", {"parallel_drafting": True}, NO, "P-EAGLE"),
-    "another speculator": ("speculators", {"speculators_model_type": "dflash"}, NO, "dflash"),
+    "another speculator": ("speculators", {"speculators_model_type": "medusa"}, NO, "medusa"),
     "no head": ("specforge", {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, NO, "not a head"),
     "experts": ("specforge", {"model_type": "qwen3_moe"}, NO, "model_type is 'qwen3_moe'"),
     "latent attention": ("specforge", {"model_type": "kimi_k2"}, NO, "model_type is 'kimi_k2'"),

@@ -60,14 +60,16 @@ def guessed(variant: str, ids: list[int], count: int, taps: tuple[str, ...]) -> 
     block = [ids[-1], *(s["mask"],) * (count - s["anchored"])]
     hidden = plain.hidden_rows(s, tensors, rows, table[block])[not s["anchored"] :]
     logits = plain.logits_of(s, hidden, lm_head)
+    own = plain.target_ids(tensors)
+    own = torch.arange(s["vocab"]) if own is None else own
     if not s["markov"]:
-        return logits.argmax(-1).tolist()
+        return own[logits.argmax(-1)].tolist()
     found: list[int] = []
     for i in range(count):
         added, sure = plain.corrections(s, tensors, hidden[: i + 1], [ids[-1], *found])
         if found and sure.prod() < LEAST:
             break
-        found.append(int((logits[i] + added[-1]).argmax()))
+        found.append(int(own[(logits[i] + added[-1]).argmax()]))
     return found
 
 
@@ -127,7 +129,9 @@ def test_a_draft_ends_where_it_is_probably_wrong(base, eager, tmp_path, executor
         assert [len(lane.draft) for lane in lanes] == [count] * 2
 
 
-@pytest.mark.parametrize(("variant", "temperature"), [("qwen3", 0.0), ("sliding", 0.8), ("dspark rnn", 0.8)])
+@pytest.mark.parametrize(
+    ("variant", "temperature"), [("qwen3", 0.0), ("sliding", 0.8), ("dspark rnn", 0.8), ("speculators", 0.8)]
+)
 def test_answers_do_not_depend_on_the_drafter(base, tmp_path, variant, temperature):
     found = []
     for loaded in (base, drafting(base, tmp_path, variant, dtype="bfloat16", quantize="q8")):

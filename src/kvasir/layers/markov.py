@@ -26,13 +26,15 @@ class MarkovHead(Module):
     vanilla: as it is. gated: e is multiplied by sigmoid(gate([hidden; e])). rnn: a state s, zero before the first id,
     takes its place: a, b, c = joint([s; e; hidden]); s' = sigmoid(a) s + (1 - sigmoid(a)) tanh(b); e' = tanh(c).
 
-    width: of the hidden rows. kind: of KINDS. confidence: whether there is a number of how sure the id is, from the
-    hidden rows and, with `confidence_pairs`, e.
+    vocab: of the ids before. draft_vocab: number of logits. width: of the hidden rows. kind: of KINDS. confidence:
+    whether there is a number of how sure the id is, from the hidden rows and, with `confidence_pairs`, e.
     """
 
-    def __init__(self, vocab: int, width: int, rank: int, kind: str, confidence: bool, confidence_pairs: bool):
+    def __init__(
+        self, vocab: int, draft_vocab: int, width: int, rank: int, kind: str, confidence: bool, confidence_pairs: bool
+    ):
         self.width, self.rank, self.kind, self.confidence_pairs = width, rank, kind, confidence_pairs
-        self.w1, self.w2 = VocabularyEmbedding(vocab, rank), Head(rank, vocab)
+        self.w1, self.w2 = VocabularyEmbedding(vocab, rank), Head(rank, draft_vocab)
         self.gate = Plain(width + rank, rank, True) if kind == "gated" else None
         self.joint = Plain(2 * rank + width, 3 * rank, True) if kind == "rnn" else None
         self.sure = Plain(width + rank * confidence_pairs, 1, True) if confidence else None

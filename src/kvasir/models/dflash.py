@@ -29,7 +29,7 @@ from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
 from kvasir.layers.softcap import SoftCap
 from kvasir.models.dflash_config import DFlashConfig
-from kvasir.models.eagle3 import BLOCK, check_target
+from kvasir.models.eagle3 import BLOCK, UNREAD, check_target, target_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,12 +43,11 @@ class DFlash(Module):
 
     Config = DFlashConfig
     prefix = "model."
-    ignored: Iterable[str] = (r".*\.rotary_emb\.inv_freq",)
+    ignored: Iterable[str] = UNREAD
     ahead = 1
     advances = True
     width = 0
     depth, chained = 1, True
-    target_ids: np.ndarray | None = None
     draft_ids: np.ndarray | None = None
 
     def __init__(self, config: DFlashConfig, target: Any):
@@ -58,6 +57,7 @@ class DFlash(Module):
         self._target = (target,)  # in a tuple: its modules are not the drafter's
         self.taps = tap_names(c, len(target.layers))
         check_target(c, target)
+        self.target_ids = target_ids(c)
         self.block, self.mask, self.causal, self.anchored = c.block, c.mask, c.causal, c.anchored
         self.fc = Plain(len(c.layer_ids) * target.config.width, c.width)
         self.hidden_norm, self.norm = self._norm(), self._norm()
@@ -68,10 +68,12 @@ class DFlash(Module):
         ]
         self.embed = VocabularyEmbedding(c.vocab_size, c.width) if c.tensors.embed else None
         tied = self.embed if c.tied and not c.tensors.head else None
-        self.lm_head = Head(c.width, c.vocab_size, tied=tied) if c.tensors.head or tied else None
+        self.lm_head = Head(c.width, c.draft_vocab, tied=tied) if c.tensors.head or tied else None
         self.softcap = SoftCap(c.final_cap)
         self.markov = (
-            MarkovHead(c.vocab_size, c.width, c.markov_rank, c.markov_kind, c.confidence, c.confidence_pairs)
+            MarkovHead(
+                c.vocab_size, c.draft_vocab, c.width, c.markov_rank, c.markov_kind, c.confidence, c.confidence_pairs
+            )
             if c.markov_rank
             else None
         )

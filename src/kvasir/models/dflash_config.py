@@ -1,8 +1,13 @@
-"""The configs of DFlash drafters (arXiv:2602.06036) and of DSpark's: Qwen3's fields, with the settings of the block at
-the top or in an object `dflash_config`.
+"""The configs of DFlash drafters (arXiv:2602.06036) and of DSpark's.
 
-Sources: `dflash/model.py` of z-lab/dflash, `qwen3_dflash.py` of vLLM, and `deepspec/modeling/dspark` of
-deepseek-ai/DeepSpec.
+    layout        recognised by                        the layers' fields           the block's
+    z-lab         DFlashDraftModel                     Qwen3's, at the top          at the top or in dflash_config
+    DeepSpec      Qwen3DSparkModel                     Qwen3's, at the top          at the top
+    speculators   speculators_model_type               in transformer_layer_config  at the top
+    GGUF          dflash (`kvasir.models.gguf_dflash`) at the top                   at the top
+
+Sources: `dflash/model.py` of z-lab/dflash, `qwen3_dflash.py` of vLLM, `deepspec/modeling/dspark` of
+deepseek-ai/DeepSpec, and `speculators/models/dflash` and `dspark` of speculators.
 """
 
 from __future__ import annotations
@@ -23,22 +28,27 @@ from kvasir.models.config import (
     read_sliding_layers,
 )
 from kvasir.models.decoder import DecoderConfig, read_sizes
-from kvasir.models.eagle3_config import MAX_TAPS, TENSORS, HeadTensors
+from kvasir.models.eagle3_config import MAX_TAPS, TENSORS, HeadTensors, with_defaults
 from kvasir.models.registry import DFLASH
 
 MAX_BLOCK = 256  # rows of a block
 _NO_TABLES = HeadTensors(embed=False, head=False)  # a drafter that shares the target's
-_OTHER_BLOCKS = ("DFlash2DraftModel", "Gemma4DSparkModel", "DSparkDraftModel", "DFlashSpeculator", "DSparkSpeculator")
+_OTHER_BLOCKS = ("DFlash2DraftModel", "Gemma4DSparkModel", "DSparkDraftModel")
+# What a drafter from speculators leaves out, by its type.
+_SPECULATORS: dict[str, dict[str, Any]] = {
+    "dflash": {"block_size": 8, "draft_vocab_size": 32000},
+    "dspark": {
+        "block_size": 8, "draft_vocab_size": 32000, "sample_from_anchor": True, "markov_rank": 256,
+        "enable_confidence_head": True, "confidence_head_with_markov": True,
+    },
+}  # fmt: skip
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is that of a DFlash drafter. Raises UnsupportedModel for other drafters of blocks."""
-    names = config.get("architectures")
-    if (kind := config.get("speculators_model_type")) in ("dflash", "dspark"):
-        raise UnsupportedModel(
-            f"config.json is that of a drafter of blocks from `speculators`, of the type {kind}",
-            "use the authors' own files: those of z-lab",
-        )
+    kind, names = config.get("speculators_model_type"), config.get("architectures")
+    if isinstance(kind, str) and kind in _SPECULATORS:
+        return True
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     if other := [name for name in names if name in _OTHER_BLOCKS]:
         raise UnsupportedModel(
@@ -49,7 +59,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig(DecoderConfig):
-    """The sizes and settings of a drafter.
+    """The sizes and settings of a drafter. `vocab_size` is the target's.
 
     target_width: of the target's rows, 0 if it is the drafter's. layer_ids: the target's layers after which rows are
     read. target_layers: how many the target has, 0 if that is not stated. block: rows of a block, the one that it
@@ -57,7 +67,7 @@ class DFlashConfig(DecoderConfig):
     earlier ones only. mixed: whether it does in layers with a window, and sees the whole block in the others. anchored:
     whether the row of a block's first id gives the next id, and that of each mask the one after; else the row of a mask
     gives the id in its place. final_cap: of the logits, 0 for none. markov_rank, markov_kind, confidence,
-    confidence_pairs: as of a `layers.markov.MarkovHead`; a rank of 0 for none.
+    confidence_pairs: as of a `layers.markov.MarkovHead`; a rank of 0 for none. draft_vocab: number of logits.
     """
 
     target_width: int = 0
@@ -73,6 +83,7 @@ class DFlashConfig(DecoderConfig):
     markov_kind: str = "vanilla"
     confidence: bool = False
     confidence_pairs: bool = False
+    draft_vocab: int = 0
     tensors: HeadTensors = field(default=_NO_TABLES, compare=False)
 
     @classmethod
@@ -85,25 +96,17 @@ class DFlashConfig(DecoderConfig):
                 f"supported: {', '.join(DFLASH)}",
             )
         tensors = config.get(TENSORS)
-        f = Fields({name: value for name, value in config.items() if name != TENSORS})
-        own = _Settings(f, Fields(inner_object(config, "dflash_config"), f"{f.where}: dflash_config"))
-        f.get("dflash_config")
-        settings: dict[str, Any] = _layers(f) | _block(own)
-        settings |= _causal(own, settings["windows"])
-        dspark = "Qwen3DSparkModel" in config["architectures"]
-        settings |= _heads(own, settings["width"]) | {
-            "anchored": own.of("sample_from_anchor").flag("sample_from_anchor", dspark)
-        }
+        plain = {name: value for name, value in config.items() if name != TENSORS}
+        settings = _speculators(plain) if "speculators_model_type" in plain else _plain(plain)
         if any(0 < window < settings["block"] for window in settings["windows"]):
             raise UnsupportedModel(
-                f"{f.where}: sliding_window is less than block_size, {settings['block']}",
+                f"config.json: sliding_window is less than block_size, {settings['block']}",
                 "supported: windows that hold a block",
             )
         if settings["mask"] >= settings["vocab_size"]:
             raise ModelFileError(
-                f"{f.where}: mask_token_id is {settings['mask']}", f"expected an id below {settings['vocab_size']}"
+                f"config.json: mask_token_id is {settings['mask']}", f"expected an id below {settings['vocab_size']}"
             )
-        own.finish()
         return cls(**settings, tensors=tensors if isinstance(tensors, HeadTensors) else _NO_TABLES)
 
 
@@ -124,6 +127,73 @@ class _Settings:
         self.inner.finish()
 
 
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    dspark = "Qwen3DSparkModel" in config["architectures"]
+    f = Fields({"sample_from_anchor": True, **config} if dspark else config)
+    own = _Settings(f, Fields(inner_object(config, "dflash_config"), f"{f.where}: dflash_config"))
+    f.get("dflash_config")
+    for name, value in (
+        ("use_swa", False),
+        ("attention_sink_bias", False),
+        ("add_swa_attention_sink_bias", False),
+        ("use_aux_hidden_state", True),
+        ("is_neox_style", True),
+    ):
+        own.of(name).expect(name, value)
+    settings = _layers(f)
+    settings |= _block(own, settings) | _causal(own, settings["windows"]) | {
+        "layer_ids": _layer_ids(own.of("target_layer_ids"), "target_layer_ids"),
+        "target_layers": own.of("num_target_layers").integer("num_target_layers", 1, MAX_LAYERS, 0),
+        "embed_scale": own.of("input_embedding_scale").number("input_embedding_scale", -1e6, 1e6, 1.0),
+        "logit_scale": own.of("output_multiplier").number("output_multiplier", -1e6, 1e6, 1.0),
+        "final_cap": own.of("final_logit_softcapping").number("final_logit_softcapping", 0.0, 1e6, 0.0),
+    }  # fmt: skip
+    own.finish()
+    return settings
+
+
+def _speculators(config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = Fields(config).choice("speculators_model_type", tuple(_SPECULATORS))
+    outer = Fields({**_SPECULATORS[kind], **config})
+    outer.expect("projector_type", "dflash")
+    outer.expect("shift_label", False)
+    unused = "tie_word_embeddings", "confidence_head_alpha", "emb_dim", "gru_hidden_dim"  # in training, or with domino
+    for name in ("transformer_layer_config", *unused):
+        outer.get(name)
+    inner = _transformer(outer)
+    settings = _layers(inner)
+    causal = _causal(_Settings(inner, Fields({})), settings["windows"])
+    if outer.flag("sliding_window_non_causal", False):
+        causal = {}
+    elif causal["causal"] and not all(settings["windows"]):
+        raise UnsupportedModel(
+            f"{inner.where}: layer_types has sliding_attention, but use_sliding_window is false",
+            "sliding layers must have a window",
+        )
+    settings |= _block(_Settings(outer, Fields({})), settings) | causal
+    before = _layer_ids(outer, "aux_hidden_state_layer_ids")
+    if 0 in before:
+        raise UnsupportedModel(
+            f"{outer.where}: aux_hidden_state_layer_ids is {list(before)}: the rows before layer 0",
+            "supported: rows after one of the target's layers",
+        )
+    outer.finish()
+    inner.finish()
+    return settings | {"layer_ids": tuple(i - 1 for i in before)}
+
+
+def _transformer(outer: Fields) -> Fields:
+    """The fields of the layers in the layout of speculators. Those of windows may be at the top."""
+    given = dict(inner_object(outer.values, "transformer_layer_config"))
+    for name in ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"):
+        if (value := outer.get(name)) is not None:
+            given[name] = value
+    rope = given.get("rope_parameters")
+    if isinstance(rope, Mapping):  # the parts of a position, of which a text has only one
+        given["rope_parameters"] = {k: v for k, v in rope.items() if k not in ("mrope_section", "mrope_interleaved")}
+    return Fields(with_defaults(given, "qwen3"), f"{outer.where}: transformer_layer_config")
+
+
 def _layers(f: Fields) -> dict[str, Any]:
     """The fields of the decoder layers, which are Qwen3's."""
     f.choice("model_type", ("qwen3",), "qwen3")
@@ -135,33 +205,10 @@ def _layers(f: Fields) -> dict[str, Any]:
     return sizes | {"windows": windows, "head_norm": True, "qkv_bias": bias, "out_bias": bias}
 
 
-def _block(own: _Settings) -> dict[str, Any]:
-    for name, value in (
-        ("use_swa", False),
-        ("attention_sink_bias", False),
-        ("add_swa_attention_sink_bias", False),
-        ("use_aux_hidden_state", True),
-        ("is_neox_style", True),
-    ):
-        own.of(name).expect(name, value)
+def _block(own: _Settings, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the block and of the heads over it. sizes: those of the layers."""
     own.of("num_anchors").get("num_anchors")  # of blocks in training
-    vocab = own.outer.get("vocab_size")
-    own.outer.expect("draft_vocab_size", vocab)
-    return {
-        "layer_ids": _layer_ids(own.of("target_layer_ids")),
-        "target_width": own.of("target_hidden_size").integer("target_hidden_size", 1, MAX_WIDTH, 0),
-        "target_layers": own.of("num_target_layers").integer("num_target_layers", 1, MAX_LAYERS, 0),
-        "block": own.of("block_size").integer("block_size", 2, MAX_BLOCK, 16),
-        "mask": own.of("mask_token_id").integer("mask_token_id", 0, MAX_VOCAB),
-        "embed_scale": own.of("input_embedding_scale").number("input_embedding_scale", -1e6, 1e6, 1.0),
-        "logit_scale": own.of("output_multiplier").number("output_multiplier", -1e6, 1e6, 1.0),
-        "final_cap": own.of("final_logit_softcapping").number("final_logit_softcapping", 0.0, 1e6, 0.0),
-    }
-
-
-def _heads(own: _Settings, width: int) -> dict[str, Any]:
-    """The fields of the heads over the block."""
-    rank = own.of("markov_rank").integer("markov_rank", 0, width, 0)
+    rank = own.of("markov_rank").integer("markov_rank", 0, sizes["width"], 0)
     kind = own.of("markov_head_type").choice("markov_head_type", KINDS, KINDS[0])
     confidence = own.of("enable_confidence_head").flag("enable_confidence_head", False)
     pairs = own.of("confidence_head_with_markov").flag("confidence_head_with_markov", False)
@@ -169,21 +216,31 @@ def _heads(own: _Settings, width: int) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{own.outer.where}: enable_confidence_head without a Markov head", "supported: both, or none"
         )
-    return {"markov_rank": rank, "markov_kind": kind, "confidence": confidence, "confidence_pairs": pairs}
+    return {
+        "target_width": own.of("target_hidden_size").integer("target_hidden_size", 1, MAX_WIDTH, 0),
+        "block": own.of("block_size").integer("block_size", 2, MAX_BLOCK, 16),
+        "mask": own.of("mask_token_id").integer("mask_token_id", 0, MAX_VOCAB),
+        "anchored": own.of("sample_from_anchor").flag("sample_from_anchor", False),
+        "draft_vocab": own.of("draft_vocab_size").integer("draft_vocab_size", 1, MAX_VOCAB, sizes["vocab_size"]),
+        "markov_rank": rank,
+        "markov_kind": kind,
+        "confidence": confidence,
+        "confidence_pairs": pairs,
+    }
 
 
-def _layer_ids(f: Fields) -> tuple[int, ...]:
-    ids = f.get("target_layer_ids")
+def _layer_ids(f: Fields, name: str) -> tuple[int, ...]:
+    ids = f.get(name)
     if (
         not isinstance(ids, list)
         or not 0 < len(ids) <= MAX_TAPS
         or any(type(i) is not int or not 0 <= i < MAX_LAYERS for i in ids)
     ):
         raise ModelFileError(
-            f"{f.where}: target_layer_ids is {quoted(ids)}", f"expected 1 to {MAX_TAPS} numbers of the target's layers"
+            f"{f.where}: {name} is {quoted(ids)}", f"expected 1 to {MAX_TAPS} numbers of the target's layers"
         )
     if len(set(ids)) < len(ids):
-        raise ModelFileError(f"{f.where}: target_layer_ids is {quoted(ids)}", "expected a layer only once")
+        raise ModelFileError(f"{f.where}: {name} is {quoted(ids)}", "expected a layer only once")
     return tuple(ids)
 
 

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
     from kvasir.layers.batch import Batch
 
+UNREAD = (
+    r"(model\.)?(t2d|d2t|draft_id_to_target_id)",  # read when the checkpoint is opened, or not needed
+    r"verifier_(lm_head|norm)\.weight",  # the target's, for training
+    r".*\.rotary_emb\.inv_freq",
+)
 _MIDDLE = ("midlayer.", "layers.0.")
 _OLD_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # SGLang's first names of the norms of three rows
 
@@ -41,11 +46,7 @@ class Eagle3(Module):
 
     Config = Eagle3Config
     prefix = "model."
-    ignored: Iterable[str] = (
-        r"(model\.)?(t2d|d2t|draft_id_to_target_id)",  # read when the checkpoint is opened, or not needed
-        r"verifier_(lm_head|norm)\.weight",  # the target's, for training
-        r".*\.rotary_emb\.inv_freq",
-    )
+    ignored: Iterable[str] = UNREAD
     ahead = 1
     advances = True
     depth, chained = 1, True
@@ -59,7 +60,7 @@ class Eagle3(Module):
         self.taps = tap_names(c, len(target.layers))
         self.width, target_width = c.width, target.config.width
         check_target(c, target)
-        self.target_ids = _target_ids(c)
+        self.target_ids = target_ids(c)
         self.input_norm = RMSNorm(c.taps * target_width, c.norm_eps) if c.joint_norm else None
         self.fc_norm = ChunkNorm(c.taps, target_width, c.norm_eps) if c.chunk_norms else None
         self.fc = Plain(c.taps * target_width, c.width)
@@ -229,7 +230,7 @@ def _same(name: str, given: int, expected: int, what: str) -> None:
         )
 
 
-def _target_ids(c: Eagle3Config) -> np.ndarray | None:
+def target_ids(c: Any) -> np.ndarray | None:
     """As `DraftModel.target_ids`. Raises ModelFileError for a table that does not fit."""
     if c.draft_vocab > c.vocab_size:
         raise ModelFileError(

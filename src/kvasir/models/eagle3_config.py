@@ -110,9 +110,7 @@ def _speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     outer = Fields(config)
     outer.choice("speculators_model_type", ("eagle3",), "eagle3")
     given = inner_object(config, "transformer_layer_config")
-    kind = given.get("model_type", "llama")
-    left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
-    inner = Fields({**left_out, **given}, f"{outer.where}: transformer_layer_config")
+    inner = Fields(with_defaults(given, "llama"), f"{outer.where}: transformer_layer_config")
     for name in ("transformer_layer_config", "embed_requires_grad", "tie_word_embeddings"):
         outer.get(name)
     settings = _layer(inner) | _common(outer) | {
@@ -124,6 +122,12 @@ def _speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     outer.finish()
     inner.finish()
     return settings
+
+
+def with_defaults(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A transformer_layer_config with the fields that speculators leaves out. kind: its type if it states none."""
+    kind = config.get("model_type", kind)
+    return {**(_LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}), **config}
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ _TYPES = {name: "jina_bert" for name in MODELS["jina_bert"][2]}
 # and DSpark (kvasir.models.dflash), and the assistants of Gemma 4 (kvasir.models.gemma4_assistant).
 EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel", "eagle3")
 ASSISTANTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-DFLASH = ("DFlashDraftModel", "Qwen3DSparkModel")
+DFLASH = ("DFlashDraftModel", "Qwen3DSparkModel", "DFlashSpeculator", "DSparkSpeculator")
 HEADS: tuple[str, ...] = (*EAGLE3, *DFLASH, *ASSISTANTS)
 HOWTO = "docs/howto/add-a-model.md shows how to add one"
 
