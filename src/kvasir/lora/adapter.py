@@ -27,7 +27,8 @@ class Update:
     parameter: of a module that holds several, such as "gate_up_proj" of experts; "" for the module's weight.
     a: [rank, inputs]; of experts [experts * rank, inputs]. b: [outputs, rank]; of experts [outputs, rank * experts],
     the expert's number varying fastest. stacked: whether a and b are [experts, rank, inputs] and [experts, outputs,
-    rank] instead. embedding: whether it is a table's, with inputs tokens and outputs its width.
+    rank] instead. embedding: whether it is a table's, with inputs tokens and outputs its width. tied: whether a head
+    that shares the base model's table changes with it.
     scale, magnitude, bias: as in `LowRank`.
     """
 
@@ -40,6 +41,7 @@ class Update:
     experts: int = 1
     stacked: bool = False
     embedding: bool = False
+    tied: bool = False
     magnitude: np.ndarray | None = None
     bias: np.ndarray | None = None
 
@@ -58,7 +60,7 @@ class AdapterFile:
     base: what it says about its base model ("name", "revision", "architecture").
     saved: whole tensors that replace the base model's, by their names in its checkpoint. tokens: rows that replace
     rows of a table, by the table's module: (ids, rows [n, width]).
-    tied: modules of tables whose change also applies to a head that shares the base model's table.
+    tied: modules of tables whose replacement also replaces a head that shares the base model's table.
     invocation: ids after which the adapter is active (aLoRA, arXiv:2504.12397), () for always. nbytes: of all tensors.
     version: of peft, () if it is not stated.
     """

@@ -69,13 +69,16 @@ class _Binding:
         if place.path in self.tables:
             self._twice(update.name)
         self.tables[place.path] = LowRank(update.a, update.b, update.scale, update.magnitude)
-        if self._ties(update.module, place):
+        if update.tied and self._shared(place):
             self._put(self.targets.places[f"{HEAD}.weight"], LowRank(update.b.T, update.a.T, update.scale))
 
+    def _shared(self, place: Place) -> bool:
+        """Whether a table is that of the head, too."""
+        return self.targets.tied is not None and self.targets.tied.tied is place.leaf
+
     def _ties(self, module: str, place: Place) -> bool:
-        """Whether the change of a table is one of the head, too."""
-        tied = self.targets.tied
-        return tied is not None and tied.tied is place.leaf and module in self.file.tied
+        """Whether the replacement of a table is one of the head, too."""
+        return self._shared(place) and module in self.file.tied
 
     def _add_experts(self, update: Update) -> None:
         found = self.targets.mixture(update.module)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,8 +101,10 @@ class PeftConfig:
             return bool(names) and Pattern(names).fullmatch(module, budget)
 
     def is_saved(self, module: str) -> bool:
-        """Whether a module is one of, or within one of, `modules_to_save`."""
-        return any(f".{name}." in f".{module}." for name in self.saves)
+        """Whether a module is one of, or within one of, `modules_to_save`: as for peft, those whose names end so, also
+        amid a word."""
+        within = accumulate(module.split("."), lambda path, name: f"{path}.{name}")
+        return any(path.endswith(tuple(self.saves)) for path in within)
 
     def _layer_of(self, module: str, budget: Budget) -> int:
         """The first number of a layer in a module's name; -1 without one."""

@@ -109,7 +109,7 @@ def _update(module: str, parts: Mapping[str, np.ndarray], kind: str, scale: floa
         raise UnsupportedModel(f"the adapter has the norms of a table's rows, {quoted(f'{module}.m')}")
     rank = pair_rank(module, a.T, b.T)
     check_vector(module, "magnitude", magnitude, b.shape[1])
-    return Update(module, a.T, b.T, rank, scale, embedding=embedding, magnitude=magnitude)
+    return Update(module, a.T, b.T, rank, scale, embedding=embedding, tied=embedding, magnitude=magnitude)
 
 
 def _stacked(

@@ -74,20 +74,25 @@ def read_peft(folder: Path) -> AdapterFile:
     return _Reader(config).read(arrays, folder)
 
 
+def _is_head(module: str) -> bool:
+    return module.rpartition(".")[2] == "lm_head"
+
+
 class _Reader:
     def __init__(self, config: PeftConfig):
         self.config, self.budget = config, Budget()
 
     def read(self, arrays: Mapping[str, np.ndarray], folder: Path) -> AdapterFile:
         parts = self._sort(arrays)
+        self.ties = self.config.ties and not any(map(_is_head, parts.modules))
         updates = tuple(self._updates(parts.modules))
         saved, tied = self._saved(parts.whole, updates)
         tokens = self._tokens(parts.tokens)
         if not (updates or saved or tokens):
             raise ModelFileError(f"{folder / WEIGHTS}: there is no tensor of an adapter", "save the adapter again")
         if self.config.ties:
-            tied |= {u.module for u in updates if u.embedding} | {name.rpartition(".")[0] for name in saved}
-        sizes = [[u.name, u.rank, u.scale, u.experts] for u in updates]
+            tied |= {name.rpartition(".")[0] for name in saved}
+        sizes = [[u.name, u.rank, u.scale, u.experts, *([True] if u.tied else ())] for u in updates]
         content, nbytes = content_hash(["peft", sizes, self.config.facts(), sorted(tied)], arrays.items())
         return AdapterFile(
             "peft", folder, content, self.config.base, updates, saved, tokens, frozenset({*tied, *tokens}),
@@ -128,7 +133,8 @@ class _Reader:
 
     def _updates(self, modules: Mapping[str, Mapping[int, _Parts]]) -> Iterable[Update]:
         for module, levels in modules.items():
-            if list(levels) == [0] and self.config.selects(module, self.budget):
+            follows = self.config.ties and _is_head(module)  # the table; it has the same matrices, transposed
+            if list(levels) == [0] and (follows or self.config.selects(module, self.budget)):
                 yield self._update(module, "", levels[0])
                 continue
             parameters = self.config.parameters_of(module, PARAMETERS)
@@ -167,7 +173,7 @@ class _Reader:
                 )
         return Update(
             module, a, b, rank, scale, "" if parameter == "weight" else parameter, experts,
-            embedding=parts.embedding, magnitude=magnitude, bias=bias,
+            embedding=parts.embedding, tied=parts.embedding and self.ties, magnitude=magnitude, bias=bias,
         )  # fmt: skip
 
     def _saved(
