@@ -77,3 +77,18 @@ KVASIR_API void kvasir_lookup(const Matrix* m, float* out, int64_t out_stride, c
     const FloatMode mode;
     kernels().lookup(*m, out, out_stride, ids, count);
 }
+
+// The sums of squares of the rows [first, last) of scale * m + b a, in runs of m->cols / segments columns: out, float64
+// [rows, segments]. a: float32 [rank, m->cols], b: float32 [m->rows, rank]. room: float32 [m->cols]. Returns 0, or -1
+// and writes nothing if the range or the segments are invalid. Runs on the calling thread.
+KVASIR_API int32_t kvasir_change_squares(const Matrix* m, float scale, const float* a, const float* b, int64_t rank,
+                                         int32_t segments, int64_t first, int64_t last, double* out, float* room) {
+    if (!kvasir::is_sound(*m) || rank < 0 || segments < 1 || m->cols % segments) return -1;
+    if (first < 0 || first > last || last > m->rows) return -1;
+    const FloatMode mode;
+    for (int64_t row = first; row < last; ++row, out += segments) {
+        kernels().lookup(*m, room, m->cols, &row, 1);
+        kernels().squares({room, a, b + row * rank, m->cols, rank, segments, scale}, out);
+    }
+    return 0;
+}

@@ -1,36 +1,67 @@
-// Low-rank adapters (Hu et al., 2021): b (a x) is added to a matrix's product for the rows that select the adapter.
-// Rows of several adapters, and rows without one, share a step.
+// Low-rank adapters: which rows of a step have which, and their part of the products (low_rank.h). Rows of several
+// adapters, with several each, and rows without one share a step.
+//
+// The rows of a section of the program (token rows or chosen rows) are listed by adapter, so that rows of the same
+// adapter share what is read of it wherever they lie. A row's adapters apply in the order of its sequence: the lists
+// are by level, first each row's first adapter, then its second.
 #pragma once
 
 #include "kernels.h"
 
 namespace kvasir {
 
-// What an adapter adds to one matrix [N, K]: float32 a [rank, K] and b [N, rank], which holds the scale. Both are null
-// if the adapter does not change the matrix.
-struct LowRank {
-    const Matrix* a;
-    const Matrix* b;
+constexpr int64_t MAX_APPLIED = 8;  // adapters of a sequence
+
+// An adapter of a sequence, for the tokens from position `start` on.
+struct Applied {
+    int64_t id;  // from 1 on
+    int64_t start;
+    float scale;
+    int32_t reserved;
+};
+
+struct InEffect {
+    int32_t id;  // 0: none, and none after it
+    float scale;
+};
+
+// Entries [first, first + count) of a section: rows for which one adapter is in effect at the same level.
+struct AdapterGroup {
+    const LowRank* changes;  // [slots]
+    int64_t first, count;
+    int32_t id, reserved;
+};
+
+// The adapted rows of a section, [rows * MAX_APPLIED] of each.
+struct AdaptedRows {
+    int64_t groups, count;
+    AdapterGroup* group;
+    int32_t* rows;
+    float* scales;
 };
 
 // A program's adapters and the buffers to run them. A slot is a matrix that adapters may change.
 struct Adapters {
     const LowRank* const* tables;  // [count]: of each id [slots], null if there is no such adapter; id 0 is none
     int64_t count;
-    int64_t max_tokens;
-    int64_t rank;      // the greatest, rounded up to whole cache lines of float32
-    int32_t* of_rows;  // [max_tokens]: the id of each row of the step
-    float* inner;      // [matrices of one linear][max_tokens * rank]: a x
-    float* sums;       // [max_tokens, widest]: products that cannot be written to their result's place yet
+    int64_t rank;         // the greatest, rounded up to whole cache lines of float32
+    InEffect* in_effect;  // [max_tokens][MAX_APPLIED]
+    int32_t* group_of;    // [count]
+    AdaptedRows tokens, chosen;
+    float* inner;  // [matrices of one linear][entries of a section][rank]: scale (A x)
+    float* sums;   // [max_tokens, widest]: products that cannot be written to their result's place yet
 };
 
-// Computes a x of all rows for one slot, into part `part` of `inner`. x: [rows, K]. Each thread of the team computes
-// some of the rows.
-void adapter_inner(const Adapters& adapters, int64_t slot, int64_t part, const float* x, int64_t rows,
-                   const Team& team);
+// Lists the adapted rows of a section. tokens: the token row of each row, null if they are the token rows.
+void list_adapted(const Adapters& all, AdaptedRows& to, const int64_t* tokens, int64_t rows);
 
-// Adds b (a x) to the panels [first, last) of out [rows, N], one ascending chain for each element.
-void adapter_add(const Adapters& adapters, int64_t slot, int64_t part, float* out, int64_t out_stride, int64_t rows,
-                 int64_t first_panel, int64_t last_panel);
+// Computes scale (A x), or A x unless `scaled`, for the matrices of a linear: those of the slots [count], -1 for a
+// matrix without one. x: [rows, K]. Each thread of the team computes a part. Returns whether an adapter changes any.
+bool shrink_adapted(const Adapters& all, const AdaptedRows& rows, const int64_t* slots, int64_t count, const float* x,
+                    bool scaled, const Team& team);
+
+// Applies the changes of a slot, whose matrix has place `part` in its linear, to the panels [first, last) of out.
+void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, float* out,
+                    int64_t out_stride, int64_t first_panel, int64_t last_panel);
 
 }  // namespace kvasir

@@ -13,13 +13,26 @@ T* at(const void* pointer) {
     return const_cast<T*>(static_cast<const T*>(pointer));
 }
 
-// The same sums as in the linear kernel, in the same order, with the adapters' products added between product and bias.
-void adapted_panels(const LinearPart& part, int64_t i, const Program& p, int64_t rows, int64_t first, int64_t last) {
+// The adapters of an instruction's rows.
+struct Adapting {
+    const Adapters* all;
+    const AdaptedRows* rows;
+    const int64_t* slots;  // of its parts
+};
+
+// The adapters of the section's rows, if they may change one of the slots.
+Adapting adapting(const Program& p, const int64_t* slots, bool chosen) {
+    if (!p.adapted || !slots) return {nullptr, nullptr, nullptr};
+    return {p.adapters, chosen ? &p.adapters->chosen : &p.adapters->tokens, slots};
+}
+
+// The same sums as in the linear kernel, in the same order, with the adapters applied to the product.
+void adapted_panels(const LinearPart& part, int64_t i, const Adapting& by, int64_t rows, int64_t first, int64_t last) {
     const Kernels& k = kernels();
     const Matrix& m = *part.matrix;
-    float* sums = part.out == part.residual ? p.adapters->sums : part.out;
+    float* sums = part.out == part.residual ? by.all->sums : part.out;
     k.linear(m, part.activated, rows, first, last, sums, part.out_stride, nullptr, nullptr, 0);
-    adapter_add(*p.adapters, part.slot, i, sums, part.out_stride, rows, first, last);
+    expand_adapted(*by.all, *by.rows, by.slots[i], i, sums, part.out_stride, first, last);
     const int64_t n = first * PANEL, count = (last * PANEL < m.rows ? last * PANEL : m.rows) - n;
     for (int64_t row = 0; row < rows; ++row) {
         float* sum = sums + row * part.out_stride + n;
@@ -30,14 +43,14 @@ void adapted_panels(const LinearPart& part, int64_t i, const Program& p, int64_t
     }
 }
 
-void run_panels(const LinearPart& part, int64_t i, const Program& p, int64_t rows, int64_t first, int64_t last) {
-    if (p.adapted && part.slot >= 0) return adapted_panels(part, i, p, rows, first, last);
+void run_panels(const LinearPart& part, int64_t i, const Adapting& by, int64_t rows, int64_t first, int64_t last) {
+    if (by.all && by.slots[i] >= 0) return adapted_panels(part, i, by, rows, first, last);
     kernels().linear(*part.matrix, part.activated, rows, first, last, part.out, part.out_stride, part.bias,
                      part.residual, part.residual_stride);
 }
 
 // Computes piece `index` of `count` of the panels of all parts. A panel's cost is its size in bytes, the sum `total`.
-void run_piece(const Instr& in, const Program& p, int64_t rows, int64_t total, int64_t index, int64_t count) {
+void run_piece(const Instr& in, const Adapting& by, int64_t rows, int64_t total, int64_t index, int64_t count) {
     const LinearPart* parts = at<LinearPart>(in.p[0]);
     const int64_t begin = total / count * index, end = index + 1 == count ? total : total / count * (index + 1);
     int64_t seen = 0;
@@ -53,7 +66,7 @@ void run_piece(const Instr& in, const Program& p, int64_t rows, int64_t total, i
             return pairs < all ? pairs : all;
         };
         const int64_t first = border(begin), last = end == total ? all : border(end);
-        if (first < last) run_panels(part, i, p, rows, first, last);
+        if (first < last) run_panels(part, i, by, rows, first, last);
         seen += all * bytes;
     }
 }
@@ -62,18 +75,17 @@ void run_piece(const Instr& in, const Program& p, int64_t rows, int64_t total, i
 void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
     constexpr int64_t DRAWN_FROM = 8, PIECES = 8;  // rows, and pieces for each thread
     const LinearPart* parts = at<LinearPart>(in.p[0]);
-    if (p.adapted) {
-        for (int64_t i = 0; i < in.n[0]; ++i) {
-            if (parts[i].slot >= 0) adapter_inner(*p.adapters, parts[i].slot, i, at<float>(in.p[1]), rows, team);
-        }
-        team.barrier();
+    Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[1]);
+    if (by.all) {
+        if (shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], at<float>(in.p[1]), true, team)) team.barrier();
+        else by.all = nullptr;
     }
     int64_t total = 0;
     for (int64_t i = 0; i < in.n[0]; ++i) total += panels(*parts[i].matrix) * panel_bytes(*parts[i].matrix);
-    if (rows < DRAWN_FROM || team.threads == 1) return run_piece(in, p, rows, total, team.thread, team.threads);
+    if (rows < DRAWN_FROM || team.threads == 1) return run_piece(in, by, rows, total, team.thread, team.threads);
     const uint64_t number = team.next_draw();
     const int64_t count = PIECES * team.threads;
-    for (int64_t i; (i = team.draw(number, count)) >= 0;) run_piece(in, p, rows, total, i, count);
+    for (int64_t i; (i = team.draw(number, count)) >= 0;) run_piece(in, by, rows, total, i, count);
 }
 
 void run_rope(const Instr& in, const int64_t* positions, Range r) {
@@ -350,11 +362,15 @@ void run_call(const Instr& in, int64_t rows) {
     function(at<void>(in.p[1]), rows);
 }
 
-void run_adapt(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+void run_adapt(const Instr& in, const Program& p, const Team& team) {
     if (!p.adapted) return;
-    if (in.op == OP_ADAPT_INNER) return adapter_inner(*p.adapters, in.n[0], 0, at<float>(in.p[0]), rows, team);
+    const Adapters& all = *p.adapters;
+    if (in.op == OP_ADAPT_INNER) {
+        shrink_adapted(all, all.tokens, in.n, 1, at<float>(in.p[0]), in.n[1], team);
+        return;
+    }
     const Range mine = share(team, (in.n[1] + PANEL - 1) / PANEL);
-    adapter_add(*p.adapters, in.n[0], 0, at<float>(in.p[0]), in.n[1], rows, mine.begin, mine.end);
+    expand_adapted(all, all.tokens, in.n[0], 0, at<float>(in.p[0]), in.n[1], mine.begin, mine.end);
 }
 
 }  // namespace
@@ -376,7 +392,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
                                at<float>(in.p[4]), rows, team);
         case OP_SAMPLE: return run.sampling > run.chosen_first ? run_sample(in, run, team) : void();
         case OP_ADAPT_INNER:
-        case OP_ADAPT_ADD: return run_adapt(in, *run.program, rows, team);
+        case OP_ADAPT_ADD: return run_adapt(in, *run.program, team);
         case OP_CALL: return team.thread == 0 ? run_call(in, rows) : void();
         default: return run_rows(in, run, rows, team);
     }

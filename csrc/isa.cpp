@@ -31,6 +31,10 @@ void prepare(const Matrix&, uint8_t*, const float*, int64_t, int64_t);
 void linear(const Matrix&, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, const float*, const float*,
             int64_t);
 void lookup_rows(const Matrix&, float*, int64_t, const int64_t*, int64_t);
+// low_rank.cpp
+void shrink(const Shrink*, int64_t);
+void expand(const Expand&, int64_t, int64_t);
+void squares(const ChangedRow&, double*);
 // attention_store.cpp
 void store_kv(const StoreArgs&, int64_t, int64_t);
 // attention.cpp
@@ -72,6 +76,9 @@ extern const Kernels kernels = {
     prepare,
     linear,
     lookup_rows,
+    shrink,
+    expand,
+    squares,
     store_kv,
     attention,
     gated_delta,

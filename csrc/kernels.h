@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "delta.h"
 #include "indexer.h"
+#include "low_rank.h"
 #include "matrix.h"
 #include "rows.h"
 #include "sampler.h"
@@ -64,6 +65,11 @@ struct Kernels {
                    float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride);
     // Rows of a matrix as float32 [count, cols]: the embedding lookup. ids are in [0, m.rows).
     void (*lookup)(const Matrix& m, float* out, int64_t out_stride, const int64_t* ids, int64_t count);
+
+    // low_rank.cpp
+    void (*shrink)(const Shrink* jobs, int64_t count);
+    void (*expand)(const Expand& job, int64_t first_panel, int64_t last_panel);
+    void (*squares)(const ChangedRow& row, double* out);
 
     // attention_store.cpp, attention.cpp
     void (*store_kv)(const StoreArgs& args, int64_t first_row, int64_t last_row);

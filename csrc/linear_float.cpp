@@ -6,8 +6,8 @@
 //             hardware prefetching handles this many streams, and both together are slower
 #include <cstring>
 
+#include "float_weights.h"
 #include "linear.h"
-#include "simd.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
@@ -20,41 +20,6 @@ constexpr int TILE_ROWS = 6, TILE_PANELS = 1;  // 12 in 16
 #else
 constexpr int TILE_ROWS = 4, TILE_PANELS = 1;
 #endif
-
-// COLUMNS columns of a panel's 16 rows, and their product with the same columns of one row of activations of type X.
-// Weights are stored as Number; `widen` converts 16 of them to float32.
-struct WeightF32 {
-    using X = float;
-    using Number = float;
-    static constexpr int64_t COLUMNS = 1, BYTES = 64, GROUP = 0;
-    static KVASIR_INLINE f32x16 widen(const Number* from) { return load(from); }
-    f32x16 w;
-    KVASIR_INLINE explicit WeightF32(const uint8_t* from) : w(load(reinterpret_cast<const Number*>(from))) {}
-    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const { return fma(w, broadcast(x[0]), sum); }
-};
-
-struct WeightF16 {
-    using X = float;
-    using Number = uint16_t;
-    static constexpr int64_t COLUMNS = 1, BYTES = 32, GROUP = 0;
-    static KVASIR_INLINE f32x16 widen(const Number* from) { return load_f16(from); }
-    f32x16 w;
-    KVASIR_INLINE explicit WeightF16(const uint8_t* from) : w(load_f16(reinterpret_cast<const Number*>(from))) {}
-    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const { return fma(w, broadcast(x[0]), sum); }
-};
-
-struct WeightBF16 {
-    using X = float;
-    using Number = uint16_t;
-    static constexpr int64_t COLUMNS = 2, BYTES = 64, GROUP = 0;
-    static KVASIR_INLINE f32x16 widen(const Number* from) { return load_bf16(from); }
-    u16x32 pairs;
-    KVASIR_INLINE explicit WeightBF16(const uint8_t* from)
-        : pairs(load_pairs(reinterpret_cast<const uint16_t*>(from))) {}
-    KVASIR_INLINE f32x16 add_to(f32x16 sum, const X* x) const {
-        return fma(odd_bf16(pairs), broadcast(x[1]), fma(even_bf16(pairs), broadcast(x[0]), sum));
-    }
-};
 
 struct WeightPairs {  // bfloat16 weights and activations
     using X = uint16_t;

@@ -17,11 +17,24 @@ uint64_t now() {
 
 // ---- gather ----------------------------------------------------------------------------------------------------
 
-int32_t gather_adapter(Program& p, int64_t adapter, int64_t row, int64_t count) {
+// The adapters in effect for the token rows of a piece.
+int32_t gather_adapters(Program& p, const RowState& state, const Piece& piece) {
     const Adapters* all = p.adapters;
-    if (adapter && (!all || adapter < 0 || adapter >= all->count || !all->tables[adapter])) return RUN_BAD_ADAPTER;
-    for (int64_t i = 0; all && i < count; ++i) all->of_rows[row + i] = static_cast<int32_t>(adapter);
-    if (adapter) p.adapted += count;
+    if (state.num_adapters < 0 || state.num_adapters > MAX_APPLIED) return RUN_BAD_ADAPTER;
+    for (int64_t i = 0; i < state.num_adapters; ++i) {
+        const int64_t id = state.adapters[i].id;
+        if (!all || id < 1 || id >= all->count || !all->tables[id]) return RUN_BAD_ADAPTER;
+    }
+    for (int64_t i = 0; all && i < piece.count; ++i) {
+        InEffect* to = all->in_effect + (piece.first + i) * MAX_APPLIED;
+        int64_t found = 0;
+        for (int64_t j = 0; j < state.num_adapters; ++j) {
+            const Applied& adapter = state.adapters[j];
+            if (adapter.start <= piece.start + i) to[found++] = {static_cast<int32_t>(adapter.id), adapter.scale};
+        }
+        if (found) ++p.adapted;
+        for (; found < MAX_APPLIED; ++found) to[found] = {0, 0.0f};
+    }
     return RUN_OK;
 }
 
@@ -51,7 +64,7 @@ int32_t gather_piece(Program& p, Piece& piece, int64_t row) {
     piece.first = row;
     piece.tables = state.tables;
     piece.reached = state.reached;
-    return gather_adapter(p, state.adapter, row, piece.count);
+    return gather_adapters(p, state, piece);
 }
 
 // Chooses the last 1 + drafted token rows of a gathered piece.
@@ -100,8 +113,10 @@ int32_t gather(Run& run, const Piece* pieces, int64_t num_pieces) {
         if (const int32_t error = choose_rows(run, p.pieces[i])) return error;
     }
     run.num_pieces = num_pieces;
+    if (p.adapters) list_adapted(*p.adapters, p.adapters->tokens, nullptr, run.rows);
     return RUN_OK;
 }
+
 // ---- the loop --------------------------------------------------------------------------------------------------
 
 void walk(const Run& run, int64_t first, int64_t last, int64_t rows, const Team& team) {
@@ -128,6 +143,10 @@ void run_sections(Run& run, const Team& team) {
     for (run.chosen_first = 0; run.chosen_first < all; run.chosen_first += p.max_chosen) {
         const int64_t left = all - run.chosen_first;
         run.chosen = left < p.max_chosen ? left : p.max_chosen;
+        // All threads are past the last section, and read the list after the barrier before the first product.
+        if (p.adapted && team.thread == 0) {
+            list_adapted(*p.adapters, p.adapters->chosen, p.chosen + run.chosen_first, run.chosen);
+        }
         walk(run, p.chosen_from, p.count, run.chosen, team);
     }
 }

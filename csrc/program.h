@@ -25,7 +25,8 @@ enum Op : int32_t {
                         // f: eps
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride  f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
-    OP_LINEAR = 4,      // p: LinearPart[], x                n: count
+    OP_LINEAR = 4,      // p: LinearPart[], x, slots[]       n: count, section (0 token rows, 1 chosen rows)
+                        // slots: each part's index in the adapters' tables, -1 for none; null if no part has one
     OP_ROPE = 5,        // p: out, x, RopeTable              n: heads, head_dim, half, x stride, out stride
     OP_STORE = 6,       // p: StoreArgs                      n: group
     OP_ATTENTION = 7,   // p: AttentionArgs                  n: group
@@ -41,7 +42,7 @@ enum Op : int32_t {
     OP_ROUTE = 17,      // p: ids, weights, logits, room, Routing
     OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
     OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 only
-    OP_ADAPT_INNER = 20,  // p: x                            n: slot           ranks add up a x before b is applied
+    OP_ADAPT_INNER = 20,  // p: x                            n: slot, scaled   ranks add up A x before B is applied
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width
     OP_GATED_DELTA = 22,  // p: DeltaArgs
     OP_SCALE_ROWS = 23,   // p: out, x, factors [rows, parts]  n: width, parts of a row with a factor each, 0 for one
@@ -75,7 +76,7 @@ struct Instr {
     const void* p[6];
 };
 
-// out = residual + (bias + (adapter + product)), in this order; all but the product are optional.
+// out = residual + (bias + (product with its adapters)); all but the product are optional.
 struct LinearPart {
     const Matrix* matrix;
     const uint8_t* activated;
@@ -84,7 +85,6 @@ struct LinearPart {
     const float* bias;
     const float* residual;
     int64_t residual_stride;
-    int64_t slot;  // index in the adapters' tables, -1 for none; only matrices of the rows section have one
 };
 
 struct RopeTable {
@@ -99,7 +99,8 @@ struct RowState {
     int64_t max_ids;
     int64_t table_blocks;
     SampleRow spec;  // position and ids are filled in by the step
-    int64_t adapter;  // 0 for none
+    Applied adapters[MAX_APPLIED];  // in the order in which they apply
+    int64_t num_adapters;
     int64_t reached;  // the tokens after which its recurrent states are, 0 for none
 };
 
@@ -133,8 +134,8 @@ struct Program {
     uint64_t* nanoseconds;  // [count + 1] summed per instruction and in total, or null
     uint64_t kernel_nanoseconds;  // of the last run
     Started started;
-    const Adapters* adapters;  // null: there are none
-    int64_t adapted;           // rows of the last run that have one
+    Adapters* adapters;  // null: there are none
+    int64_t adapted;     // token rows of the last run for which one is in effect
 };
 
 enum RunError : int32_t {

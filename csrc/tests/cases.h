@@ -11,7 +11,7 @@ constexpr int64_t VOCAB = 300, WIDTH = 32, ANSWER = 6, GROUPS = Builder::GROUPS;
 constexpr int64_t PROMPTS[] = {33, 17, 1, 40, 5};
 constexpr int64_t SEQUENCES = 5, MAX_IDS = 40 + ANSWER;
 
-// adapted: adapters change all products; the last product of a layer uses OP_ADAPT_INNER and OP_ADAPT_ADD.
+// adapted: adapters change all products and the head; the last product of a layer uses OP_ADAPT_INNER and OP_ADAPT_ADD.
 inline void layers(Builder& b, const Numbers& numbers, bool adapted) {
     constexpr int64_t HEADS = 4, KV_HEADS = 2, DIM = 8, KV = KV_HEADS * DIM, INNER = 96;
     const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
@@ -41,7 +41,7 @@ inline void layers(Builder& b, const Numbers& numbers, bool adapted) {
         b.adapt(gate, sum, *down);
         b.add(OP_ADD, {x, x, sum}, {WIDTH});
     }
-    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB);
+    b.head(numbers, b.rms_norm(x, WIDTH), WIDTH, VOCAB, adapted);
 }
 
 inline void decoder(Builder& b, const Numbers& numbers) { layers(b, numbers, false); }

@@ -16,8 +16,8 @@ class Plain {
   public:
     using Rows = std::vector<double>;  // [tokens, width]
 
-    Plain(const Builder& b, const int32_t* ids, int64_t count, bool causal, int64_t adapter = 0)
-        : builder_(b), ids_(ids), count_(count), causal_(causal), adapter_(adapter) {
+    Plain(const Builder& b, const int32_t* ids, int64_t count, bool causal, const RowState* state = nullptr)
+        : builder_(b), ids_(ids), count_(count), causal_(causal), state_(state) {
         for (const Instr& in : b.instrs) run(in);
     }
     const Rows& hidden() { return rows_[builder_.hidden]; }
@@ -161,13 +161,14 @@ class Plain {
     }
     void linear(const Instr& in) {
         const LinearPart* parts = static_cast<const LinearPart*>(in.p[0]);
+        const int64_t* slots = static_cast<const int64_t*>(in.p[2]);
         if (parts[0].out_stride > parts[0].matrix->rows) return columns(parts, in.n[0]);
         for (int64_t i = 0; i < in.n[0]; ++i) {
             const LinearPart& part = parts[i];
             const Rows residual = part.residual ? rows_.at(part.residual) : Rows();
             by_row(part.out, part.out_stride, [&](int64_t r, double* out) {
                 Rows made = product(part.matrix, row(part.activated, r));
-                if (part.slot >= 0) adapt(part.slot, row(in.p[1], r), made.data());
+                if (slots && slots[i] >= 0) adapt(slots[i], row(in.p[1], r), made.data(), r);
                 for (int64_t n = 0; n < part.matrix->rows; ++n) {
                     out[n] = made[static_cast<size_t>(n)] + (part.bias ? part.bias[n] : 0.0f);
                     if (part.residual) out[n] += residual[static_cast<size_t>(r * part.residual_stride + n)];
@@ -175,19 +176,24 @@ class Plain {
             });
         }
     }
-    // Adds the contribution of the sequence's adapter to one row of a slot's product.
-    void adapt(int64_t slot, const double* x, double* out) {
-        if (adapter_ == 0) return;
-        const LowRank& pair = builder_.adapters->tables[adapter_][slot];
-        if (pair.a == nullptr) return;
-        const Rows more = product(pair.b, product(pair.a, x).data());
-        for (size_t n = 0; n < more.size(); ++n) out[n] += more[n];
+    // Applies the sequence's adapters to a slot's product at a position.
+    void adapt(int64_t slot, const double* x, double* out, int64_t position) {
+        for (int64_t i = 0; state_ && i < state_->num_adapters; ++i) {
+            const Applied& applied = state_->adapters[i];
+            const LowRank& change = builder_.adapters->tables[applied.id][slot];
+            if (change.a == nullptr || applied.start > position) continue;
+            const Rows more = product(change.b, product(change.a, x).data());
+            for (size_t n = 0; n < more.size(); ++n) {
+                out[n] += applied.scale * (more[n] + (change.bias ? change.bias[n] : 0.0));
+                if (change.factors) out[n] *= change.factors[n];
+            }
+        }
     }
     void adapt_add(const Instr& in) {
         const size_t width = inner_of_.size() / static_cast<size_t>(count_);
         double* out = rows_.at(in.p[0]).data();
         for (int64_t r = 0; r < count_; ++r) {
-            adapt(in.n[0], &inner_of_[static_cast<size_t>(r) * width], out + r * in.n[1]);
+            adapt(in.n[0], &inner_of_[static_cast<size_t>(r) * width], out + r * in.n[1], r);
         }
     }
     void rope(const Instr& in) {
@@ -285,7 +291,7 @@ class Plain {
     const int32_t* ids_;
     const int64_t count_;
     const bool causal_;
-    const int64_t adapter_;
+    const RowState* state_;  // with the sequence's adapters, or null
     Rows inner_of_;  // the input rows of the last OP_ADAPT_INNER
     std::map<const void*, Rows> rows_;  // by the address of the program's buffer
     std::map<const Matrix*, std::vector<float>> weights_;

@@ -96,7 +96,7 @@ class Session {
         state.ids = s.ids;
         state.max_ids = length;
         state.table_blocks = blocks;
-        state.adapter = b.adapters ? i % 3 : 0;
+        if (b.adapters) adapt(state, i);
         for (int64_t g = 0; g < GROUPS; ++g) {
             state.tables[g] = s.tables[g] = b.memory.keep<int32_t>(blocks);
             for (int64_t j = 0; j < blocks; ++j) s.tables[g][j] = static_cast<int32_t>(1 + i + SEQUENCES * j);
@@ -115,6 +115,14 @@ class Session {
         spec.seed = 100 + static_cast<uint64_t>(i);
         spec.prompt_len = s.prompt;
         spec.logprobs = static_cast<int32_t>(i) - 1;
+    }
+
+    // None, one, several with scales, and some that apply from a position within the prompt or the answer on.
+    static void adapt(RowState& state, int64_t i) {
+        const Applied one = {1, 0, 1.0f, 0}, two = {2, 0, 1.0f, 0}, late = {1, 7, -0.5f, 0}, later = {2, 19, 0.75f, 0};
+        const std::vector<Applied> all[] = {{later, one}, {two, late}, {one}, {}, {late, two, late}};
+        std::copy(all[i].begin(), all[i].end(), state.adapters);
+        state.num_adapters = static_cast<int64_t>(all[i].size());
     }
 
     // Invalidates the table entries of blocks that are entirely outside of the window.
@@ -237,7 +245,7 @@ void check(const Case& c, size_t place, std::mt19937& random) {
     one_by_one(*alone);
     for (int64_t i = 0; i < SEQUENCES; ++i) {
         const Sequence& s = alone->sequences[i];
-        Plain plain(alone->b, s.ids, s.computed, true, alone->p.states[i].adapter);
+        Plain plain(alone->b, s.ids, s.computed, true, &alone->p.states[i]);
         require_near(plain.hidden(), s.hidden, c.tolerance, c.name);
         require_near(plain.logits(), s.logits, c.tolerance, c.name);
     }
@@ -320,10 +328,17 @@ void require_refused(Session& session, std::vector<Piece> pieces, int32_t error,
 void check_refused_adapters() {
     const auto adapted = [](const Case& c) { return c.build == adapted_decoder; };
     Session session(*std::find_if(std::begin(CASES), std::end(CASES), adapted), 2);
-    for (const int64_t adapter : {int64_t{3}, Builder::ADAPTERS, int64_t{-1}}) {
-        session.p.states[0].adapter = adapter;
-        const Piece piece = {0, 0, 0, 1};
+    RowState& state = session.p.states[0];
+    const Piece piece = {0, 0, 0, 1};
+    for (const int64_t adapter : {int64_t{3}, int64_t{0}, Builder::ADAPTERS, int64_t{-1}}) {
+        state.adapters[0] = {1, 0, 1.0f, 0};
+        state.adapters[1] = {adapter, 100, 1.0f, 0};
+        state.num_adapters = 2;
         require(session.run(&piece, 1) == RUN_BAD_ADAPTER, "an unknown adapter is rejected");
+    }
+    for (const int64_t count : {MAX_APPLIED + 1, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+        state.num_adapters = count;
+        require(session.run(&piece, 1) == RUN_BAD_ADAPTER, "too many adapters are rejected");
     }
 }
 
@@ -374,10 +389,11 @@ void check_refusals() {
     refused({{0, 0, 0, 1}}, RUN_BAD_WORK, "a row without a sequence");
     states[0].ids = ids;
     for (const int64_t adapter : {int64_t{1}, int64_t{-1}, HIGHEST}) {
-        states[0].adapter = adapter;
+        states[0].adapters[0].id = adapter;
+        states[0].num_adapters = 1;
         refused({{0, 0, 0, 1}}, RUN_BAD_ADAPTER, "an adapter in a program without adapters");
     }
-    states[0].adapter = 0;
+    states[0].num_adapters = 0;
     check_refused_adapters();
     states[0].table_blocks = 2;
     refused({{0, 0, 30, 3}}, RUN_BAD_BLOCK, "a block table that is too short");

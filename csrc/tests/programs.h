@@ -144,6 +144,7 @@ class Builder {
     }
     void linear(const float* x, std::initializer_list<Product> products) {
         LinearPart* parts = memory.keep<LinearPart>(static_cast<int64_t>(products.size()));
+        int64_t* places = memory.keep<int64_t>(static_cast<int64_t>(products.size()));
         std::map<std::pair<int32_t, int32_t>, uint8_t*> prepared;  // by activation and segments
         int64_t count = 0;
         for (const Product& product : products) {
@@ -154,11 +155,12 @@ class Builder {
                 activated = memory.work<uint8_t>((chosen_from < 0 ? MAX_TOKENS : MAX_CHOSEN) * bytes);
                 add(OP_PREPARE, {&m, activated, x}, {m.cols});
             }
-            const int64_t slot = product.adapted ? slot_of(m) : -1;
-            parts[count++] = {&m, activated, product.out, m.rows, product.bias, product.residual, m.rows, slot};
+            places[count] = product.adapted ? slot_of(m) : -1;
+            parts[count++] = {&m, activated, product.out, m.rows, product.bias, product.residual, m.rows};
         }
         widest_linear = std::max(widest_linear, count);
-        add(OP_LINEAR, {parts, x}, {count});
+        const bool adapted = std::any_of(places, places + count, [](int64_t slot) { return slot >= 0; });
+        add(OP_LINEAR, {parts, x, adapted ? places : nullptr}, {count, chosen_from >= 0});
     }
     // out [heads, rows of a matrix] = each head of x times its own matrix.
     void head_linear(const Matrix* matrices, int64_t heads, const float* x, float* out) {
@@ -168,9 +170,9 @@ class Builder {
         add(OP_PREPARE_HEADS, {&m, activated, x}, {heads, bytes});
         LinearPart* parts = memory.keep<LinearPart>(heads);
         for (int64_t h = 0; h < heads; ++h) {
-            parts[h] = {matrices + h, activated + h * bytes, out + h * m.rows, heads * m.rows, nullptr, nullptr, 0, -1};
+            parts[h] = {matrices + h, activated + h * bytes, out + h * m.rows, heads * m.rows, nullptr, nullptr, 0};
         }
-        add(OP_LINEAR, {parts, x}, {heads});
+        add(OP_LINEAR, {parts, x, nullptr}, {heads});
     }
     int64_t slot_of(const Matrix& m) {
         slots.push_back(&m);
@@ -179,7 +181,7 @@ class Builder {
     // The adapter's sum as separate instructions, between which ranks would exchange partial sums.
     void adapt(const float* x, float* out, const Matrix& m) {
         const int64_t slot = slot_of(m);
-        add(OP_ADAPT_INNER, {x}, {slot});
+        add(OP_ADAPT_INNER, {x}, {slot, 1});
         add(OP_ADAPT_ADD, {out}, {slot, m.rows});
     }
     // The attention of a layer, with its own cache.
@@ -225,7 +227,7 @@ class Builder {
         return x;
     }
     // The end of every program: the logits of the chosen rows, and sampling.
-    void head(const Numbers& numbers, float* x, int64_t width, int64_t tokens) {
+    void head(const Numbers& numbers, float* x, int64_t width, int64_t tokens, bool adapted = false) {
         hidden = x;
         hidden_width = width;
         vocab = tokens;
@@ -233,7 +235,7 @@ class Builder {
         float* chosen = rows(width);
         add(OP_CHOOSE, {chosen, x}, {width});
         logits = rows(vocab);
-        linear(chosen, {{matrices(numbers, vocab, width), nullptr, logits, nullptr}});
+        linear(chosen, {{matrices(numbers, vocab, width), nullptr, logits, nullptr, adapted}});
         add(OP_SCALE, {logits, logits}, {vocab}, 3.0f);
         add(OP_SAMPLE, {logits}, {vocab});
         scratch_bytes = std::max(scratch_bytes, kvasir_sample_scratch(vocab));
@@ -287,7 +289,7 @@ class Builder {
     int64_t chosen_from = -1, vocab = 0, hidden_width = 0, scratch_bytes = 64;
     float *hidden = nullptr, *logits = nullptr;
     std::vector<const Matrix*> slots;  // that adapters may change
-    const Adapters* adapters = nullptr;
+    Adapters* adapters = nullptr;
     std::mt19937 random{11};
     std::normal_distribution<float> normal;
 
@@ -296,8 +298,8 @@ class Builder {
         return op != OP_LINEAR && op != OP_ATTENTION && op != OP_SAMPLE && op != OP_EXPERTS && op != OP_CALL &&
                op != OP_ADAPT_INNER && op != OP_ADAPT_ADD;
     }
-    // Adapter 1 changes all slots, 2 every other slot; adapter 3 does not exist.
-    const Adapters* make_adapters() {
+    // Adapter 1 changes all slots, some with a bias or factors; 2 every other slot, in BF16; 3 does not exist.
+    Adapters* make_adapters() {
         const int64_t count = static_cast<int64_t>(slots.size());
         LowRank** tables = memory.keep<LowRank*>(ADAPTERS);
         std::memset(static_cast<void*>(tables), 0, ADAPTERS * sizeof *tables);
@@ -307,17 +309,26 @@ class Builder {
             for (int64_t slot = 0; slot < count; ++slot) {
                 const Matrix& m = *slots[static_cast<size_t>(slot)];
                 const int64_t rank = id == 1 ? 3 : RANK;
-                tables[id][slot] = {nullptr, nullptr};
+                LowRank& change = tables[id][slot] = {};
                 widest = std::max(widest, m.rows);
-                if (id == 1 || slot % 2 == 0) {
-                    tables[id][slot] = {matrices(FLOAT, rank, m.cols, m.segments), matrices(FLOAT, m.rows, rank)};
-                }
+                if (id == 2 && slot % 2) continue;
+                const Numbers numbers = {id == 1 ? FORMAT_F32 : FORMAT_BF16, ACT_F32, CACHE_F32};
+                change.a = matrices(numbers, rank, m.cols, m.segments);
+                change.b = matrices(numbers, m.rows, rank);
+                if (id == 1 && slot % 3 == 0) change.bias = vector(m.rows);
+                if (id == 1 && slot % 3 != 1) change.factors = vector(m.rows, 1.0f);
             }
         }
         Adapters* all = memory.keep<Adapters>(1);
-        *all = {tables, ADAPTERS, MAX_TOKENS, RANK, memory.work<int32_t>(MAX_TOKENS),
-                memory.work<float>(widest_linear * MAX_TOKENS * RANK), memory.work<float>(MAX_TOKENS * widest)};
+        *all = {tables, ADAPTERS, RANK, memory.work<InEffect>(MAX_TOKENS * MAX_APPLIED), memory.work<int32_t>(ADAPTERS),
+                adapted_rows(MAX_TOKENS), adapted_rows(MAX_CHOSEN),
+                memory.work<float>(widest_linear * MAX_TOKENS * MAX_APPLIED * RANK),
+                memory.work<float>(MAX_TOKENS * widest)};
         return all;
+    }
+    AdaptedRows adapted_rows(int64_t rows) {
+        const int64_t count = rows * MAX_APPLIED;
+        return {0, 0, memory.work<AdapterGroup>(count), memory.work<int32_t>(count), memory.work<float>(count)};
     }
     int64_t widest_linear = 1;  // maximum products in one instruction
     Matrix packed(const Numbers& numbers, int64_t rows, int64_t cols, int32_t segments) {

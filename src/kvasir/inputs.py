@@ -22,6 +22,8 @@ from hashlib import sha256
 from kvasir.errors import InvalidRequest
 
 HASH_BYTES = 32
+MAX_ADAPTERS_OF_REQUEST = 8
+MAX_ADAPTER_SCALE = 1e6
 
 # Features of inputs that not every executor supports, with their names in error messages.
 FEATURES = {
@@ -152,10 +154,14 @@ def check(inputs: Inputs, adapters: Sequence[Adapter], prompt_len: int) -> None:
     _check_positions(inputs, prompt_len)
     if len(inputs.bias) % 4 or not all(map(math.isfinite, _floats(inputs.bias))):
         raise InvalidRequest("the attention bias by distance is not a list of finite numbers", "give float32", "bias")
+    if len(adapters) > MAX_ADAPTERS_OF_REQUEST:
+        found = f"{len(adapters)} adapters for one request"
+        raise InvalidRequest(found, f"expected at most {MAX_ADAPTERS_OF_REQUEST}", "adapters")
     for adapter in adapters:
-        if not math.isfinite(adapter.scale) or adapter.start < 0:
+        if not abs(adapter.scale) <= MAX_ADAPTER_SCALE or adapter.start < 0:  # also NaN
             found = f"an adapter with scale {adapter.scale} from position {adapter.start} on"
-            raise InvalidRequest(found, "expected a finite scale and a position >= 0", "adapters")
+            expected = f"expected a scale of at most {MAX_ADAPTER_SCALE:g} and a position >= 0"
+            raise InvalidRequest(found, expected, "adapters")
 
 
 def check_sources(inputs: Inputs, sources: Sequence[Source]) -> None:

@@ -15,7 +15,7 @@ from kvasir.layers.adapters import slots
 from kvasir.sched import admission
 from kvasir.types import Request
 from tests.engine.cores import core_of, random_model
-from tests.layers.adapted import adapter_of
+from tests.lora.adapters import give
 from tests.oracle import mixed_requests, plain, same, together
 
 NAMES = ("x", "y")
@@ -30,8 +30,7 @@ def adapted_core(folder: str, executor: str, **options) -> EngineCore:
         for slot, (linear, part) in slots(core.runner.executor.model).items():
             a = rng.standard_normal((4, linear.inputs), np.float32) * linear.inputs**-0.5
             pairs[slot] = a, rng.standard_normal((linear.outputs[part], 4), np.float32) * 0.5, 0.3
-        computes = core.runner.executor
-        core.runner.set_adapter(1 + i, computes.pack_adapter(adapter_of(pairs)) if executor == "eager" else pairs)
+        give(core.runner, 1 + i, pairs)
     return core
 
 

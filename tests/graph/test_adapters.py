@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 import torch
 
-from kvasir.errors import ConfigError
+from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.graph import adapters as device_adapters
 from kvasir.graph.adapters import MAX_ADAPTERS, changes_of
 from kvasir.graph.fold import fold
@@ -28,6 +28,7 @@ from kvasir.types import Request, SamplingParams
 from kvasir.weights.find import find_model
 from tests.engine.cores import core_of
 from tests.graph.models import folder_of, graph_core
+from tests.lora.adapters import give
 from tests.oracle import free_blocks, plain, poison, same, together
 
 NAMES = ("x", "y", "z")
@@ -52,7 +53,7 @@ def adapted(core, adapters: Mapping[int, str]):
     """The core with adapters for the slots whose names contain a text."""
     core.scheduler.capacity = replace(core.scheduler.capacity, adapters=NAMES)
     for adapter, only in adapters.items():
-        core.runner.set_adapter(adapter, pairs_of(core, adapter, only))
+        give(core.runner, adapter, pairs_of(core, adapter, only))
     return core
 
 
@@ -141,14 +142,14 @@ def test_adapters_come_change_and_go_without_new_recordings(tmp_path):
 
     core.scheduler.capacity = replace(core.scheduler.capacity, adapters=NAMES)
     none = answer("")
-    core.runner.set_adapter(1, pairs_of(core, 1))
+    give(core.runner, 1, pairs_of(core, 1))
     first, replays = answer("x"), dict(executor.replays._recorded)
-    core.runner.set_adapter(2, pairs_of(core, 2))
-    core.runner.set_adapter(1, pairs_of(core, 3))
+    give(core.runner, 2, pairs_of(core, 2))
+    give(core.runner, 1, pairs_of(core, 3))
     changed, other = answer("x"), answer("y")
-    core.runner.set_adapter(1, pairs_of(core, 1))
+    give(core.runner, 1, pairs_of(core, 1))
     assert answer("x") == first and answer("y") == other and answer("") == none
-    core.runner.set_adapter(1, {})
+    give(core.runner, 1, {})
     assert answer("x") == none and answer("y") == other
     assert len({none, first, changed, other}) == 4
     assert {key: executor.replays._recorded[key] for key in replays} == replays
@@ -189,15 +190,15 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
     a, b, scale = good[slot]
     for pair in ((a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[0], b)):
         with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down needs A"):
-            core.runner.set_adapter(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
+            give(core.runner, 1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
     wide = np.zeros((MAX_RANK + 1, a.shape[1])), np.zeros((b.shape[0], MAX_RANK + 1)), 1.0
     with pytest.raises(ValueError, match=f"a rank of {MAX_RANK + 1}"):
-        core.runner.set_adapter(1, {slot: wide})
-    with pytest.raises(ValueError, match="no slot 'head'"):
-        core.runner.set_adapter(1, {"head": (a, b, scale)})
+        give(core.runner, 1, {slot: wide})
+    with pytest.raises(UnsupportedModel, match="a change of head, which the graph executor cannot compute"):
+        give(core.runner, 1, {"head": (a, b, scale)})
     for adapter in (0, -1, MAX_ADAPTERS):
         with pytest.raises(ValueError, match="adapter ids"):
-            core.runner.set_adapter(adapter, good)
+            give(core.runner, adapter, good)
     assert torch.equal(adapters.tables, before)
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.layers.rows import RowArrays
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL
+from kvasir.plan import Adapted
 from kvasir.program.cache import NativeCache
 from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
@@ -76,9 +77,10 @@ class Driver:
 
 
 class Company:
-    """Several sequences in rows 0, 1, ... of a program, each with its own blocks and perhaps an adapter."""
+    """Several sequences in rows 0, 1, ... of a program, each with its own blocks and perhaps adapters: an id, 0 for
+    none, or a list."""
 
-    def __init__(self, program: Program, sequences: Sequence[list[int]], adapters: Sequence[int] = ()):
+    def __init__(self, program: Program, sequences: Sequence[list[int]], adapters: Sequence[int | list[Adapted]] = ()):
         self.program = program
         blocks = (program.cache.num_blocks[0] - 1) // len(sequences)
         rows = RowArrays.empty(len(sequences), max(map(len, sequences)) + 1, len(program.cache.groups), blocks)
@@ -86,7 +88,8 @@ class Company:
             table[:] = np.arange(1, 1 + len(sequences) * blocks).reshape(-1, blocks)
         for i, ids in enumerate(sequences):
             rows.ids[i, : len(ids)] = ids
-            program.states[i].adapter = adapters[i] if adapters else 0
+            given = adapters[i] if adapters else 0
+            program.states[i].adapt([Adapted(given)] * (given > 0) if isinstance(given, int) else given)
         program.bind(rows)
 
     def step(self, *works: tuple[int, int, int], export: str = "") -> list[np.ndarray]:

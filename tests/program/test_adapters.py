@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,9 @@ from kvasir.runner.runner import Runner  # noqa: E402
 from kvasir.types import ModelInfo  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine import cores  # noqa: E402
-from tests.layers.adapted import adapter_of, in_use, set_adapter  # noqa: E402
+from tests.layers.adapted import in_use, set_adapter  # noqa: E402
 from tests.layers.parts import Part, batch_of  # noqa: E402
+from tests.lora.adapters import change, give  # noqa: E402
 from tests.models.driver import make_cache  # noqa: E402
 from tests.program.made import Company, bits, loaded, only, program_of, random_model  # noqa: E402
 
@@ -94,7 +97,7 @@ def test_agree_with_merged_weights(case):
     assert min(difference(expected[i], unchanged) for i in (0, 2)) > 1000 * AGREE
     program = program_of(model, blocks=40, rows=256, fill=np.nan)
     for adapter, its in pairs.items():
-        program.set_adapter(adapter, its)
+        change(program, adapter, its)
         set_adapter(plain, adapter, its)
     company = Company(program, sequences, ids)
     found = company.step(*((i, 0, len(s)) for i, s in enumerate(sequences)))
@@ -120,7 +123,7 @@ def test_rows_have_the_same_bits_alone_and_batched(case, isa):
     _, model = case
     pairs = {1: made(model.model, 1, 40, "out"), 2: made(model.model, 2, 3)}
     alone = program_of(model)
-    alone.set_adapter(2, pairs[2])
+    change(alone, 2, pairs[2])
     (expected,) = Company(alone, [IDS], [2]).step((0, 0, len(IDS)))
     try:
         door.force_isa(isa)
@@ -129,7 +132,7 @@ def test_rows_have_the_same_bits_alone_and_batched(case, isa):
     try:
         program = program_of(model, threads=2, blocks=40, fill=np.nan)
         for adapter, its in pairs.items():
-            program.set_adapter(adapter, its)
+            change(program, adapter, its)
         assert np.array_equal(bits(pieces_of(program)), bits(expected))
     finally:
         door.force_isa(None)
@@ -138,7 +141,7 @@ def test_rows_have_the_same_bits_alone_and_batched(case, isa):
 def test_rows_without_one_keep_their_bits(case):
     _, model = case
     plain, program = program_of(model), program_of(model, threads=2, blocks=40, fill=np.nan)
-    program.set_adapter(1, made(model.model, 1, 16))
+    change(program, 1, made(model.model, 1, 16))
     (expected,) = Company(plain, [IDS]).step((0, 0, len(IDS)))
     assert np.array_equal(bits(pieces_of(program, (1, 0, 0))), bits(expected))
     assert np.array_equal(bits(pieces_of(program, (0, 1, 0))), bits(expected))
@@ -176,11 +179,11 @@ def test_rows_stay_float32_for_adapters(tmp_path, options):
     company = Company(program, [IDS], [1])
     program.struct.count = program.struct.chosen_from = at + 1  # no further: buffers are shared
     rows = len(IDS)
-    program.set_adapter(1, {slot: (a, b, 0.0)})
+    change(program, 1, {slot: (a, b, 0.0)})
     company.step((0, 0, rows))
     x, out = instructions[at].buffers[0], instructions[at].products[2][2]
     x_TD, before = program.memory.view(x, rows).copy(), program.memory.view(out, rows).copy()
-    program.set_adapter(1, {slot: (a, b, scale)})
+    change(program, 1, {slot: (a, b, scale)})
     company.step((0, 0, rows))
     gained = program.memory.view(out, rows) - before
     expected = scale * (x_TD.astype(np.float64) @ a.T.astype(np.float64)) @ b.T
@@ -195,10 +198,10 @@ def test_widths_that_fill_no_cache_line(tmp_path, monkeypatch):
     pairs = made(eager, 1, 5)
     merge(eager, pairs)
     program = program_of(model, threads=2, fill=np.nan)
-    program.set_adapter(1, pairs)
+    change(program, 1, pairs)
     (found,) = Company(program, [IDS], [1]).step((0, 0, len(IDS)))
     assert difference(found, eager_hidden(eager, [IDS], [0])[0]) < AGREE
-    program.set_adapter(2, pairs)
+    change(program, 2, pairs)
     company = Company(program, [OTHER, IDS], [1, 2])
     parts = [company.step((0, 0, 3), (1, start, 10))[1] for start in range(0, 50, 10)]
     assert np.array_equal(bits(np.concatenate(parts)), bits(found))
@@ -212,16 +215,16 @@ def test_adapters_come_change_and_go(tmp_path):
         company.step((0, 0, 20))
     results = []
     for seed, rank in ((1, 2), (2, 70), (1, 2)):
-        program.set_adapter(3, made(model.model, seed, rank))
+        change(program, 3, made(model.model, seed, rank))
         results.append(company.step((0, 0, 20))[0])
     assert np.array_equal(results[0], results[2]) and not np.array_equal(results[0], results[1])
-    program.set_adapter(4, made(model.model, 4, 2))
+    change(program, 4, made(model.model, 4, 2))
     program.set_adapter(3, None)
-    for adapter in (3, -1, native.MAX_ADAPTERS, 2**40, -(2**40)):
-        program.states[0].adapter = adapter
+    for adapter in (3, 0, -1, native.MAX_ADAPTERS, 2**40, -(2**40)):
+        program.states[0].adapt([Adapted(adapter)])
         with pytest.raises(AssertionError, match="adapter"):
             company.step((0, 0, 20))
-    program.states[0].adapter = 4
+    program.states[0].adapt([Adapted(4)])
     company.step((0, 0, 20))
 
 
@@ -230,13 +233,13 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     eager = eager_of(tmp_path)
     program = program_of(model)
     good = made(model.model, 1, 4)
-    program.set_adapter(1, good)
+    change(program, 1, good)
     set_adapter(eager, 1, good)
     before = Company(program, [IDS], [1]).step((0, 0, 20))[0]
     slot = "layers.1.mlp.down"
     a, b, scale = good[slot]
     wrong = [(a[:, 1:], b), (a, b[1:]), (a[:3], b), (a[:0], b[:, :0]), (a[0], b), (a, b[0])]
-    for call in (program.set_adapter, lambda adapter, pairs: set_adapter(eager, adapter, pairs)):
+    for call in (partial(change, program), partial(set_adapter, eager)):
         for pair in wrong:
             with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down.*\[rank, 96\].*\[64, rank\]"):
                 call(1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
@@ -247,7 +250,7 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
             with pytest.raises(ValueError, match=f"adapter ids.* {adapter}$"):
                 call(adapter, good)
     with pytest.raises(ValueError, match="adapter ids"):
-        program.set_adapter(native.MAX_ADAPTERS, good)
+        change(program, native.MAX_ADAPTERS, good)
     assert np.array_equal(before, Company(program, [IDS], [1]).step((0, 0, 20))[0])
     assert difference(eager_hidden(eager, [IDS[:20]], [1])[0], before) < AGREE
 
@@ -256,7 +259,7 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
 def test_both_executors_have_the_same_slots(tmp_path, kind):
     model = loaded(kind, tmp_path)
     names = [*slots(model.model)]
-    assert sorted(names) == sorted(program_of(model).marshal.adapters.slots)
+    assert sorted([*names, "head"]) == sorted(program_of(model).slots)
     assert "layers.1.mlp.router" in names and "head" not in names and not any("experts" in name for name in names)
 
 
@@ -269,12 +272,7 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
         runner = Runner(ProgramExecutor(model.model, program), capacity, info)
     else:
         runner = Runner(EagerExecutor(eager, make_cache(eager, blocks=20), 256), capacity, info)
-
-    def given(seed: int, rank: int):
-        pairs = made(eager, seed, rank)
-        return pairs if executor == "program" else runner.executor.pack_adapter(adapter_of(pairs))
-
-    runner.set_adapter(5, given(5, 4))
+    give(runner, 5, made(eager, 5, 4))
 
     def first_tokens(step: int, adapters: list[int]) -> list[tuple | str]:
         spec = SamplingSpec(logprobs=0)
@@ -291,7 +289,7 @@ def test_runners_know_a_rows_adapter_by_its_joining(tmp_path, executor):
     (plain,) = first_tokens(0, [0])
     (adapted,) = first_tokens(2, [5])
     assert plain != adapted
-    runner.set_adapter(6, given(6, 9))
+    give(runner, 6, made(eager, 6, 9))
     assert first_tokens(4, [6, 5, 0])[1:] == [adapted, plain]
     runner.set_adapter(5, None)
     refused, other = first_tokens(6, [5, 0])

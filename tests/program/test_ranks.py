@@ -20,6 +20,7 @@ from kvasir.program.ranks import RankedProgram  # noqa: E402
 from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
+from tests.lora.adapters import change  # noqa: E402
 from tests.program.made import SMALL, Company, Driver, bits, program_of  # noqa: E402
 from tests.program.ranked import parts_of, ranked, ranked_of  # noqa: E402
 from tests.program.test_adapters import made  # noqa: E402
@@ -179,7 +180,7 @@ def test_each_experts_sum_in_parts(folders, kind, monkeypatch):
 def company_of(program: Any, pairs: dict[int, Any]) -> list[np.ndarray]:
     """Rows of two adapters and of none, in one step and one by one."""
     for adapter, its in pairs.items():
-        program.set_adapter(adapter, its)
+        change(program, adapter, its)
     company = Company(program, [IDS, IDS, IDS[::-1]], [1, 0, 2])
     return company.step((0, 0, 20), (1, 0, 20), (2, 0, 20)) + company.step((2, 20, 1), (0, 20, 1))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvasir.graph.fold import Call
 from kvasir.graph.layout import weights_of
 from kvasir.layers.adapters import Pairs, Slot, check_adapter
-from kvasir.ops.graph import ROWS, CannotTrace
+from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace
 from kvasir.ops.linear.triton import Delta
 from kvasir.ops.linear.triton_low_rank import ENTRY_FIELDS, MAX_RANK, grow, shrink, split
 from kvasir.program.trace import Trace
@@ -54,7 +54,7 @@ def changes_of(trace: Trace, calls: Sequence[Call]) -> dict[int, Change]:
     for call in calls:
         weights = weights_of(call)
         slots = [trace.slots[id(weight)] for weight in weights if id(weight) in trace.slots]
-        if not slots:
+        if not slots or call.domain == CHOSEN:  # the head has no kernel for adapters
             continue
         if call.kind not in _KINDS or call.domain != ROWS or len(slots) < len(weights):
             raise CannotTrace(f"no Triton kernel for an adapter of {slots[0].name}")
@@ -81,8 +81,10 @@ class Adapters:
 
     @classmethod
     def of(cls, trace: Trace, calls: Sequence[Call], tokens: int, device: torch.device) -> Adapters:
-        slots = {slot.name: slot for slot in trace.slots.values()}
-        return cls(slots, changes_of(trace, calls), tokens, device)
+        changes = changes_of(trace, calls)
+        names = {name for change in changes.values() for name in change.names}
+        slots = {slot.name: slot for slot in trace.slots.values() if slot.name in names}
+        return cls(slots, changes, tokens, device)
 
     @property
     def num_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,32 @@ from kvasir.layers.module import Module, Shard
 from kvasir.layers.moe import MoE
 from kvasir.ops.linear.low_rank import LowRankPair, low_rank
 from kvasir.ops.linear.packed import num_segments
+
+
+class Change(Protocol):
+    """What an adapter changes in one matrix: see lora.LowRank. Arrays of floats, magnitude and bias perhaps None."""
+
+    @property
+    def a(self) -> np.ndarray: ...
+    @property
+    def b(self) -> np.ndarray: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def magnitude(self) -> np.ndarray | None: ...
+    @property
+    def bias(self) -> np.ndarray | None: ...
+
+
+class ChangePart(NamedTuple):
+    """A rank's part of a Change."""
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+    magnitude: np.ndarray | None = None
+    bias: np.ndarray | None = None
+
 
 # slot name -> (A [rank, inputs], B [outputs, rank], scale)
 Pairs = Mapping[str, tuple[Any, Any, float]]
@@ -34,14 +60,29 @@ class Slot:
     def of(cls, name: str, linear: Linear, part: str) -> Slot:
         return cls(name, (linear.outputs[part], linear.inputs), linear.shard(f"{part}.weight"), linear.reduces)
 
+    @property
+    def segments(self) -> int:
+        """The segments of the sum A x over this rank's columns. Where ranks may share the sum, there are as many in all
+        as for a float matrix."""
+        return (num_segments(self.shape[1], "F32") if self.reduces else 1) // self.shard.parts
+
+    def part(self, change: Change) -> ChangePart:
+        """This rank's part of a change of the whole matrix, as views. Raises ValueError if the shapes do not match."""
+        (outputs, inputs), rank = self.shape, len(change.a)
+        if rank < 1 or (change.a.shape, change.b.shape) != ((rank, inputs), (outputs, rank)):
+            found = f"{[*change.a.shape]} and {[*change.b.shape]}"
+            raise ValueError(f"{self.name} needs A [rank, {inputs}] and B [{outputs}, rank], not {found}")
+        columns, rows = slice(*self.shard.columns), slice(*self.shard.rows)
+        vectors = (None if v is None else v[rows] for v in (change.magnitude, change.bias))
+        return ChangePart(change.a[:, columns], change.b[rows], change.scale, *vectors)
+
     def take(self, pair: tuple[Any, Any, float]) -> LowRankPair:
         """This rank's part of a pair for the whole matrix. Where ranks may share the sum, a x is computed in as many
         segments as for a float matrix; each rank has the segments of its columns. Raises ValueError if the shapes do
         not match."""
         whole, shard = low_rank(self.name, self.shape, *pair), self.shard
-        segments = num_segments(self.shape[1], "F32") if self.reduces else 1
         a, b = whole.a[:, slice(*shard.columns)], whole.b[slice(*shard.rows)]
-        return LowRankPair(np.ascontiguousarray(a), np.ascontiguousarray(b), segments // shard.parts)
+        return LowRankPair(np.ascontiguousarray(a), np.ascontiguousarray(b), self.segments)
 
 
 def linears(model: Module) -> dict[str, tuple[Linear, str]]:
@@ -62,14 +103,26 @@ def slots(model: Module) -> dict[str, tuple[Linear, str]]:
     return {name: linear for name, linear in linears(model).items() if not name.startswith(within)}
 
 
+def head_slot(model: Any) -> dict[str, tuple[Head, str]]:
+    """The head as a slot, by the name "head"; {} for a model without one."""
+    head = getattr(model, "head", None)
+    return {"head": (head, "weight")} if isinstance(head, Head) else {}
+
+
+def check_id(adapter: int, end: int) -> None:
+    """Raises ValueError for an id below 1 or from `end` on."""
+    if not 1 <= adapter < end:
+        raise ValueError(f"adapter ids go from 1 to {end - 1}, which leaves out {adapter}")
+
+
+def check_slots(changes: Iterable[str], slots: Mapping[str, Any]) -> None:
+    """Raises ValueError for unknown slots."""
+    if unknown := sorted(set(changes) - set(slots)):
+        raise ValueError(f"the model has no slot {unknown[0]!r}; it has {', '.join(list(slots)[:3])} ...")
+
+
 def check_adapter(adapter: int, pairs: Pairs, slots: Mapping[str, Any]) -> None:
     """Raises ValueError for an id below 1 and for unknown slots."""
     if adapter < 1:
         raise ValueError(f"adapter ids begin at 1, not at {adapter}")
     check_slots(pairs, slots)
-
-
-def check_slots(names: Iterable[str], slots: Mapping[str, Any]) -> None:
-    """Raises ValueError for unknown slots."""
-    if unknown := sorted(set(names) - set(slots)):
-        raise ValueError(f"the model has no slot {unknown[0]!r}; it has {', '.join(list(slots)[:3])} ...")

@@ -1,42 +1,48 @@
-"""The LoRA adapters of a program: the structures that csrc/adapters.h reads, and their memory."""
+"""The LoRA adapters of a program: the structures that csrc/adapters.h reads, and their buffers."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvasir.layers.adapters import Pairs, Slot, check_adapter
-from kvasir.ops.linear.low_rank import LowRankPair
-from kvasir.ops.linear.packed import PackedMatrix, pack_rows
+from kvasir.layers.adapters import Change, Slot, check_id, check_slots
+from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
+from kvasir.program.changes import PackedAdapter, pack, squares_of
+from kvasir.program.trace import Trace
 
 _LINE = 16  # float32 values per cache line
 
 
 class Adapters:
-    """The slots of a program's linears, collected while it is built, and the matrices that adapters put into them.
+    """The slots of a program's linears, collected while it is built, and the adapters that are set.
 
-    max_tokens: token rows of a step. struct: read by the kernels once an adapter is set; without one, steps skip
-    adapters altogether.
+    max_tokens, max_chosen: rows of a step's sections. struct: read by the kernels once an adapter is set; without one,
+    steps skip adapters altogether.
     """
 
-    def __init__(self, max_tokens: int):
-        self.max_tokens = max_tokens
+    def __init__(self, trace: Trace, max_tokens: int, max_chosen: int):
+        self.max_tokens, self.max_chosen = max_tokens, max_chosen
         self.slots: dict[str, Slot] = {}  # by name, in the order of the tables
         self.parts = self.widest = 0
         self.struct = native.AdaptersStruct()
+        self._weights = _weights(trace)
         self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
-        self._kept: dict[int, Any] = {}
-        self._of_rows = np.zeros(max_tokens, np.int32)
+        self._set: dict[int, PackedAdapter] = {}
+        self._places: list[np.ndarray] = []
+        self._buffers: dict[str, np.ndarray] = {}
 
-    def linear(self, products: list[tuple[Slot | None, bool]]) -> list[int]:
-        """The table index of each product's slot, -1 for a product without one. products: (slot, whether the product is
-        added onto its residual in place)."""
+    def linear(self, products: Sequence[tuple[Slot | None, bool]]) -> np.ndarray | None:
+        """The table index of each product's slot, int64, -1 for a product without one; None if no product has one.
+        products: (slot, whether the product is added onto its residual in place)."""
+        if not any(slot for slot, _ in products):
+            return None
         self.parts = max(self.parts, len(products))
         self.widest = max([self.widest, *(slot.shape[0] for slot, onto in products if slot and onto)])
-        return [self.place(slot) if slot else -1 for slot, _ in products]
+        self._places.append(np.array([self.place(slot) if slot else -1 for slot, _ in products], np.int64))
+        return self._places[-1]
 
     def place(self, slot: Slot) -> int:
         """The table index of a slot, which is added if it is new."""
@@ -44,50 +50,71 @@ class Adapters:
         self.parts = max(self.parts, 1)
         return list(self.slots).index(slot.name)
 
-    def inner(self, rows: int) -> np.ndarray:
-        """The products a x of the first rows of a step for the first matrix of a linear, float32 [rows, rank]; empty if
-        none of these rows has an adapter."""
-        if not self.struct.tables or not self._of_rows[:rows].any():
+    def inner(self) -> np.ndarray:
+        """The products A x of the adapted token rows of a step for the first matrix of a linear, float32 [entries,
+        rank]; empty if there are none."""
+        if not self.struct.tables or not self.struct.tokens.count:
             return np.empty((0, 0), np.float32)
-        return self._inner[: rows * self.struct.rank].reshape(rows, -1)
+        return self._buffers["inner"][: self.struct.tokens.count * self.struct.rank].reshape(-1, self.struct.rank)
 
-    def set(self, adapter: int, pairs: Pairs) -> None:
-        """Packs the matrix pairs of an adapter and installs them; see Program.set_adapter."""
-        check_adapter(adapter, pairs, self.slots)
-        if adapter >= native.MAX_ADAPTERS:
-            raise ValueError(f"adapter ids end at {native.MAX_ADAPTERS - 1}, before {adapter}")
-        made = {name: _pack(self.slots[name].take(pair)) for name, pair in pairs.items()}
-        table = (native.LowRankStruct * len(self.slots))()
-        for entry, slot in zip(table, self.slots, strict=True):
-            if slot in made:
-                entry.a, entry.b = (matrix.address for matrix in made[slot])
-        self._grow(max((a.rows for a, _ in made.values()), default=0))
-        self._tables[adapter] = ctypes.addressof(table)
-        self._kept[adapter] = table, made
+    def scales(self) -> np.ndarray:
+        """The scale of each row of `inner`."""
+        return self._buffers["token_scales"][: self.struct.tokens.count]
+
+    # -- packing, by any thread
+
+    def squares(self, changes: Mapping[str, Change]) -> dict[str, np.ndarray]:
+        """`changes.squares_of` this rank's part of each slot with a magnitude."""
+        check_slots(changes, self.slots)
+        scaled = {name: change for name, change in changes.items() if change.magnitude is not None}
+        return {name: squares_of(self.slots[name], self._weights[name], change) for name, change in scaled.items()}
+
+    def pack(self, changes: Mapping[str, Change], squares: Mapping[str, np.ndarray]) -> PackedAdapter:
+        """See changes.pack. Raises ValueError for an unknown slot."""
+        check_slots(changes, self.slots)
+        return pack(self.slots, changes, squares)
+
+    # -- between steps
+
+    def set(self, adapter: int, packed: PackedAdapter) -> None:
+        """Installs a packed adapter; see Program.set_adapter."""
+        check_id(adapter, native.MAX_ADAPTERS)
+        self._grow(packed.rank)
+        self._tables[adapter] = packed.address
+        self._set[adapter] = packed
 
     def remove(self, adapter: int) -> None:
         """Removes an adapter; a step with rows that still use it fails."""
-        if adapter in self._kept:
+        if adapter in self._set:
             self._tables[adapter] = None
-            del self._kept[adapter]
+            del self._set[adapter]
 
     def _grow(self, rank: int) -> None:
-        """Allocates buffers for adapters of up to this rank."""
+        """Allocates buffers for adapters of up to this rank. The system gives memory where it is written first."""
         s = self.struct
         rank = -(-max(rank, 1) // _LINE) * _LINE
         if rank <= s.rank:
             return
-        self._inner = np.zeros(self.parts * self.max_tokens * rank, np.float32)
-        self._sums = np.zeros(self.max_tokens * self.widest, np.float32)
-        s.tables, s.count = ctypes.addressof(self._tables), native.MAX_ADAPTERS
-        s.max_tokens, s.rank = self.max_tokens, rank
-        s.of_rows, s.inner, s.sums = (a.ctypes.data for a in (self._of_rows, self._inner, self._sums))
+        made, applied = self._buffers, native.MAX_APPLIED
+        if not s.tables:
+            made["sums"] = np.zeros(self.max_tokens * self.widest, np.float32)
+            made["in_effect"] = np.zeros(self.max_tokens * applied, np.dtype(native.InEffect))
+            made["group_of"] = np.zeros(native.MAX_ADAPTERS, np.int32)
+            for rows, name, count in ((s.tokens, "token", self.max_tokens), (s.chosen, "chosen", self.max_chosen)):
+                made[f"{name}_groups"] = np.zeros(count * applied, np.dtype(native.AdapterGroup))
+                made[f"{name}_rows"] = np.zeros(count * applied, np.int32)
+                made[f"{name}_scales"] = np.zeros(count * applied, np.float32)
+                rows.group, rows.rows, rows.scales = (
+                    made[f"{name}_{what}"].ctypes.data for what in ("groups", "rows", "scales")
+                )
+        made["inner"] = np.zeros(self.parts * self.max_tokens * applied * rank, np.float32)
+        s.tables, s.count, s.rank = ctypes.addressof(self._tables), native.MAX_ADAPTERS, rank
+        s.in_effect, s.group_of, s.inner, s.sums = (
+            made[name].ctypes.data for name in ("in_effect", "group_of", "inner", "sums")
+        )
 
 
-def _pack(pair: LowRankPair) -> tuple[PackedMatrix, PackedMatrix]:
-    return _matrix(pair.a, pair.segments), _matrix(pair.b, 1)
-
-
-def _matrix(array: np.ndarray, segments: int) -> PackedMatrix:
-    rows, cols = array.shape
-    return pack_rows("F32", array.view(np.uint8), rows, cols, segments, threads=1)
+def _weights(trace: Trace) -> dict[str, PackedMatrix]:
+    """The matrix of each slot."""
+    found = (node.inputs[1] for node in trace.graph.nodes if node.op == "linear")
+    return {trace.slots[id(weight)].name: weight for weight in found if id(weight) in trace.slots}

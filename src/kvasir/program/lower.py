@@ -1,6 +1,7 @@
 """Lowers traced ops to instructions over buffers: fused where it pays, placed once, with barriers between threads.
 
-apart     the adapter of a linear that is summed over ranks: a x is all-reduced like the product, then b is applied
+apart     the adapters of a linear whose product is scaled, or summed over ranks, follow after that; A x is all-reduced
+          like the product
 fold      fuses bias and residual into their product, f(gate) * up into one op, adjacent products of one input
 place     each value has a place in the arena from its first to its last use; ops on rows may run in place
 barrier   before an instruction that reads rows written by other threads; those that go row by row split the rows in
@@ -146,19 +147,38 @@ def lower(
 
 
 def split_adapters(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes, with the adapter of each product whose sum is split over ranks added after the all_reduce."""
+    """The nodes, with the adapters of each product that a matrix's factor or the sum over ranks still completes applied
+    after that: `adapt_inner` (x, slot, whether the rows' scales are multiplied there) and `adapt_add`."""
     found: list[Node] = []
-    for node in nodes:
-        product = found[-1].inputs[0] if found and found[-1].op == "linear" else None
-        if node.op == "all_reduce" and product is not None and product.slot:
-            total = node.out.graph.value(node.out.domain, node.out.shape)
-            found[-1] = Node("linear", (replace(product, slot=None),), found[-1].out)
-            found.append(Node("adapt_inner", (product.x, product.slot), None))
-            found.append(Node("all_reduce", (*node.inputs, product.slot), total))
-            found.append(Node("adapt_add", (total, product.slot), node.out))
-        else:
+    all_nodes, at = list(nodes), 0
+    while at < len(all_nodes):
+        node, at = all_nodes[at], at + 1
+        product = node.inputs[0] if node.op == "linear" else None
+        tail = _completing(product, all_nodes[at : at + 2]) if product is not None and product.slot else []
+        if product is None or not tail:
             found.append(node)
+            continue
+        at += len(tail)
+        *others, last = tail
+        total = last.out.graph.value(last.out.domain, last.out.shape)
+        reduced = (product.slot,) if last.op == "all_reduce" else ()
+        found.append(Node("linear", (replace(product, slot=None),), node.out))
+        found.append(Node("adapt_inner", (product.x, product.slot, not reduced), None))
+        found += [*others, Node(last.op, (*last.inputs, *reduced), total)]
+        found.append(Node("adapt_add", (total, product.slot), last.out))
     return found
+
+
+def _completing(product: Product, after: Sequence[Node]) -> list[Node]:
+    """Those of the nodes after a product that complete it: the factor of its matrix, then the sum over ranks."""
+    tail: list[Node] = []
+    made, scaled = product.out, getattr(product.weight, "scale", 1.0) != 1.0
+    for op in (*(("scale",) if scaled else ()), "all_reduce"):
+        node = after[len(tail)] if len(tail) < len(after) else None
+        if node is not None and node.op == op and node.inputs[0].base is made.base:
+            tail.append(node)
+            made = node.out
+    return tail
 
 
 # --- fold -------------------------------------------------------------------------------------------

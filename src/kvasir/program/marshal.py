@@ -12,7 +12,7 @@ import numpy as np
 from kvasir.layers.pages import paged
 from kvasir.layers.rope import Angles, Rope
 from kvasir.ops.attention.native import AttentionArgs, RelativeStruct, StoreArgs, attention_scratch
-from kvasir.ops.graph import CannotTrace
+from kvasir.ops.graph import CHOSEN, CannotTrace
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.ops.ssm import ScanSizes, Taps
 from kvasir.program import native, scans, sparse, wkv
@@ -64,7 +64,7 @@ class Marshal:
         self._scratch = 64
         self.state_bytes = 0  # of the rows' recurrent states
         self.record_bytes = 0  # of the arrays of structures that describe a step
-        self.adapters = Adapters(max_tokens)
+        self.adapters = Adapters(trace, max_tokens, MAX_CHOSEN)
         self.calls = NativeCalls()
         self._max_tokens, self._max_rows = max_tokens, max_rows
         self._tokens = np.zeros(max_tokens, np.int64)
@@ -169,11 +169,10 @@ class Marshal:
             if residual is not None:
                 part.residual, part.residual_stride = self._at(residual), product.out.width
             self._keep.append(product.weight)
-        seats = [(p.slot, residual == out) for p, _, out, residual in instruction.products]
-        for part, slot in zip(parts, self.adapters.linear(seats), strict=True):
-            part.slot = slot
+        slots = self.adapters.linear([(p.slot, residual == out) for p, _, out, residual in instruction.products])
         self._keep.append(parts)
-        self._set(instr, "linear", [ctypes.addressof(parts), self._at(instruction.buffers[0])], [len(parts)])
+        p = [ctypes.addressof(parts), self._at(instruction.buffers[0]), None if slots is None else slots.ctypes.data]
+        self._set(instr, "linear", p, [len(parts), int(instruction.domain == CHOSEN)])
 
     def _meeting(self, instr: native.Instr, instruction: Instruction) -> None:
         views = tuple(partial(self._view, buffer) for buffer in instruction.buffers)
@@ -184,9 +183,9 @@ class Marshal:
         self._set(instr, "call", [self.calls.address(lambda rows: function(*(view(rows) for view in views)))], [])
 
     def _adapt_inner(self, instr: native.Instr, instruction: Instruction) -> None:
-        self._set(
-            instr, "adapt_inner", [self._at(instruction.buffers[0])], [self.adapters.place(instruction.inputs[1])]
-        )
+        _, slot, scaled = instruction.inputs
+        n = [self.adapters.place(slot), int(scaled)]
+        self._set(instr, "adapt_inner", [self._at(instruction.buffers[0])], n)
 
     def _adapt_add(self, instr: native.Instr, instruction: Instruction) -> None:
         (total, slot), (out, _) = instruction.inputs, instruction.buffers
@@ -355,7 +354,7 @@ class Marshal:
         parts, width = (native.LinearPart * heads)(), matrices[0].rows
         for head, (part, matrix) in enumerate(zip(parts, matrices, strict=True)):
             part.matrix, part.activated = ctypes.addressof(matrix), self._at(activated) + head * stride
-            part.out, part.out_stride, part.slot = self._at(out) + 4 * head * width, heads * width, -1
+            part.out, part.out_stride = self._at(out) + 4 * head * width, heads * width
         self._keep += [parts, matrices, weight]
         self._set(instr, "linear", [ctypes.addressof(parts), None], [heads])
 

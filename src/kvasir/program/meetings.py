@@ -33,8 +33,8 @@ def meeting(
 def _all_reduce(views: tuple[Rows, ...], mesh: Any, parts: int, adapters: Adapters | None, rows: int) -> None:
     out, x = (view(rows) for view in views)
     out[:] = tree_sum(mesh.meet(x), parts)
-    if adapters is not None and len(inner := adapters.inner(rows)):
-        inner[:] = tree_sum(mesh.meet(inner), parts)
+    if adapters is not None and len(inner := adapters.inner()):
+        inner[:] = tree_sum(mesh.meet(inner), parts) * adapters.scales()[:, None]
 
 
 def _all_gather(views: tuple[Rows, ...], mesh: Any, columns: Any, rows: int) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
 
+from kvasir.inputs import MAX_ADAPTERS_OF_REQUEST
 from kvasir.ops import native
 from kvasir.ops.attention.native import Piece
+from kvasir.plan import Adapted
 from kvasir.sampling.native import SampleRow
 
 MAX_GROUPS = 8
 MAX_ADAPTERS = 1 << 12
+MAX_APPLIED = MAX_ADAPTERS_OF_REQUEST
 MAX_DELTA_DIM, MAX_TAPS = 256, 8
 
 OPS = (
@@ -53,7 +57,7 @@ class Instr(ctypes.Structure):
 
 
 class LinearPart(ctypes.Structure):
-    """One product of a linear instruction. Strides are in floats; slot is -1 without adapters."""
+    """One product of a linear instruction. Strides are in floats."""
 
     _fields_ = (
         ("matrix", c_void_p),
@@ -63,14 +67,31 @@ class LinearPart(ctypes.Structure):
         ("bias", c_void_p),
         ("residual", c_void_p),
         ("residual_stride", c_int64),
-        ("slot", c_int64),
     )
 
 
 class LowRankStruct(ctypes.Structure):
-    """The matrices of one adapter for one slot, null if it does not change the slot."""
+    """What one adapter changes in one slot (csrc/low_rank.h), null if it does not change the slot."""
 
-    _fields_ = (("a", c_void_p), ("b", c_void_p))
+    _fields_ = tuple((name, c_void_p) for name in ("a", "b", "bias", "factors", "replacement"))
+
+
+class InEffect(ctypes.Structure):
+    """An adapter that is in effect for a token row."""
+
+    _fields_ = (("id", c_int32), ("scale", c_float))
+
+
+class AdapterGroup(ctypes.Structure):
+    """Rows for which one adapter is in effect at the same level."""
+
+    _fields_ = (("changes", c_void_p), ("first", c_int64), ("count", c_int64), ("id", c_int32), ("reserved", c_int32))
+
+
+class AdaptedRows(ctypes.Structure):
+    """The adapted rows of a section of the program."""
+
+    _fields_ = (("groups", c_int64), ("count", c_int64), ("group", c_void_p), ("rows", c_void_p), ("scales", c_void_p))
 
 
 class AdaptersStruct(ctypes.Structure):
@@ -79,9 +100,11 @@ class AdaptersStruct(ctypes.Structure):
     _fields_ = (
         ("tables", c_void_p),
         ("count", c_int64),
-        ("max_tokens", c_int64),
         ("rank", c_int64),
-        ("of_rows", c_void_p),
+        ("in_effect", c_void_p),
+        ("group_of", c_void_p),
+        ("tokens", AdaptedRows),
+        ("chosen", AdaptedRows),
         ("inner", c_void_p),
         ("sums", c_void_p),
     )
@@ -177,8 +200,14 @@ class ShortConvArgs(ctypes.Structure):
     )
 
 
+class AppliedStruct(ctypes.Structure):
+    """An adapter of a row, for the tokens from position `start` on."""
+
+    _fields_ = (("id", c_int64), ("start", c_int64), ("scale", c_float), ("reserved", c_int32))
+
+
 class RowState(ctypes.Structure):
-    """The state of a row of the runner: its ids, block tables, sampling parameters and adapter id."""
+    """The state of a row of the runner: its ids, block tables, sampling parameters and adapters."""
 
     _fields_ = (
         ("ids", c_void_p),
@@ -186,9 +215,16 @@ class RowState(ctypes.Structure):
         ("max_ids", c_int64),
         ("table_blocks", c_int64),
         ("spec", SampleRow),
-        ("adapter", c_int64),
+        ("adapters", AppliedStruct * MAX_APPLIED),
+        ("num_adapters", c_int64),
         ("reached", c_int64),
     )
+
+    def adapt(self, adapters: Sequence[Adapted]) -> None:
+        """Sets the adapters that apply to the row, at most MAX_APPLIED, in this order."""
+        self.num_adapters = len(adapters)
+        for to, (id, scale, start) in zip(self.adapters, adapters, strict=False):
+            to.id, to.start, to.scale = id, start, scale
 
 
 class ProgramStruct(ctypes.Structure):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from kvasir.layers.adapters import Pairs
+from kvasir.layers.adapters import Change
 from kvasir.layers.rows import RowArrays
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS, Hooks
+from kvasir.program.changes import PackedAdapter
 from kvasir.program.lower import Buffer, Instruction, Lowered, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
 from kvasir.program.memory import ProgramMemory
@@ -156,13 +158,24 @@ class Program:
 
     # -- between steps
 
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        """Sets the matrix pairs that are applied to rows with this adapter id, in place of earlier ones; None removes
-        the adapter. Must not run during a step. Raises ValueError for an invalid id, slot or shape."""
+    @property
+    def slots(self) -> Mapping[str, Any]:
+        """The matrices that adapters may change, by name."""
+        return self.marshal.adapters.slots
+
+    def pack_adapter(self, changes: Mapping[str, Change]) -> PackedAdapter:
+        """Packs changes of the model's matrices, by slot, for `set_adapter`. Any thread may do so, also during a step.
+        Raises ValueError for an invalid slot or shape."""
         adapters = self.marshal.adapters
-        if pairs is None:
+        return adapters.pack(changes, adapters.squares(changes))
+
+    def set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
+        """Sets what is applied to rows with this adapter id, in place of what was; None removes the adapter. Must not
+        run during a step. Raises ValueError for an invalid id."""
+        adapters = self.marshal.adapters
+        if packed is None:
             return adapters.remove(adapter)
-        adapters.set(adapter, pairs)
+        adapters.set(adapter, packed)
         self.struct.adapters = ctypes.addressof(adapters.struct)
 
     def profile(self, on: bool = True) -> None:

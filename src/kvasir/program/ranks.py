@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvasir.layers.adapters import Pairs
+from kvasir.layers.adapters import Change
 from kvasir.layers.rows import RowArrays
 from kvasir.parallel.local import LocalRanks
 from kvasir.plan import Bytes
 from kvasir.program.cache import NativeCache
+from kvasir.program.changes import PackedAdapter
 from kvasir.program.program import Program
 
 
@@ -55,6 +57,17 @@ class RankedCache:
         """See NativeCache.fill_."""
         for cache in self.caches:
             cache.fill_(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedAdapter:
+    """A packed adapter: the part of each rank."""
+
+    parts: Sequence[PackedAdapter]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 class RankedProgram:
@@ -148,10 +161,30 @@ class RankedProgram:
 
     # -- the rest
 
-    def set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        """See Program.set_adapter; each rank is given all pairs."""
-        for program in self.programs:
-            program.set_adapter(adapter, pairs)
+    @property
+    def slots(self) -> Mapping[str, Any]:
+        """See Program.slots."""
+        return self.lead.slots
+
+    def pack_adapter(self, changes: Mapping[str, Change]) -> RankedAdapter:
+        """See Program.pack_adapter; each rank is given all changes. Norms are of whole rows, whose columns several
+        ranks may have."""
+        adapters = [program.marshal.adapters for program in self.programs]
+        columns: dict[str, dict[tuple[int, int], np.ndarray]] = {}
+        own = [one.squares(changes) for one in adapters]
+        for one, squares in zip(adapters, own, strict=True):
+            for name, part in squares.items():
+                columns.setdefault(name, {})[one.slots[name].shard.columns] = part
+        for squares, one in zip(own, adapters, strict=True):
+            for name in squares:
+                if one.slots[name].shard.parts > 1:
+                    squares[name] = np.concatenate([columns[name][at] for at in sorted(columns[name])], 1)
+        return RankedAdapter([one.pack(changes, squares) for one, squares in zip(adapters, own, strict=True)])
+
+    def set_adapter(self, adapter: int, packed: RankedAdapter | None) -> None:
+        """See Program.set_adapter."""
+        for i, program in enumerate(self.programs):
+            program.set_adapter(adapter, None if packed is None else packed.parts[i])
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads of all ranks."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvasir.layers.adapters import Slot, linears, slots
+from kvasir.layers.adapters import Slot, head_slot, linears, slots
 from kvasir.layers.rope import Rope
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
@@ -163,9 +163,14 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         hidden,
         logits,
         {name: named[name] for name in exports},
-        {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()},
+        _slots(model),
         {id(linear.weights[part]): name for name, (linear, part) in linears(model).items() if part in linear.weights},
     )
+
+
+def _slots(model: Any) -> dict[int, Slot]:
+    found = {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()}
+    return found | {id(head.weight): Slot.of(name, head, part) for name, (head, part) in head_slot(model).items()}
 
 
 def trace_draft(draft: Any, layer: int = 0) -> Trace:

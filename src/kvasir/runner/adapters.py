@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +41,7 @@ class ModelAdapters:
     def read(self, path: str) -> AdapterInfo:
         """Raises ModelFileError or UnsupportedModel."""
         file, adapter = self._bound(path)
-        _check(self._executor, adapter)
+        self._executor.check_adapter(adapter)
         return AdapterInfo(
             name="",
             path=str(Path(path).absolute()),
@@ -60,7 +59,7 @@ class ModelAdapters:
         file, adapter = self._bound(path)
         if file.content != content:
             raise changed(path)
-        return _pack(self._executor, adapter)
+        return self._executor.pack_adapter(adapter)
 
     def _bound(self, path: str) -> tuple[AdapterFile, Adapter]:
         file = read_adapter(path)
@@ -76,35 +75,3 @@ class ModelAdapters:
 def changed(path: str) -> ModelFileError:
     """The error for an adapter that is not what it was when it was loaded."""
     return ModelFileError(f"the adapter {quoted(path)} has changed on disk since it was loaded", CHANGED)
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """The pairs of an adapter, by slot, in memory of their own."""
-
-    pairs: Mapping[str, Any]
-    nbytes: int
-
-
-def _check(executor: Any, adapter: Adapter) -> None:
-    """Raises UnsupportedModel for a change that the executor cannot compute."""
-    if hasattr(executor, "check_adapter"):
-        return executor.check_adapter(adapter)
-    found = {
-        "tables": adapter.tables, "whole tensors": adapter.saved, "rows of tables": adapter.tokens,
-        "magnitudes (DoRA)": [n for n, m in adapter.matrices.items() if m.magnitude is not None],
-        "biases": [n for n, m in adapter.matrices.items() if m.bias is not None],
-    }  # fmt: skip
-    for what, names in found.items():
-        if names:
-            raise UnsupportedModel(
-                f"the adapter changes {what}, as {quoted(next(iter(names)))}, which has no code here"
-            )
-
-
-def _pack(executor: Any, adapter: Adapter) -> Any:
-    if hasattr(executor, "pack_adapter"):
-        return executor.pack_adapter(adapter)
-    _check(executor, adapter)
-    pairs = {slot: (m.a.astype("f4"), m.b.astype("f4"), m.scale) for slot, m in adapter.matrices.items()}
-    return Pairs(pairs, sum(a.nbytes + b.nbytes for a, b, _ in pairs.values()))

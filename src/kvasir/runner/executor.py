@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kvasir.lora import Adapter
 from kvasir.plan import Bytes, Decodes, Join, StepPlan, Work
 from kvasir.runner.rows import Row, Rows
 
@@ -150,9 +151,18 @@ class Executor(Protocol):
 
     def start(self, step: ExecutorStep) -> Handle: ...
 
+    def check_adapter(self, adapter: Adapter) -> None:
+        """Raises UnsupportedModel, which names what this executor cannot compute of an adapter. Any thread may call it
+        at any time."""
+        ...
+
+    def pack_adapter(self, adapter: Adapter) -> Any:
+        """The adapter in the executor's own form, with its size in memory as `nbytes`. As `check_adapter`."""
+        ...
+
     def set_adapter(self, adapter: int, packed: Any) -> None:
-        """Between steps: rows with this adapter id are computed with the adapter, in place of an earlier one; None
-        removes it."""
+        """Sets what rows with this adapter id get from now on, as `pack_adapter` made it; None removes the adapter. Not
+        allowed during a step. Raises ValueError for an invalid id."""
         ...
 
     def close(self) -> None:

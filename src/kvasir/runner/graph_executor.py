@@ -20,16 +20,20 @@ from kvasir.graph.adapters import Adapters
 from kvasir.graph.draws import Draws
 from kvasir.graph.forward import Forward
 from kvasir.graph.triton import NO_TOKEN
-from kvasir.layers.adapters import Pairs
+from kvasir.layers.adapters import slots
 from kvasir.layers.kv_cache import KVCache
+from kvasir.lora import Adapter
 from kvasir.plan import Join
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
+from kvasir.runner.computed import PackedPairs, check_computed, pack_pairs
 from kvasir.runner.device_rows import DeviceRows
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.graph_replays import Record, Replays
 from kvasir.runner.graph_sampling import GraphSampler, Sampling
 from kvasir.runner.rows import Row, Rows
+
+NAME = "the graph executor"
 
 
 @dataclass(slots=True)
@@ -88,7 +92,13 @@ class GraphExecutor:
     def start(self, step: ExecutorStep) -> GraphHandle:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
-    def set_adapter(self, adapter: int, packed: Pairs | None) -> None:
+    def check_adapter(self, adapter: Adapter) -> None:
+        check_computed(adapter, slots(self.model), frozenset(), NAME)
+
+    def pack_adapter(self, adapter: Adapter) -> PackedPairs:
+        return pack_pairs(adapter, slots(self.model), NAME)
+
+    def set_adapter(self, adapter: int, packed: PackedPairs | None) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
         self.submit(self._set_adapter, adapter, packed).result()
 
@@ -111,9 +121,9 @@ class GraphExecutor:
 
     # -- on the thread
 
-    def _set_adapter(self, adapter: int, pairs: Pairs | None) -> None:
-        self.add_adapters().set(adapter, pairs or {})
-        (self.rows.host.adapters.add if pairs is not None else self.rows.host.adapters.discard)(adapter)
+    def _set_adapter(self, adapter: int, packed: PackedPairs | None) -> None:
+        self.add_adapters().set(adapter, packed.pairs if packed else {})
+        (self.rows.host.adapters.add if packed is not None else self.rows.host.adapters.discard)(adapter)
 
     @torch.inference_mode()
     def compute(self, step: ExecutorStep) -> Results:

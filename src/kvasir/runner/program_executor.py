@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvasir.layers.adapters import Pairs
+from kvasir.lora import Adapter
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE, Piece
 from kvasir.plan import Decodes, Join, Work
 from kvasir.program.cache import NativeCache
@@ -22,6 +22,7 @@ from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.native import records
 from kvasir.program.program import Program
 from kvasir.runner.blocks import move_blocks, wait_all
+from kvasir.runner.computed import MATRIX_PARTS, check_computed
 from kvasir.runner.drafts import accepted, along, masks_of
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
@@ -50,7 +51,7 @@ class Position(NamedTuple):
 class ProgramExecutor:
     """model: pools embeddings. program: computes steps."""
 
-    computes = frozenset(("drafted", "second"))
+    computes = frozenset(("drafted", "second", "adapters"))
     queues = False
     columns = True
 
@@ -75,7 +76,8 @@ class ProgramExecutor:
 
     def enter(self, join: Join, row: Row) -> None:
         state = self.program.states[join.row]
-        state.adapter, state.reached = row.adapter, 0
+        state.reached = 0
+        state.adapt(row.adapters)
         self._kept[join.row] = [*fill_spec(state.spec, row.spec, row.prompt_len)]
 
     def settle(self) -> None:
@@ -113,7 +115,14 @@ class ProgramExecutor:
         pieces["flags"], pieces["count"], pieces["drafted"] = PIECE_SAMPLE, 1, 0
         return int(starts.max()) + 1
 
-    def set_adapter(self, adapter: int, packed: Pairs | None) -> None:
+    def check_adapter(self, adapter: Adapter) -> None:
+        check_computed(adapter, self.program.slots, MATRIX_PARTS, "the program executor")
+
+    def pack_adapter(self, adapter: Adapter) -> Any:
+        self.check_adapter(adapter)
+        return self.program.pack_adapter(adapter.matrices)
+
+    def set_adapter(self, adapter: int, packed: Any) -> None:
         self.program.set_adapter(adapter, packed)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvasir.inputs import FEATURES, asked
+from kvasir.inputs import FEATURES, MAX_ADAPTERS_OF_REQUEST, asked
 from kvasir.layers.rows import RowArrays
 from kvasir.plan import Adapted, Capacity, Decodes, Join, SamplingSpec, StepPlan, Work, unpack_ids
 
@@ -19,7 +19,7 @@ REFUSED = "this runner cannot compute {}"
 class Row:
     """The state of one sequence; its arrays are views of Rows.arrays. number: its index in them. ids: int32
     [max_model_len + 1], the first `known` are valid. counts: `known` of all rows. tables: block ids per cache group,
-    int32. adapters: in their order.
+    int32. adapters: in the order in which they apply.
 
     fault: why the row is no longer computed: the sequence needs a feature that the runner lacks, or a step of it
     failed, so that works planned meanwhile have nothing to build on. Empty while the row is sound.
@@ -143,6 +143,8 @@ class Rows:
         for feature in asked(join.inputs, [(a.scale, a.start) for a in join.adapters]):
             if feature not in self._computes:
                 return REFUSED.format(FEATURES[feature])
+        if len(join.adapters) > MAX_ADAPTERS_OF_REQUEST:
+            return REFUSED.format(f"more than {MAX_ADAPTERS_OF_REQUEST} adapters of a sequence (Join.adapters)")
         absent = (a.adapter for a in join.adapters if a.adapter not in self.adapters)
         return next((REFUSED.format(f"adapter {id}, which is not loaded (Join.adapters)") for id in absent), "")
 
@@ -156,7 +158,8 @@ class Rows:
         ids[: len(known)] = known
         for table in tables:
             table[:] = 0  # removes the blocks of the previous sequence
-        arrays.adapters[join.row] = join.adapters[0].adapter if join.adapters else 0
+        adapters = tuple(adapted for adapted in join.adapters if adapted.adapter)
+        arrays.adapters[join.row] = adapters[0].adapter if adapters else 0
         arrays.seconds[join.row] = join.inputs.second
         self._counts[join.row] = len(known)
         return Row(
@@ -166,7 +169,7 @@ class Rows:
             ids,
             self._counts,
             tables,
-            join.adapters,
+            adapters,
             join.carry,
             [0] * len(tables),
             self._missing(join),

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvasir.inputs import FEATURES
 from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
-from kvasir.runner.adapters import AdapterFiles, NoAdapters, Pairs
+from kvasir.runner.adapters import AdapterFiles, NoAdapters
 from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
 from kvasir.runner.proposals import Proposer
 from kvasir.runner.rows import REFUSED, Row, Rows
@@ -84,7 +84,7 @@ class Runner:
         """Gives packed matrices to an adapter id, from the next step on; None removes the adapter. Quick; waits for a
         step in progress. Raises ValueError for an invalid id, slot or shape."""
         self.executor.settle()
-        self.executor.set_adapter(adapter, packed.pairs if isinstance(packed, Pairs) else packed)
+        self.executor.set_adapter(adapter, packed)
         (self.rows.adapters.discard if packed is None else self.rows.adapters.add)(adapter)
 
     def close(self) -> None:

@@ -59,6 +59,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [_MATRIX, _POINTER, _INT64, _INT64, _INT64, _POINTER, _INT64, _POINTER, _POINTER, _INT64],
     ),
     "kvasir_lookup": (None, [_MATRIX, _POINTER, _INT64, _POINTER, _INT64]),
+    "kvasir_change_squares": (
+        _INT32,
+        [_MATRIX, ctypes.c_float, _POINTER, _POINTER, _INT64, _INT32, _INT64, _INT64, _POINTER, _POINTER],
+    ),
 }
 
 
@@ -157,6 +161,23 @@ def lookup(matrix: Packed, ids: Any) -> np.ndarray:
         raise ValueError(f"ids must be a row of numbers in 0 to {matrix.rows - 1}")
     out = np.empty((len(ids), matrix.cols), np.float32)
     _call("kvasir_lookup")(matrix.struct, out.ctypes.data, matrix.cols, ids.ctypes.data, len(ids))
+    return out
+
+
+def change_squares(matrix: Any, a: np.ndarray, b: np.ndarray, segments: int) -> np.ndarray:
+    """The sums of squares of the rows of W + b a, float64 [rows, segments], of equal runs of columns. matrix: W, with
+    its `scale`, a packed.PackedMatrix. a: float32 [rank, cols], b: float32 [rows, rank], contiguous. Raises ValueError
+    for shapes that do not fit."""
+    rank = len(a)
+    if a.shape != (rank, matrix.cols) or b.shape != (matrix.rows, rank) or matrix.cols % segments:
+        raise ValueError(f"a {a.shape} and b {b.shape} in {segments} segments do not fit to {matrix}")
+    if matrix.inputs is not None and matrix.inputs.order is not None:
+        a = np.ascontiguousarray(a[:, matrix.inputs.order])
+    out, room = np.empty((matrix.rows, segments)), np.empty(matrix.cols, np.float32)
+    a_ptr, b_ptr = native.address(a, "a", a.shape), native.address(b, "b", b.shape)
+    _call("kvasir_change_squares")(
+        *(matrix.struct, matrix.scale, a_ptr, b_ptr, rank, segments, 0, matrix.rows, out.ctypes.data, room.ctypes.data)
+    )
     return out
 
 

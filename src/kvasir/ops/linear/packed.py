@@ -59,8 +59,9 @@ class PackedMatrix:
         activation: str = "auto",
         note: str = "",
         inputs: Inputs | None = None,
+        memory: np.ndarray | None = None,
     ):
-        """Raises ValueError for an unsupported matrix."""
+        """Raises ValueError for an unsupported matrix. memory: as in `pack_rows`."""
         _check_inputs(format, cols, inputs)
         self.format = format
         self.rows, self.cols, self.segments = rows, cols, segments
@@ -76,7 +77,8 @@ class PackedMatrix:
         self.activated_bytes = native.activated_bytes(self.struct)
         record = inputs.record() if inputs else b""
         self.nbytes += len(record)
-        self.memory = _allocate(self.nbytes)
+        self.memory = allocate(self.nbytes) if memory is None else memory[: self.nbytes]
+        assert self.memory.nbytes == self.nbytes, "too little memory"
         self.struct.data = self.memory.ctypes.data
         if inputs:
             self.memory[panels:] = record
@@ -133,6 +135,7 @@ def pack_rows(
     activation: str = "auto",
     threads: int = 2,
     inputs: Inputs | None = None,
+    memory: np.ndarray | None = None,
 ) -> PackedMatrix:
     """Packs rows in a file's format: uint8 [n, row bytes] of GGML type `source_type`, from one matrix or several that
     are joined, with `rows` rows of `cols` weights in total. The inputs are only read, so they may be views of a mapped
@@ -140,7 +143,8 @@ def pack_rows(
 
     to: a format other than the file's (floats convert to any float format, Q8_0 or Q4_0, with rounding where
     necessary). activation: "float32" keeps the input rows of bfloat16 weights as they are. inputs: how the checkpoint
-    wants the input rows; "int8" and "outliers" are for INT8, "fp8" for FP8. Raises ConfigError if the conversion is not
+    wants the input rows; "int8" and "outliers" are for INT8, "fp8" for FP8. memory: uint8, at least `packed_bytes`,
+    from a cache line on, to pack into instead of memory of its own. Raises ConfigError if the conversion is not
     supported, ValueError for inconsistent sizes.
     """
     kind = _known(source_type)
@@ -148,7 +152,7 @@ def pack_rows(
     _check(kind, parts, rows, cols)
     format, note = _choose(kind, to)
     rounding = "q8_row" if kind == GGMLType.BITNET and format == "TERNARY" else activation
-    packed = PackedMatrix(format, rows, cols, segments, rounding, note, inputs)
+    packed = PackedMatrix(format, rows, cols, segments, rounding, note, inputs, memory)
     # Types that the kernels cannot read are converted through float32.
     if kind == GGMLType.BITNET:
         kind, parts, packed.scale = GGMLType.TQ2_0, *_bitnet_parts(parts)
@@ -346,7 +350,7 @@ def _take(parts: list[np.ndarray], first: int, last: int) -> np.ndarray:
     return rows if rows.strides[1] == 1 else np.ascontiguousarray(rows)
 
 
-def _allocate(nbytes: int) -> np.ndarray:
+def allocate(nbytes: int) -> np.ndarray:
     """uint8 [nbytes] in its own pages, huge pages for large sizes if the system has them."""
     is_big = nbytes >= _HUGE_PAGE
     size = nbytes + (_HUGE_PAGE if is_big else 0)

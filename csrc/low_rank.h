@@ -1,0 +1,63 @@
+// Low-rank changes of matrices (Hu et al., 2021), for each row apart, in float32:
+//
+//     t = scale (A x)                        as `linear` sums it, by the segments of A
+//     y = y + B t                            one ascending chain over the rank, which begins at y
+//     y = y + scale bias
+//     y = factors y                          of each output (Liu et al., 2024)
+#pragma once
+
+#include "matrix.h"
+
+namespace kvasir {
+
+// What an adapter changes in a matrix [N, K]. a and b are float matrices with ACT_F32; b and bias include the adapter's
+// own scale. All are null if it leaves the matrix alone.
+struct LowRank {
+    const Matrix* a;      // [rank, K]
+    const Matrix* b;      // [N, rank]
+    const float* bias;    // [N] or null
+    const float* factors;  // [N] or null
+    const Matrix* replacement;  // of the whole matrix, null for none
+};
+
+// 16 elements of scale (A x): those of a panel of A.
+struct Shrink {
+    const Matrix* a;
+    int64_t panel;
+    const float* x;  // [K]
+    float* out;      // [16]
+    float scale;
+};
+
+// The change of some rows of a product.
+struct Expand {
+    const LowRank* change;
+    const float* inner;     // t of each, `inner_stride` apart
+    int64_t inner_stride;
+    const int32_t* rows;    // [count]: their places in out
+    const float* scales;    // [count]
+    int64_t count;
+    float* out;
+    int64_t out_stride;
+};
+
+// A row of scale * W + B A: in each column an ascending chain over the rank that begins with W's number.
+struct ChangedRow {
+    float* w;        // [cols], overwritten
+    const float* a;  // [rank, cols]
+    const float* b;  // [rank]
+    int64_t cols, rank;
+    int32_t segments;
+    float scale;
+};
+
+namespace KVASIR_ISA {
+
+void shrink(const Shrink* jobs, int64_t count);
+// For the panels [first, last) of B.
+void expand(const Expand& job, int64_t first_panel, int64_t last_panel);
+// The sum of squares of each segment of a row, in float64: of every eighth column in ascending order, then of those.
+void squares(const ChangedRow& row, double* out);
+
+}  // namespace KVASIR_ISA
+}  // namespace kvasir

@@ -1,0 +1,50 @@
+"""What an executor computes of an adapter, and the pairs of those that compute nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from kvasir.errors import UnsupportedModel
+from kvasir.layers.adapters import Pairs
+from kvasir.lora import Adapter
+
+MATRIX_PARTS = frozenset(("magnitude", "bias"))  # of a change, besides its matrices
+_WHAT = {"magnitude": "magnitudes of rows (DoRA)", "bias": "biases of low-rank changes (lora_bias)"}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPairs:
+    """An adapter that consists of low-rank pairs. nbytes: of their float32 copies."""
+
+    pairs: Pairs
+    nbytes: int
+
+
+def check_computed(adapter: Adapter, slots: Collection[str], parts: frozenset[str], executor: str) -> None:
+    """Raises UnsupportedModel if an executor cannot compute an adapter. slots: of its matrices. parts: of MATRIX_PARTS,
+    those that it computes. executor: its name in the message."""
+    for name, change in adapter.matrices.items():
+        if name not in slots:
+            _refuse(executor, f"a change of {name}")
+        for part in MATRIX_PARTS - parts:
+            if getattr(change, part) is not None:
+                _refuse(executor, f"{_WHAT[part]}, as {name} has")
+    for kind, names in (
+        ("low-rank changes of tables", adapter.tables),
+        ("tensors that replace the model's", adapter.saved),
+        ("rows that replace those of tables", adapter.tokens),
+    ):
+        if names:
+            _refuse(executor, f"{kind}, such as of {min(names)}")
+
+
+def pack_pairs(adapter: Adapter, slots: Collection[str], executor: str) -> PackedPairs:
+    """The pairs of an adapter. Raises UnsupportedModel if it has anything else."""
+    check_computed(adapter, slots, frozenset(), executor)
+    pairs = {name: (change.a, change.b, change.scale) for name, change in adapter.matrices.items()}
+    return PackedPairs(pairs, sum(4 * (change.a.size + change.b.size) for change in adapter.matrices.values()))
+
+
+def _refuse(executor: str, what: str) -> None:
+    raise UnsupportedModel(f"the adapter has {what}, which {executor} cannot compute", "choose another executor")
