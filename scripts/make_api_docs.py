@@ -35,6 +35,7 @@ TITLES = {
     "anthropic": "Anthropic",
     "ollama": "Ollama",
     "llama.cpp": "llama.cpp",
+    "adapters": "Adapters",
     "tokens": "Token routes of vLLM",
     "server": "The server",
 }
@@ -51,6 +52,12 @@ class _Nothing(Catalogue):
 
     def loaded(self):
         return ()
+
+    async def card(self, name):
+        raise NotImplementedError
+
+    async def means(self, name):
+        raise NotImplementedError
 
     def lease(self, name, keep_alive=None):
         raise NotImplementedError

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvasir.config import EngineOptions
-    from kvasir.engine.llm import LLM, AsyncLLM
+    from kvasir.engine.async_llm import AsyncLLM
+    from kvasir.engine.llm import LLM
     from kvasir.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput, ScoreOutput
     from kvasir.errors import KvasirError
     from kvasir.types import SamplingParams
@@ -24,7 +25,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "kvasir.engine.llm",
-    "AsyncLLM": "kvasir.engine.llm",
+    "AsyncLLM": "kvasir.engine.async_llm",
     "ClassificationOutput": "kvasir.engine.outputs",
     "EmbeddingOutput": "kvasir.engine.outputs",
     "ScoreOutput": "kvasir.engine.outputs",

@@ -25,6 +25,9 @@ MAX_SCALE = 1e4
 MAX_CHOSEN = 64  # adapters of one request
 FORMS = 'expected NAME=PATH, NAME=PATH:SCALE, a path for every request, or {"name": ..., "path": ...}'
 
+# What a program's request selects: a name, several, or names with scales.
+Lora = str | Sequence[str | tuple[str, float]] | Mapping[str, float]
+_SGLANG = {"lora_name": "name", "lora_path": "path"}
 _NAME = re.compile(r"[^\s:=,{}\"'\\]{1,256}")
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)")
@@ -79,6 +82,18 @@ def given_adapters(value: Any) -> tuple[str, ...]:
     raise ConfigError(f"lora is {quoted(value)}", 'give {"name": "path"}, or a list of NAME=PATH')
 
 
+def chosen_adapters(lora: Lora | None) -> tuple[AdapterScale, ...] | None:
+    """The adapters of a program's request; None for those of the engine's options. Raises InvalidRequest."""
+    if lora is None:
+        return None
+    listed = [lora] if isinstance(lora, str) else list(lora.items()) if isinstance(lora, Mapping) else list(lora)
+    found = []
+    for one in listed:
+        name, scale = (one, None) if isinstance(one, str) else one
+        found.append(AdapterScale(check_name(name, "lora"), None if scale is None else check_scale(scale, "lora")))
+    return tuple(found)
+
+
 def is_folder_name(name: str) -> bool:
     """Whether a client's text may be looked up as a folder of that name."""
     return _FOLDER.fullmatch(name) is not None and ".." not in name
@@ -117,7 +132,7 @@ def _one(text: str) -> AdapterOption:
     found = _SCALED.fullmatch(path)
     scale = float(found["scale"]) if found else 1.0
     path = found["path"] if found else path
-    if not path:
+    if not path or not name:
         raise ConfigError(f"an adapter is {quoted(text)}", FORMS)
     return _made(name, path, scale) if named else _made(file_name(path), path, scale, scale)
 
@@ -138,8 +153,7 @@ def _from_json(text: str) -> list[AdapterOption]:
 def _of_object(value: Any) -> AdapterOption:
     if not isinstance(value, dict):
         raise ConfigError(f"an adapter is {quoted(value)}", FORMS)
-    ours = {"lora_name": "name", "lora_path": "path"}  # SGLang's
-    given: dict[str, Any] = {ours.get(key, key): item for key, item in value.items()}
+    given: dict[str, Any] = {_SGLANG.get(str(key), str(key)): item for key, item in value.items()}
     given.pop("base_model_name", None)  # vLLM's, which shows it only
     given.pop("lora_id", None)
     unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)})

@@ -8,8 +8,8 @@ import sys
 from kvasir.cli.chat import talk
 from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.session import Settings
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.fake import FakeEngine
-from kvasir.engine.llm import AsyncLLM
 from tests.cli.running import VOCABULARY
 
 

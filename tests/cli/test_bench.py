@@ -32,9 +32,9 @@ from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import BenchRun, ReportRow, summarize
 from kvasir.cli.model_facts import TokenWork
 from kvasir.cli.show import json_text
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
-from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.ops import native
 from kvasir.runner.load import LoadOptions, load_model

@@ -17,9 +17,9 @@ from kvasir.cli.chat.conversation import ChatHistory, ConversationError, read
 from kvasir.cli.chat.screen import CLOSE, OPEN, ThinkingView
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.config import EngineOptions
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
-from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.load_text import load_text
 from kvasir.errors import InvalidRequest, KvasirError
 from kvasir.runner.fake import fake_next

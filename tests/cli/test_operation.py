@@ -26,6 +26,8 @@ GIVEN = {
     "cors_max_age": 7,
     "cors_credentials": True,
     "share_cache": True,
+    "lora_dir": [Path(__file__).parent],
+    "lora_resolve": True,
     "stream_idle_timeout": 7.0,
     "max_connections": 8,
     "max_connections_per_address": 9,
@@ -40,9 +42,9 @@ SERVER_OPTIONS = [field.name for field in fields(OperationOptions) if field.name
 def test_every_option_reaches_the_settings(name):
     plain, given = OperationOptions().settings(), OperationOptions(**{name: GIVEN[name]}).settings()
     changed = {field: value for field, value in given.items() if plain.get(field) != value}
-    wanted = {"cors_header": ("X-Mine",), "cors_method": ("GET",), "trusted_proxy": ("10.0.0.0/8",)}.get(
-        name, GIVEN[name]
-    )
+    listed = {"cors_header": ("X-Mine",), "cors_method": ("GET",)}
+    listed |= {"trusted_proxy": ("10.0.0.0/8",), "lora_dir": (Path(__file__).parent,)}
+    wanted = listed.get(name, GIVEN[name])
     assert list(changed.values()) == [wanted]
     assert set(given) <= {field.name for field in fields(ServeSettings)}
     ServeSettings(**plain)
@@ -61,6 +63,10 @@ def test_every_option_reaches_the_settings(name):
         (["--trusted-proxy", "proxy.example"], "trusted proxy"),
         (["--keys", "absent.json"], "absent.json"),
         (["--host", "0.0.0.0"], "no API key"),
+        (["--lora-resolve"], "--lora-dir"),
+        (["--lora-dir", "no/such/folder"], "no such folder"),
+        (["--lora", "a="], "an adapter is"),
+        (["--max-loras", "0"], "max_loras"),
     ],
 )
 def test_invalid_options_are_refused_before_a_model_is_loaded(options, message):

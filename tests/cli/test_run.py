@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 import kvasir.cli.chat
 import kvasir.cli.run
-import kvasir.engine.llm
+import kvasir.engine.async_llm
 from kvasir.cli.app import app
 from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.run import print_answer
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.front import Front
-from kvasir.engine.llm import AsyncLLM
 from kvasir.engine.load_text import load_text
 from kvasir.errors import KvasirError
 from kvasir.types import SamplingParams
@@ -121,7 +121,7 @@ def test_options_that_a_prompt_cannot_have_are_refused_before_the_model_is_loade
 
 
 def test_a_chat_needs_a_template_before_the_model_is_loaded(engines, monkeypatch):
-    monkeypatch.setattr(kvasir.engine.llm, "load_text", lambda options: (load_text(options)[0], None))
+    monkeypatch.setattr(kvasir.engine.async_llm, "load_text", lambda options: (load_text(options)[0], None))
     for command in (["run", "kvasir-mini", "hi", "--chat"], ["chat", "kvasir-mini"]):
         result = invoke(*command)
         assert "chat template" in str(result.exception) and not engines

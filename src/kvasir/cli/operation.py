@@ -36,6 +36,10 @@ class OperationOptions:
     stream_idle_timeout: float = option(
         60.0, "Seconds after which a client that reads nothing is disconnected (0: never)."
     )
+    lora_dir: list[Path] | None = option(
+        None, "Folder from which clients with the scope management may load adapters (repeatable)."
+    )
+    lora_resolve: bool = option(False, "Load the adapter NAME from the folder NAME in --lora-dir on first use.")
     share_cache: bool = option(False, "Share one prefix cache among all keys instead of one per key.")
 
     def settings(self) -> dict[str, Any]:
@@ -54,6 +58,8 @@ class OperationOptions:
             "data_dir": self.data_dir,
             "write_time": self.stream_idle_timeout,
             "share_cache": self.share_cache,
+            "lora_dirs": tuple(self.lora_dir or ()),
+            "lora_resolve": self.lora_resolve,
         }
         if self.cors_header:
             fields["cors_headers"] = tuple(self.cors_header)

@@ -1,4 +1,5 @@
-"""Flags of other engines for drafters, and how they map to ours: vLLM's --speculative-config, and llama.cpp's.
+"""Flags of other engines for drafters, and how they map to ours: vLLM's --speculative-config, and llama.cpp's; those
+for adapters are in `peer_lora`.
 
 Settings that only tune how a drafter of that engine guesses have no effect here, which a note says: how much is drafted
 follows from measurements, and no draft changes a token. Settings that would place a drafter elsewhere than its model
@@ -11,6 +12,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvasir.cli.peer_lora import LoraFlags, with_lora_flags
 from kvasir.config import EngineOptions, option
 from kvasir.engine.vllm_drafters import MEASURED, check_kv_dtype, from_vllm, kind_of, source_of
 from kvasir.errors import ConfigError
@@ -40,7 +42,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFlags:
+class PeerFlags(LoraFlags):
     """Flags of engine commands besides those of EngineOptions."""
 
     speculative_config: str | None = option(
@@ -121,6 +123,7 @@ def with_peer_flags(options: EngineOptions, flags: PeerFlags) -> tuple[EngineOpt
     check_kv_dtype("--cache-type-v-draft", flags.cache_type_v_draft, options.kv_dtype)
     if flags.ctx_size_draft:
         options = replace(options, draft_max_model_len=flags.ctx_size_draft)
+    options = with_lora_flags(options, flags, notes)
     config = _vllm_config(options, flags)
     if config is None:
         return replace(options, speculate=_from_llama(options.speculate, flags.model_draft)), notes

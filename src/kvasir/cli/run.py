@@ -11,7 +11,7 @@ from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
-from kvasir.engine.llm import AsyncLLM
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.pace import Pace
 from kvasir.engine.predicting import draft_fields
 from kvasir.engine.thinking import may_think

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvasir.adapters import parse_adapters
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.resolve import resolve
@@ -112,7 +113,7 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
         raise ConfigError(
             f"{source} drafts for a single model, and this server has several", "name one, or leave it out"
         )
-    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
+    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer", "lora"):
         if getattr(engine, name) is not None:
             raise ConfigError(
                 f"{name} applies to a single model, and this server has several", "name one model, or leave it out"
@@ -146,8 +147,12 @@ class FrontMaker:
 
     def front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
         """The front of an engine. text: what load_text returned."""
-        trust, prompts = options.trust_special_tokens, load_prompts(options)
-        return Front(engine, *text, warm=True, trust_special_tokens=trust, prompts=prompts, **self._options)
+        given = {
+            "trust_special_tokens": options.trust_special_tokens,
+            "prompts": load_prompts(options),
+            "adapters": parse_adapters(options.lora or ()),
+        }
+        return Front(engine, *text, warm=True, **given, **self._options)
 
     async def __call__(self, options: EngineOptions) -> Front:
         """A started front. Raises KvasirError."""

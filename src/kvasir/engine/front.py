@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from kvasir.adapters import AdapterOption
+from kvasir.engine.adapter_shelf import AdapterShelf
 from kvasir.engine.answer import Answer, AnswerText, TextDelta
 from kvasir.engine.checks import (
     check_drafts,
@@ -60,17 +62,20 @@ class Front(PromptEncoder):
         warm: bool = False,
         trust_special_tokens: bool = False,
         prompts: Prompts = Prompts(),
+        adapters: Sequence[AdapterOption] = (),
     ):
         """default_seed: for requests without a seed; None draws a fresh seed for each.
         tool_format / reasoning_format: how the model writes tool calls and reasoning, if its template does not show it.
         trust_special_tokens: the default for chats that do not set it, see `encode_chat`.
         warm: prepare for grammars as soon as the engine is ready.
         prompts: of an embedding model, which callers put before its inputs.
+        adapters: loaded into the engine when it has started.
         Raises ConfigError for an unknown format."""
         reader = Reader(tokenizer, template, tool_format, reasoning_format)
         super().__init__(engine, tokenizer, template, reader, trust_special_tokens)
         self._default_seed = default_seed
         self.prompts = prompts
+        self.adapters = AdapterShelf(engine, adapters)
         self.meter = Meter()
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called with all generated tokens
         self.grammars = Grammars(self._vocabulary)
@@ -88,6 +93,7 @@ class Front(PromptEncoder):
             if learning is not None:
                 await learning
         try:
+            await self.adapters.start()
             if self._warm and Task.GENERATE in self.info.tasks:
                 self.grammars.warm()
         except BaseException:
@@ -155,7 +161,7 @@ class Front(PromptEncoder):
         """Makes a complete Request: seed drawn, max_tokens set (None: what the context leaves), all values in range.
 
         `param` names the prompt's field in errors; `fields` (slo, tenant, cache_salt, ...) are passed to the Request
-        unchanged. Raises InvalidRequest; nothing is ever truncated.
+        unchanged, except `adapters`: see `AdapterShelf.applied`. Raises InvalidRequest; nothing is ever truncated.
         """
         check_task(self.info, Task.GENERATE)
         check_ids(self.info, prompt_ids, param)
@@ -170,6 +176,7 @@ class Front(PromptEncoder):
             fields["grammar"] = self.grammars.of(params.structured_outputs)
         check_vocabulary(self.info, params)
         check_drafts(self.info, fields.get("speculation"), fields.get("prediction", ()))
+        fields["adapters"] = self.adapters.applied(fields.get("adapters"), prompt_ids)
         # A drawn seed is returned to the client; JSON numbers reliably carry only 53 bits.
         seed = self._default_seed if params.seed is None else params.seed
         seed = draw_seed() if seed is None else seed
@@ -197,6 +204,7 @@ class Front(PromptEncoder):
         check_ids(self.info, ids, param)
         check_input_fits(self.info, len(ids), param)
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
+        fields["adapters"] = self.adapters.applied(fields.get("adapters"), ids)
         return Request(id or _new_id(), tuple(ids), params, task, **fields)
 
     def _eos_ids(self) -> tuple[int, ...] | None:

@@ -37,5 +37,6 @@ def _model(card: Card) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "kvasir",
         "root": card.root,
+        "parent": card.parent,
         "max_model_len": card.max_model_len,
     }

@@ -44,6 +44,8 @@ class ServeSettings:
     X-Forwarded-For are.
     cors_...: what pages of the allowed origins may send, for how many seconds browsers may cache that, and whether
     cookies are sent.
+    lora_dirs: folders from which clients may load adapters. lora_resolve: a request may name a folder in one of them
+    that is not loaded yet.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;
     write_time 0: no limit.
     """
@@ -87,6 +89,8 @@ class ServeSettings:
     file_count: int = 1000
     batch_count: int = 1000
     batch_width: int = 16
+    lora_dirs: tuple[Path, ...] = ()
+    lora_resolve: bool = False
     head_time: float = 15.0
     body_time: float = 60.0
     write_time: float = 60.0
@@ -106,6 +110,11 @@ class ServeSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}", "expected 1 or more")
         if not 0 <= self.write_time < math.inf:
             raise ConfigError(f"stream_idle_timeout is {self.write_time}", "give seconds, or 0 for no limit")
+        if self.lora_resolve and not self.lora_dirs:
+            raise ConfigError("lora_resolve without a folder", "give --lora-dir FOLDER")
+        for folder in self.lora_dirs:
+            if not folder.expanduser().is_dir():
+                raise ConfigError(f"--lora-dir {folder}: there is no such folder", "create it, or name another")
         if self.cors_max_age < 0:
             raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")
         if self.cors_credentials and "*" in self.allowed_origins:

@@ -15,8 +15,8 @@ from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.show import bytes_text, count_text
 from kvasir.config import EngineOptions
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
-from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError
 
 _CACHE = 64 << 20  # bytes; a smaller model may fit into a processor's cache

@@ -37,8 +37,8 @@ from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import number_text, print_table
 from kvasir.cli.simulate import progress_bar, report
 from kvasir.config import EngineOptions
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
-from kvasir.engine.llm import AsyncLLM
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.statistics import EngineStats
 from kvasir.types import SamplingParams

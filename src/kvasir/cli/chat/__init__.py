@@ -16,7 +16,7 @@ from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
-from kvasir.engine.llm import AsyncLLM
+from kvasir.engine.async_llm import AsyncLLM
 from kvasir.errors import KvasirError, UnsupportedModel
 from kvasir.store.parameters import sampling_of
 from kvasir.types import Task

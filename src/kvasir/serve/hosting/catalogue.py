@@ -10,16 +10,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir.engine.front import Front
-from kvasir.errors import EngineDead, ModelNotFound
+from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, quoted
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.auth.scopes import may_manage
+from kvasir.serve.hosting.adapters import AdapterFolders, split_name
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.settings import ServeSettings
@@ -29,14 +31,20 @@ from kvasir.store.store import ModelStore
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A model as listings show it. created: seconds since 1970. root: the first of its names. max_model_len: tokens;
-    None if unknown. offer: what is known of the model without an engine."""
+    """A model as listings show it, or an adapter. created: seconds since 1970. root: the first of its names, or the
+    last part of an adapter's path. max_model_len: tokens; None if unknown. offer: what is known of the model without an
+    engine. parent: the model of an adapter."""
 
     name: str
     created: int
     root: str
     max_model_len: int | None = None
     offer: Offer | None = None
+    parent: str | None = None
+
+    def of(self, path: str, name: str) -> Card:
+        """The card of an adapter of this model. path: of its files."""
+        return replace(self, name=name, root=PurePath(path).name, parent=self.root)
 
 
 class Catalogue(ABC):
@@ -51,6 +59,7 @@ class Catalogue(ABC):
     def __init__(self, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns):
         """clock: nanoseconds, for the limits of keys."""
         self.settings = settings
+        self.folders = AdapterFolders(settings.lora_dirs, settings.lora_resolve)
         self.quotas = Quotas(settings.all_keys, clock)
 
     @abstractmethod
@@ -64,6 +73,11 @@ class Catalogue(ABC):
     @abstractmethod
     async def cards(self) -> Sequence[Card]:
         """All models that requests may name."""
+
+    @abstractmethod
+    async def means(self, name: str) -> tuple[str, str]:
+        """(model, adapter) that a name means; adapter is "" for the model itself. Raises ModelNotFound, or
+        InvalidRequest for an adapter that several models have."""
 
     @abstractmethod
     def loaded(self) -> Sequence[Serving]:
@@ -81,14 +95,9 @@ class Catalogue(ABC):
         """When a loaded model will be unloaded, in seconds since 1970; None: no time is set."""
         return None
 
+    @abstractmethod
     async def card(self, name: str) -> Card:
-        """The model of that name. Raises ModelNotFound."""
-        cards = await self.cards()
-        found = next((card for card in cards if card.name == name), None)
-        if found is None:
-            shown = ", ".join(repr(card.name) for card in cards[:3]) or "nothing"
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist", f"served: {shown}")
-        return found
+        """The model or adapter of that name. Raises ModelNotFound."""
 
 
 class OneModel(Catalogue):
@@ -105,15 +114,37 @@ class OneModel(Catalogue):
         self._serving = Serving(front, settings, self.quotas, entry)
 
     async def start(self) -> None:
-        await self._serving.front.start()
+        front = self._serving.front
+        await front.start()
+        if taken := next((info.name for info in front.adapters.known if info.name in self._serving.names), None):
+            await front.stop()
+            raise ConfigError(f"the model and an adapter are both named {quoted(taken)}", "name the adapter otherwise")
 
     async def stop(self) -> None:
         await self._serving.front.stop()
 
     async def cards(self) -> Sequence[Card]:
+        own = [self._own(name) for name in self._serving.names]
+        return [*own, *(own[0].of(info.path, info.name) for info in self._serving.front.adapters.known)]
+
+    async def card(self, name: str) -> Card:
+        model, adapter = await self.means(name)
+        own, adapters = self._own(model), self._serving.front.adapters
+        return own.of(adapters.need(adapter).path, name) if adapter else own
+
+    def _own(self, name: str) -> Card:
         serving = self._serving
-        length = serving.front.info.max_model_len
-        return [Card(name, serving.created, serving.names[0], length) for name in serving.names]
+        return Card(name, serving.created, serving.names[0], serving.front.info.max_model_len)
+
+    async def means(self, name: str) -> tuple[str, str]:
+        names, front = self._serving.names, self._serving.front
+        if name in names:
+            return name, ""
+        for model, adapter in ((names[0], name), split_name(name)):
+            if model in names and await self.folders.ensure(front, adapter):
+                return model, adapter
+        served = [*names, *(info.name for info in front.adapters.known)]
+        raise ModelNotFound(f"the model {name[:200]!r} does not exist", f"served: {listed(served)}", "model")
 
     def loaded(self) -> Sequence[Serving]:
         return (self._serving,)
@@ -122,9 +153,15 @@ class OneModel(Catalogue):
     async def lease(
         self, name: str | None, keep_alive: float | None = None, *, owner: str = "", manages: bool = True
     ) -> AsyncIterator[Serving]:
-        if name is not None:
-            await self.card(name)
+        if name is not None and name not in self._serving.names:
+            await self.means(name)
         yield self._serving
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """The first of some names, for an error."""
+    shown = ", ".join(map(repr, names[:most])) or "nothing"
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 class Leases:
@@ -145,23 +182,40 @@ def catalogue_of(request: HTTPRequest) -> Catalogue:
     return request.app.state.catalogue
 
 
-async def serving_of(request: HTTPRequest, name: str | None, keep_alive: float | None = None) -> Serving:
-    """The model that a request names, leased until its response is written. Raises as `Catalogue.lease`."""
+async def serving_of(
+    request: HTTPRequest, name: str | None, keep_alive: float | None = None, *, adapter: str | None = None
+) -> Serving:
+    """The model that a request names, leased until its response is written, with the adapter of that name. adapter:
+    another field that names one. Raises as `Catalogue.lease`, and InvalidRequest for two different adapters."""
     state = request.scope["state"]
     leases: AsyncExitStack = state["leases"]
     key: Key | None = state.get("key")
-    lease = catalogue_of(request).lease(
-        name, keep_alive, owner=key.name if key else "", manages=keep_alive is None or may_manage(request)
+    catalogue = catalogue_of(request)
+    model, named = (None, "") if name is None else await catalogue.means(name)
+    lease = catalogue.lease(
+        model, keep_alive, owner=key.name if key else "", manages=keep_alive is None or may_manage(request)
     )
-    return await leases.enter_async_context(lease)
+    serving = await leases.enter_async_context(lease)
+    if named:
+        await catalogue.folders.ensure(serving.front, named)
+        serving = serving.adapted(named, name)
+    if adapter and named and adapter != named:
+        raise InvalidRequest(f"two adapters: {quoted(named)} and {quoted(adapter)}", "name one of them", param="model")
+    if adapter and not named:
+        await catalogue.folders.ensure(serving.front, adapter)
+        serving = serving.adapted(adapter)
+    return serving
 
 
 async def loaded_of(request: HTTPRequest, name: str | None) -> Serving:
     """The loaded model of this name, or the first loaded one; never loads a model. Raises ModelNotFound, EngineDead."""
-    catalogue = catalogue_of(request)
-    if name is not None:
-        await catalogue.card(name)
-    for serving in catalogue.loaded():
-        if name is None or name in serving.names:
-            return serving
+    if serving := await loaded_as(catalogue_of(request), name):
+        return serving
     raise EngineDead("no model is loaded", "send a request that names one first")
+
+
+async def loaded_as(catalogue: Catalogue, name: str | None) -> Serving | None:
+    """The same, None if it is not loaded. Raises ModelNotFound."""
+    model, adapter = (None, "") if name is None else await catalogue.means(name)
+    found = next((serving for serving in catalogue.loaded() if model is None or model in serving.names), None)
+    return found.adapted(adapter, name) if found and adapter else found

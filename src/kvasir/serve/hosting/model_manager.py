@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
+from kvasir.adapters import AdapterOption
 from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.errors import (
@@ -24,9 +25,11 @@ from kvasir.errors import (
     ModelFileError,
     ModelNotFound,
     UnsupportedModel,
+    quoted,
 )
+from kvasir.serve.hosting.adapters import split_name
 from kvasir.serve.hosting.admission_queue import AdmissionQueue
-from kvasir.serve.hosting.catalogue import Card, Catalogue
+from kvasir.serve.hosting.catalogue import Card, Catalogue, listed
 from kvasir.serve.hosting.held import FOREVER, Held
 from kvasir.serve.hosting.memory_budget import MemoryBudget
 from kvasir.serve.hosting.offers import Offer, Offers
@@ -68,6 +71,7 @@ class ModelManager(Catalogue):
         self._queue = AdmissionQueue(self._budget, max_loaded, patience, lambda: self.held, self._begin_leaving)
         self._held: dict[str, Held] = {}  # by name: the models that may be leased
         self._leaving: set[Held] = set()
+        self._adapters: dict[str, dict[str, AdapterOption]] = {}  # by model: what was loaded, as its last engine has it
         self._one_look = asyncio.Lock()
         self._one_load = asyncio.Lock()
         self._end: asyncio.Future[None] | None = None
@@ -90,10 +94,45 @@ class ModelManager(Catalogue):
     # -- models --------------------------------------------------------------------------------------------
 
     async def cards(self) -> Sequence[Card]:
-        return [self._card(offer) for offer in await self._offers.all()]
+        offers = await self._offers.all()
+        return [*map(self._card, offers), *(card for offer in offers for card in self._adapter_cards(offer))]
+
+    def _adapter_cards(self, offer: Offer) -> list[Card]:
+        """The adapters that requests select by name, of a model that has been loaded."""
+        own, mine = self._card(offer), self._adapters.get(offer.name, {})
+        chosen = [option for option in mine.values() if not option.default]
+        return [own.of(option.path, self._full_name(offer.name, option.name)) for option in chosen]
+
+    def _full_name(self, model: str, adapter: str) -> str:
+        """The name of an adapter: its own if no other model has one of that name."""
+        return adapter if len(self._with_adapter(adapter)) == 1 else f"{model}:{adapter}"
+
+    def _with_adapter(self, adapter: str) -> list[str]:
+        """The models that have an adapter of this name."""
+        return [model for model, mine in self._adapters.items() if adapter in mine]
 
     async def card(self, name: str) -> Card:
-        return self._card(await self._offer(name))
+        model, adapter = await self.means(name)
+        own = self._card(await self._offer(model))
+        if not adapter:
+            return own
+        option = self._adapters.get(own.name, {}).get(adapter)
+        return own.of(option.path if option else adapter, name)
+
+    async def means(self, name: str) -> tuple[str, str]:
+        model, adapter = split_name(name)
+        itself, base = await self._offers.find(name, model)
+        if itself is not None:
+            return name, ""
+        if base is not None and adapter:
+            return model, adapter
+        found = self._with_adapter(name)
+        if len(found) > 1:
+            hint = f"name it with its model: {listed([f'{model}:{name}' for model in found])}"
+            raise InvalidRequest(f"{len(found)} models have an adapter {quoted(name)}", hint, param="model")
+        if not found:
+            raise await self._unknown(name)
+        return found[0], name
 
     def _card(self, offer: Offer) -> Card:
         held = self._held.get(offer.name)
@@ -120,10 +159,13 @@ class ModelManager(Catalogue):
     async def _offer(self, name: str) -> Offer:
         [offer] = await self._offers.find(name)
         if offer is None:
-            shown = ", ".join(repr(offer.name) for offer in (await self._offers.all())[:3]) or "nothing"
-            hint = f"served: {shown}" if self.store is None else f"run `kvasir pull` first; available: {shown}"
-            raise ModelNotFound(f"the model {name[:200]!r} does not exist", hint)
+            raise await self._unknown(name)
         return offer
+
+    async def _unknown(self, name: str) -> ModelNotFound:
+        shown = listed([card.name for card in await self.cards()])
+        hint = f"served: {shown}" if self.store is None else f"run `kvasir pull` first; available: {shown}"
+        return ModelNotFound(f"the model {name[:200]!r} does not exist", hint, "model")
 
     # -- leases --------------------------------------------------------------------------------------------
 
@@ -230,6 +272,7 @@ class ModelManager(Catalogue):
             # If the free memory is unknown here, each engine measures it at its start: one starts at a time.
             async with self._one_load if free is None else nullcontext():
                 front = await self._launch(options)
+            await self._keep_adapters(offer, front)
             held.serving, held.used = Serving(front, self.settings, self.quotas, offer.entry), time.monotonic()
         except (ModelFileError, UnsupportedModel, ConfigError) as error:
             raise InvalidRequest(f"{offer.name} cannot be loaded: {error.message}", error.hint, "model") from error
@@ -238,6 +281,17 @@ class ModelManager(Catalogue):
         except Exception as error:
             log.exception("%s could not be loaded", offer.name)
             raise EngineDead(f"{offer.name} could not be loaded", "see the server's log") from error
+
+    async def _keep_adapters(self, offer: Offer, front: Front) -> None:
+        """Loads the adapters again that clients loaded before the model was unloaded."""
+        before = self._adapters.get(offer.name, {})
+        for option in before.values():
+            if option.name not in front.adapters.options:
+                try:
+                    await front.adapters.load(option)
+                except KvasirError as error:
+                    log.warning("%s: the adapter %s is gone: %s", offer.name, option.name, error)
+        self._adapters[offer.name] = front.adapters.options
 
     # -- unloading -----------------------------------------------------------------------------------------
 

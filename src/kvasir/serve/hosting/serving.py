@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvasir import __version__
+from kvasir.adapters import AdapterScale
 from kvasir.engine.front import Front
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.hosting.lookout import Lookout
@@ -19,7 +21,12 @@ from kvasir.store.parameters import sampling_of
 
 class Serving:
     """One model of a server: its front half, with the settings applied. Routes get it from `catalogue.serving_of`.
-    entry: the model's entry in the store, None if it is not from there."""
+    entry: the model's entry in the store, None if it is not from there. chosen: the adapters of requests that name no
+    others; None for the server's defaults."""
+
+    chosen: tuple[AdapterScale, ...] | None = None
+    _asked: str | None = None  # the name that the request uses, if it is an adapter's
+    _content = ""  # hash of the adapter that this name means
 
     def __init__(self, front: Front, settings: ServeSettings, quotas: Quotas, entry: ModelEntry | None = None):
         self.front = front
@@ -34,9 +41,20 @@ class Serving:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the model; responses carry the first."""
+        if self._asked is not None:
+            return (self._asked,)
         if self.settings.model_names or self.entry is None:
             return self.settings.model_names or (self.front.info.name,)
         return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
+
+    def adapted(self, adapter: str, asked: str | None = None) -> Serving:
+        """The same model with an adapter for its requests. asked: the name that responses carry; None for the model's.
+        Raises ModelNotFound."""
+        other = copy.copy(self)
+        other._content = self.front.adapters.need(adapter).content
+        other.chosen = (AdapterScale(adapter),)
+        other._asked = asked or self._asked
+        return other
 
     @property
     def own(self) -> dict[str, Any]:
@@ -52,6 +70,10 @@ class Serving:
         """Changes when results may change: with the version, the model or the way it is computed."""
         info = self.front.info
         facts = (__version__, info.name, info.dtype, info.device, info.executor, info.grade, info.numerics)
+        if self.chosen is None:
+            facts += tuple((one.content, scale) for one, scale in self.front.adapters.effective(None))
+        else:
+            facts += (self._content,)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
     async def ids_of(self, prompt: str | list[int], add_special_tokens: bool | None, param: str) -> Sequence[int]:

@@ -14,7 +14,7 @@ from kvasir.errors import EngineDead
 from kvasir.metrics import latest
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.auth.scopes import may_manage
-from kvasir.serve.hosting.catalogue import catalogue_of
+from kvasir.serve.hosting.catalogue import catalogue_of, loaded_as
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot
@@ -59,11 +59,7 @@ async def live(request: HTTPRequest) -> Response:
 
 async def _shown(request: HTTPRequest) -> Serving | None:
     """The model to show; it is not loaded for that. Raises ModelNotFound."""
-    name = request.query_params.get("model")
-    if name is not None:
-        await catalogue_of(request).card(name)
-    loaded = catalogue_of(request).loaded()
-    return next((serving for serving in loaded if name is None or name in serving.names), None)
+    return await loaded_as(catalogue_of(request), request.query_params.get("model"))
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:

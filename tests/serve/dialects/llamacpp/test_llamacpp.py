@@ -272,7 +272,7 @@ REFUSED = [
     ({"logit_bias": {"1": 1, **{f"t{i}": 1 for i in range(2000)}}}, "logit_bias"),
     ({"prompt": [300]}, "prompt"),
     ({"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}}, "prompt"),
-    ({"lora": [{"id": 0, "scale": 1.0}]}, "lora"),
+    ({"lora": [{"id": 0, "scale": 1.0}]}, "lora.0.id"),
     ({"min_keep": 5}, "min_keep"),
     ({"post_sampling_probs": True}, "post_sampling_probs"),
     ({"return_progress": True}, "return_progress"),

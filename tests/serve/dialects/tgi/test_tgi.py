@@ -106,7 +106,6 @@ async def test_sampling_is_off_unless_asked_for(http):
 @pytest.mark.parametrize(
     ("parameters", "name"),
     [
-        ({"adapter_id": "a"}, "adapter_id"),
         ({"watermark": True}, "watermark"),
         ({"best_of": 2}, "best_of"),
         ({"best_of": 2, "temperature": 1.0, "seed": 1}, "best_of"),

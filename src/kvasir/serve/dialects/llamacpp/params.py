@@ -114,9 +114,14 @@ def names_of(wire: Options) -> dict[str, str]:
 
 
 def settings_object(
-    wire: Options, params: SamplingParams, n_predict: int, info: ModelInfo, speculation: Speculation | None = None
+    wire: Options,
+    params: SamplingParams,
+    n_predict: int,
+    info: ModelInfo,
+    speculation: Speculation | None = None,
+    lora: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """generation_settings: the settings in effect. speculation: of the request."""
+    """generation_settings: the settings in effect. speculation, lora: of the request."""
     acting = [name for name, off in OFF.items() if any(getattr(params, k) != v for k, v in off.items())]
     return {
         "n_predict": n_predict,
@@ -134,7 +139,7 @@ def settings_object(
         **_drafts(info, speculation or Speculation()),
         "timings_per_token": bool(wire.timings_per_token),
         "post_sampling_probs": False,
-        "lora": [],
+        "lora": lora,
     }
 
 

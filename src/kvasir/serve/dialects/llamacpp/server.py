@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead, InvalidRequest
+from kvasir.serve.auth.scopes import MANAGEMENT
 from kvasir.serve.conversation.chat_format import to_messages, to_tools
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.messages import Conversation
@@ -92,16 +94,24 @@ async def change_slot(id_slot: int, action: Literal["save", "restore", "erase"])
 
 
 @router.get("/lora-adapters")
-async def adapters() -> Response:
-    """An empty list: there are no adapters."""
-    return json_response([])
+async def adapters(request: HTTPRequest, model: str | None = None) -> Response:
+    """The adapters of the model in ?model=, by default of the first loaded model. scale: for requests that select no
+    adapter."""
+    shelf = (await loaded_of(request, model)).front.adapters
+    return json_response(
+        [
+            {"id": i, "path": PurePath(info.path).name, "scale": shelf.default(info.name), "name": info.name}
+            | ({"alora_invocation_tokens": info.invocation} if info.invocation else {})
+            for i, info in enumerate(shelf.known)
+        ]
+    )
 
 
-@router.post("/lora-adapters")
-async def scale_adapters(adapters: list[AdapterScale]) -> Response:
-    """Sets the scales of adapters. There are none, so the list must be empty."""
-    if adapters:
-        raise InvalidRequest(f"there is no adapter {adapters[0].id}", "none are loaded here", param="id")
+@router.post("/lora-adapters", tags=[MANAGEMENT])
+async def scale_adapters(adapters: list[AdapterScale], request: HTTPRequest, model: str | None = None) -> Response:
+    """Sets the scales for requests that select no adapter; adapters that are not in the list get 0."""
+    shelf = (await loaded_of(request, model)).front.adapters
+    shelf.set_defaults({one.id: one.scale for one in adapters})
     return json_response({"success": True})
 
 
@@ -123,7 +133,9 @@ def _defaults(serving: Serving) -> dict[str, Any]:
     """The settings of a request without options."""
     wire = Options()
     params = to_params(wire, serving.front.info, serving.own)
-    found = settings_object(wire, params, n_predict_of(wire, serving.own), serving.front.info)
+    known = serving.front.adapters.known
+    lora = [{"id": known.index(one), "scale": scale} for one, scale in serving.front.adapters.effective(None)]
+    found = settings_object(wire, params, n_predict_of(wire, serving.own), serving.front.info, lora=lora)
     return found | ({"seed": RANDOM_SEEDS[-1]} if params.seed is None else {})
 
 

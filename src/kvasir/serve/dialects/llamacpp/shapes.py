@@ -87,7 +87,9 @@ def final_object(wire: Options, serving: Serving, choice: ChoiceState, whole: bo
         "model": serving.names[0],
         "tokens_predicted": usage.completion_tokens,
         "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": settings_object(wire, params, wanted, serving.front.info, choice.core.speculation),
+        "generation_settings": settings_object(
+            wire, params, wanted, serving.front.info, choice.core.speculation, lora_of(choice.core, serving)
+        ),
         "prompt": prompt_text(serving.front.tokenizer, choice.core.prompt_ids, skip_special_tokens=False),
         "has_new_line": choice.lines.broken,
         "truncated": _cut(choice, context, wanted),
@@ -129,3 +131,9 @@ def _probability(info: TokenInfo) -> dict[str, Any]:
 def _entry(token: int, text: str, data: bytes, logprob: float | None) -> dict[str, Any]:
     number = finite(logprob)
     return {"id": token, "token": text, "bytes": list(data), "logprob": number}
+
+
+def lora_of(core: Request, serving: Serving) -> list[dict[str, Any]]:
+    """The adapters of a request, by their numbers."""
+    numbers = {info.name: i for i, info in enumerate(serving.front.adapters.known)} if core.adapters else {}
+    return [{"id": numbers.get(one.name, -1), "scale": one.scale} for one in core.adapters]

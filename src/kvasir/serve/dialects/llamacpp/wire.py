@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from kvasir.adapters import MAX_SCALE
 from kvasir.fields import INT32, MAX_LOGIT_BIAS
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool
 from kvasir.serve.conversation.drafting import Drafting
@@ -156,7 +157,6 @@ class Options(Samplers, Drafting):
     # Refused unless the value has no effect.
     grammar_lazy: Any = None
     grammar_triggers: Any = None
-    lora: Any = None
     min_keep: Any = None
     post_sampling_probs: Any = None
     preserved_tokens: Any = None
@@ -165,7 +165,6 @@ class Options(Samplers, Drafting):
     REFUSED: ClassVar = {
         "grammar_lazy": ((False,), "use tools of /v1/chat/completions"),
         "grammar_triggers": (([],), "use tools of /v1/chat/completions"),
-        "lora": (([],), LEAVE_OUT),
         "min_keep": ((0, 1), LEAVE_OUT),
         "post_sampling_probs": ((False,), "log-probabilities are of the raw logits"),
         "preserved_tokens": (([],), LEAVE_OUT),
@@ -203,10 +202,8 @@ class InfillRequest(Options):
 class AdapterScale(Wire):
     """An entry of POST /lora-adapters"""
 
-    IGNORED: ClassVar = ("scale",)  # there are no adapters
-
-    id: int
-    scale: float
+    id: Annotated[int, Field(ge=0, le=INT32)]
+    scale: Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE, allow_inf_nan=False)]
 
 
 class TemplateRequest(Wire):

@@ -11,6 +11,7 @@ import msgspec
 
 from kvasir.parse.format import Style
 from kvasir.serve.dialects.ollama.answer import timestamp
+from kvasir.serve.hosting.catalogue import Card
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
 from kvasir.store.entry import ModelEntry
@@ -45,6 +46,12 @@ def summary_of_one(serving: Serving, name: str) -> dict[str, Any]:
     details_object = _details("", info.architecture, _count(info.num_parameters), info.dtype)
     digest = _hex(f"{serving.names[0]} {serving.fingerprint}")
     return _summary(name, serving.created, info.weight_bytes_read, digest, details_object)
+
+
+def summary_of_adapter(model: dict[str, Any], card: Card) -> dict[str, Any]:
+    """The same for an adapter. model: the entry of its model."""
+    names = {"name": card.name, "model": card.name, "digest": _hex(f"{model['digest']} {card.name}")}
+    return {**model, **names, "details": {**model["details"], "parent_model": card.parent}}
 
 
 def _hex(text: str) -> str:

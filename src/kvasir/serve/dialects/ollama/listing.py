@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,11 +11,19 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
-from kvasir.serve.dialects.ollama.about import shown, shown_of, shown_of_one, summary, summary_of, summary_of_one
+from kvasir.serve.dialects.ollama.about import (
+    shown,
+    shown_of,
+    shown_of_one,
+    summary,
+    summary_of,
+    summary_of_adapter,
+    summary_of_one,
+)
 from kvasir.serve.dialects.ollama.answer import timestamp
 from kvasir.serve.dialects.ollama.manage_wire import ShowRequest
 from kvasir.serve.dialects.ollama.route import faults_of_files, full_name
-from kvasir.serve.hosting.catalogue import Catalogue, catalogue_of
+from kvasir.serve.hosting.catalogue import Card, Catalogue, catalogue_of, loaded_as
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
@@ -40,11 +49,14 @@ async def tags(request: HTTPRequest) -> Response:
     """The models that requests may name."""
     catalogue = catalogue_of(request)
     loaded = {name: serving for serving in catalogue.loaded() for name in serving.names}
-    models = [
-        summary_of(card.offer) if card.offer else summary_of_one(loaded[card.name], card.name)
-        for card in await catalogue.cards()
-    ]
+    models = [_listed(card, loaded) for card in await catalogue.cards()]
     return json_response({"models": models})
+
+
+def _listed(card: Card, loaded: Mapping[str, Serving]) -> dict[str, Any]:
+    name = card.parent or card.name
+    model = summary_of(card.offer) if card.offer else summary_of_one(loaded[name], name)
+    return summary_of_adapter(model, card) if card.parent else model
 
 
 @router.get("/api/ps", tags=["ollama"])
@@ -75,7 +87,7 @@ async def show(wire: ShowRequest, request: HTTPRequest) -> Response:
     if offer and offer.entry and catalogue.store:
         with faults_of_files():
             return await asyncio.to_thread(_stored, catalogue.store, offer.entry, bool(wire.verbose))
-    serving = next((serving for serving in catalogue.loaded() if name in serving.names), None)
+    serving = await loaded_as(catalogue, name)
     if serving is None:
         assert offer is not None, "what is not loaded is offered"
         return json_response(shown_of(offer))

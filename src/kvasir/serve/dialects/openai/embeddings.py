@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", tags=["openai"])
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model)
+    serving = await serving_of(request, wire.model, adapter=wire.lora_path)
     requests = await to_requests(wire, serving, request)
     vectors = await results_of(requests, serving, request)
     tokens = sum(len(core.prompt_ids) for core in requests)

@@ -42,7 +42,7 @@ class Samplers(wire_of("openai")):
 
 
 class Sampling(Samplers, Drafting, Structured):
-    """The fields shared by completions and chats."""
+    """The fields shared by completions and chats. lora_path: the name of an adapter."""
 
     model: Name | None = None
     n: int | None = None
@@ -54,6 +54,9 @@ class Sampling(Samplers, Drafting, Structured):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+
+    # SGLang's
+    lora_path: Name | None = None
 
 
 class CompletionRequest(Sampling):
@@ -125,7 +128,8 @@ class ChatRequest(Sampling, Trust):
 
 
 class EmbeddingRequest(Scheduling):
-    """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts."""
+    """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts. lora_path: the name of an
+    adapter, as in SGLang."""
 
     IGNORED: ClassVar = ("user",)
 
@@ -136,3 +140,4 @@ class EmbeddingRequest(Scheduling):
     user: Name | None = None
     prompt_name: Name | None = None
     add_special_tokens: bool | None = None
+    lora_path: Name | None = None

@@ -44,8 +44,8 @@ _NAMES = {
 
 @router.post("/generate")
 async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model)
     given = wire.parameters or Parameters()
+    serving = await serving_of(request, wire.model, adapter=given.adapter_id)
     core = await to_request(wire, given, serving, request)
     charge(serving, [core], request, whole=True)
     answers = await while_connected(request.receive, serving.front.complete(core))
@@ -57,8 +57,8 @@ async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
 @router.post("/generate_stream", responses=STREAMED)
 async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Response:
     """One event per token; the last one has the whole text and, with `details`, the finish reason."""
-    serving = await serving_of(request, wire.model)
     given = wire.parameters or Parameters()
+    serving = await serving_of(request, wire.model, adapter=given.adapter_id)
     for name, value in (("best_of", (given.best_of or 1) > 1), ("decoder_input_details", given.decoder_input_details)):
         if value:
             raise InvalidRequest(f"{name} cannot be streamed", "use /generate", param=f"parameters.{name}")

@@ -24,10 +24,9 @@ class Parameters(wire_of("tgi")):
 
     do_sample: without it, sampling is on if temperature, top_k, top_p or typical_p is given, and greedy otherwise.
     truncate: number of tokens to keep from the end of the prompt. best_of: number of choices to generate; the most
-    probable one is returned first. top_n_tokens: candidates per token in `details`."""
+    probable one is returned first. top_n_tokens: candidates per token in `details`. adapter_id: an adapter's name."""
 
     REFUSED: ClassVar[Refused] = {
-        "adapter_id": ((), "no adapters are loaded here"),
         "watermark": ((False,), "this server adds no watermark"),
     }
 
@@ -45,7 +44,7 @@ class Parameters(wire_of("tgi")):
     top_n_tokens: Annotated[int, Field(ge=0)] | None = None
     truncate: Annotated[int, Field(ge=1)] | None = None
 
-    adapter_id: str | None = None
+    adapter_id: Name | None = None
     watermark: bool | None = None
 
 

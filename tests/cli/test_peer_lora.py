@@ -1,0 +1,47 @@
+"""vLLM's, SGLang's and llama.cpp's flags for adapters, as users of those engines write them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvasir.adapters import AdapterOption, parse_adapters
+from kvasir.errors import ConfigError
+from tests.cli.test_peer_flags import chosen
+
+SQL, MATH = AdapterOption("sql", "a/sql"), AdapterOption("math", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), []),
+        (("--lora", "sql=a/sql", "--lora", "math=b"), [SQL, MATH]),
+        (("--enable-lora", "--lora-modules", "sql=a/sql", "--lora-modules", "math=b"), [SQL, MATH]),
+        (("--lora-modules", '{"name": "sql", "path": "a/sql", "base_model_name": "x"}'), [SQL]),
+        (("--lora-paths", "sql=a/sql", "--lora-paths", "./b"), [SQL, AdapterOption("./b", "./b")]),
+        (("--lora-paths", '{"lora_name": "math", "lora_path": "b", "pinned": true}'), [replace(MATH, pinned=True)]),
+        (("--lora", "x/a.gguf,b.gguf"), [AdapterOption("a", "x/a.gguf", 1, 1), AdapterOption("b", "b.gguf", 1, 1)]),
+        (("--lora-scaled", "a.gguf:0.5"), [AdapterOption("a", "a.gguf", 0.5, 0.5)]),
+        (("--lora-init-without-apply", "--lora", "a.gguf"), [AdapterOption("a", "a.gguf")]),
+    ],
+)  # fmt: skip
+def test_adapters_of_other_engines_are_ours(arguments, expected):
+    assert list(parse_adapters(chosen(*arguments)[0].lora or ())) == expected
+
+
+def test_the_greater_number_of_adapters_in_memory_holds():
+    assert chosen("--max-loras", "4", "--max-cpu-loras", "32")[0].max_loras == 32
+    assert chosen("--max-loras-per-batch", "80", "--max-cpu-loras", "32")[0].max_loras == 80
+
+
+def test_flags_without_effect_say_so():
+    _, notes = chosen("--lora-dtype", "bfloat16", "--max-loaded-loras", "9", "--fully-sharded-loras")
+    assert notes.count("no effect") == 3
+
+
+@pytest.mark.parametrize("arguments", [("--lora", "=a"), ("--max-cpu-loras", "0"), ("--lora-modules", "{")])
+def test_what_cannot_be_is_refused(arguments):
+    with pytest.raises(ConfigError):
+        chosen(*arguments)
