@@ -25,21 +25,22 @@ void build(Builder& b, Input in) {
     const int64_t width = 32, dim = 2 * in.one_of({1, 4, 5, 8}), kv_heads = in.between(1, 2);
     const int64_t heads = kv_heads * in.between(1, 3), inner = 32 * in.between(1, 2);
     const Numbers plain = {FORMAT_F32, ACT_F32, numbers.cache};
+    const bool adapted = in.flag();
     float* x = b.embed(numbers, width, VOCAB, false);
     for (int64_t layer = in.between(0, 2); layer > 0; --layer) {
         float* n = in.flag() ? b.rms_norm(x, width) : b.layer_norm(x, width, in.one_of({1, 2, 4}));
         if (in.flag()) {
             float *q = b.rows(heads * dim), *k = b.rows(kv_heads * dim), *v = b.rows(kv_heads * dim);
             float* mixed = b.rows(heads * dim);
-            b.linear(n, {{b.matrices(numbers, heads * dim, width), b.vector(heads * dim), q, nullptr},
+            b.linear(n, {{b.matrices(numbers, heads * dim, width), b.vector(heads * dim), q, nullptr, adapted},
                          {b.matrices(plain, kv_heads * dim, width), nullptr, k, nullptr},
-                         {b.matrices(numbers, kv_heads * dim, width), nullptr, v, nullptr}});
+                         {b.matrices(numbers, kv_heads * dim, width), nullptr, v, nullptr, adapted}});
             if (in.flag()) b.rope(q, heads, dim, in.between(1, dim / 2), MAX_IDS);
             b.attention(numbers, mixed, q, k, v, heads, kv_heads, dim, in.between(0, GROUPS - 1));
-            b.linear(mixed, {{b.matrices(plain, width, heads * dim, in.one_of({1, 2})), nullptr, x, x}});
+            b.linear(mixed, {{b.matrices(plain, width, heads * dim, in.one_of({1, 2})), nullptr, x, x, adapted}});
         } else {
             float *gate = b.rows(inner), *up = b.rows(inner);
-            b.linear(n, {{b.matrices(numbers, inner, width), nullptr, gate, nullptr},
+            b.linear(n, {{b.matrices(numbers, inner, width), nullptr, gate, nullptr, adapted},
                          {b.matrices(plain, inner, width), b.vector(inner), up, nullptr}});
             b.add(OP_GATED, {gate, gate, up}, {inner, in.between(FUNCTION_NONE, FUNCTION_EXP)});
             b.linear(gate, {{b.matrices(numbers, width, inner), nullptr, x, x}});
@@ -49,7 +50,7 @@ void build(Builder& b, Input in) {
         if (in.flag()) b.add(OP_CLAMP, {x, x}, {width}, -2.0f).f[1] = 3.0f;
         if (in.flag()) b.add(OP_XIELU, {x, x, b.vector(4, 0.5f)}, {width});
     }
-    b.head(numbers, b.rms_norm(x, width), width, VOCAB);
+    b.head(numbers, b.rms_norm(x, width), width, VOCAB, adapted);
 }
 
 // A program with its sequences, whose ids come from the input.
@@ -139,6 +140,7 @@ class Session {
             }
             state.tables[g] = table;
         }
+        if (in.flag()) adapt(state, in);
         state.spec.temperature = in.one_of({0.0, 0.7, 1.5});
         state.spec.top_p = in.one_of({1.0, 0.9});
         state.spec.top_k = in.one_of({0, 5});
@@ -152,6 +154,18 @@ class Session {
         state.spec.seed = in.byte();
         state.spec.prompt_len = 0;
         state.spec.logprobs = -1;
+    }
+
+    // Usually adapters that exist, rarely arbitrary numbers.
+    static void adapt(RowState& state, Input& in) {
+        state.num_adapters = in.between(0, MAX_APPLIED);
+        for (int64_t i = 0; i < state.num_adapters; ++i) {
+            Applied& adapter = state.adapters[i];
+            adapter = {in.between(1, 2), in.between(0, 2) * in.between(0, 20), in.one_of({1.0f, 0.5f, -2.0f}), 0};
+            if (in.byte() % 32 == 31) adapter.id = in.any<int64_t>();
+            if (in.byte() % 32 == 31) adapter.start = in.any<int64_t>();
+        }
+        if (in.byte() % 32 == 31) state.num_adapters = in.any<int64_t>();
     }
 
     Builder b;

@@ -35,9 +35,10 @@ def adapted_core(folder: str, executor: str, **options) -> EngineCore:
 
 
 def requests() -> list[Request]:
-    """The same prompts for each adapter and for none."""
+    """The same prompts for each adapter and for none, for several, and for some that begin later."""
     found = mixed_requests(300, 160, count=3, longest=70)
-    adapters = [(), *((Adapter(name),) for name in NAMES)]
+    several = (Adapter("x", 0.5), Adapter("y", -1.0, 9))
+    adapters = [(), *((Adapter(name),) for name in NAMES), several, (Adapter("y", 1.0, 37),)]
     return [replace(r, id=f"{r.id} {i}", adapters=chosen) for r in found for i, chosen in enumerate(adapters)]
 
 
@@ -51,6 +52,14 @@ def compare(folder: str, executor: str) -> None:
 @pytest.mark.parametrize("executor", ["program", pytest.param("eager", marks=pytest.mark.slow)])
 def test_adapters_together_equal_alone(tmp_path: Path, executor: str):
     compare(random_model("llama", tmp_path), executor)
+
+
+def test_drafts_of_the_base_model_change_nothing(tmp_path: Path):
+    folder = random_model("llama", tmp_path)
+    expected = plain(adapted_core(folder, "program", num_blocks=60, speculate="off"), requests())
+    core = adapted_core(folder, "program", num_blocks=60, max_num_seqs=5, speculate=f"draft={folder}")
+    same(expected, together(core, requests()))
+    assert core.stats().drafted_tokens > core.stats().accepted_tokens > 0
 
 
 def test_a_key_without_the_adapter_is_noticed(tmp_path: Path, monkeypatch):

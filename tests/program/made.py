@@ -36,7 +36,7 @@ def loaded(kind: str, folder: Path, dtype: str = "float32", **wish: Any) -> Load
 
 def program_of(
     model: LoadedModel, *, kv_dtype: str = "float32", blocks: int = 20, block_size: int = 16, rows: int = 128,
-    threads: int = 1, fill: float | None = None, **options: Any,
+    threads: int = 1, fill: float | None = None, max_rows: int = 8, **options: Any,
 ) -> Program:  # fmt: skip
     assert model.trace is not None
     spec = model.model.cache_spec()
@@ -44,7 +44,9 @@ def program_of(
     cache = NativeCache(spec, [blocks] * groups, block_size, kv_dtype)
     if fill is not None:
         cache.fill_(fill)
-    return Program(model.trace, cache, max_tokens=rows, max_rows=8, max_positions=512, threads=threads, **options)
+    return Program(
+        model.trace, cache, max_tokens=rows, max_rows=max_rows, max_positions=512, threads=threads, **options
+    )
 
 
 class Driver:

@@ -42,7 +42,7 @@ def pack(slots: Mapping[str, Slot], changes: Mapping[str, Change], squares: Mapp
     arrays = {name: (part.a, _scaled(part.b, part.scale)) for name, part in parts.items()}
     segments = {name: (slots[name].segments, 1) for name in parts}
     sizes = [_size(array, s) for name in arrays for array, s in zip(arrays[name], segments[name], strict=True)]
-    memory, at = allocate(sum(sizes)), 0
+    memory, at = allocate(max(_LINE, sum(sizes))), 0
     table = (native.LowRankStruct * len(slots))()
     kept: list[Any] = [memory]
     for entry, name in zip(table, slots, strict=True):
