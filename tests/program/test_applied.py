@@ -239,4 +239,4 @@ def test_norms_do_not_depend_on_how_they_are_computed():
 
 
 def _packed(w: np.ndarray) -> Any:
-    return pack_rows("F32", np.ascontiguousarray(w).view(np.uint8), *w.shape, 1)
+    return pack_rows("F32", np.ascontiguousarray(w).view(np.uint8), w.shape[0], w.shape[1], 1)

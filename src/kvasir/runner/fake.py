@@ -187,6 +187,10 @@ class FakeExecutor:
     def settle(self) -> None:
         assert not self.closed, "a step of a closed runner"
 
+    def check_adapter(self, adapter: Any) -> None: ...
+
+    def pack_adapter(self, adapter: Any) -> Any: ...
+
     def set_adapter(self, adapter: int, packed: Any) -> None: ...
 
     def start(self, step: ExecutorStep) -> FakeHandle:
