@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -66,6 +66,17 @@ def parse_adapters(texts: Sequence[str]) -> tuple[AdapterOption, ...]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two adapters are named {quoted(twice)}", "give each its own name: NAME=PATH")
     return found
+
+
+def selected_by_name(options: Mapping[str, AdapterOption]) -> list[AdapterOption]:
+    """The adapters that are not for all requests."""
+    return [option for option in options.values() if not option.default]
+
+
+def for_all_requests(texts: Sequence[str] | None) -> list[str] | None:
+    """The same adapters, applied to requests that select none, where nobody selects. Raises ConfigError."""
+    given = parse_adapters(texts or ())
+    return [replace(one, default=one.default or one.scale).text for one in given] or None
 
 
 def given_adapters(value: Any) -> tuple[str, ...]:

@@ -99,7 +99,9 @@ def test_errors_say_what_to_do(place):
     for command in (("run", "nobody", "hi"), ("inspect", "nobody"), ("serve", "nobody", "--port", "0")):
         assert "`kvasir list` shows" in kvasir(*command, fails=True)
     (place / "Modelfile").write_text("FROM ./weights/tiny.gguf\nADAPTER ./x\n")
-    assert "line 2: ADAPTER is not supported" in kvasir("create", "x", fails=True)
+    assert "x: there is no such file or folder" in kvasir("create", "x", fails=True)
+    (place / "Modelfile").write_text("FROM ./weights/tiny.gguf\nRENDERER x\n")
+    assert "line 2: RENDERER is not supported" in kvasir("create", "x", fails=True)
     assert "is `kvasir serve` running there" in kvasir("ps", "--url", "http://127.0.0.1:9", fails=True)
 
 

@@ -28,6 +28,27 @@ def gguf(path: Path, fill: int = 1) -> Path:
     return path
 
 
+def adapter(path: Path, fill: int = 1, **config: object) -> Path:
+    """A folder as peft writes one, of one small tensor."""
+    path.mkdir(parents=True, exist_ok=True)
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/m", **config}
+    (path / "adapter_config.json").write_text(json.dumps(values))
+    header = {"a": write.tensor_entry("F32", [2, 4], 0, 32)}
+    (path / "adapter_model.safetensors").write_bytes(write.safetensors_bytes(header, bytes([fill]) * 32))
+    return path
+
+
+def gguf_adapter(path: Path) -> Path:
+    pairs = [
+        write.pair("general.architecture", write.STRING, "llama"),
+        write.pair("general.type", write.STRING, "adapter"),
+        write.pair("adapter.type", write.STRING, "lora"),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(write.gguf_bytes(pairs, [write.entry("a", [32, 32], 0, 0)], bytes(4096)))
+    return path
+
+
 def folder(path: Path, fill: int = 1) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     config = {

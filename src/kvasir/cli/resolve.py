@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from kvasir.adapters import parse_adapters
 from kvasir.config import EngineOptions
 from kvasir.errors import ModelFileError
 from kvasir.speculation import SOURCES, parse
@@ -18,7 +19,7 @@ from kvasir.weights.find import BUNDLED
 def resolve(options: EngineOptions) -> tuple[EngineOptions, ModelEntry | None]:
     """The options with the store's models inserted, also that of a drafter, and the model's entry; None for a model
     that is not from the store. Raises KvasirError."""
-    options = _with_drafter(options)
+    options = _with_adapters(_with_drafter(options))
     store = ModelStore()
     entry = _find(options.model, store)
     return (options, None) if entry is None else (store.options(entry, options), entry)
@@ -32,6 +33,25 @@ def _with_drafter(options: EngineOptions) -> EngineOptions:
     path = store.options(entry, EngineOptions(drafters.source)).model
     names = (f"{name}={path}" if name in SOURCES else name for name in drafters.methods)
     return replace(options, speculate=",".join(names))
+
+
+def _with_adapters(options: EngineOptions) -> EngineOptions:
+    """The options with the paths of adapters that are named as the store names them. Raises ModelFileError."""
+    store = ModelStore()
+    given = parse_adapters(options.lora or ())
+    found = [replace(one, path=_adapter_path(one.path, store)) for one in given]
+    return replace(options, lora=[one.text for one in found]) if found else options
+
+
+def _adapter_path(path: str, store: ModelStore) -> str:
+    if os.path.lexists(local := os.path.expanduser(path)):
+        return os.path.abspath(local)
+    entry = None if is_path(path) else store.find(path)
+    if entry is None or not entry.is_adapter:
+        what = "is a model, not an adapter" if entry else "no such file, folder or adapter in the store"
+        hint = "name an adapter's folder or .gguf file; `kvasir pull org/name` fetches one from the hub"
+        raise ModelFileError(f"--lora {path[:200]}: {what}", hint)
+    return entry.weights.path
 
 
 def _find(ref: str, store: ModelStore) -> ModelEntry | None:

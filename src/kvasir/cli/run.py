@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from kvasir.adapters import for_all_requests
 from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
@@ -42,7 +43,7 @@ def run(
 ) -> None:
     predicted = _text_of(prediction) if prediction else None
     text = _standard_input() if prompt == "-" else prompt
-    engine, entry = resolve(engine)
+    engine, entry = resolve(replace(engine, lora=for_all_requests(engine.lora)))
     asked: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     asked = sampler.params() | {name: value for name, value in asked.items() if value is not None}
     own = sampling_of(entry.parameters) if entry else {}

@@ -63,11 +63,15 @@ def list_models(as_json: bool) -> None:
     entries = store().list()
     if as_json:
         return print_json([_as_json(entry) for entry in entries])
-    rows = [
-        (e.name, e.digest[:_ID_DIGITS], bytes_text(e.weights.size), e.details.quantization_level, _ago(e.modified))
-        for e in entries
-    ]
+    rows = [(e.name, e.digest[:_ID_DIGITS], bytes_text(e.weights.size), _kind(e), _ago(e.modified)) for e in entries]
     print_table(("name", "id", ">size", "weights", "modified"), rows)
+
+
+def _kind(entry: ModelEntry) -> str:
+    """The type of its weights, and what an adapter adds to them."""
+    count = len(entry.adapters)
+    more = " adapter" if entry.is_adapter else f" + {count} adapter{'s' * (count > 1)}" if count else ""
+    return entry.details.quantization_level + more
 
 
 def show(name: str, modelfile: bool, as_json: bool) -> None:
@@ -92,6 +96,7 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
             ("template", "its own" if entry.template else "as the weights" if details.template else "none"),
             ("quantize", entry.quantize or "-"),
             ("drafter", _drafter(entry)),
+            ("adapters", "; ".join(f"{one.path}, {bytes_text(one.size)}" for one in entry.adapters) or "-"),
             ("licence", "; ".join(text.splitlines()[0] for text in entry.license if text) or "-"),
             ("modified", datetime.fromtimestamp(entry.modified).isoformat(" ", "seconds")),
         )
@@ -101,7 +106,8 @@ def show(name: str, modelfile: bool, as_json: bool) -> None:
 def recipe_of(entry: ModelEntry) -> Modelfile:
     """The recipe that would create the same model again."""
     own = (entry.parameters, entry.template, entry.system, entry.messages, entry.license, entry.requires)
-    return Modelfile((entry.weights.path,), *own, draft=entry.draft and entry.draft.weights.path)
+    paths = tuple(weights.path for weights in entry.adapters)
+    return Modelfile((entry.weights.path,), *own, draft=entry.draft and entry.draft.weights.path, adapters=paths)
 
 
 def _drafter(entry: ModelEntry) -> str:

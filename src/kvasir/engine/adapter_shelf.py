@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from kvasir.adapters import AdapterOption, AdapterScale, check_name
+from kvasir.adapters import AdapterOption, AdapterScale, check_name, selected_by_name
 from kvasir.engine.client import Engine
 from kvasir.errors import InvalidRequest, ModelNotFound, quoted
 from kvasir.inputs import Adapter
@@ -38,6 +38,11 @@ class AdapterShelf:
     def known(self) -> tuple[AdapterInfo, ...]:
         """All adapters; an adapter's index is its number."""
         return self._engine.adapters
+
+    @property
+    def selected(self) -> list[AdapterOption]:
+        """The adapters that requests select by name; the others were given for all requests."""
+        return selected_by_name(self.options)
 
     def find(self, name: str) -> AdapterInfo | None:
         return next((info for info in self.known if info.name == name), None)

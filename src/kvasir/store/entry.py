@@ -12,6 +12,7 @@ import msgspec
 
 from kvasir.store.names import Name, parse_name
 
+ADAPTER = "adapter"  # the capability of an entry that is an adapter, not a model
 Value = bool | int | float | str | list[str]
 
 
@@ -59,7 +60,7 @@ class DraftEntry:
 class ModelEntry:
     """One model. `parameters` have Ollama's names (`parameters.py`). template: a Jinja text in place of the template in
     the weights; None uses the latter. quantize: q8 or q4 while loading. parent: the name of the model it was made from.
-    draft: what drafts for it. created, modified: seconds since 1970."""
+    draft: what drafts for it. adapters: applied to all its requests. created, modified: seconds since 1970."""
 
     name: str
     weights: Weights
@@ -73,13 +74,20 @@ class ModelEntry:
     requires: str = ""
     parent: str = ""
     draft: DraftEntry | None = None
+    adapters: tuple[Weights, ...] = ()
     created: float = 0.0
     modified: float = 0.0
 
     @property
     def all_weights(self) -> tuple[Weights, ...]:
-        """Its own, and those of what drafts for it."""
-        return (self.weights, self.draft.weights) if self.draft else (self.weights,)
+        """Its own, those of what drafts for it, and those of its adapters."""
+        draft = (self.draft.weights,) if self.draft else ()
+        return (self.weights, *draft, *self.adapters)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is an adapter rather than a model."""
+        return ADAPTER in self.details.capabilities
 
     @property
     def size(self) -> int:
@@ -96,7 +104,8 @@ class ModelEntry:
         may be megabytes long."""
         own = (self.template, self.system, self.parameters, self.messages, self.license, self.quantize)
         draft = (self.draft.weights.digest, self.draft.quantize) if self.draft else ()
-        encoded = msgspec.json.encode([self.weights.digest, *own, *draft], order="sorted")
+        adapters = [[weights.digest for weights in self.adapters]] if self.adapters else []
+        encoded = msgspec.json.encode([self.weights.digest, *own, *draft, *adapters], order="sorted")
         return hashlib.sha256(encoded).hexdigest()
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

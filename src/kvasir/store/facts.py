@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.json_file import read_json_object
-from kvasir.store.entry import Details
+from kvasir.store.entry import ADAPTER, Details
 from kvasir.weights.gguf_split import open_gguf
 from kvasir.weights.local import ModelFiles, gguf_chat_templates
 from kvasir.weights.safetensors import SafetensorsFolder
@@ -31,6 +31,8 @@ _MAX_SHOWN_CHARS = 4096
 
 def read_details(files: ModelFiles) -> Details:
     """The facts in the files' headers. Raises ModelFileError."""
+    if files.kind == "adapter":
+        return _of_adapter(files)
     return _of_gguf(files) if files.kind == "gguf" else _of_folder(files)
 
 
@@ -43,6 +45,9 @@ def read_model_info(files: ModelFiles, verbose: bool = False) -> dict[str, Any]:
             return {**metadata, "general.parameter_count": sum(prod(t.shape) for t in model.tensors.values())}
     details = read_details(files)
     family = details.family
+    if files.kind == "adapter":
+        config = {f"config.{key}": _shown(value, verbose) for key, value in read_json_object(_config(files)).items()}
+        return {"general.type": ADAPTER, "general.parameter_count": details.parameters, **config}
     return {
         "general.architecture": family,
         "general.parameter_count": details.parameters,
@@ -79,7 +84,9 @@ def _of_gguf(files: ModelFiles) -> Details:
         embedding_length=width,
         kv_bytes_per_token=max(0, rows * dims * _KV_BYTES),
         template=templates.get("default"),
-        capabilities=_capabilities(family, templates.values()),
+        capabilities=(ADAPTER,)
+        if entries.get("general.type") == ADAPTER
+        else _capabilities(family, templates.values()),
     )
 
 
@@ -106,6 +113,23 @@ def _of_folder(files: ModelFiles) -> Details:
         kv_bytes_per_token=rows * 2 * head * _KV_BYTES,
         template=files.chat_template,
         capabilities=_capabilities(family, files.chat_templates.values()),
+    )
+
+
+def _of_adapter(files: ModelFiles) -> Details:
+    config = read_json_object(_config(files))
+    parameters, types = 0, []
+    for path in files.weights:
+        with SafetensorsFolder(path) as file:
+            tensors = [file.info(name) for name in file.names()]
+            parameters += sum(prod(tensor.shape) for tensor in tensors)
+            types += [(tensor.dtype, tensor.nbytes) for tensor in tensors]
+    return Details(
+        family=str(config.get("peft_type") or config.get("fine_tune_type") or "")[:_MAX_FAMILY].lower(),
+        parameters=parameters,
+        parameter_size=count_text(parameters),
+        quantization_level=_largest(types)[:_MAX_FAMILY],
+        capabilities=(ADAPTER,),
     )
 
 

@@ -19,17 +19,17 @@ ROLES = ("system", "user", "assistant")
 _VERSION = re.compile(r"v?\d+(\.\d+){0,2}([-+][0-9A-Za-z.-]+)?")
 _ONCE = ("TEMPLATE", "SYSTEM", "REQUIRES", "DRAFT")
 _REFUSED = {
-    "ADAPTER": "adapters are not supported; merge the adapter into the weights",
     "RENDERER": "write the format as a Jinja TEMPLATE, or leave it out for the model's own",
     "PARSER": "leave it out; `kvasir serve --tool-format` and `--reasoning-format` select the formats",
 }
-_KNOWN = ("FROM", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
+_KNOWN = ("FROM", "ADAPTER", "PARAMETER", "MESSAGE", "LICENSE", *_ONCE, *_REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
     """The recipe of a model. `from_`: a name, a hub repository, or paths (several: the parts of one model). messages:
-    {"role", "content"}. draft: what drafts for it, named as in `from_`. quantize and draft_quantize are not in the
+    {"role", "content"}. draft: what drafts for it, and adapters: what applies to all its requests, both named as in
+    `from_`. quantize and draft_quantize are not in the
     text; they are separate options."""
 
     from_: tuple[str, ...]
@@ -42,6 +42,7 @@ class Modelfile:
     quantize: str | None = None
     draft: str | None = None
     draft_quantize: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
 def parse_modelfile(text: str) -> Modelfile:
@@ -49,6 +50,7 @@ def parse_modelfile(text: str) -> Modelfile:
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"the Modelfile has {len(text)} characters", f"at most {MAX_CHARS}")
     from_: list[str] = []
+    adapters: list[str] = []
     parameters: dict[str, Value] = {}
     once: dict[str, str] = {}
     messages: list[dict[str, str]] = []
@@ -57,6 +59,10 @@ def parse_modelfile(text: str) -> Modelfile:
         match instruction:
             case "FROM":
                 from_.append(value)
+            case "ADAPTER":
+                if not value:
+                    raise _wrong(line, "ADAPTER names nothing", "add the adapter's folder or .gguf file")
+                adapters.append(value)
             case "PARAMETER":
                 _add(parameters, head.lower(), value, line)
             case "MESSAGE":
@@ -85,6 +91,7 @@ def parse_modelfile(text: str) -> Modelfile:
         license=tuple(license),
         requires=requires,
         draft=once.get("DRAFT"),
+        adapters=tuple(adapters),
     )
 
 
@@ -92,6 +99,7 @@ def write_modelfile(model: Modelfile) -> str:
     """The text of a Modelfile that parses to the same recipe. Raises InvalidRequest for values that no quotes can
     represent."""
     lines = [f"FROM {_quoted(path)}" for path in model.from_]
+    lines += [f"ADAPTER {_quoted(path)}" for path in model.adapters]
     lines += [f"DRAFT {_quoted(model.draft)}"] if model.draft else []
     lines += [f"TEMPLATE {_quoted(model.template)}"] if model.template is not None else []
     lines += [f"SYSTEM {_quoted(model.system)}"] if model.system is not None else []

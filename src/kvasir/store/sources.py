@@ -13,8 +13,9 @@ from pathlib import Path
 from threading import Event
 
 from kvasir.errors import InvalidRequest, ModelFileError
+from kvasir.json_file import read_json_object
 from kvasir.store.blobs import Blobs, parse_digest
-from kvasir.store.entry import Details, Weights
+from kvasir.store.entry import ADAPTER, Details, Weights
 from kvasir.store.facts import read_details
 from kvasir.store.files import locked, make_folder, remove_folder, sha256_of
 from kvasir.store.hub import pull_from_hub
@@ -24,17 +25,24 @@ from kvasir.weights.find import ASSETS, BUNDLED
 from kvasir.weights.local import ModelFiles, find_local
 
 _MAX_FILES = 1000
+_MAX_BASE = 200  # characters
 _UPLOADED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.(safetensors|gguf|json|jinja|model|txt)")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """name: the model's default name; None if the caller must give one."""
+    """A model or an adapter. name: its default name; None if the caller must give one. base: what an adapter says about
+    its base model."""
 
     name: Name | None
     weights: Weights
     details: Details
+    base: str = ""
+
+    @property
+    def is_adapter(self) -> bool:
+        return ADAPTER in self.details.capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,15 @@ def _found(
         source=source,
         revision=revision,
     )
-    return ModelSource(name, weights, details)
+    return ModelSource(name, weights, details, _base_of(files))
+
+
+def _base_of(files: ModelFiles) -> str:
+    """The base model that an adapter's config names; "" for anything else."""
+    if files.kind != "adapter" or files.config is None:
+        return ""
+    named = read_json_object(files.config).get("base_model_name_or_path")
+    return named if isinstance(named, str) and named.isprintable() and len(named) <= _MAX_BASE else ""
 
 
 def _all_files(files: ModelFiles) -> list[Path]:

@@ -20,11 +20,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
+from kvasir.adapters import AdapterOption
 from kvasir.config import EngineOptions
 from kvasir.environment import models_dir
-from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound
+from kvasir.errors import InvalidRequest, KvasirError, ModelFileError, ModelNotFound, quoted
 from kvasir.speculation import LOOKUPS, QUANTIZED
 from kvasir.store.blobs import Blobs, BlobWriter
 from kvasir.store.entry import DraftEntry, ModelEntry, Weights
@@ -42,6 +43,7 @@ from kvasir.weights.local import find_local
 log = logging.getLogger("kvasir.store")
 
 QUANTIZE = ("q8", "q4")
+Source = TypeVar("Source", ModelEntry, ModelSource)
 ROLES = ("system", "user", "assistant")
 
 __all__ = ["BlobWriter", "ModelStore", "PullProgress", "Report"]
@@ -90,6 +92,9 @@ class ModelStore:
         for weights in entry.all_weights:
             if not Path(weights.path).exists():
                 raise ModelFileError(f"{entry.name}: its weights are no longer at {weights.path}", "pull it again")
+        if entry.is_adapter:
+            hint = f"name its base model, with --lora NAME={entry.name}"
+            raise ModelFileError(f"{entry.name} is an adapter, not a model", hint)
         own: dict[str, Any] = {"model": entry.weights.path}
         own["served_model_name"] = base.served_model_name or entry.name
         if entry.template is not None and base.chat_template is None:
@@ -99,6 +104,8 @@ class ModelStore:
         if entry.draft and base.speculate == "auto":
             own["speculate"] = ",".join((*LOOKUPS, f"draft={entry.draft.weights.path}"))
             own["draft_quantize"] = base.draft_quantize or entry.draft.quantize
+        if entry.adapters:
+            own["lora"] = [*(base.lora or ()), *(_always(weights).text for weights in entry.adapters)]
         asked = engine_options_of(entry.parameters)
         return replace(base, **own, **{name: v for name, v in asked.items() if getattr(base, name) is None})
 
@@ -120,7 +127,7 @@ class ModelStore:
         wanted = parse_name(name) if name else None
         with self._disk():
             found = find_source([ref], self._places(report, stop))
-            entry = ModelEntry(str(_named(wanted, found)), found.weights, found.details)
+            entry = ModelEntry(str(_named(wanted, found)), found.weights, found.details, parent=found.base)
             return self._put(entry, report)
 
     def create(
@@ -130,13 +137,15 @@ class ModelStore:
         *,
         files: Mapping[str, str] | None = None,
         draft_files: Mapping[str, str] | None = None,
+        adapter_files: Mapping[str, str] | None = None,
         base: Path | None = None,
         report: Report | None = None,
         stop: Event | None = None,
     ) -> ModelEntry:
         """Creates a model from another model, the hub, a path, or uploaded files; takes long.
 
-        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`; draft_files: in place of its `draft`.
+        files: name -> "sha256:HEX" of a blob, in place of the recipe's `from_`; draft_files: in place of its `draft`;
+        adapter_files: one adapter besides its `adapters`.
         base: the folder for its relative paths. Raises as `pull`, and ModelNotFound.
         """
         report = report or _no_report
@@ -147,6 +156,7 @@ class ModelStore:
             places = self._places(report, stop)
             before = self._from(recipe, files, base, places)
             draft = self._draft(before, recipe, draft_files, base, places)
+            adapters = self._adapters(before, recipe, adapter_files, base, places)
         entry = replace(
             before,
             name=str(wanted),
@@ -154,6 +164,7 @@ class ModelStore:
             parameters={**before.parameters, **check_parameters(recipe.parameters)},
             license=tuple(dict.fromkeys((*before.license, *recipe.license))),
             draft=draft,
+            adapters=adapters,
             created=0.0,
         )
         with self._disk():
@@ -161,7 +172,7 @@ class ModelStore:
                 _check_context(entry)
                 return self._put(entry, report)
             except KvasirError:
-                if files or draft_files:  # they stay as blobs for the next attempt
+                if files or draft_files or adapter_files:  # they stay as blobs for the next attempt
                     with self._locked():
                         self._drop_folder(entry)
                 raise
@@ -209,8 +220,9 @@ class ModelStore:
             parent = recipe.from_[0]
             known = self.find(parent) if len(recipe.from_) == 1 and not is_path(parent) else None
             if known is not None:
-                return replace(known, parent=known.name)
+                return replace(_no_adapter(known, parent), parent=known.name)
             found = find_source(recipe.from_, places, base)
+        _no_adapter(found, parent)
         return ModelEntry("", found.weights, found.details, parent=parent)
 
     def _draft(
@@ -239,6 +251,23 @@ class ModelStore:
         if found is None:
             raise InvalidRequest("draft_quantize without a draft", "name what drafts", param="draft_quantize")
         return replace(found, quantize=recipe.draft_quantize)
+
+    def _adapters(
+        self,
+        before: ModelEntry,
+        recipe: Modelfile,
+        files: Mapping[str, str] | None,
+        base: Path | None,
+        places: Places,
+    ) -> tuple[Weights, ...]:
+        """The adapters of a new model: those of the model it starts from, then its own."""
+        found = list(before.adapters)
+        for ref in recipe.adapters:
+            known = None if is_path(ref) else self.find(ref)
+            found.append(_adapter(known or find_source([ref], places, base), ref))
+        if files:
+            found.append(_adapter(from_uploads(files, self.blobs, places), "adapters"))
+        return tuple({weights.digest: weights for weights in found}.values())
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -305,6 +334,26 @@ class ModelStore:
             make_folder(self._templates)
             write_whole(path, template.encode())
         return path
+
+
+def _adapter(found: ModelEntry | ModelSource, ref: str) -> Weights:
+    """Its weights. Raises InvalidRequest for a model."""
+    if not found.is_adapter:
+        raise InvalidRequest(f"ADAPTER {quoted(ref)} is a model, not an adapter", "name an adapter", param="adapters")
+    return found.weights
+
+
+def _no_adapter(found: Source, ref: str) -> Source:
+    """Raises InvalidRequest for an adapter."""
+    if found.is_adapter:
+        hint = "name its base model with FROM, and the adapter with ADAPTER"
+        raise InvalidRequest(f"FROM {quoted(ref)} is an adapter, not a model", hint, param="from")
+    return found
+
+
+def _always(weights: Weights) -> AdapterOption:
+    """An adapter for all requests of its model."""
+    return AdapterOption(f"adapter-{weights.digest[:12]}", weights.path, default=1.0)
 
 
 def _digests(entry: ModelEntry) -> set[str]:

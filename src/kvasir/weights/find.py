@@ -35,7 +35,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelFileError(f"{text[:200]!r} is not a path: {error}") from error
     if exists:
-        return find_local(path)
+        return _model(find_local(path))
     if isinstance(ref, Path) or not _is_hub_id(text):
         raise ModelFileError(
             f"{text}: there is no such file or folder",
@@ -44,7 +44,15 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
     # Imported on demand: most starts need neither the hub client nor the network.
     from kvasir.weights.hub import find_on_hub
 
-    return find_on_hub(text, revision, allow_download is not False)
+    return _model(find_on_hub(text, revision, allow_download is not False))
+
+
+def _model(files: ModelFiles) -> ModelFiles:
+    """Raises ModelFileError for an adapter."""
+    if files.kind == "adapter":
+        hint = f"name its base model, with --lora NAME={files.root}"
+        raise ModelFileError(f"{files.root}: this is an adapter, not a model", hint)
+    return files
 
 
 def _bundled(name: str) -> ModelFiles:

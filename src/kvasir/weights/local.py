@@ -1,7 +1,7 @@
 """The files of a model on disk: in a Hugging Face folder, or GGUF files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +11,21 @@ from kvasir.json_file import read_json_object, read_text
 from kvasir.weights.gguf_split import split_names, split_paths
 from kvasir.weights.safetensors import weight_files
 
+ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_TEMPLATE = "default"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The paths of a model's files; None for a missing file.
+    """The paths of a model's files, or of an adapter's in peft's or mlx-lm's form; None for a missing file.
 
     weights: all shards or parts, in order. chat_templates: template texts by name, the default one as "default". A GGUF
     file contains its own config, tokenizer and templates; the entries here are then files beside it in its folder (see
     `gguf_chat_templates` for the templates inside).
     """
 
-    kind: Literal["hf", "gguf"]
+    kind: Literal["hf", "gguf", "adapter"]
     root: Path
     weights: tuple[Path, ...]
     config: Path | None = None
@@ -51,6 +52,10 @@ def find_local(path: Path) -> ModelFiles:
     models = group_gguf([file.name for file in path.glob("*.gguf")])
     if (path / "config.json").is_file() and (not models or any(path.glob("*.safetensors"))):
         return ModelFiles("hf", path, tuple(_safetensors(path)), **_companions(path))
+    if (path / ADAPTER_CONFIG).is_file() and not models:
+        return ModelFiles(
+            "adapter", path, tuple(_safetensors(path, weight_files=_all_safetensors)), path / ADAPTER_CONFIG
+        )
     if len(models) == 1:
         return ModelFiles("gguf", path, tuple(split_paths(path / models[0][0])), **_companions(path))
     if models:
@@ -105,7 +110,14 @@ def _pair_template(text: str) -> str:
     return source
 
 
-def _safetensors(folder: Path) -> list[Path]:
+def _all_safetensors(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise ModelFileError(f"{folder}: the adapter has no .safetensors file", "download it again")
+    return found
+
+
+def _safetensors(folder: Path, weight_files: Callable[[Path], list[Path]] = weight_files) -> list[Path]:
     pickled = [file.name for pattern in _PICKLED for file in folder.glob(pattern)]
     if pickled and not any(folder.glob("*.safetensors")):
         raise ModelFileError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from kvasir.adapters import for_all_requests
 from kvasir.cli.chat.commands import COMMANDS, obey
 from kvasir.cli.chat.conversation import ChatHistory
 from kvasir.cli.chat.reader import make_reader
@@ -30,7 +31,7 @@ def run(
     seed: int | None,
     sampler: SamplerOptions = SamplerOptions(),
 ) -> None:
-    engine, entry = resolve(engine)
+    engine, entry = resolve(replace(engine, lora=for_all_requests(engine.lora)))
     own = sampling_of(entry.parameters) if entry else {}
     settings = Settings(temperature, max_tokens, seed, own=own, more=sampler.params())
     check_length(engine, settings.params({}).max_tokens)  # also raises for a value out of range

@@ -125,7 +125,7 @@ class OneModel(Catalogue):
 
     async def cards(self) -> Sequence[Card]:
         own = [self._own(name) for name in self._serving.names]
-        return [*own, *(own[0].of(info.path, info.name) for info in self._serving.front.adapters.known)]
+        return [*own, *(own[0].of(one.path, one.name) for one in self._serving.front.adapters.selected)]
 
     async def card(self, name: str) -> Card:
         model, adapter = await self.means(name)

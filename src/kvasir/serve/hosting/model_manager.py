@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
-from kvasir.adapters import AdapterOption
+from kvasir.adapters import AdapterOption, selected_by_name
 from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.errors import (
@@ -100,7 +100,7 @@ class ModelManager(Catalogue):
     def _adapter_cards(self, offer: Offer) -> list[Card]:
         """The adapters that requests select by name, of a model that has been loaded."""
         own, mine = self._card(offer), self._adapters.get(offer.name, {})
-        chosen = [option for option in mine.values() if not option.default]
+        chosen = selected_by_name(mine)
         return [own.of(option.path, self._full_name(offer.name, option.name)) for option in chosen]
 
     def _full_name(self, model: str, adapter: str) -> str:

@@ -44,14 +44,16 @@ class StoreOffers:
         self._base = base
 
     async def all(self) -> Sequence[Offer]:
-        return await asyncio.to_thread(lambda: [self._offer(entry) for entry in self._store.list()])
+        return await asyncio.to_thread(
+            lambda: [self._offer(entry) for entry in self._store.list() if not entry.is_adapter]
+        )
 
     async def find(self, *names: str) -> list[Offer | None]:
         return await asyncio.to_thread(lambda: [self._find(name) for name in names])
 
     def _find(self, name: str) -> Offer | None:
         entry = self._store.find(name)
-        return None if entry is None else self._offer(entry)
+        return None if entry is None or entry.is_adapter else self._offer(entry)
 
     def _offer(self, entry: ModelEntry) -> Offer:
         return offer_of(self._store, entry, self._base)

@@ -161,7 +161,7 @@ ERRORS = [
     (lambda own: own.create("a/b/c/d/e", from_="g"), 400, "name"),
     (lambda own: own.create("x", from_="nothing"), 400, "nothing"),
     (lambda own: own.create("x", from_="g", template="{{ .Prompt }}"), 400, "template"),
-    (lambda own: own.create("x", from_="g", adapters={"a": "sha256:" + "0" * 64}), 400, "adapters"),
+    (lambda own: own.create("x", from_="kvasir-mini", adapters={"a.gguf": "sha256:" + "0" * 64}), 400, "blob"),
     (lambda own: own.create("x", from_="kvasir-mini", parameters={"colour": 1}), 400, "colour"),
     (lambda own: own.create("x", from_="g", quantize="q3"), 400, "quantize"),
     (lambda own: own.create("x", files={"a.gguf": "sha256:" + "0" * 64}), 400, ""),

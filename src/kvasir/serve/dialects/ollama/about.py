@@ -92,6 +92,7 @@ def shown(entry: ModelEntry, facts: dict[str, Any]) -> dict[str, Any]:
         entry.license,
         entry.requires,
         draft=_drafter(entry),
+        adapters=tuple(weights.source or Path(weights.path).name for weights in entry.adapters),
     )
     return {
         "license": "\n".join(entry.license),

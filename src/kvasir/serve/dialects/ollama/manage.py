@@ -56,7 +56,13 @@ async def create(wire: CreateRequest, request: HTTPRequest) -> Response:
     store, name, recipe = store_of(request), wire.named, to_recipe(wire)
     changes = follow(
         lambda report, stop: store.create(
-            name, recipe, files=wire.files, draft_files=wire.draft_files, report=report, stop=stop
+            name,
+            recipe,
+            files=wire.files,
+            draft_files=wire.draft_files,
+            adapter_files=wire.adapters,
+            report=report,
+            stop=stop,
         )
     )
     return await _respond(request, wire.stream, changes)

@@ -73,10 +73,10 @@ class PushRequest(PullRequest):
 
 class CreateRequest(Naming):
     """POST /api/create. files: file name -> digest ("sha256:...") of an uploaded blob. draft_files: of the model that
-    drafts; draft: such a model by name. draft_quantize: as quantize, or none."""
+    drafts; draft: such a model by name. draft_quantize: as quantize, or none. adapters: the files of an adapter, as
+    `files`, that applies to all requests."""
 
     REFUSED: ClassVar[Refused] = {
-        "adapters": (({},), "merge the adapter into the weights"),
         "renderer": (("",), "write the format as a Jinja template"),
         "parser": (("",), "`kvasir serve --tool-format` and `--reasoning-format` select the formats"),
         "info": (({},), "it is read from the weights"),
