@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.adapters import AdapterOption, parse_adapters
+from kvasir.cli.peer_lora import spread
 from kvasir.errors import ConfigError
 from tests.cli.test_peer_flags import chosen
 
@@ -29,6 +30,20 @@ SQL, MATH = AdapterOption("sql", "a/sql"), AdapterOption("math", "b")
 )  # fmt: skip
 def test_adapters_of_other_engines_are_ours(arguments, expected):
     assert list(parse_adapters(chosen(*arguments)[0].lora or ())) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("serve m --lora-modules a=b c=d -x", "serve m --lora-modules a=b --lora-modules c=d -x"),
+        ("serve m --lora-paths a=b {} c=d m", "serve m --lora-paths a=b --lora-paths {} --lora-paths c=d m"),
+        ("--lora-modules a=b --port 1 c=d", "--lora-modules a=b --port 1 c=d"),
+        ("--lora-modules", "--lora-modules"),
+        ("run m a=b --x=y --lora a=b c=d", "run m a=b --x=y --lora a=b c=d"),
+    ],
+)
+def test_a_list_after_one_flag_is_a_flag_for_each(given, expected):
+    assert spread(given.split()) == expected.split()
 
 
 def test_the_greater_number_of_adapters_in_memory_holds():

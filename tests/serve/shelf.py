@@ -6,7 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from kvasir.adapters import parse_adapters
 from kvasir.config import EngineOptions
+from kvasir.engine.adapter_shelf import AdapterShelf
 from kvasir.engine.front import Front
 from kvasir.errors import KvasirError
 from kvasir.serve.hosting.model_manager import ModelManager
@@ -52,6 +54,7 @@ class Launcher:
         if options.model in self.failing:
             raise self.failing[options.model]
         front = make_front(info={"name": options.model})
+        front.adapters = AdapterShelf(front.engine, parse_adapters(options.lora or ()))
         await front.start()
         self.launched.append((options, front))
         self.most = max(self.most, len(self.there))

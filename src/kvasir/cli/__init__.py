@@ -8,10 +8,11 @@ def main() -> None:
     import sys
 
     from kvasir.cli.app import app
+    from kvasir.cli.peer_lora import spread
     from kvasir.errors import KvasirError
 
     try:
-        app()
+        app(spread(sys.argv[1:]))
     except KvasirError as error:
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:

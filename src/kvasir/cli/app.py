@@ -82,6 +82,8 @@ def serve(
 
     Example: kvasir serve --keep-alive 600
 
+    Example: kvasir serve qwen3-8b --lora sql=loras/sql --lora-dir loras  (requests then have the model sql)
+
     Example: kvasir serve qwen3-8b --speculate ngram,suffix,draft=qwen3-0.6b --draft-max 8
     """
     from kvasir.cli import serve as command
@@ -115,6 +117,8 @@ def run(
     Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
 
     Example: kvasir run kvasir-mini - --chat --speculate ngram < question.txt
+
+    Example: kvasir run qwen3-8b "Ten best customers" --lora loras/sql
     """
     from kvasir.cli import run as command
 
@@ -136,6 +140,8 @@ def chat(
     """Chat with a model in the terminal; /help lists the commands.
 
     Example: kvasir chat kvasir-mini
+
+    Example: kvasir chat qwen3-8b --lora loras/sql:0.5
 
     Example: kvasir chat qwen3-8b.gguf -md qwen3-8b-eagle3.gguf --spec-type draft-eagle3
     """

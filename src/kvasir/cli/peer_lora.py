@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvasir.adapters import AdapterOption, parse_adapters
 from kvasir.config import EngineOptions, option
 from kvasir.errors import ConfigError
+
+_LISTS = ("--lora-modules", "--lora-paths")
 
 # ruff: noqa: RUF009 - what `option` makes is a field
 
@@ -16,7 +19,7 @@ class LoraFlags:
     """Flags of engine commands besides those of EngineOptions."""
 
     lora_modules: list[str] | None = option(
-        None, "vLLM's and SGLang's --lora: NAME=PATH, or JSON (repeatable).", "--lora-modules", "--lora-paths"
+        None, "vLLM's and SGLang's --lora: NAME=PATH, or JSON (repeatable).", *_LISTS
     )
     enable_lora: bool = option(
         False, "vLLM's and SGLang's; no effect: requests may always name adapters.", "--enable-lora"
@@ -60,6 +63,20 @@ def with_lora_flags(options: EngineOptions, flags: LoraFlags, notes: list[str]) 
     notes += [f"{name}: no effect" for name, value in idle.items() if value is not None]
     every = [one.text for one in (*given, *named)] if named or flags.lora_init_without_apply else options.lora
     return replace(options, lora=every, max_loras=max(options.max_loras, flags.max_cpu_loras or 0))
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command line with --lora-modules a=b c=d, as vLLM and SGLang take it, as a flag for each."""
+    found: list[str] = []
+    flag = ""
+    for argument in arguments:
+        is_adapter = ("=" in argument and not argument.startswith("-")) or argument.startswith("{")
+        if flag and is_adapter and found[-1] != flag:
+            found.append(flag)
+        elif not is_adapter:
+            flag = argument if argument in _LISTS else ""
+        found.append(argument)
+    return found
 
 
 def _named(text: str) -> str:
