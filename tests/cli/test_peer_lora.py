@@ -8,6 +8,7 @@ import pytest
 
 from kvasir.adapters import AdapterOption, parse_adapters
 from kvasir.cli.peer_lora import spread
+from kvasir.config import check
 from kvasir.errors import ConfigError
 from tests.cli.test_peer_flags import chosen
 
@@ -46,17 +47,12 @@ def test_a_list_after_one_flag_is_a_flag_for_each(given, expected):
     assert spread(given.split()) == expected.split()
 
 
-def test_the_greater_number_of_adapters_in_memory_holds():
-    assert chosen("--max-loras", "4", "--max-cpu-loras", "32")[0].max_loras == 32
-    assert chosen("--max-loras-per-batch", "80", "--max-cpu-loras", "32")[0].max_loras == 80
-
-
 def test_flags_without_effect_say_so():
     _, notes = chosen("--lora-dtype", "bfloat16", "--max-loaded-loras", "9", "--fully-sharded-loras")
     assert notes.count("no effect") == 3
 
 
-@pytest.mark.parametrize("arguments", [("--lora", "=a"), ("--max-cpu-loras", "0"), ("--lora-modules", "{")])
+@pytest.mark.parametrize("arguments", [("--lora", "=a"), ("--max-loras", "0"), ("--lora-modules", "{")])
 def test_what_cannot_be_is_refused(arguments):
     with pytest.raises(ConfigError):
-        chosen(*arguments)
+        check(chosen(*arguments)[0])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from kvasir.adapters import AdapterOption, parse_adapters
 from kvasir.config import EngineOptions, option
-from kvasir.errors import ConfigError
 
 _LISTS = ("--lora-modules", "--lora-paths")
 
@@ -23,9 +22,6 @@ class LoraFlags:
     )
     enable_lora: bool = option(
         False, "vLLM's and SGLang's; no effect: requests may always name adapters.", "--enable-lora"
-    )
-    max_cpu_loras: int | None = option(
-        None, "vLLM's: adapters in memory; the greater of it and --max-loras holds.", "--max-cpu-loras"
     )
     lora_init_without_apply: bool = option(
         False, "llama.cpp's: adapters apply only where a request says so.", "--lora-init-without-apply"
@@ -52,8 +48,6 @@ def with_lora_flags(options: EngineOptions, flags: LoraFlags, notes: list[str]) 
     if flags.lora_init_without_apply:
         given = tuple(replace(one, default=0.0) for one in given)
     named = parse_adapters([_named(text) for text in flags.lora_modules or ()])
-    if flags.max_cpu_loras is not None and flags.max_cpu_loras < 1:
-        raise ConfigError(f"--max-cpu-loras is {flags.max_cpu_loras}", "expected at least 1")
     idle = {
         "--max-loaded-loras": flags.max_loaded_loras,
         "--lora-dtype, --lora-backend and the like": flags.lora_tuning,
@@ -62,7 +56,7 @@ def with_lora_flags(options: EngineOptions, flags: LoraFlags, notes: list[str]) 
     }
     notes += [f"{name}: no effect" for name, value in idle.items() if value is not None]
     every = [one.text for one in (*given, *named)] if named or flags.lora_init_without_apply else options.lora
-    return replace(options, lora=every, max_loras=max(options.max_loras, flags.max_cpu_loras or 0))
+    return replace(options, lora=every)
 
 
 def spread(arguments: Sequence[str]) -> list[str]:
