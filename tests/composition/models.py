@@ -55,8 +55,8 @@ def block_drafter(model: str, variant: str) -> str:
     own = read_hf_config(config_file("kvasir-mini" if model.endswith(".gguf") else model))
     config = model_class_for(own).Config.from_hf(own)
     s = dflash_heads.settings(
-        variant, target=config.width, vocab=config.vocab_size, mask=config.vocab_size - 1, ids=(0,), layers=1,
-        embed=True, head=True,
+        variant, target=config.width, vocab=config.vocab_size, draft=config.vocab_size, mask=config.vocab_size - 1,
+        ids=(0,), layers=1, embed=True, head=True,
     )  # fmt: skip
     written = {**dflash_heads.config_of(s, variant), "num_target_layers": config.num_layers}
     return str(dflash_heads.write(_home() / f"drafter {next(_numbers)}", written, dflash_heads.tensors_of(s)))
