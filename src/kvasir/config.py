@@ -95,8 +95,9 @@ class EngineOptions:
         "Adapter as NAME=PATH, which requests select by its name; a path alone applies to all others (repeatable).",
         *("--lora", "--lora-scaled"),
     )
-    max_loras: int = option(
-        64, "Adapters in memory at once, and so in one step.", "--max-loras", "--max-loras-per-batch"
+    max_loras: int = option(64, "Adapters in use at once, and so in one step.", "--max-loras", "--max-loras-per-batch")
+    max_cpu_loras: int | None = option(
+        None, "Adapters in memory, in use or kept for later requests (default: as many as --max-loras)."
     )
     max_lora_rank: int | None = option(None, "Greatest rank of an adapter (default: any).")
     lora_memory: int | None = option(None, "Bytes of adapters in memory (default: a quarter of what stays free).")
@@ -191,9 +192,11 @@ class EngineConfig:
     footprint: Footprint
     memory_left: int  # bytes of the device's memory that stay free
     max_loras: int
+    max_cpu_loras: int
     max_lora_rank: int | None
     lora_memory: int  # bytes of adapters in memory, of `memory_left`
     targets: dict[ServiceClass, Target]
+    expects_adapters: bool = False  # whether the executor makes room for them at the start
     long_rope: bool = False  # whether LongRoPE's long factors apply
     notes: tuple[str, ...] = ()
 
@@ -207,7 +210,7 @@ def check(options: EngineOptions) -> None:
             raise ConfigError(f"{name} is {value}", f"expected at least {low}")
 
     lengths = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_chunk")
-    for name in (*lengths, "threads", "max_waiting", "max_loras", "max_lora_rank", "lora_memory"):
+    for name in (*lengths, "threads", "max_waiting", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_memory"):
         at_least(name, 1)
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
@@ -234,6 +237,10 @@ def check(options: EngineOptions) -> None:
     own = options.draft_dtype, options.draft_quantize, options.draft_max_model_len
     check_own(parse(options.speculate), *own)
     parse_adapters(options.lora or ())
+    if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras is {options.max_cpu_loras}", f"expected at least max_loras, which is {options.max_loras}"
+        )
     slo_targets(options)
 
 

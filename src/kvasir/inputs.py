@@ -199,8 +199,8 @@ def _check_positions(inputs: Inputs, prompt_len: int) -> None:
 
 
 def in_effect(adapters: Sequence[Adapter], position: int) -> tuple[tuple[str, float], ...]:
-    """(name, scale) of the adapters that apply at a position, in their order."""
-    return tuple((a.name, a.scale) for a in adapters if a.start <= position)
+    """(content, scale) of the adapters that apply at a position, in their order."""
+    return tuple((a.content, a.scale) for a in adapters if a.start <= position)
 
 
 def scope(inputs: Inputs, adapters: Sequence[Adapter]) -> bytes:

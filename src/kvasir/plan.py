@@ -172,13 +172,15 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of execution: `left` rows are freed, `joined` rows set, `dropped` encoder outputs dropped,
-    `encodes` made, `saves` read, `copies` made, `loads` written, `decodes` and `work` computed. No row is in both of
-    the last two.
+    """One step. Order of execution: `adapters` are installed, `left` rows freed, `joined` rows set, `dropped` encoder
+    outputs dropped, `encodes` made, `saves` read, `copies` made, `loads` written, `decodes` and `work` computed. No row
+    is in both of the last two.
 
     saves: (cache group, block) whose bytes are returned in the result, in the cache's portable order.
     copies: (cache group, source block, target block), all read before any is written.
     loads: (cache group, block, the bytes of an earlier save).
+    adapters: (id, content hash) that the id stands for from this step on, "" for none. Who executes the plan installs
+    them with `Runner.set_adapter`; no row of an earlier step that still runs has such an id.
     """
 
     step: int
@@ -191,6 +193,7 @@ class StepPlan:
     encodes: tuple[EncoderWork, ...] = ()
     dropped: tuple[bytes, ...] = ()  # contents; the runner may not hold all of them
     decodes: Decodes = Decodes()
+    adapters: tuple[tuple[int, str], ...] = ()
 
     @property
     def computes(self) -> bool:
@@ -302,7 +305,7 @@ class Capacity:
     groups: tuple[CacheGroup, ...] = field(default_factory=tuple)
     num_blocks: tuple[int, ...] = ()
     vocab_size: int = 0
-    adapters: tuple[str, ...] = ()  # names that requests may use; their ids in a Join are 1, 2, ...
+    adapters: int = 0  # greatest id of an adapter (Adapted), and so the number that may be installed at a time
     max_drafted: int = 0  # most drafted ids of a row in a step
     computes: tuple[str, ...] = ()  # names of inputs.FEATURES
     encoders: Encoders | None = None

@@ -362,6 +362,28 @@ class EngineStats:
         Chart(TEXT, "Time saved by drafts", by=("model_name",)),
         start=float,
     )
+    adapters_registered: int = gauge(
+        "adapters_registered", "Adapters that requests may name.", Chart(ENGINE, "Adapters", "registered")
+    )
+    adapters_resident: int = gauge(
+        "adapters_resident", "Adapters in memory, those that load included.", Chart(ENGINE, "Adapters", "in memory")
+    )
+    adapters_bytes: int = gauge(
+        "adapters_bytes", "Bytes of the adapters in memory.", Chart(ENGINE, "Bytes of adapters", by=("model_name",))
+    )
+    adapters_loads: int = counter(
+        "adapters_loads", "Adapters loaded into memory.", Chart(ENGINE, "Loads of adapters", "loads")
+    )
+    adapters_evictions: int = counter(
+        "adapters_evictions",
+        "Adapters evicted from memory to make room for others.",
+        Chart(ENGINE, "Loads of adapters", "evictions"),
+    )
+    adapters_load_seconds: Histogram = histogram(
+        "adapters_load_seconds",
+        "From the beginning of an adapter's load until requests can join with it.",
+        Chart(ENGINE, "Time of a load of an adapter"),
+    )
     steps: int = counter("engine_steps", "Steps computed.", Chart(ENGINE, "Steps per second", by=("model_name",)))
     computed_tokens: int = counter(
         "engine_computed_tokens",

@@ -3,8 +3,10 @@ ones share what is cached."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,30 +17,49 @@ from kvasir.layers.adapters import slots
 from kvasir.sched import admission
 from kvasir.types import Request
 from tests.engine.cores import core_of, random_model
-from tests.lora.adapters import give
+from tests.layers.adapted import adapter_of
 from tests.oracle import mixed_requests, plain, same, together
 
 NAMES = ("x", "y")
 
 
+def adapter(name: str, scale: float = 1.0, start: int = 0) -> Adapter:
+    return Adapter(name, scale, start, content=name)
+
+
+class Made:
+    """Loads adapters that are in memory."""
+
+    def __init__(self, made: dict[str, Any]):
+        self.made = made
+
+    def begin(self, path: str, content: str) -> Future:
+        done: Future = Future()
+        done.set_result(self.made[content])
+        return done
+
+    def close(self) -> None: ...
+
+
 def adapted_core(folder: str, executor: str, **options) -> EngineCore:
     """With two random adapters."""
     core = core_of(folder, executor=executor, threads=1, block_size=16, **options)
-    core.scheduler.capacity = replace(core.scheduler.capacity, adapters=NAMES)
-    for i in range(len(NAMES)):
+    made: dict[str, Any] = {}
+    for i, name in enumerate(NAMES):
         rng, pairs = np.random.default_rng(i), {}
         for slot, (linear, part) in slots(core.runner.executor.model).items():
             a = rng.standard_normal((4, linear.inputs), np.float32) * linear.inputs**-0.5
             pairs[slot] = a, rng.standard_normal((linear.outputs[part], 4), np.float32) * 0.5, 0.3
-        give(core.runner, 1 + i, pairs)
+        made[name] = core.runner.executor.pack_adapter(adapter_of(pairs))
+    core.scheduler.adapters._loader = Made(made)
     return core
 
 
 def requests() -> list[Request]:
     """The same prompts for each adapter and for none, for several, and for some that begin later."""
     found = mixed_requests(300, 160, count=3, longest=70)
-    several = (Adapter("x", 0.5), Adapter("y", -1.0, 9))
-    adapters = [(), *((Adapter(name),) for name in NAMES), several, (Adapter("y", 1.0, 37),)]
+    several = (adapter("x", 0.5), adapter("y", -1.0, 9))
+    adapters = [(), *((adapter(name),) for name in NAMES), several, (adapter("y", 1.0, 37),)]
     return [replace(r, id=f"{r.id} {i}", adapters=chosen) for r in found for i, chosen in enumerate(adapters)]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
 
-from kvasir.inputs import NONE, Inputs, Span
-from kvasir.plan import Adapted, pack_ids
+from kvasir.inputs import NONE, Adapter, Inputs, Span
+from kvasir.plan import pack_ids
 from kvasir.runner.fake_content import PLAIN, FakeContent, fake_mixed
 
 IDS = np.arange(1, 9)
+x, y = partial(Adapter, "x", content="x"), partial(Adapter, "y", content="y")
 IMAGE, CLIP = sha256(b"image").digest(), sha256(b"clip").digest()
 
 
@@ -42,16 +44,16 @@ def test_numbers_of_a_span_depend_on_its_content_and_place_in_it():
 
 
 def test_an_adapter_changes_everything_from_its_start_on():
-    assert changed(adapters=(Adapted(1, start=5),)) == [5, 6, 7]
-    assert numbers(adapters=(Adapted(1, start=5),)) != numbers(adapters=(Adapted(2, start=5),))
-    assert numbers(adapters=(Adapted(1, 0.5),)) != numbers(adapters=(Adapted(1),))
+    assert changed(adapters=(x(start=5),)) == [5, 6, 7]
+    assert numbers(adapters=(x(start=5),)) != numbers(adapters=(y(start=5),))
+    assert numbers(adapters=(x(scale=0.5),)) != numbers(adapters=(x(),))
 
 
 def test_inputs_of_the_whole_sequence_are_its_scope():
-    given = [(Inputs(bias=bytes(4)), ()), (Inputs(encoded=IMAGE), ()), (NONE, (Adapted(1),)), (NONE, (Adapted(2),))]
+    given = [(Inputs(bias=bytes(4)), ()), (Inputs(encoded=IMAGE), ()), (NONE, (x(),)), (NONE, (y(),))]
     scopes = {FakeContent(inputs, adapters, 8).scope for inputs, adapters in [(NONE, ()), *given]}
     assert len(scopes) == 5
-    assert FakeContent(NONE, (Adapted(1, start=3),), 8).scope == 0, "it begins later"
+    assert FakeContent(NONE, (x(start=3),), 8).scope == 0, "it begins later"
 
 
 def test_explicit_positions_change_the_numbers():

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
-from kvasir.plan import Adapted, StepPlan
+from kvasir.inputs import Adapter
+from kvasir.plan import StepPlan
 from kvasir.runner.fake import FakeRunner, fake_masked, fake_next
+from kvasir.runner.fake_adapters import FakePacked
 from kvasir.runner.fake_content import PLAIN, FakeContent
+from kvasir.sched.adapters import AdapterPool
 from kvasir.sched.scheduler import Scheduler
 from kvasir.seeds import answer_seed
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, each_delta
 from tests.sched.guides import allowed_at, mask_at
 
 ADAPTERS = ("x", "y")
+
+
+def adapter(name: str, scale: float = 1.0, start: int = 0, content: str = "", nbytes: int = 1) -> Adapter:
+    """As an engine's handle completes it."""
+    return Adapter(name, scale, start, content or f"content of {name}", name, nbytes)
+
+
+class AtOnce:
+    """Loads adapters at once."""
+
+    def begin(self, path: str, content: str) -> Future:
+        done: Future = Future()
+        done.set_result(FakePacked(content, 1))
+        return done
+
+    def close(self) -> None: ...
+
+
+def adapter_pool(ids: int = 8) -> AdapterPool:
+    """Whose adapters are loaded at once."""
+    return AdapterPool(AtOnce(), ids, 1 << 20)
 
 
 def request(id: str, prompt: list[int], **params) -> Request:
@@ -55,11 +80,10 @@ def by_hand(
 
 
 def content_of(request: Request, max_len: int) -> FakeContent:
-    """What the request is computed from, where the runner has ADAPTERS."""
+    """What the request is computed from."""
     if not request.inputs and not request.adapters:
         return PLAIN
-    adapted = [Adapted(1 + ADAPTERS.index(a.name), a.scale, a.start) for a in request.adapters]
-    return FakeContent(request.inputs, adapted, max_len + 1)
+    return FakeContent(request.inputs, request.adapters, max_len + 1)
 
 
 class Drive:
@@ -75,7 +99,7 @@ class Drive:
     def step(self) -> list[Delta]:
         if self.scheduler.drafter:
             self.scheduler.drafter.learn(1 << 20)
-        late = self.scheduler.enter_grammars()
+        late = [*self.scheduler.enter_grammars(), *self.scheduler.take_adapters()]
         for d in late:
             self.reasons[d.id, d.index] = d.finish_reason
         plan = self.scheduler.plan()
@@ -87,6 +111,8 @@ class Drive:
         return []
 
     def _commit(self, plan: StepPlan) -> list[Delta]:
+        for id, content in plan.adapters:
+            self.runner.set_adapter(id, self.scheduler.adapters.held(content))
         pending = self.runner.execute(plan)
         result = self.runner.sample(pending, self.scheduler.masks(plan), self.scheduler.ahead(plan))
         deltas = each_delta(self.scheduler.commit(plan, result))

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from kvasir.inputs import Adapter, Inputs, Source, Span
 from kvasir.plan import pack_ids
-from tests.sched.drive import ADAPTERS
+from tests.sched.drive import ADAPTERS, adapter
 
 SOURCES = {sha256(data).digest(): Source(sha256(data).digest(), 14, data) for data in (b"cat", b"dog", b"tune")}
 CONTENTS = list(SOURCES)
@@ -67,5 +67,5 @@ def random_adapters(draw: random.Random, length: int) -> tuple[Adapter, ...]:
     """Some begin with the prompt, some inside it, some in the answer."""
     starts = [0, 0, 7, 16, length + 2]
     return tuple(
-        Adapter(draw.choice(ADAPTERS), draw.choice([1.0, 0.5]), draw.choice(starts)) for _ in range(draw.choice([1, 2]))
+        adapter(draw.choice(ADAPTERS), draw.choice([1.0, 0.5]), draw.choice(starts)) for _ in range(draw.choice([1, 2]))
     )

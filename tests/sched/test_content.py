@@ -20,7 +20,7 @@ from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams
 from tests.examples import examples
 from tests.oracle import plain, same, together
-from tests.sched.drive import ADAPTERS, Drive, by_hand
+from tests.sched.drive import Drive, adapter, adapter_pool, by_hand
 from tests.sched.inputs import CONTENTS, random_adapters, random_inputs, sources_of
 
 SIZE, PROMPT = 8, tuple(range(40))
@@ -28,9 +28,9 @@ CAT, DOG, _ = CONTENTS
 
 
 def make(**options) -> Drive:
-    options = {"num_blocks": 100, "block_size": SIZE, "adapters": ADAPTERS, **options}
+    options = {"num_blocks": 100, "block_size": SIZE, **options}
     runner = FakeRunner(**options)
-    return Drive(Scheduler(runner.capacity), runner)
+    return Drive(Scheduler(runner.capacity, adapters=adapter_pool()), runner)
 
 
 def ask(drive: Drive, inputs: Inputs = NONE, adapters: tuple[Adapter, ...] = (), prompt=PROMPT) -> int:
@@ -77,17 +77,17 @@ WHOLE = len(PROMPT) - 1  # the last one is always computed
         ({"inputs": Inputs(bias=bytes(4))}, {}, 0),
         ({"inputs": Inputs(bias=bytes(4))}, {"inputs": Inputs(bias=bytes(4))}, WHOLE),
         ({"inputs": Inputs(encoded=CAT)}, {"inputs": Inputs(encoded=DOG)}, 0),
-        ({"adapters": (Adapter("x"),)}, {}, 0),
-        ({"adapters": (Adapter("x"),)}, {"adapters": (Adapter("x"),)}, WHOLE),
-        ({"adapters": (Adapter("x"),)}, {"adapters": (Adapter("x", 0.5),)}, 0),
-        ({"adapters": (Adapter("x"),)}, {"adapters": (Adapter("y"),)}, 0),
-        ({"adapters": (Adapter("x", start=20),)}, {}, 20),
-        ({"adapters": (Adapter("x", start=20),)}, {"adapters": (Adapter("x", start=20),)}, WHOLE),
-        ({"adapters": (Adapter("x", start=20),)}, {"adapters": (Adapter("x", start=30),)}, 20),
-        ({"adapters": (Adapter("x", start=20),)}, {"adapters": (Adapter("x", start=20), Adapter("y", start=30))}, 30),
-        ({"adapters": (Adapter("x"), Adapter("y", start=9))}, {"adapters": (Adapter("x"),)}, 9),
-        ({"adapters": (Adapter("x"), Adapter("y"))}, {"adapters": (Adapter("y"), Adapter("x"))}, 0),
-        ({"adapters": (Adapter("x", start=44),)}, {}, WHOLE),
+        ({"adapters": (adapter("x"),)}, {}, 0),
+        ({"adapters": (adapter("x"),)}, {"adapters": (adapter("x"),)}, WHOLE),
+        ({"adapters": (adapter("x"),)}, {"adapters": (adapter("x", 0.5),)}, 0),
+        ({"adapters": (adapter("x"),)}, {"adapters": (adapter("y"),)}, 0),
+        ({"adapters": (adapter("x", start=20),)}, {}, 20),
+        ({"adapters": (adapter("x", start=20),)}, {"adapters": (adapter("x", start=20),)}, WHOLE),
+        ({"adapters": (adapter("x", start=20),)}, {"adapters": (adapter("x", start=30),)}, 20),
+        ({"adapters": (adapter("x", start=20),)}, {"adapters": (adapter("x", start=20), adapter("y", start=30))}, 30),
+        ({"adapters": (adapter("x"), adapter("y", start=9))}, {"adapters": (adapter("x"),)}, 9),
+        ({"adapters": (adapter("x"), adapter("y"))}, {"adapters": (adapter("y"), adapter("x"))}, 0),
+        ({"adapters": (adapter("x", start=44),)}, {}, WHOLE),
     ],
 )  # fmt: skip
 def test_prefixes_are_shared_where_the_inputs_are_equal(first, second, shared):
@@ -128,10 +128,8 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
     draw = random.Random(seed)
 
     def core(**options) -> EngineCore:
-        fake = FakeRunner(
-            kinds=kinds, block_size=SIZE, max_model_len=96, adapters=ADAPTERS, overlaps=overlaps, **options
-        )
-        return EngineCore(fake, Scheduler(fake.capacity, max_chunk=14))
+        fake = FakeRunner(kinds=kinds, block_size=SIZE, max_model_len=96, overlaps=overlaps, **options)
+        return EngineCore(fake, Scheduler(fake.capacity, max_chunk=14, adapters=adapter_pool()))
 
     requests = [
         Request(
@@ -170,9 +168,9 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (Inputs(positions=pack_ids([0] * 80), axes=2), (), "1 or 3"),
         (Inputs(bias=b"123"), (), "bias"),
         (Inputs(bias=b"\0\0\xc0\x7f"), (), "bias"),
-        (Inputs(), (Adapter("x", float("nan")),), "scale"),
-        (Inputs(), (Adapter("x", 1.0, -1),), "position"),
-        (Inputs(), (Adapter("z"),), "adapter"),
+        (Inputs(), (adapter("x", float("nan")),), "scale"),
+        (Inputs(), (adapter("x", 1.0, -1),), "position"),
+        (Inputs(), (Adapter("z"),), "adapter 'z' is not loaded"),
         (image(length=14, both_ways=True), (), "12"),
     ],
 )
@@ -194,12 +192,12 @@ def test_features_that_the_executor_lacks_are_refused_by_name(feature):
         "axes": (Inputs(positions=pack_ids([0] * 120), axes=3), ()),
         "bias": (Inputs(bias=bytes(4)), ()),
         "second": (Inputs(second=3), ()),
-        "adapters": (Inputs(), (Adapter("x", 0.5),)),
+        "adapters": (Inputs(), (adapter("x", 0.5),)),
     }
-    runner = FakeRunner(adapters=ADAPTERS)
+    runner = FakeRunner()
     without = replace(runner.capacity, computes=tuple(name for name in FEATURES if name != feature))
     with pytest.raises(InvalidRequest, match=FEATURES[feature]):
-        ask(Drive(Scheduler(without), runner), *asks[feature])
+        ask(Drive(Scheduler(without, adapters=adapter_pool()), runner), *asks[feature])
 
 
 def test_a_span_without_room_gets_room_in_the_next_step():

@@ -6,19 +6,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.caches import CacheKind, Cross, Latent, PagedKV, State, Window
-from kvasir.inputs import Adapter
 from kvasir.kv.tiers.block import GroupFacts, StoreFacts
 from kvasir.plan import StepPlan
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from tests.examples import examples
 from tests.kv.chunked import Chunked
-from tests.sched.drive import Drive, by_hand, request
+from tests.sched.drive import Drive, adapter, adapter_pool, by_hand, request
 from tests.sched.test_together import ShakyTier
 
 SIZE, VOCAB, LENGTH = 8, 256, 128
@@ -107,7 +105,7 @@ def test_evicted_blocks_come_back_from_a_tier(kinds, length):
 def test_batched_answers_equal_single_ones(kinds, which, ahead):
     """Tiny pools: sequences wait for blocks, and are preempted."""
     runner = FakeRunner(
-        kinds=kinds, block_size=SIZE, max_model_len=LENGTH, max_tokens_per_step=24, adapters=("x",), max_rows=4,
+        kinds=kinds, block_size=SIZE, max_model_len=LENGTH, max_tokens_per_step=24, max_rows=4,
         num_blocks=2 + max(kind.blocks(LENGTH, SIZE) for kind in kinds),
     )  # fmt: skip
     scheduler = Scheduler(runner.capacity)
@@ -128,15 +126,14 @@ def test_batched_answers_equal_single_ones(kinds, which, ahead):
     assert all(pool.free == pool.total for pool in scheduler.kv.pools)
 
 
-@pytest.mark.parametrize("adapters", [("x",)])
-def test_fixed_blocks_belong_to_their_namespace(adapters):
+def test_fixed_blocks_belong_to_their_namespace():
     """Sequences of one namespace share an encoder's output; sequences of another namespace never read it."""
-    runner = FakeRunner(kinds=(PagedKV(), Cross(length=20)), block_size=SIZE, adapters=adapters, num_blocks=40)
-    scheduler = Scheduler(runner.capacity)
+    runner = FakeRunner(kinds=(PagedKV(), Cross(length=20)), block_size=SIZE, num_blocks=40)
+    scheduler = Scheduler(runner.capacity, adapters=adapter_pool())
     drive = Drive(scheduler, runner)
-    for adapter in (None, "x", None, "x"):
-        one = request(f"{adapter} {len(drive.plans)}", list(range(30)))
-        object.__setattr__(one, "adapters", (Adapter(adapter),) if adapter else ())
+    for name in (None, "x", None, "x"):
+        one = request(f"{name} {len(drive.plans)}", list(range(30)))
+        object.__setattr__(one, "adapters", (adapter(name),) if name else ())
         scheduler.add(one)
         drive.drain()
         assert drive.tokens[one.id, 0] == by_hand(one, VOCAB, 512)[0]

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.inputs import Adapter
 from kvasir.plan import StepResult
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
 from kvasir.types import Request, SamplingParams
 from tests.examples import examples
-from tests.sched.drive import Drive, by_hand, request
+from tests.sched.drive import Drive, adapter, adapter_pool, by_hand, request
 
 EOS = frozenset({5})
 
@@ -31,8 +30,8 @@ class Clock:
 
 def make(ahead: bool = False, clock=None, **options) -> Drive:
     scheduling = {k: options.pop(k) for k in ("prefix_cache", "eviction") if k in options}
-    fake = FakeRunner(**{"adapters": ("x",), "block_size": 8, "num_blocks": 100, **options})
-    scheduler = Scheduler(fake.capacity, eos_ids=EOS, clock=clock or Clock(), **scheduling)
+    fake = FakeRunner(**{"block_size": 8, "num_blocks": 100, **options})
+    scheduler = Scheduler(fake.capacity, eos_ids=EOS, clock=clock or Clock(), adapters=adapter_pool(), **scheduling)
     return Drive(scheduler, fake, ahead)
 
 
@@ -132,7 +131,7 @@ def test_a_request_without_a_common_prefix_does_not_wait(block_size):
     [
         ({"cache_salt": "x"}, {"cache_salt": "y"}),
         ({"cache_salt": "x"}, {}),
-        ({"adapters": (Adapter("x"),)}, {}),
+        ({"adapters": (adapter("x"),)}, {}),
         ({"no_cache": True}, {}),
         ({}, {"no_cache": True}),
         ({"no_cache": True}, {"no_cache": True}),

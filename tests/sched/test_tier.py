@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvasir.engine.core import EngineCore
-from kvasir.inputs import Adapter
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import GroupFacts, StoredBlock, StoreFacts, chain
 from kvasir.kv.tiers.disk import DiskTier
@@ -24,7 +23,7 @@ from kvasir.sched.service import Service
 from kvasir.types import FinishReason, Request, SamplingParams
 from tests.kv._disk import path_of
 from tests.kv._tiers import read_at, until
-from tests.sched.drive import by_hand, request
+from tests.sched.drive import adapter, adapter_pool, by_hand, request
 
 SIZE = 8
 PROMPT = list(range(10, 90))  # ten blocks, of which one more request can take nine
@@ -39,10 +38,10 @@ def compute_seconds(monkeypatch):
 
 
 def make(folder: Path, *, max_bytes: int = 1 << 20, tier_bytes: int = 1 << 20, fault=None, **options) -> EngineCore:
-    runner = FakeRunner(**{"adapters": ("x",), "block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
+    runner = FakeRunner(**{"block_size": SIZE, "num_blocks": 40, "fault": fault, **options})
     tier = DiskTier(folder, StoreFacts("fake", "1", SIZE, (GroupFacts("ids", SIZE * 8),)), max_bytes)
     assert tier.wait_scanned(30.0)
-    return EngineCore(runner, Scheduler(runner.capacity, tier=tier, tier_bytes=tier_bytes))
+    return EngineCore(runner, Scheduler(runner.capacity, tier=tier, tier_bytes=tier_bytes, adapters=adapter_pool()))
 
 
 def run(core: EngineCore, *requests: Request, faulty: bool = False) -> None:
@@ -174,14 +173,31 @@ def test_private_requests_leave_nothing_and_take_nothing(tmp_path):
     core = make(tmp_path / "kv", num_blocks=14)
     secret = Request("a", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), no_cache=True)
     run(core, secret)
-    adapted = Request("d", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), adapters=(Adapter("x"),))
-    run(core, adapted)
     core.close()
     assert core.stats().tier_saves == {}
     core = restarted(tmp_path / "kv")
     run(core, Request("b", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), no_cache=True))
     run(core, Request("c", tuple(PROMPT), SamplingParams(max_tokens=8, seed=0), cache_salt="s"))
     assert core.stats().tier_loads == {}
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (adapter("other name", content="content of x"), True),
+        (adapter("x", content="other content"), False),
+        (adapter("x", 0.5), False),
+        (None, False),
+    ],
+)
+def test_blocks_of_an_adapter_are_known_by_its_content_and_scale(tmp_path, second, found):
+    params = SamplingParams(max_tokens=8, seed=0)
+    core = make(tmp_path / "kv", num_blocks=14)
+    run(core, Request("a", tuple(PROMPT), params, adapters=(adapter("x"),)))
+    core.close()
+    core = make(tmp_path / "kv")
+    run(core, Request("b", tuple(PROMPT), params, adapters=(second,) if second else ()))
+    assert bool(core.stats().tier_loaded_tokens) == found
 
 
 @pytest.fixture

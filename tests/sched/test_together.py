@@ -45,7 +45,7 @@ from kvasir.types import (
 )
 from tests.examples import examples
 from tests.kv.chunked import Chunked
-from tests.sched.drive import ADAPTERS, by_hand, content_of
+from tests.sched.drive import adapter_pool, by_hand, content_of
 from tests.sched.guides import HandGuides, allowed_at
 from tests.sched.inputs import random_adapters, random_inputs, sources_of
 from tests.sched.one_by_one import OneByOne
@@ -83,7 +83,7 @@ class ShakyRunner(FakeRunner):
     samples = ShakyExecutor
 
     def __init__(self, chance: random.Random, bad_steps: float, bad_rows: float, **options):
-        super().__init__(fault=self._before, adapters=ADAPTERS, **options)
+        super().__init__(fault=self._before, **options)
         self.chance, self.bad_steps = chance, bad_steps
         self.executor.chance, self.executor.bad_rows = chance, bad_rows
 
@@ -246,6 +246,7 @@ class Run:
             tier_bytes=draw.choice([size * 8 * len(kinds) * 2, 1 << 20]),
             guides=self.guides,
             jump_ahead=draw.random() < 0.7,
+            adapters=adapter_pool(draw.choice([2, 3, 8])),
         )
         self.core, self.costs = EngineCore(runner, scheduler), StepTime(draw.choice(COSTS))
         self._observe, scheduler.service.observe = scheduler.service.observe, self._pass

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kvasir.errors import InvalidRequest, ModelNotFound, quoted
 from kvasir.inputs import Adapter
+from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, ModelInfo, Request
 
 NAMED = 8  # names that an error message lists
@@ -44,7 +45,8 @@ class AdapterNames:
             )
 
     def put(self, info: AdapterInfo) -> str:
-        """Adds an adapter, or replaces that of its name. Returns a content hash that has lost its last name, or ""."""
+        """Adds an adapter, or replaces that of its name. Returns a content hash that has lost its last name or pin by
+        that, or ""."""
         before = self._named.get(info.name)
         self._named[info.name] = info
         return self._lost(before) if before else ""
@@ -55,8 +57,10 @@ class AdapterNames:
             raise self._unknown(name, "lora_name")
         return self._lost(self._named.pop(name))
 
-    def _lost(self, info: AdapterInfo) -> str:
-        return "" if any(other.content == info.content for other in self._named.values()) else info.content
+    def _lost(self, before: AdapterInfo) -> str:
+        same = [info for info in self._named.values() if info.content == before.content]
+        lost = any(info.pinned for info in same) < before.pinned or not same
+        return before.content if lost else ""
 
     def resolve(self, request: Request) -> Request:
         """The request with the contents of the adapters that it names, without those of scale 0. Raises ModelNotFound,
@@ -110,10 +114,10 @@ class Adapters:
             if pinned:
                 self._refuse_pinned(info, model)
             lost = self.names.put(info)
-            if pinned:
-                self._pin(info)
             if lost:
                 self._drop(lost)
+            if pinned:
+                self._pin(info)
             return info
 
     def _refuse_pinned(self, info: AdapterInfo, model: ModelInfo) -> None:
@@ -157,3 +161,7 @@ class TakesAdapters(ABC):
 
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)
+
+    def _named(self, stats: EngineStats) -> EngineStats:
+        """The core's statistics with the number of names, of which the core knows nothing."""
+        return replace(stats, adapters_registered=len(self._adapters.names))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions, check
 from kvasir.device import memory_for
+from kvasir.engine.adapter_loader import make_adapters
 from kvasir.engine.core import EngineCore
 from kvasir.engine.load_text import load_text
 from kvasir.engine.progress import Progress
@@ -82,6 +83,7 @@ def _scheduler(
         guides=guides,
         jump_ahead=config.jump_ahead,
         drafter=drafter,
+        adapters=make_adapters(runner, runner.info, config.max_cpu_loras),
     )
 
 

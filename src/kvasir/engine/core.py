@@ -124,9 +124,11 @@ class EngineCore:
 
     def pin_adapter(self, info: AdapterInfo) -> None:
         """Moves an adapter into memory, where it stays."""
+        self.scheduler.adapters.pin(info.content, info.path, info.nbytes)
 
     def drop_adapter(self, content: str) -> None:
         """Ends the pin of an adapter, and removes it from memory once no request uses it."""
+        self.scheduler.adapters.drop(content)
 
     def expires(self) -> float | None:
         """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""
@@ -159,7 +161,8 @@ class EngineCore:
         """Plans, computes and commits one step; returns what it adds, each choice once. A step that raises fails only
         the requests in it."""
         begun = time.perf_counter()
-        late: list[Delta | Tokens] = [*self.scheduler.expire(), *self.scheduler.enter_grammars()]
+        scheduler = self.scheduler
+        late: list[Delta | Tokens] = [*scheduler.expire(), *scheduler.enter_grammars(), *scheduler.take_adapters()]
         plan = self.scheduler.plan()
         running, self._pending_step = self._pending_step, None
         following = self._launch(plan) if running and plan and self._follows(running, plan) else None
@@ -192,6 +195,8 @@ class EngineCore:
             self.plan_listener(plan)
         begun = time.perf_counter()
         try:
+            for adapter, content in plan.adapters:
+                self.runner.set_adapter(adapter, self.scheduler.adapters.held(content))
             return PendingStep(plan, begun, pending=self.runner.execute(plan))
         except Exception as error:
             raise_fault(error)
@@ -199,6 +204,8 @@ class EngineCore:
 
     def _follows(self, running: PendingStep, plan: StepPlan) -> bool:
         """Whether the plan may be launched before the running step is sampled."""
+        if plan.adapters:
+            return False  # they are installed between steps
         try:
             return running.error is None and self.runner.follows(plan, self._masks(running))
         except Exception as error:
@@ -276,6 +283,7 @@ class EngineCore:
             self._finish()
             self._leave_to_tier(seconds)
         finally:
+            self.scheduler.adapters.close()
             self.runner.close()
 
     def _leave_to_tier(self, seconds: float) -> None:
@@ -316,6 +324,11 @@ class EngineCore:
             blocks_used=s.kv.used,
             blocks_cached=cache.idle,
             block_size=s.capacity.block_size,
+            adapters_resident=s.adapters.resident,
+            adapters_bytes=s.adapters.resident_bytes,
+            adapters_loads=s.adapters.loads,
+            adapters_evictions=s.adapters.evictions,
+            adapters_load_seconds=s.adapters.load_seconds.copy(),
             draft_seconds_saved=s.draft_seconds_saved,
             kernel_seconds=self.runner.kernel_seconds,
             evicted_blocks=cache.evicted,

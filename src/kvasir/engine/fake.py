@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvasir.engine.adapter_loader import make_adapters
 from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.runner.fake import FakeRunner
@@ -14,6 +15,8 @@ class FakeEngine(InProcessEngine):
     def __init__(self, *, eos_ids: tuple[int, ...] = (), max_waiting: int = 1024, **runner):
         def build() -> EngineCore:
             fake = FakeRunner(**runner)
-            return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos_ids, max_waiting=max_waiting))
+            adapters = make_adapters(fake, fake.info)
+            scheduler = Scheduler(fake.capacity, eos_ids=eos_ids, max_waiting=max_waiting, adapters=adapters)
+            return EngineCore(fake, scheduler)
 
         super().__init__(build)

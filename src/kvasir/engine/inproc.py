@@ -127,10 +127,11 @@ class InProcessEngine(TakesAdapters):
         return await asyncio.to_thread(runner.read_adapter, path)
 
     async def stats(self) -> EngineStats:
-        return dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid())
+        return self._named(dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid()))
 
     async def look(self) -> Snapshot:
-        return await self._ask(EngineCore.look)
+        found = await self._ask(EngineCore.look)
+        return dataclasses.replace(found, stats=self._named(found.stats))
 
     async def alive(self, timeout: float = 1.0) -> bool:
         try:

@@ -124,6 +124,8 @@ def describe(model: Model, config: EngineConfig) -> ModelInfo:
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // config.block_size) for g in model.groups),
         targets=config.targets,
         drafters=config.drafters.methods if Task.GENERATE in forward.tasks else (),
+        max_adapters=config.max_loras,
+        adapter_bytes=config.lora_memory,
         draft_max=config.draft_max if config.drafters.methods and Task.GENERATE in forward.tasks else 0,
     )
 
@@ -134,7 +136,7 @@ def make_runner(model: Model, config: EngineConfig, info: ModelInfo) -> Runner:
         rope.serve(config.max_model_len)
     capacity = Capacity(
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
-        model.groups, config.num_blocks, info.vocab_size, max_drafted=MAX_DRAFTED,
+        model.groups, config.num_blocks, info.vocab_size, config.max_loras, MAX_DRAFTED,
     )  # fmt: skip
     with devices.memory_for("the KV cache and the buffers of a step"):
         return make.make_runner(model.loaded, config, capacity, info, model.device.kind)

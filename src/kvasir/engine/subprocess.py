@@ -201,12 +201,12 @@ class ProcessEngine(TakesAdapters):
     async def stats(self) -> EngineStats:
         answer = await self._query("stats")
         assert answer.stats is not None
-        return self._cumulative.add(answer.stats)
+        return self._named(self._cumulative.add(answer.stats))
 
     async def look(self) -> Snapshot:
         answer = await self._query("look")
         assert answer.snapshot is not None
-        return replace(answer.snapshot, stats=self._cumulative.add(answer.snapshot.stats))
+        return replace(answer.snapshot, stats=self._named(self._cumulative.add(answer.snapshot.stats)))
 
     async def check(self) -> None:
         """Checks that nothing leaked in the engine. Raises AssertionError."""

@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from kvasir.engine import wire
+from kvasir.engine.adapter_loader import make_adapters
 from kvasir.engine.core import EngineCore
 from kvasir.engine.sockets import remove_socket
 from kvasir.environment import prepare_torch
@@ -162,7 +163,8 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
         options = dict(spec.fake)
         eos = options.pop("eos_ids", ())
         fake = FakeRunner(**options)
-        return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos), ["fake runner"])
+        adapters = make_adapters(fake, fake.info)
+        return EngineCore(fake, Scheduler(fake.capacity, eos_ids=eos, adapters=adapters), ["fake runner"])
     from kvasir.engine.build import build_core
 
     assert spec.options is not None

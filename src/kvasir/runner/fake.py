@@ -26,11 +26,11 @@ import numpy as np
 
 from kvasir.caches import CacheKind, attention
 from kvasir.errors import DeviceFault
-from kvasir.inputs import FEATURES
+from kvasir.inputs import FEATURES, Adapter
 from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
-from kvasir.runner.fake_adapters import FakeAdapters
+from kvasir.runner.fake_adapters import FakeAdapters, FakePacked
 from kvasir.runner.fake_content import PLAIN, FakeContent
 from kvasir.runner.fake_guesses import FakeProposer
 from kvasir.runner.rows import Row, Rows
@@ -74,7 +74,6 @@ class FakeRunner(Runner):
         fault: Callable[[StepPlan], Any] | None = None,
         overlaps: bool = False,
         tasks: tuple[Task, ...] = (Task.GENERATE,),
-        adapters: tuple[str, ...] = (),
         max_loras: int = 8,
         lora_memory: int = 1 << 30,
         max_drafted: int = 8,
@@ -86,7 +85,7 @@ class FakeRunner(Runner):
         groups = tuple(CacheGroup(kind, (g,), 8 * (block_size + kind.keeps_starts)) for g, kind in enumerate(kinds))
         sizes = (num_blocks,) * len(groups)
         capacity = Capacity(
-            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, adapters, max_drafted,
+            max_rows, max_tokens_per_step, max_model_len, block_size, groups, sizes, vocab_size, max_loras, max_drafted,
             encoders=encoders,
         )  # fmt: skip
         info = ModelInfo(
@@ -163,6 +162,8 @@ class FakeExecutor:
         self.cache = FakeCache(capacity)
         self.arrived: set[int] = set()  # transfers of a connector that are done
         self.contents: dict[int, FakeContent] = {}  # by row, for sequences with inputs or adapters
+        self.adapters: dict[int, FakePacked] = {}  # by id
+        self.used: dict[int, dict[int, FakePacked]] = {}  # by row: its adapters when it joined, by id
         self.outputs: dict[bytes, tuple[bytes, int]] = {}  # by content: a hash of the encoded data, embeddings
         self.closed = False
 
@@ -173,12 +174,14 @@ class FakeExecutor:
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
-        rows.adapters.update(range(len(self.capacity.adapters) + 1))
 
     def enter(self, join: Join, row: Row) -> None:
         self.contents.pop(join.row, None)
+        self.used[join.row] = {a.adapter: self.adapters[a.adapter] for a in join.adapters if a.adapter in self.adapters}
         if join.inputs or join.adapters:
-            self.contents[join.row] = FakeContent(join.inputs, join.adapters, self.capacity.max_model_len + 1)
+            contents = {id: packed.content for id, packed in self.used[join.row].items()}
+            adapters = [Adapter("", a.scale, a.start, contents.get(a.adapter, "")) for a in join.adapters]
+            self.contents[join.row] = FakeContent(join.inputs, adapters, self.capacity.max_model_len + 1)
         if sampled := row.ids[join.prompt_len : row.known].tolist():
             # A handmade request may resume ids of an earlier engine without their carry.
             carries = (fake_carry(b"", sampled[i:]) for i in range(len(sampled)))
@@ -191,7 +194,12 @@ class FakeExecutor:
 
     def pack_adapter(self, adapter: Any) -> Any: ...
 
-    def set_adapter(self, adapter: int, packed: Any) -> None: ...
+    def set_adapter(self, adapter: int, packed: FakePacked | None) -> None:
+        if not 1 <= adapter <= self.capacity.adapters:
+            raise ValueError(f"adapter ids are 1 to {self.capacity.adapters}, not {adapter}")
+        self.adapters.pop(adapter, None)
+        if packed is not None:
+            self.adapters[adapter] = packed
 
     def start(self, step: ExecutorStep) -> FakeHandle:
         if self.fault:
@@ -220,6 +228,8 @@ class FakeExecutor:
     def _write(self, work: Work) -> None:
         row, end = self.rows[work.row], work.start + work.count
         content = self.contents.get(work.row, PLAIN)
+        for id, packed in self.used[work.row].items():
+            assert self.adapters.get(id) is packed, "an adapter was replaced while a row used it"
         assert content.inside(work.start) == content.inside(end) == 0, "a bidirectional span was split"
         for name in content.reads(work.start, end):
             assert self.outputs.get(name, (b"", 0))[0] == name, "a step reads an output that was not encoded"

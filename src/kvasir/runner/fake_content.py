@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvasir.inputs import NONE, Inputs, places
-from kvasir.plan import Adapted
+from kvasir.inputs import NONE, Adapter, Inputs, in_effect, places
 
 
 class FakeContent:
@@ -19,7 +18,7 @@ class FakeContent:
     prompt exceed their index.
     """
 
-    def __init__(self, inputs: Inputs, adapters: Sequence[Adapted], length: int):
+    def __init__(self, inputs: Inputs, adapters: Sequence[Adapter], length: int):
         self._kept, self._added = np.ones(length, np.int64), np.zeros(length, np.int64)
         self._inputs, self._wholes = inputs, [s for s in inputs.spans if s.both_ways]
         for span in inputs.spans:
@@ -34,9 +33,8 @@ class FakeContent:
         if inputs.second:
             self._added[inputs.second :] += fake_mixed("second")
         for start in {a.start for a in adapters if a.start < length}:
-            effect = [(a.adapter, a.scale) for a in adapters if a.start <= start]
-            self._added[start:] += fake_mixed(effect)
-        scope = inputs.bias, inputs.encoded, tuple(a for a in adapters if not a.start)
+            self._added[start:] += fake_mixed(in_effect(adapters, start))
+        scope = inputs.bias, inputs.encoded, in_effect(adapters, 0)
         self.scope = fake_mixed(scope) if any(scope) else 0
         self._added += fake_mixed(inputs.bias) if inputs.bias else 0
 

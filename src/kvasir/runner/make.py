@@ -67,5 +67,5 @@ def make_runner(
             loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
         )
     executor = ProgramExecutor(loaded.model, program)
-    adapters = ModelAdapters(loaded.model, loaded.config, executor)
+    adapters = ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
     return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)

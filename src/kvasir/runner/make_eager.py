@@ -56,7 +56,7 @@ def make_eager_runner(
         proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
-    adapters = ModelAdapters(model, loaded.config, executor)
+    adapters = ModelAdapters(model, loaded.config, executor, config.max_lora_rank)
     return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)
 
 

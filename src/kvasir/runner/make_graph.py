@@ -38,7 +38,8 @@ def make_graph_runner(
     target = torch.device(device)
     dtype = torch_dtype(config.kv_dtype)
     cache = KVCache(loaded.layout, config.num_blocks, config.block_size, dtype, target)
-    executor = make_executor(loaded, cache, capacity, overlaps=config.overlap, copies=copies_of(config, cache))
+    options = {"overlaps": config.overlap, "copies": copies_of(config, cache), "adapters": config.expects_adapters}
+    executor = make_executor(loaded, cache, capacity, **options)
     draft = make_draft(loaded, cache, capacity, executor) if loaded.draft else None
     if device == "cuda":
         executor.replays.record_all()
@@ -49,7 +50,9 @@ def make_graph_runner(
         proposer = graph_proposer(
             draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
-    return Runner(executor, capacity, info, proposer, ModelAdapters(loaded.model, loaded.config, executor))
+    return Runner(
+        executor, capacity, info, proposer, ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
+    )
 
 
 def make_executor(
@@ -59,9 +62,10 @@ def make_executor(
     *,
     overlaps: bool = False,
     copies: Copies | None = None,
+    adapters: bool = False,
 ) -> GraphExecutor:
-    """The executor of a loaded model over a cache, without its draft model. Launches are recorded when they are first
-    made, or all at once by its `replays`."""
+    """The executor of a loaded model over a cache, without its draft model. adapters: with room for them. Launches are
+    recorded when they are first made, or all at once by its `replays`."""
     assert loaded.trace is not None
     longest, size, rows = capacity.max_model_len, capacity.block_size, capacity.max_rows
     chosen = most_chosen(rows, capacity.max_drafted)
@@ -79,7 +83,7 @@ def make_executor(
         loaded.trace, fold(loaded.trace), cache.of(TARGET), step,
         max_tokens=capacity.max_tokens_per_step, max_chosen=chosen, positions=longest + 1, dtype=loaded.dtype,
     )  # fmt: skip
-    if capacity.adapters:
+    if adapters:
         forward.add_adapters()
     return GraphExecutor(
         loaded.model, forward, max_tokens=capacity.max_tokens_per_step, max_chosen=chosen,

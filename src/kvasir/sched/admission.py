@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence as Seq
 
 from kvasir import inputs
-from kvasir.errors import InvalidRequest, PromptTooLong, quoted
+from kvasir.errors import InvalidRequest, PromptTooLong
 from kvasir.fields import SAMPLER
 from kvasir.kv.blocks import SequenceBlocks
 from kvasir.kv.manager import KVManager
-from kvasir.plan import Adapted, Capacity, Encoders, SamplingSpec
+from kvasir.plan import Capacity, Encoders, SamplingSpec
 from kvasir.sched.content import MarkIds, SequenceContent
 from kvasir.sched.counts import Counts
 from kvasir.sched.emission import Emission
@@ -55,15 +54,7 @@ def refuse_impossible(request: Request, capacity: Capacity, kv: KVManager, max_c
 
 
 def _refuse_inputs(request: Request, capacity: Capacity, max_chunk: int, bidirectional: bool) -> None:
-    """Raises InvalidRequest for adapters and inputs that this engine does not have or cannot compute."""
-    for name in (a.name for a in request.adapters if a.name not in capacity.adapters):
-        raise InvalidRequest(
-            f"adapter {quoted(name)} is not loaded",
-            f"known: {', '.join(capacity.adapters)}"
-            if capacity.adapters
-            else "this engine has no adapters; leave it out",
-            param="adapter",
-        )
+    """Raises InvalidRequest for inputs that this engine cannot compute."""
     if not (request.inputs or request.adapters or request.sources):
         return
     inputs.check(request.inputs, request.adapters, len(request.prompt_ids))
@@ -102,12 +93,11 @@ def make_sequence(
     blocks: SequenceBlocks,
     private: bool = False,
     model: str = "",
-    adapters: Seq[str] = (),
     numbers: MarkIds | None = None,
 ) -> Sequence:
     """The sequence of choice `index` of a request. Ids that an earlier engine already streamed become known tokens.
     private: the sequence shares cached prefixes only with the other sequences of its request. model: identity of the
-    weights. adapters: names of the runner's adapters. numbers: the numbers that replace marks in prefix keys."""
+    weights. numbers: the numbers that replace marks in prefix keys."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
@@ -116,8 +106,7 @@ def make_sequence(
     generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
     space = namespace(request, private, model)
-    adapted = tuple(Adapted(1 + adapters.index(a.name), a.scale, a.start) for a in request.adapters)
-    content = SequenceContent(request, adapted, numbers or MarkIds(), space, blocks.block_size)
+    content = SequenceContent(request, numbers or MarkIds(), space, blocks.block_size)
     return Sequence(
         request=request,
         index=index,
@@ -141,13 +130,12 @@ def make_sequence(
 
 
 def namespace(request: Request, private: bool, model: str = "") -> bytes:
-    """What two sequences must have in common, besides ids and marks, to share cached blocks. An adapter is identified
-    by its name only, which has no meaning to another engine, so such a namespace is not SHARED."""
+    """What two sequences must have in common, besides ids and marks, to share cached blocks."""
     scope = inputs.scope(request.inputs, request.adapters)
     if private:
         kind, parts = b"request:", (request.id,)
     else:
-        kind, parts = b"inputs:" if scope else SHARED, (model, request.cache_salt or "")
+        kind, parts = b"inputs:" if inputs.scope(request.inputs, ()) else SHARED, (model, request.cache_salt or "")
     return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode() + scope).digest()
 
 

@@ -44,19 +44,19 @@ class MarkIds:
 class SequenceContent:
     """What a sequence is computed from, and its keys in the prefix tree.
 
-    adapted: adapters by the runner's ids. sources: encoder sources by content. namespace: in the prefix tree. prompt:
-    the prompt's key. prefix_key: namespace and first block; sequences with equal ones share a prefix.
+    adapters: with their contents. adapted: the same by the runner's ids, while it has a row. sources: encoder sources
+    by content. namespace: in the prefix tree. prompt: the prompt's key. prefix_key: namespace and first block;
+    sequences with equal ones share a prefix.
     """
 
     __slots__ = (
-        *("_given", "_marks", "_numbers", "adapted", "prefix_key", "inputs"),
+        *("_given", "_marks", "_numbers", "adapted", "adapters", "prefix_key", "inputs"),
         *("namespace", "prompt", "sources", "wholes"),
     )
 
-    def __init__(
-        self, request: Request, adapted: tuple[Adapted, ...], numbers: MarkIds, namespace: bytes, block_size: int
-    ):
-        self.inputs, self.adapted = request.inputs, adapted
+    def __init__(self, request: Request, numbers: MarkIds, namespace: bytes, block_size: int):
+        self.inputs, self.adapters = request.inputs, request.adapters
+        self.adapted: tuple[Adapted, ...] = ()
         self.sources = {source.content: source for source in request.sources}
         self.wholes = tuple(s for s in request.inputs.spans if s.both_ways)
         self._marks, self._numbers = marks(request.inputs, request.adapters), numbers

@@ -17,6 +17,7 @@ from kvasir.kv.radix import Hit
 from kvasir.metrics import Histogram
 from kvasir.plan import Capacity
 from kvasir.sched import drafts, policy
+from kvasir.sched.adapters import AdapterPool
 from kvasir.sched.drafts import Asked, Drafter
 from kvasir.sched.encoders import Outputs
 from kvasir.sched.prefixes import Prefixes
@@ -43,15 +44,16 @@ class Planner:
         max_chunk: int,
         indivisible: bool,
         outputs: Outputs,
+        adapters: AdapterPool,
         drafter: Drafter | None = None,
     ):
         """max_chunk: most tokens of one sequence in a step. indivisible: whether a prompt is computed in a single step.
-        outputs: those of the encoders. drafter: proposes drafts."""
+        outputs: those of the encoders. adapters: those in memory. drafter: proposes drafts."""
         self._capacity = capacity
         self._table, self._kv, self._prefixes, self._tiering = table, kv, prefixes, tiering
         self._service = service
         self._max_chunk, self._indivisible = max_chunk, indivisible
-        self._outputs, self._drafter = outputs, drafter
+        self._outputs, self._adapters, self._drafter = outputs, adapters, drafter
         self._suspects: list[Sequence] = []
         self._drafting = False  # whether the step being planned may have drafts
         self._turn = 0  # number of the step being planned
@@ -93,6 +95,7 @@ class Planner:
         self._table.wait(seq)
         self._prefixes.leave(seq, keeps=True)
         self._outputs.leave(seq)
+        self._adapters.stop(seq)
         seq.preemptions += 1
         self.preemptions += 1
 
@@ -229,6 +232,8 @@ class Planner:
         )
         if not all(gate(own) for gate in policy.OWN_GATES) or self._prefixes.waits_for_shared(seq):
             return True
+        if not self._adapters.ready(seq):
+            return True
         hit = self._prefixes.find(seq)
         loaded = self._tiering.arrived(seq, hit)
         if hit and loaded:
@@ -274,6 +279,8 @@ class Planner:
             self.preempt(other)
         joined = seq.status is Status.WAITING
         if joined:
+            if not self._adapters.ready(seq):
+                return
             self._kv.tree.expire(inf)  # alone it fits once all pins have ended
             self._join(seq, None, 0, step)
         count = step.chunk(seq, seq.counts.computed)
@@ -293,6 +300,7 @@ class Planner:
             seq.counts.computed = loaded
         self._tiering.end(seq)
         self._outputs.join(seq)
+        seq.content.adapted = self._adapters.join(seq)
         if not seq.preemptions:
             # Tokens shared with sequences of the same request do not count as a hit: no earlier request computed them.
             first = seq is self._table.requests[seq.request.id][0]

@@ -22,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from kvasir.kv.tiers.connector import KVConnector
 from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance
+from kvasir.sched.adapters import AdapterPool
 from kvasir.sched.admission import make_sequence, refuse_impossible
 from kvasir.sched.drafts import Drafter, StepTime
 from kvasir.sched.encoders import Outputs
@@ -44,23 +44,10 @@ from kvasir.sched.prefixes import Prefixes
 from kvasir.sched.request_table import RequestTable
 from kvasir.sched.sequence import Sequence, Status
 from kvasir.sched.service import TARGETS, Served, Service
-from kvasir.sched.step import Step
+from kvasir.sched.step import Step, UnderWay
 from kvasir.sched.tiering import Tiering
 from kvasir.statistics import ClassStats
 from kvasir.types import Delta, FinishReason, Request, ServiceClass, Target, Tokens
-
-
-class UnderWay(NamedTuple):
-    """A planned step. sequences: of the plan's `work`, each with its `preemptions` at that time. members: the lane's
-    sequences, of the plan's `decodes`."""
-
-    sequences: tuple[tuple[Sequence, int], ...] = ()
-    members: Members | None = None
-
-    def pairs(self, plan: StepPlan) -> list[tuple[Sequence, Work]]:
-        """The sequences of the step, each with its work."""
-        decoding = self.members.sequences if self.members else ()
-        return list(zip((*decoding, *(s for s, _ in self.sequences)), plan.works, strict=True))
 
 
 class Scheduler:
@@ -85,6 +72,7 @@ class Scheduler:
         jump_ahead: bool = True,
         service: Service | None = None,
         drafter: Drafter | None = None,
+        adapters: AdapterPool | None = None,
     ):
         """suppressed: ids that are never sampled.
         bidirectional: the model attends in both directions, so prompts are indivisible.
@@ -93,7 +81,8 @@ class Scheduler:
         eviction: a name of kv.policy.POLICIES. targets: of each class. clock: monotonic, in seconds.
         tier: keeps evicted blocks; at most `tier_bytes` bytes are loaded from it at a time.
         guides: for sequences that follow a grammar. jump_ahead: whether forced ids are taken unsampled.
-        service: replaces the default order of service. drafter: proposes drafts.
+        service: replaces the default order of service. drafter: proposes drafts. adapters: those in memory; None: no
+        request may have one.
 
         Raises ConfigError for a drafter if the runner takes no drafts."""
         if drafter and not capacity.max_drafted:
@@ -114,8 +103,9 @@ class Scheduler:
         usual = Service(targets, capacity.max_tokens_per_step, capacity.block_size, self.max_chunk)
         self.service = service or usual
         self.table, self.outputs = RequestTable(capacity.max_rows), Outputs(capacity.encoders)
+        self.adapters = adapters or AdapterPool()
         parts = self.table, self.kv, self.prefixes, self.tiering, self.service
-        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, drafter)
+        self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, self.adapters, drafter)
         self._under_way: dict[int, UnderWay] = {}
         self._compiling = Compiling(guides, jump_ahead)
         self._step = 0
@@ -135,6 +125,7 @@ class Scheduler:
         if self._suppressed:
             request = replace(request, bad_word_ids=(*request.bad_word_ids, *self._suppressed))
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
+        self.adapters.refuse_impossible(request.adapters)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
@@ -144,6 +135,7 @@ class Scheduler:
             seq.arrived = now - request.waited
             seq.counts.since = now if request.resume_ids else seq.arrived
             seq.expected = found.tokens if found else 0
+            self.adapters.enter(seq)
         self.table.enter(request.id, sequences)
 
     def _sequence(self, request: Request, index: int) -> Sequence:
@@ -157,7 +149,6 @@ class Scheduler:
             self.kv.new(),
             self.prefixes.private(request),
             self.store.tier.facts.model if self.store else "",
-            self.capacity.adapters,
             self.prefixes.numbers,
         )
 
@@ -180,6 +171,7 @@ class Scheduler:
                 seq.shares_with = None
                 self.service.demote(seq)
                 self.table.pause(seq)
+                self.adapters.leave(seq)
                 self.pauses += 1
 
     def resume(self, request_id: str) -> None:
@@ -188,6 +180,7 @@ class Scheduler:
         for seq in self.table.requests.get(request_id, ()):
             if seq.status is Status.PAUSED:
                 self.table.resume(seq)
+                self.adapters.enter(seq)
                 seq.counts.since = now
 
     def expires(self) -> float | None:
@@ -211,6 +204,16 @@ class Scheduler:
             except KvasirError as error:
                 ended.append(self._fail(seq, error))
         return ended
+
+    def take_adapters(self) -> list[Delta]:
+        """Takes adapters that have been loaded. Ends the sequences whose adapters cannot be used, and returns their
+        last deltas."""
+        return [self._fail(seq, error) for seq, error in (self.adapters.begin_turn() if self._adapting else ())]
+
+    @property
+    def _adapting(self) -> bool:
+        """Whether there are adapters in memory, or wanted there."""
+        return bool(self.adapters.entries or self.adapters.changes)
 
     def masks(self, plan: StepPlan) -> dict[int, bytes]:
         """The masks of a step's guided rows, by row. All earlier steps must be committed."""
@@ -237,25 +240,28 @@ class Scheduler:
     # -- planning ----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs, or a row is to be freed."""
-        return bool(self.waiting or self.running or self.table.left)
+        """Whether a sequence waits or runs, a row is to be freed, or an adapter is to move."""
+        return bool(self.waiting or self.running or self.table.left or (self._adapting and self.adapters.due))
 
     def plan(self) -> StepPlan | None:
-        """Plans the next step; None if there is nothing to compute and no row to free."""
+        """Plans the next step; None if there is nothing to compute, no row to free and no adapter to install."""
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
-        return self._complete(step) if step.computes or self.table.left else None
+        if self._adapting:
+            self.adapters.end_turn()
+        return self._complete(step) if step.computes or self.table.left or self.adapters.changes else None
 
     def _complete(self, step: Step) -> StepPlan:
-        plan = step.plan(self._step, self.table.take_left(), self.tiering.saves(self._step))
+        saves, adapters = self.tiering.saves(self._step), self.adapters.take_changes() if self.adapters.changes else ()
+        plan = step.plan(self._step, self.table.take_left(), saves, adapters)
         self._under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
         self._step += 1
         return plan
 
     def linger(self, seconds: float) -> None:
-        """Call it when there was nothing to plan: waits at most `seconds` for a compiled grammar or a tier's blocks."""
-        if not self._compiling.wait(seconds):
+        """Call it when there was nothing to plan: waits at most `seconds` for a grammar, an adapter or blocks."""
+        if not self._compiling.wait(seconds) and not self.adapters.wait(seconds):
             self.tiering.poll(self.clock(), seconds)
 
     def last_plans(self) -> Iterator[StepPlan]:
@@ -386,12 +392,15 @@ class Scheduler:
         sequences = [seq for seq, _ in pairs]
         alive = [s for s in sequences if s.status is not Status.FINISHED]
         if len(sequences) == 1:
-            return [self._fail(seq, message) for seq in alive]
-        self.planner.suspect(alive)
-        for seq in alive:
-            if seq.status is Status.RUNNING:
-                self.preempt(seq)
-        return []
+            failed = [self._fail(seq, message) for seq in alive]
+        else:
+            failed = []
+            self.planner.suspect(alive)
+            for seq in alive:
+                if seq.status is Status.RUNNING:
+                    self.preempt(seq)
+        self.adapters.lost(plan.adapters)
+        return failed
 
     def retract(self, plan: StepPlan) -> StepPlan:
         """Takes back a planned step that builds on a failed one: its sequences are preempted. Returns what is left of
@@ -426,6 +435,7 @@ class Scheduler:
         seq.finish = reason
         self.prefixes.leave(seq, keeps=reason is not FinishReason.ERROR)
         self.outputs.leave(seq)
+        self.adapters.leave(seq)
         if self.drafter:
             self.drafter.leave(seq)
         self.finished += 1
@@ -445,10 +455,6 @@ class Scheduler:
     @property
     def preemptions(self) -> int:
         return self.planner.preemptions
-
-    @property
-    def looked_up_tokens(self) -> int:
-        return self.planner.looked_up_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -486,6 +492,7 @@ class Scheduler:
         self.prefixes.check(self.running)
         self.tiering.check(self.waiting, self.running)
         self.outputs.check(self.running)
+        self.adapters.check(self.waiting, self.running)
         if not living:
             lost = self.kv.used - self.kv.tree.stats().pinned
             assert lost == 0, f"{lost} blocks have no owner"

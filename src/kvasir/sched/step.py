@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from kvasir.plan import Bytes, Decodes, EncoderWork, Join, StepPlan, Work, pack_ids
 from kvasir.sched import guidance, policy
@@ -147,11 +148,16 @@ class Step:
         self.encodes += jobs
         self.encodable -= sum(job.length for job in jobs)
 
-    def plan(self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]]) -> StepPlan:
-        """left: freed rows. saves: (group, block id) to export before anything else happens to the cache."""
+    def plan(
+        self, number: int, left: tuple[int, ...], saves: list[tuple[int, int]], adapters: tuple[tuple[int, str], ...]
+    ) -> StepPlan:
+        """left: freed rows. saves: (group, block id) to export before anything else happens to the cache. adapters: to
+        install."""
         work, joined, copies, loads = tuple(self.work), tuple(self.joined), tuple(self.copies), tuple(self.loads)
         encodes, dropped = tuple(self.encodes), self._outputs.take_gone() if self._outputs.limits else ()
-        return StepPlan(number, joined, work, left, copies, tuple(saves), loads, encodes, dropped, self.decodes)
+        return StepPlan(
+            number, joined, work, left, copies, tuple(saves), loads, encodes, dropped, self.decodes, adapters
+        )
 
 
 def _rows(ids: range, start: int, end: int) -> tuple[int, int]:
@@ -160,3 +166,16 @@ def _rows(ids: range, start: int, end: int) -> tuple[int, int]:
         return 0, 0
     first, last = max(start, ids.start - 1), min(end, ids.stop - 1)
     return (first, last) if first < last else (0, 0)
+
+
+class UnderWay(NamedTuple):
+    """A planned step. sequences: of the plan's `work`, each with its `preemptions` at that time. members: the lane's
+    sequences, of the plan's `decodes`."""
+
+    sequences: tuple[tuple[Sequence, int], ...] = ()
+    members: Members | None = None
+
+    def pairs(self, plan: StepPlan) -> list[tuple[Sequence, Work]]:
+        """The sequences of the step, each with its work."""
+        decoding = self.members.sequences if self.members else ()
+        return list(zip((*decoding, *(s for s, _ in self.sequences)), plan.works, strict=True))

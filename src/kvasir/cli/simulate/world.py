@@ -227,7 +227,7 @@ class World:
             "preemptions": s.preemptions,
             "prompt_tokens": s.prompt_tokens,
             "generated_tokens": s.generated_tokens,
-            "looked_up_tokens": s.looked_up_tokens,
+            "looked_up_tokens": s.planner.looked_up_tokens,
             "cached_tokens": s.cached_tokens,
             "evicted_blocks": s.kv.tree.stats().evicted,
         }
