@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -77,7 +77,7 @@ class Cell:
         except KvasirError as error:
             assert self.refused, f"{self} is refused: {error}"
             return Verdict("refused", str(error))
-        same(self._expected(found.requests), found.answers)
+        same(self._expected(map(found.names.resolve, found.requests)), found.answers)
         for name, count in proofs:
             assert count > 0, f"{name} was not at work in {self}"
         assert not self.refused, f"{self} is not refused"
@@ -99,7 +99,7 @@ class Cell:
         run.go(make_requests(run.core, run.tokenizer, self.params(), self.fields(), embed))
         return run, tuple((f.name, int(f.fired(run))) for f in self.features if f.base or f.name in self.names)
 
-    def _expected(self, requests: Sequence[Request]) -> Answers:
+    def _expected(self, requests: Iterable[Request]) -> Answers:
         return {key: a for request in requests for key, a in plain(self.base, request).items()}
 
     def changes_answers(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvasir.config import EVICTIONS
-from kvasir.types import Request, ServiceClass, Task
+from kvasir.types import ServiceClass, Task
 from tests.composition import models
 from tests.composition.drafter import ErraticSpeculator, HostileDrafter, KnowingDrafter
-from tests.composition.feature import Feature, Ids, Values, all_shorter, drafted
+from tests.composition.feature import Feature, Ids, Values, all_shorter, drafted, needs_prompt_rows
 from tests.composition.run import Run
 from tests.oracle import free_blocks, poison
 
@@ -136,10 +136,6 @@ def displace(run: Run) -> None:
         run.displaceable += len(scheduler.running)
         for row in range(run.core.runner.capacity.max_rows):
             run.submit_neighbour(f"above {run.step} {row}", slo=ServiceClass.INTERACTIVE)
-
-
-def needs_prompt_rows(request: Request) -> bool:
-    return request.task is Task.EMBED or request.params.prompt_logprobs is not None
 
 
 def small_pool(options: Values) -> Values:

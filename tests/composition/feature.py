@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvasir.types import Request, Task
 from tests.composition.run import Run
 
 if TYPE_CHECKING:
@@ -47,3 +48,8 @@ def drafted(run: Run) -> int:
 def all_shorter(run: Run, tokens: int) -> bool:
     """Than so many: then some features have no step to be at work in."""
     return all(len(answer.tokens) < tokens for answer in run.answers.values())
+
+
+def needs_prompt_rows(request: Request) -> bool:
+    """So that it finds nothing of its prompt."""
+    return request.task is Task.EMBED or request.params.prompt_logprobs is not None

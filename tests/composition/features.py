@@ -1,18 +1,19 @@
 """All features whose compositions are tried; nothing else anywhere knows their names.
 
-To add one, append a Feature to COMPUTED, ASKED or COMPUTING: what turns it on (`options` of the engine, what is `ask`ed
-in requests, or an `act` before each step), and what proves that it was there (`fired`). Pairs with all others, random
-sets, the sample of the fast tests and the page follow. If the engine refuses some of its pairs, REFUSES says so. Then
-`make composition`.
+To add one, append a Feature to COMPUTED, ASKED, COMPUTING or ADAPTED: what turns it on (`options` of the engine, what
+is `ask`ed in requests, or an `act` before each step), and what proves that it was there (`fired`). Pairs with all
+others, random sets, the sample of the fast tests and the page follow. If the engine refuses some of its pairs, REFUSES
+says so. Then `make composition`.
 """
 
 from __future__ import annotations
 
+from tests.composition.adapted import ADAPTED
 from tests.composition.asked import ASKED, OPEN
 from tests.composition.computed import COMPUTED
 from tests.composition.computing import COMPUTING
 
-FEATURES = [*COMPUTED, *ASKED, *COMPUTING]
+FEATURES = [*COMPUTED, *ASKED, *COMPUTING, *ADAPTED]
 NAMED = {feature.name: feature for feature in FEATURES}
 
 # Where a cell says nothing.

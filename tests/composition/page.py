@@ -21,7 +21,7 @@ A cell is a set of features. Its requests run with all of them on, and each answ
 the request alone, one at a time, everything off, on the same executor, weights, cache format and model. Tokens, the raw
 bits of all log-probabilities, finish reasons and text must be **equal**. What an engine does not do it must have
 **refused** with a message, before it computes. A cell in which a feature was not at work does not count, so each has a
-proof that is counted. `tests/composition/faults.py` plants faults and sees each of them found.
+proof that is counted. `tests/composition/fault.py` plants faults and sees each of them found.
 """
 
 

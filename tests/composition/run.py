@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+from kvasir.adapters import parse_adapters
 from kvasir.config import EngineConfig, EngineOptions
+from kvasir.engine.adapters import AdapterNames
 from kvasir.engine.answer import AnswerText
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
@@ -40,17 +42,19 @@ def make_requests(
     fields: Sequence[Params],
     embed: bool = False,
 ) -> list[Request]:
-    """A request of each parameters and further fields, as the front half resolves them. embed: a model that can only
-    embed is asked for that. Raises InvalidRequest."""
+    """A request of each parameters and further fields, as the front half resolves them; `adapters` as it would give
+    them. embed: a model that can only embed is asked for that. Raises InvalidRequest."""
     assert tokenizer is not None
-    front = Front(cast(Any, SimpleNamespace(info=core.info)), tokenizer)
+    front = Front(cast(Any, SimpleNamespace(info=core.info, adapters=())), tokenizer)
     requests = []
     for i, (length, p, f) in enumerate(zip(LENGTHS, params, fields, strict=True)):
         ids = tokenizer.encode(TEXT[i * 9 :] + TEXT * 3, add_special_tokens=False)[:length]
+        f, adapters = {**f, "adapters": None}, f.get("adapters", ())
         if embed and Task.GENERATE not in core.info.tasks:
-            requests.append(front.resolve_embedding(ids, id=f"r{i}", **f))
+            request = front.resolve_embedding(ids, id=f"r{i}", **f)
         else:
-            requests.append(front.resolve(ids, SamplingParams(**p), id=f"r{i}", **f))
+            request = front.resolve(ids, SamplingParams(**p), id=f"r{i}", **f)
+        requests.append(replace(request, adapters=adapters))
     return requests
 
 
@@ -91,6 +95,17 @@ def with_host_tier(options: EngineOptions, *facts: Any) -> EngineConfig:
     return replace(resolve(replace(options, cache_host=None), *facts), cache_host=options.cache_host or 0)
 
 
+def at_once(begin: Callable[..., Future]) -> Callable[..., Future]:
+    """The same, with results that are there when it returns."""
+
+    def begun(*args: Any) -> Future:
+        future = begin(*args)
+        wait([future])
+        return future
+
+    return begun
+
+
 class Run:
     """Drives engines made of `options`: `go` gives the answers; the counts are for proofs.
 
@@ -128,7 +143,10 @@ class Run:
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete
         self._journal, self._neighbours = Journal(self._clock), set()
+        self.names = AdapterNames()
         self._build()
+        for option in parse_adapters(self.options.lora or ()):
+            self.load_adapter(option.name, option.path)
 
     # -- what proofs ask
 
@@ -138,7 +156,7 @@ class Run:
 
     def expected(self, request: Request) -> Answers:
         assert self._expected
-        return self._expected(request)
+        return self._expected(self.names.resolve(request))
 
     @property
     def works(self) -> Iterator[Work]:
@@ -186,7 +204,7 @@ class Run:
         """A request with the prompt of the third one and further fields, whose result is not used."""
         self._neighbours.add(name)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=12, ignore_eos=True)
-        self._journal.add(replace(self.requests[2], id=name, params=params, **fields))
+        self._journal.add(self.names.resolve(replace(self.requests[2], id=name, params=params, **fields)))
 
     def abort(self, name: str) -> None:
         before = self.core.scheduler.aborted
@@ -207,14 +225,21 @@ class Run:
         self._journal.pause(name, whether)
         self.core.pause(name, whether)
 
-    def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: Params) -> None:
+    def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: Params, adapted: bool = False) -> None:
         """Others run to their ends, one by one, with prompts made of those that will come; the first is like the last
-        to come."""
-        for request in reversed(self.arriving):
+        to come. adapted: like those only that have an adapter."""
+        for request in reversed([r for r in self.arriving if r.adapters or not adapted]):
             ids = made(request.prompt_ids)
-            self.core.add(replace(request, id=f"warm {request.id}", prompt_ids=ids, **fields))
+            warm = replace(request, id=f"warm {request.id}", prompt_ids=ids, **fields)
+            self.core.add(self.names.resolve(warm))
             while self.core.has_work():
                 self.core.step()
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Requests that come from now on have it under this name."""
+        info = replace(self.core.runner.read_adapter(path), name=name)
+        if lost := self.names.put(info):
+            self.core.drop_adapter(lost)
 
     def move_to_tier(self, fresh: bool) -> None:
         """What the prefix cache holds is given to the tier and forgotten; fresh: with its engine, as at its end."""
@@ -299,7 +324,7 @@ class Run:
         idle = not self._journal.entries
         count = self.random.randint(idle, 2) if self._together else int(idle)
         for request in self.arriving[:count]:
-            self._journal.add(request)
+            self._journal.add(self.names.resolve(request))
         del self.arriving[:count]
 
     def _take(self, delta: Delta) -> None:
@@ -332,18 +357,13 @@ class Run:
         self.free_blocks = free_blocks(core)
 
     def _pace(self, core: EngineCore) -> None:
-        """The clock counts steps, a step takes what its tokens take and a grammar nothing: so a run goes the same way
-        every time. These models are computed faster than any disk is read: where there is one, computing takes long."""
-        service, guides = core.scheduler.service, core.scheduler.guides
-        assert guides
-        begin = guides.begin
-
-        def compiled(rule: str) -> Future:
-            future = begin(rule)
-            wait([future])
-            return future
-
-        guides.begin = compiled  # type: ignore[method-assign]
+        """The clock counts steps, a step takes what its tokens take, grammars and adapters nothing: so a run goes the
+        same way every time. These models are computed faster than any disk is read: where there is one, computing
+        takes long."""
+        service, guides, loader = core.scheduler.service, core.scheduler.guides, core.scheduler.adapters._loader
+        assert guides and loader
+        guides.begin = at_once(guides.begin)  # type: ignore[method-assign]
+        loader.begin = at_once(loader.begin)  # type: ignore[method-assign]
         observe = service.observe
 
         def steady(plan: StepPlan, seconds: float) -> None:

@@ -52,6 +52,23 @@ REAL: dict[str, tuple[str, ...]] = {
     "an agent that repeats itself": ("drafts: lookup", "prefix: a part", "n", "streaming", "overlap"),
     "drafts in a crowded server that dies": ("drafts", "restart", "tiny pool", "temperature", "neighbours"),
     "drafters that no one should trust": ("drafts: hostile", "min tokens", "stop ids", "logprobs", "n"),
+    "an adapter for each tenant": ("adapter", "prefix: all of one's own", "tiny pool", "overlap", "streaming"),
+    "more adapters than memory, and a crash": ("adapter: little room", "tiny pool", "restart", "overlap"),
+    "whatever peft trains, over a GGUF file": (
+        "adapter: everything",
+        "kvasir-mini Q4_K_M",
+        "drafts: lookup",
+        "2 threads",
+    ),
+    "an adapter that is trained anew": ("adapter: reloaded", "prefix: on disk", "n", "streaming"),
+    "an adapter for the end of a chat": ("adapter: from a later position", "chunks of 13", "grammar: schema", "n"),
+    "adapters of several skills": (
+        "adapters summed",
+        "drafts: a model",
+        "forced preemption",
+        "qwen3-moe",
+        "prefix: a part",
+    ),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets

@@ -11,10 +11,10 @@ pytest.importorskip("transformers", reason="transformers names the tensors of ra
 pytest.importorskip("gguf", reason="gguf writes one of the models")
 
 from kvasir.ops import native  # noqa: E402
-from tests.composition import page  # noqa: E402
+from tests.composition import adapted_faults, faults, page  # noqa: E402, F401
 from tests.composition.asked import ASKED  # noqa: E402
 from tests.composition.cells import Cell, Verdict  # noqa: E402
-from tests.composition.faults import FAULTS, Fault  # noqa: E402
+from tests.composition.fault import FAULTS, Fault  # noqa: E402
 from tests.composition.features import FEATURES, REFUSES  # noqa: E402
 from tests.composition.sets import REAL, sample  # noqa: E402
 
@@ -79,6 +79,8 @@ QUICK = {
     "a drafted id that is wrong is kept",
     "what a grammar allows is not heard",
     "rows in columns get each other's tokens",
+    "a row has the adapter of another",
+    "what the old content of a name left is found",
 }
 
 
