@@ -18,8 +18,8 @@ import httpx
 import psutil
 
 from tests.soak.client import Client, Refused
-from tests.soak.server import BATCH, FREE, LIMITED, MAX_WAITING, STREAM_IDLE_TIMEOUT
-from tests.soak.work import MODEL, STORY, Choice, Question, streamed
+from tests.soak.server import BATCH, FREE, LIMITED, MANAGER, MAX_WAITING, STREAM_IDLE_TIMEOUT
+from tests.soak.work import ADAPTERS, MODEL, STORY, Choice, Question, streamed
 
 LONG = {"model": MODEL, "prompt": STORY, "max_tokens": 300, "ignore_eos": True}
 
@@ -279,6 +279,34 @@ async def fill_disk(c: Client) -> bool:
     return await c.server.refuse_disk(c.rng.uniform(0.5, 3.0), c.tally.patience / 4)
 
 
+async def change_adapter(c: Client) -> bool:
+    """An adapter comes under a new name, gets the content of another, and goes; its answers are those of its content
+    at the time."""
+    name, kills = f"guest-{c.rng.randrange(1 << 30)}", c.server.kills
+    asked = [(question, answer) for question, answer in c.plain if question.body["model"] in ADAPTERS]
+    try:
+        for question, expected in c.rng.sample(asked, 2):
+            wire = {"lora_name": name, "lora_path": question.body["model"], "load_inplace": True}
+            if not await _manage(c, "/v1/load_lora_adapter", wire):
+                return False
+            found = await c.post(question.route, question.body | {"model": name})
+            assert found == expected, f"{name} with the content of {question.body['model']} gives another answer"
+    except Refused as error:
+        c.excuse(error, kills)
+        return False
+    finally:
+        gone = await _manage(c, "/v1/unload_lora_adapter", {"lora_name": name})
+    return gone and await c.refused(LONG | {"model": name}, 404)
+
+
+async def _manage(c: Client, route: str, body: dict) -> bool:
+    """False where the engine was not there, or had not loaded what is unloaded."""
+    headers = {"authorization": f"Bearer {MANAGER}"}
+    response = await c.http.post(c.server.base + route, json=body, headers=headers, timeout=c.tally.patience)
+    assert response.status_code in (200, 404, 503), f"{response.status_code}: {response.text[:300]}"
+    return response.status_code == 200
+
+
 async def set_clock(c: Client) -> bool:
     """The time of day jumps in both processes; it is used only for time stamps in responses."""
     shift = c.server.wall.jump(c.rng)
@@ -316,6 +344,7 @@ HARMS: dict[str, tuple[Callable[[Client], Awaitable[bool]], float]] = {
     "engine frozen": (freeze_engine, 0.1),
     "engine killed while it starts": (kill_starting, 0.1),
     "disk full": (fill_disk, 1),
+    "adapter comes, changes and goes": (change_adapter, 3),
     "wall clock set": (set_clock, 2),
 }
 

@@ -7,13 +7,14 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +22,18 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.composition.adapters import on_linears
 from tests.e2e.server import SRC, engine_pid
 from tests.soak.wall import WallClock
-from tests.soak.work import MODEL
+from tests.soak.work import ADAPTERS, MODEL
 
 FREE, BATCH, LIMITED = "free-key-free", "batch-key-batch", "limited-key-limited"
+MANAGER = "manager-key-manager"
 KEYS = [
     {"key": FREE, "name": "free", "weight": 2},
     {"key": BATCH, "name": "batch", "limits": {"max_class": "batch"}},
     {"key": LIMITED, "name": "limited", "limits": {"requests_per_minute": 120, "concurrent": 2}},
+    {"key": MANAGER, "name": "manager", "scopes": ["management"]},
 ]
 # Rows and blocks for a few answers only, so that they are preempted and prefixes evicted all the time.
 MAX_WAITING = 256
@@ -38,6 +42,7 @@ STREAM_IDLE_TIMEOUT = 8.0  # seconds: above the longest moment in which a client
 SMALL = ("--max-waiting", str(MAX_WAITING), "--engine-timeout", str(ENGINE_TIMEOUT))
 SMALL += ("--stream-idle-timeout", str(STREAM_IDLE_TIMEOUT))
 SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "--max-num-batched-tokens", "128")
+SMALL += ("--max-loras", "2", "--lora-memory", "2000000")  # two of the adapters fit
 DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
 # At rest: the engine, two renderers of chat templates, one checker of grammars, the tokenizer's first process, a copy.
@@ -49,7 +54,7 @@ REST_SECONDS = 60.0  # within which the gauges come back to zero
 LEAK_SECONDS = 90.0  # within which what the processes hold comes back to the base line
 # What must have happened in a soak that is worth its name.
 EVENTS = ("preemptions", "prefix_hit_tokens", "prefix_evicted_blocks", "tier_hit_tokens", "tier_evicted")
-EVENTS += ("answer_pauses", "http_stalled")
+EVENTS += ("answer_pauses", "http_stalled", "adapters_loads", "adapters_evictions")
 GAUGES = (
     "http_requests_open",
     "requests_open",
@@ -303,7 +308,7 @@ class Server:
 
 @asynccontextmanager
 async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
-    """A server with three keys and little memory. plant: code that each of its processes runs first.
+    """A server with some keys, adapters and little memory. plant: code that each of its processes runs first.
 
     At the end it is asked to stop and must do so with status 0."""
     keys, log = folder / "keys.json", folder / "server.log"
@@ -313,6 +318,7 @@ async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
+    command += ["--lora-dir", str(folder / "adapters"), *(f"--lora={name}={path}" for name, path in adapters(folder))]
     command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK), "--cache-write-share", "1"]
     (folder / "plant").mkdir()
     (folder / "plant" / "sitecustomize.py").write_text(NAMES + plant)
@@ -335,6 +341,12 @@ async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
     finally:
         process.kill()
         process.wait()
+
+
+def adapters(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Random adapters by name, in a folder of their own."""
+    for name in ADAPTERS:
+        yield name, Path(shutil.copytree(on_linears(MODEL, f"soak {name}"), folder / "adapters" / name))
 
 
 async def _healthy(server: Server) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODEL = "kvasir-mini"
+ADAPTERS = ("fox", "sea", "calm")  # of the model, by their names
 SYSTEM = "You are a calm and careful assistant who answers in few words. " * 4
 STORY = "Once upon a time there was a small fox who lived at the edge of a forest. " * 6
 ASKS = ("What is 23 + 45?", "Name a colour.", "Who are you?", "Tell me of the sea.", "Why is the sky blue?")
@@ -48,9 +49,21 @@ class ErrorEvent(Exception):
 
 
 def questions(rng: random.Random, count: int) -> list[Question]:
-    """Chats, completions and embeddings with shared prefixes, every sampler, n, logprobs and stop strings."""
+    """Chats, completions and embeddings with shared prefixes, every sampler, n, logprobs and stop strings, of the model
+    and of its adapters."""
     makers = (_chat, _completion, _completion, _embedding)
-    return [makers[i % len(makers)](rng) for i in range(count)]
+    return [_adapted(rng, i, makers[i % len(makers)](rng)) for i in range(count)]
+
+
+def _adapted(rng: random.Random, i: int, question: Question) -> Question:
+    """Every second with an adapter, some with a sum of two."""
+    if i % 2:
+        return question
+    body = question.body | {"model": ADAPTERS[i // 2 % len(ADAPTERS)]}
+    if i % 8 == 0:
+        scales = ((name, rng.choice((-0.5, 0.3, 1.0))) for name in rng.sample(ADAPTERS, 2))
+        body |= {"model": MODEL, "lora": [{"name": name, "scale": scale} for name, scale in scales]}
+    return Question(question.route, body)
 
 
 def _chat(rng: random.Random) -> Question:
