@@ -36,18 +36,20 @@ _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d
 @dataclass(frozen=True, slots=True)
 class AdapterOption:
     """An adapter of a server. path: of its folder or GGUF file. scale: for requests that select it by its name.
-    default: for requests that select none; 0 leaves it out. pinned: it stays in memory."""
+    default: for requests that select none; 0 leaves it out. pinned: it stays in memory. own: it is in the model's
+    checkpoint, and left out where it cannot be computed."""
 
     name: str
     path: str
     scale: float = 1.0
     default: float = 0.0
     pinned: bool = False
+    own: bool = False
 
     @property
     def text(self) -> str:
         """A text that `parse_adapters` reads as this adapter."""
-        return json.dumps(asdict(self))
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "own"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ def chosen_adapters(lora: Lora | None) -> tuple[AdapterScale, ...] | None:
     return tuple(found)
 
 
-def is_folder_name(name: str) -> bool:
+def is_folder_name(name: object) -> bool:
     """Whether a client's text may be looked up as a folder of that name."""
-    return _FOLDER.fullmatch(name) is not None and ".." not in name
+    return isinstance(name, str) and _FOLDER.fullmatch(name) is not None and ".." not in name
 
 
 def check_name(name: Any, param: str | None = None) -> str:
@@ -167,7 +169,7 @@ def _of_object(value: Any) -> AdapterOption:
     given: dict[str, Any] = {_SGLANG.get(str(key), str(key)): item for key, item in value.items()}
     given.pop("base_model_name", None)  # vLLM's, which shows it only
     given.pop("lora_id", None)
-    unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)})
+    unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)} | ({"own"} & set(given)))
     path, pinned = given.get("path"), given.get("pinned", False)
     if unknown or not isinstance(path, str) or not path or not isinstance(pinned, bool) or "name" not in given:
         wrong = f"has {quoted(unknown[0])}" if unknown else f"is {quoted(value)}"

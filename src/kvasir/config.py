@@ -237,10 +237,6 @@ def check(options: EngineOptions) -> None:
     own = options.draft_dtype, options.draft_quantize, options.draft_max_model_len
     check_own(parse(options.speculate), *own)
     parse_adapters(options.lora or ())
-    if options.max_cpu_loras is not None and options.max_cpu_loras < options.max_loras:
-        raise ConfigError(
-            f"max_cpu_loras is {options.max_cpu_loras}", f"expected at least max_loras, which is {options.max_loras}"
-        )
     slo_targets(options)
 
 

@@ -63,7 +63,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         save_bytes=save_bytes,
         footprint=footprint,
         memory_left=free,
-        max_loras=options.max_loras,
+        max_loras=min(options.max_loras, options.max_cpu_loras or options.max_loras),
         max_cpu_loras=options.max_cpu_loras or options.max_loras,
         max_lora_rank=options.max_lora_rank,
         expects_adapters=bool(options.lora),

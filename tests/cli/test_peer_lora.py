@@ -47,6 +47,10 @@ def test_a_list_after_one_flag_is_a_flag_for_each(given, expected):
     assert spread(given.split()) == expected.split()
 
 
+def test_fewer_in_memory_are_fewer_in_a_step():
+    check(chosen("--max-cpu-loras", "8")[0])
+
+
 def test_flags_without_effect_say_so():
     _, notes = chosen("--lora-dtype", "bfloat16", "--max-loaded-loras", "9", "--fully-sharded-loras")
     assert notes.count("no effect") == 3

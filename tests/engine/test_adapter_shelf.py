@@ -51,6 +51,14 @@ async def test_a_replaced_adapter_keeps_its_number_and_an_unloaded_one_gives_its
     assert shelf.applied(None, (1,)) == () and shelf.default("c") == 0.0
 
 
+async def test_the_summary_names_the_adapters(engine, tmp_path):
+    shelf = AdapterShelf(engine, [written(tmp_path, str(i)) for i in range(10)])
+    assert shelf.summary() == ()
+    await shelf.start()
+    shelf.set_defaults({9: 0.5})
+    assert shelf.summary() == ("adapters  9 0.5 for all, 0, 1, 2, 3, 4, 5, 6, and 2 more",)
+
+
 async def test_what_is_unknown_is_refused(engine, tmp_path):
     shelf = AdapterShelf(engine, [written(tmp_path, str(i)) for i in range(10)])
     await shelf.start()

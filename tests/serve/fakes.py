@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import tokenizers
 
+from kvasir.engine.adapter_loader import make_adapters
 from kvasir.engine.core import EngineCore
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.guided.guide import GrammarGuides
@@ -140,6 +141,7 @@ class EchoEngine(InProcessEngine):
                 max_waiting=max_waiting,
                 guides=grammar_guides(),
                 drafter=Predicted() if drafts is True else drafts or None,
+                adapters=make_adapters(fake, fake.info),
             )
             return EngineCore(fake, scheduler)
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ CHAT = {"messages": MESSAGES, "max_tokens": 2}
 
 
 class Recorded(EchoEngine):
-    """Records the requests that the engine gets, and computes them with the base model."""
+    """Records the requests that the engine gets."""
 
     def __init__(self, **runner: Any):
         super().__init__(**runner)
@@ -37,7 +36,7 @@ class Recorded(EchoEngine):
 
     async def submit(self, request: Request) -> AsyncIterator:
         self.got.append(request)
-        async for delta in super().submit(replace(request, adapters=())):
+        async for delta in super().submit(request):
             yield delta
 
 
@@ -140,7 +139,8 @@ async def test_fields_of_other_engines_select(tmp_path):
         assert http.got() == only(Adapter("math"))
         twice = await http.post("/v1/chat/completions", json={**CHAT, "model": "math", "lora_path": "sql"})
         unknown = await http.post("/v1/chat/completions", json={**CHAT, "lora_path": "nothing"})
-        assert (twice.status_code, unknown.status_code) == (400, 404) and "known: sql, math" in unknown.text
+        assert (twice.status_code, unknown.status_code) == (400, 400) and "known: sql, math" in unknown.text
+        assert unknown.json()["error"]["param"] == "lora_path"
 
 
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if name != "tgi"])
@@ -240,7 +240,8 @@ async def test_listings_have_the_adapters_with_their_model(tmp_path):
         assert (await http.post("/api/show", json={"model": "sql"})).status_code == 200
         page = await http.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
         assert [model["id"] for model in page.json()["data"]] == [*models]
-        assert (await http.get("/kvasir/info", params={"model": "sql"})).json()["model"] == "sql"
+        info = (await http.get("/kvasir/info", params={"model": "sql"})).json()
+        assert info["model"] == "sql" and info["adapters"] == ["sql", "math", "org/chat"]
 
 
 # -- loading and unloading -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvasir.adapters import AdapterOption, parse_adapters
+from kvasir.cli.adapter_facts import adapter_path
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
 from kvasir.errors import InvalidRequest, ModelFileError
@@ -38,6 +39,7 @@ def test_an_adapter_of_the_hub_is_pulled_as_one(store, tmp_path, monkeypatch):
     options, _ = resolve(EngineOptions("kvasir-mini", lora=["sql=org/sql:0.5"]))
     assert parse_adapters(options.lora or ()) == (AdapterOption("sql", entry.weights.path, 0.5),)
     assert store.model_info(entry)["config.r"] == 2
+    assert str(adapter_path("org/sql")) == entry.weights.path and adapter_path("org/m") is None
     store.remove("org/sql")
     assert not any((store.root / "models").glob("org*"))
 

@@ -10,12 +10,17 @@ from typing import Any
 
 from kvasir.cli.show import bytes_text, print_json, print_pairs, print_table
 from kvasir.lora import Adapter, AdapterFile, bind, is_adapter, read_adapter
+from kvasir.store.sources import is_path
+from kvasir.store.store import ModelStore
 
 
 def adapter_path(model: str) -> Path | None:
-    """The folder or file of an adapter that `model` names; None for anything else."""
+    """The folder or file of an adapter that `model` names, also as the store does; None for anything else."""
     path = Path(model).expanduser()
-    return path if is_adapter(path) else None
+    if is_adapter(path):
+        return path
+    entry = None if is_path(model) or path.exists() else ModelStore().find(model)
+    return Path(entry.weights.path) if entry and entry.is_adapter else None
 
 
 def run(path: Path, model: str | None, tensors: bool, json: bool) -> None:

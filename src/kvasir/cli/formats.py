@@ -38,7 +38,7 @@ def formats(models: Sequence[str] = ()) -> Iterator[Formats]:
 
 def _stored() -> list[str]:
     try:
-        return [entry.name for entry in ModelStore().list()]
+        return [entry.name for entry in ModelStore().list() if not entry.is_adapter]
     except (KvasirError, OSError):  # there is no store, or this user may not read it
         return []
 

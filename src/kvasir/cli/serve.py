@@ -17,7 +17,7 @@ from kvasir.cli.operation import OperationOptions
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
-from kvasir.engine.load_text import load_prompts, load_text
+from kvasir.engine.load_text import load_prompts, load_tasks, load_text
 from kvasir.engine.progress import described
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
@@ -150,7 +150,7 @@ class FrontMaker:
         given = {
             "trust_special_tokens": options.trust_special_tokens,
             "prompts": load_prompts(options),
-            "adapters": parse_adapters(options.lora or ()),
+            "adapters": (*load_tasks(options), *parse_adapters(options.lora or ())),
         }
         return Front(engine, *text, warm=True, **given, **self._options)
 

@@ -6,14 +6,17 @@ chosen (name, scale)         ->  applied(...)        what the engine's request c
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 
 from kvasir.adapters import AdapterOption, AdapterScale, check_name, selected_by_name
 from kvasir.engine.client import Engine
-from kvasir.errors import InvalidRequest, ModelNotFound, quoted
+from kvasir.errors import InvalidRequest, ModelNotFound, UnsupportedModel, quoted
 from kvasir.inputs import Adapter
 from kvasir.types import AdapterInfo
+
+log = logging.getLogger("kvasir.engine")
 
 SHOWN = 8  # names in an error message
 
@@ -30,8 +33,13 @@ class AdapterShelf:
         self._defaults: dict[str, float] = {}  # by name: scales of the adapters that requests get which select none
 
     async def start(self) -> None:
-        """Loads the given adapters. Raises KvasirError."""
-        for option in self._given:
+        """Loads the given adapters. Raises KvasirError; the model's own are left out if one cannot be computed."""
+        try:
+            for option in (option for option in self._given if option.own):
+                await self.load(option)
+        except (UnsupportedModel, InvalidRequest) as error:
+            log.warning("the adapters of the model's tasks are left out: %s", error)
+        for option in (option for option in self._given if not option.own):
             await self.load(option)
 
     @property
@@ -48,10 +56,12 @@ class AdapterShelf:
         return next((info for info in self.known if info.name == name), None)
 
     def need(self, name: str, param: str = "model") -> AdapterInfo:
-        """The adapter of that name. Raises ModelNotFound."""
+        """The adapter of that name. param: the field that names it. Raises ModelNotFound if that is the model's, else
+        InvalidRequest."""
         if info := self.find(name):
             return info
-        raise ModelNotFound(f"the adapter {quoted(name)} does not exist", self.hint, param)
+        kind = ModelNotFound if param == "model" else InvalidRequest
+        raise kind(f"the adapter {quoted(name)} does not exist", self.hint, param)
 
     @property
     def hint(self) -> str:
@@ -59,6 +69,15 @@ class AdapterShelf:
         names = [info.name for info in self.known]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return f"known: {', '.join(names[:SHOWN])}{more}" if names else "no adapters are loaded; see --lora"
+
+    def summary(self) -> tuple[str, ...]:
+        """A line for users, if there are adapters."""
+        if not (known := self.known):
+            return ()
+        chosen = [f"{info.name} {self.default(info.name):g} for all" for info in known if self.default(info.name)]
+        names = [*chosen, *(info.name for info in known if not self.default(info.name))]
+        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        return (f"adapters  {', '.join(names[:SHOWN])}{more}",)
 
     # -- changes -------------------------------------------------------------------------------------------
 

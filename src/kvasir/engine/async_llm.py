@@ -16,7 +16,7 @@ from kvasir.engine.answer import Answer
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
-from kvasir.engine.load_text import load_prompts, load_text
+from kvasir.engine.load_text import load_prompts, load_tasks, load_text
 from kvasir.engine.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -68,12 +68,12 @@ class AsyncLLM:
             self._own.launch()
         try:
             tokenizer, template = load_text(self.options)
-            prompts = load_prompts(self.options)
+            prompts, tasks = load_prompts(self.options), load_tasks(self.options)
         except BaseException:
             self.abandon()
             raise
         trust = self.options.trust_special_tokens
-        more: dict[str, Any] = {"prompts": prompts, "adapters": parse_adapters(self.options.lora or ())}
+        more: dict[str, Any] = {"prompts": prompts, "adapters": (*tasks, *parse_adapters(self.options.lora or ()))}
         self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust, **more)
 
     def _build(self):
@@ -100,7 +100,7 @@ class AsyncLLM:
     @property
     def summary(self) -> tuple[str, ...]:
         """The engine's decisions, for users."""
-        return self.front.engine.summary
+        return self.front.summary()
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:

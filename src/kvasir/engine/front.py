@@ -112,9 +112,11 @@ class Front(PromptEncoder):
         return await self.engine.alive(timeout)
 
     def summary(self) -> tuple[str, ...]:
-        """The engine's decisions and, if tool calls cannot be recognized, the reason; for users, after `start`."""
+        """The engine's decisions, its adapters and, if tool calls cannot be recognized, the reason; for users, after
+        `start`."""
         fault = self.reader.fault() if self._warm else ""
-        more = (f"tools     calls come back as content: {fault} (see --tool-format)",) if fault else ()
+        more = self.adapters.summary()
+        more += (f"tools     calls come back as content: {fault} (see --tool-format)",) if fault else ()
         return (*self.engine.summary, *more)
 
     async def stats(self) -> EngineStats:

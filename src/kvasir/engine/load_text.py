@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvasir.adapters import AdapterOption, is_folder_name
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
+from kvasir.json_file import read_json_object
 from kvasir.text.chat import ChatTemplate
 from kvasir.text.prompts import Prompts, read_prompts
 from kvasir.text.tokenizer import Tokenizer
@@ -13,6 +15,7 @@ from kvasir.weights.find import find_model
 from kvasir.weights.gguf import GGUFFile
 from kvasir.weights.local import ModelFiles, gguf_chat_templates
 
+MAX_TASKS = 64
 NO_TOKENIZER = (None, "none", "no_vocab")  # values of llama.cpp's `tokenizer.ggml.model`
 
 
@@ -32,6 +35,15 @@ def load_prompts(options: EngineOptions) -> Prompts:
     """The prompts of an embedding model. Raises KvasirError if files are missing or malformed."""
     files = find_model(options.tokenizer or options.model, options.revision)
     return Prompts() if files.kind == "gguf" else read_prompts(files.root)
+
+
+def load_tasks(options: EngineOptions) -> tuple[AdapterOption, ...]:
+    """The adapters for tasks in the model's own checkpoint, as Jina embeddings v3 has them."""
+    files = find_model(options.model, options.revision)
+    names = read_json_object(files.config).get("lora_adaptations") if files.kind == "hf" and files.config else None
+    if not isinstance(names, list) or len(names) > MAX_TASKS:
+        return ()
+    return tuple(AdapterOption(name, f"{files.root}#{name}", own=True) for name in names if is_folder_name(name))
 
 
 def _from_folder(files: ModelFiles) -> tuple[Tokenizer | None, dict[str, str]]:

@@ -11,6 +11,7 @@ from kvasir.lora.config import CONFIG, MAX_CONFIG_BYTES
 from kvasir.lora.gguf import read_gguf
 from kvasir.lora.mlx import read_mlx
 from kvasir.lora.peft import read_peft
+from kvasir.lora.tasks import read_task, split_task
 from kvasir.weights.gguf import GGUFFile
 
 _MLX = ("fine_tune_type", "lora_parameters")
@@ -31,7 +32,8 @@ def is_adapter(path: Path) -> bool:
 
 
 def read_adapter(path: str | Path) -> AdapterFile:
-    """The adapter in a folder (peft or mlx-lm) or a GGUF file, checked as far as that is possible without its model.
+    """The adapter in a folder (peft or mlx-lm) or a GGUF file, or of a task of a model (FOLDER#TASK), checked as far as
+    that is possible without its model.
 
     Raises ModelFileError for what is missing, damaged or does not fit together, UnsupportedModel for kinds of adapters
     that have no code here; nothing that could run code is opened.
@@ -41,6 +43,8 @@ def read_adapter(path: str | Path) -> AdapterFile:
         if path.suffix != ".gguf":
             raise ModelFileError(f"{path}: expected a folder or a .gguf file", "name the adapter's folder")
         return read_gguf(path)
+    if found := split_task(path):
+        return read_task(*found)
     if not (path / CONFIG).is_file():
         raise ModelFileError(f"{path}: there is no {CONFIG}", "name the folder of an adapter, or its .gguf file")
     config = read_json_object(path / CONFIG, MAX_CONFIG_BYTES)

@@ -1,5 +1,5 @@
-"""Encoders with a rotary embedding instead of learned positions: Jina embeddings v3 (arXiv:2409.10173, without its
-adapters), Nomic Embed (arXiv:2402.01613) and GTE (arXiv:2407.19669)."""
+"""Encoders with a rotary embedding instead of learned positions: Jina embeddings v3 (arXiv:2409.10173), Nomic Embed
+(arXiv:2402.01613) and GTE (arXiv:2407.19669)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JinaV3Config(EncoderConfig):
 
 
 class JinaV3(Encoder):
-    """XLM-RoBERTa with a rotary embedding. The adapters of a checkpoint are not used."""
+    """XLM-RoBERTa with a rotary embedding. The adapters of a checkpoint are no part of it (kvasir.lora.tasks)."""
 
     Config = JinaV3Config
     leaves_adapters: ClassVar[bool] = True

@@ -183,10 +183,15 @@ def catalogue_of(request: HTTPRequest) -> Catalogue:
 
 
 async def serving_of(
-    request: HTTPRequest, name: str | None, keep_alive: float | None = None, *, adapter: str | None = None
+    request: HTTPRequest,
+    name: str | None,
+    keep_alive: float | None = None,
+    *,
+    adapter: str | None = None,
+    param: str = "model",
 ) -> Serving:
     """The model that a request names, leased until its response is written, with the adapter of that name. adapter:
-    another field that names one. Raises as `Catalogue.lease`, and InvalidRequest for two different adapters."""
+    what another field, `param`, names. Raises as `Catalogue.lease`, and InvalidRequest for two different adapters."""
     state = request.scope["state"]
     leases: AsyncExitStack = state["leases"]
     key: Key | None = state.get("key")
@@ -200,10 +205,10 @@ async def serving_of(
         await catalogue.folders.ensure(serving.front, named)
         serving = serving.adapted(named, name)
     if adapter and named and adapter != named:
-        raise InvalidRequest(f"two adapters: {quoted(named)} and {quoted(adapter)}", "name one of them", param="model")
+        raise InvalidRequest(f"two adapters: {quoted(named)} and {quoted(adapter)}", "name one of them", param=param)
     if adapter and not named:
         await catalogue.folders.ensure(serving.front, adapter)
-        serving = serving.adapted(adapter)
+        serving = serving.adapted(adapter, param=param)
     return serving
 
 

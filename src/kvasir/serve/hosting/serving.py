@@ -47,11 +47,11 @@ class Serving:
             return self.settings.model_names or (self.front.info.name,)
         return tuple(dict.fromkeys((self.entry.name, self.entry.name.removesuffix(":latest"))))
 
-    def adapted(self, adapter: str, asked: str | None = None) -> Serving:
+    def adapted(self, adapter: str, asked: str | None = None, param: str = "model") -> Serving:
         """The same model with an adapter for its requests. asked: the name that responses carry; None for the model's.
-        Raises ModelNotFound."""
+        param: the field that names the adapter. Raises as `AdapterShelf.need`."""
         other = copy.copy(self)
-        other._content = self.front.adapters.need(adapter).content
+        other._content = self.front.adapters.need(adapter, param).content
         other.chosen = (AdapterScale(adapter),)
         other._asked = asked or self._asked
         return other

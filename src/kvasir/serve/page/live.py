@@ -27,10 +27,12 @@ ID_LENGTH = 8  # characters shown of a choice's id
 
 @router.get("/kvasir/info")
 async def info(request: HTTPRequest) -> Response:
-    """`models`: all models that requests may name; `manages`: whether the client may unload them; `tiles`: the figures
-    of the page. The other fields describe the model in ?model=, by default the first loaded model."""
-    names = [card.name for card in await catalogue_of(request).cards()]
-    facts: dict[str, Any] = {"name": "kvasir", "version": __version__, "models": names}
+    """`models`: all models and adapters that requests may name; `adapters`: which of them are adapters; `manages`:
+    whether the client may unload them; `tiles`: the figures of the page. The other fields describe the model in
+    ?model=, by default the first loaded model."""
+    cards = await catalogue_of(request).cards()
+    facts: dict[str, Any] = {"name": "kvasir", "version": __version__, "models": [card.name for card in cards]}
+    facts["adapters"] = [card.name for card in cards if card.parent]
     facts |= {"manages": may_manage(request), "tiles": tiles()}
     serving = await _shown(request)
     if serving is not None:

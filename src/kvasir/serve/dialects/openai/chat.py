@@ -57,7 +57,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
 async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model, adapter=wire.lora_path)
+    serving = await serving_of(request, wire.model, adapter=wire.lora_path, param="lora_path")
     begun, created = time.monotonic(), int(time.time())
     core, reading = await _to_core(wire, serving, request)
     charge(serving, [core], request, whole=not wire.stream)

@@ -54,7 +54,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @router.post("/v1/completions", tags=["openai"], responses=STREAMED)
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model, adapter=wire.lora_path)
+    serving = await serving_of(request, wire.model, adapter=wire.lora_path, param="lora_path")
     prompts = await to_requests(wire, serving, request)
     charge(serving, prompts, request, whole=not wire.stream)
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)

@@ -24,7 +24,8 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", tags=["openai"])
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model, adapter=wire.lora_path)
+    field = "task" if wire.lora_path is None else "lora_path"
+    serving = await serving_of(request, wire.model, adapter=wire.lora_path or wire.task, param=field)
     requests = await to_requests(wire, serving, request)
     vectors = await results_of(requests, serving, request)
     tokens = sum(len(core.prompt_ids) for core in requests)
@@ -43,7 +44,8 @@ async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
 async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPRequest) -> list[Request]:
     """One request of the core per input. Raises InvalidRequest."""
     check_dimensions(wire.dimensions, serving.front.info.embedding_size)
-    before, special = serving.front.prompts.of(wire.prompt_name), wire.add_special_tokens is not False
+    prompts, special = serving.front.prompts, wire.add_special_tokens is not False
+    before = prompts.of(wire.task if wire.prompt_name is None and wire.task in prompts.named else wire.prompt_name)
     return await requests_of(wire, wire.input, serving, request, Task.EMBED, special=special, before=before)
 
 

@@ -129,7 +129,7 @@ class ChatRequest(Sampling, Trust):
 
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts. lora_path: the name of an
-    adapter, as in SGLang."""
+    adapter, as in SGLang. task: that of a model with adapters for tasks, and its prompt, as in Jina's API."""
 
     IGNORED: ClassVar = ("user",)
 
@@ -141,3 +141,4 @@ class EmbeddingRequest(Scheduling):
     prompt_name: Name | None = None
     add_special_tokens: bool | None = None
     lora_path: Name | None = None
+    task: Name | None = None

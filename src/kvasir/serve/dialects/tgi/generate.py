@@ -34,6 +34,7 @@ from kvasir.types import Request, SamplingParams, StructuredOutputs
 router = APIRouter(route_class=JsonRoute, tags=["tgi"])
 
 DEFAULT_MAX_TOKENS = 100
+_ADAPTER = "parameters.adapter_id"
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # any of them turns sampling on
 # Our fields -> fields of this API.
 _NAMES = {
@@ -45,7 +46,7 @@ _NAMES = {
 @router.post("/generate")
 async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
     given = wire.parameters or Parameters()
-    serving = await serving_of(request, wire.model, adapter=given.adapter_id)
+    serving = await serving_of(request, wire.model, adapter=given.adapter_id, param=_ADAPTER)
     core = await to_request(wire, given, serving, request)
     charge(serving, [core], request, whole=True)
     answers = await while_connected(request.receive, serving.front.complete(core))
@@ -58,7 +59,7 @@ async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
 async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Response:
     """One event per token; the last one has the whole text and, with `details`, the finish reason."""
     given = wire.parameters or Parameters()
-    serving = await serving_of(request, wire.model, adapter=given.adapter_id)
+    serving = await serving_of(request, wire.model, adapter=given.adapter_id, param=_ADAPTER)
     for name, value in (("best_of", (given.best_of or 1) > 1), ("decoder_input_details", given.decoder_input_details)):
         if value:
             raise InvalidRequest(f"{name} cannot be streamed", "use /generate", param=f"parameters.{name}")

@@ -63,7 +63,7 @@ export class EngineView {
       this.shown.hidden = query !== this.seen;
       if (error.status === 401) return this.needKey();
     }
-    this.panel.hidden = !this.models.several;
+    this.panel.hidden = this.models.engines.length === 1;
     return true;
   }
 

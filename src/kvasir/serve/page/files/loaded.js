@@ -24,7 +24,7 @@ export class Loaded {
   }
 
   draw(loaded) {
-    const states = this.models.names.map((name) => [name, loaded.get(name), this.busy.has(name)]);
+    const states = this.models.engines.map((name) => [name, loaded.get(name), this.busy.has(name)]);
     const text = JSON.stringify([states, this.models.info.manages]);
     if (text === this.drawn) return; // keeps a button in place that is about to be clicked
     this.drawn = text;

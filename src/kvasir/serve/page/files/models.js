@@ -49,6 +49,11 @@ export class Models {
     }
   }
 
+  /** The names of models with engines of their own. */
+  get engines() {
+    return this.names.filter((name) => !this.info.adapters?.includes(name));
+  }
+
   get several() {
     return this.names.length !== 1;
   }

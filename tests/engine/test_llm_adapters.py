@@ -1,0 +1,113 @@
+"""Adapters on a real engine: what peft computes, and the same bits in any company."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvasir import LLM, SamplingParams
+from kvasir.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from kvasir.ops import native
+from tests._shared import need
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+
+KINDS = ("plain", "rslora_pat", "dora")
+SCORED = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, logprobs=0)
+INVOKED = 16  # where the invocation tokens of `activated` begin in the prompt
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return need("fixtures", "lora")
+
+
+@pytest.fixture(scope="module")
+def ids(folder) -> list[int]:
+    return np.load(folder / "expected.npz")["ids"].tolist()
+
+
+@pytest.fixture(scope="module")
+def activated(folder, ids, tmp_path_factory) -> str:
+    """The plain adapter, active after three tokens of the prompt."""
+    path = tmp_path_factory.mktemp("activated") / "alora"
+    shutil.copytree(folder / "plain", path)
+    config = json.loads((path / "adapter_config.json").read_text())
+    config["alora_invocation_tokens"] = ids[INVOKED : INVOKED + 3]
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def llm(folder, activated):
+    lora = {kind: str(folder / kind) for kind in KINDS} | {"activated": activated}
+    with LLM(str(folder / "base-llama"), lora=lora, dtype="float32", progress=False, threads=1, block_size=8) as llm:
+        yield llm
+
+
+def scores(output) -> list[float]:
+    """Log-probabilities of the prompt's tokens after the first, then of the answer's."""
+    prompt = [next(iter(one.values())).logprob for one in output.prompt_logprobs[1:]]
+    return [*prompt, *(next(iter(one.values())).logprob for one in output.outputs[0].logprobs)]
+
+
+def asked(llm, ids, lora=None):
+    return llm.generate({"prompt_token_ids": ids}, SCORED, lora=lora)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_peft(llm, folder, ids, kind):
+    expected = np.load(folder / "expected.npz")
+    for name, lora in (("base-llama", None), (kind, kind)):
+        logits = expected[name].astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        wanted = logprobs[np.arange(len(ids) - 1), ids[1:]]
+        output = asked(llm, ids, lora)
+        assert np.abs(np.array(scores(output)[: len(ids) - 1]) - wanted).max() < 1e-4
+        assert output.outputs[0].token_ids[0] == logits[-1].argmax()
+
+
+def test_every_request_gets_the_bits_that_it_gets_alone(llm, ids):
+    choices = [None, "plain", "dora", [("plain", 0.5), ("rslora_pat", -2.0)], [("plain", 0.0)], "activated"] * 3
+    prompts = [ids[: 20 + 2 * i] for i in range(len(choices))]
+    alone = [scores(asked(llm, prompt, lora)) for prompt, lora in zip(prompts, choices, strict=True)]
+    work = [
+        lambda p=prompt, c=lora: llm._llm.complete({"prompt_token_ids": p}, SCORED, lora=c)
+        for prompt, lora in zip(prompts, choices, strict=True)
+    ]
+    assert [scores(output) for output in llm._all(work)] == alone
+    assert alone[4] == scores(asked(llm, prompts[4])) != alone[3]
+
+
+def test_an_activated_adapter_is_the_base_model_until_it_is_invoked(llm, ids):
+    base, plain, activated = (scores(asked(llm, ids, lora)) for lora in (None, "plain", "activated"))
+    assert activated[: INVOKED - 1] == base[: INVOKED - 1] and activated[INVOKED:] != base[INVOKED:]
+    assert activated[INVOKED:] != plain[INVOKED:], "keys and values before are the base model's"
+    without = [i for i in ids if i != ids[INVOKED]]
+    assert scores(asked(llm, without, "activated")) == scores(asked(llm, without))
+
+
+def test_adapters_come_and_go(llm, folder, ids):
+    before = scores(asked(llm, ids, "plain"))
+    info = llm.load_adapter("new", str(folder / "rslora_pat"))
+    assert llm.adapters[-1] == info and scores(asked(llm, ids, "new")) == scores(asked(llm, ids, "rslora_pat"))
+    llm.load_adapter("new", str(folder / "plain"), replace=True)
+    assert scores(asked(llm, ids, "new")) == before
+    llm.unload_adapter("new")
+    with pytest.raises(ModelNotFound, match=r"'new'.*known: plain"):
+        asked(llm, ids, "new")
+
+
+def test_what_cannot_be_is_refused(llm, folder, ids):
+    with pytest.raises(InvalidRequest, match="DoRA"):
+        asked(llm, ids, [("dora", 0.5)])
+    with pytest.raises(InvalidRequest):
+        llm.load_adapter("plain", str(folder / "plain"))
+    with pytest.raises((UnsupportedModel, ValueError), match="does not have"):
+        llm.load_adapter("other", str(folder / "moe_router"))
+    with pytest.raises(InvalidRequest, match="scale"):
+        asked(llm, ids, [("plain", float("nan"))])
