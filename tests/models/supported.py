@@ -67,7 +67,7 @@ NO_GGUF = {
     *("mpnet", "new"),
     *("olmo_hybrid", "vaultgemma", "zamba2"),
 }
-_TEXT_PARTS = {"mistral3": "ministral3"}  # where the name says nothing
+_TEXT_PARTS = {"mistral3": "ministral3", "step3p7": "step3p5"}  # where the name says nothing
 _HEAD = """# Supported models
 
 Made by `python -m tests.models.supported` from the registry and from the results of the tests (supported.json beside

@@ -12,6 +12,7 @@ from tests.models.families import FAMILIES, FEW, SWITCHED, config_of
 from tests.models.families_further import FURTHER_CHANGES
 from tests.models.family_parts import LATENT, LLAMA3, LONGROPE, PLAIN, YARN
 from tests.models.oracle import SENSITIVITY, TOLERANCE, distance, ours, random_ids, randomized, state_of
+from tests.models.step3p5_text import Step3p5ForCausalLM
 
 LENGTH = 100  # beyond every window and original rope length in `families`
 
@@ -28,6 +29,8 @@ def oracle(transformers: Any, name: str) -> Any:
 def causal_model(transformers: Any, config: Any) -> Any:
     if config.model_type == "mistral4":  # of no Auto class: it is the text part of another model
         return transformers.Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    if config.model_type == "step3p5":
+        return Step3p5ForCausalLM(config)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
@@ -74,6 +77,7 @@ def scaled(scaling: dict[str, Any], theta: float, **changes: Any) -> list[dict[s
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
 LOCAL = {"rope_type": "default", "rope_theta": 20.0}
 FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0, "factor": 2.0}
+STEP_ROPE = FAMILIES["step3p5"]["rope_parameters"]
 MIMO_ROPE = FAMILIES["mimo-v2-flash"]["rope_parameters"]["sliding_attention"]
 # Each entry changes the config that our model reads, and nothing else: the logits must notice.
 CHANGES: dict[str, list[dict[str, Any]]] = {
@@ -342,6 +346,18 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"sliding_window_size": 23},
         {"rope_parameters": {"full_attention": MIMO_ROPE, "sliding_attention": {**MIMO_ROPE, "rope_theta": 20.0}}},
         {"rope_parameters": {"full_attention": {**MIMO_ROPE, "rope_theta": 200.0}, "sliding_attention": MIMO_ROPE}},
+    ],
+    "step3p5": [
+        {"sliding_window": 25},
+        {"num_experts_per_tok": 2},
+        {"moe_router_scaling_factor": 1.0},
+        {"query_pre_attn_scalar": 24},
+        {"swiglu_limits": [0, 0, 0, 1.5]},
+        {"swiglu_limits_shared": [1.5, 0.0, 0.0, 0.0]},
+        {"swiglu_limits_shared": [None, 0.0, 0.0, 1.0]},
+        {"rope_parameters": STEP_ROPE | {"full_attention": {**STEP_ROPE["full_attention"], "factor": 4.0}}},
+        {"rope_parameters": STEP_ROPE | {"full_attention": {**STEP_ROPE["full_attention"], "rope_theta": 20.0}}},
+        {"rope_parameters": STEP_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}},
     ],
     "minicpm3": [{"scale_emb": 6}, {"scale_depth": 0.7}, {"dim_model_base": 64}, {"rms_norm_eps": 1e-1}],
     "dots1": [{"sliding_window": 25}, {"layer_types": ["full_attention"] * 3}, {"norm_topk_prob": False}],

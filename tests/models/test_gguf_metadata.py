@@ -24,6 +24,7 @@ from kvasir.models import (
     gguf_llamas,
     gguf_rwkv,
     gguf_state_spaces,
+    gguf_step35,
 )
 from kvasir.models.config import Fields
 from kvasir.models.gguf_config import hf_config_from_gguf
@@ -76,7 +77,9 @@ def metadata(architecture: str, **changes) -> dict:
 # In tests of their own, as test_gguf_encoders.py, test_gguf_further.py, test_gguf_gemma.py and test_gguf_llamas.py.
 _OTHERS = gguf_decoders, gguf_encoders, gguf_gemma, gguf_kimi, gguf_latent, gguf_lfm2, gguf_llamas, gguf_state_spaces
 TESTED = {
-    name for module in (*_OTHERS, gguf_dflash, gguf_eagle3, gguf_further, gguf_rwkv) for name in module.READERS
+    name
+    for module in (*_OTHERS, gguf_dflash, gguf_eagle3, gguf_further, gguf_rwkv, gguf_step35)
+    for name in module.READERS
 } - {"bert"}
 
 

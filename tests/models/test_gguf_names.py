@@ -108,6 +108,8 @@ def test_names_are_those_that_the_converter_reads(architecture):
             found = rwkv7_name(found)
         if architecture == "lfm2moe" and ".experts." in found:  # the converter's name of a merged tensor
             found = found.removeprefix("model.")
+        if architecture == "step35":
+            found = found.replace("moe.experts.", "moe.").replace("router_bias", "router_bias.bias")
         if found.endswith("expert_bias"):
             found, name = f"{found}.bias", f"{name}.bias"
         found = re.sub(r"^(\d)_Dense/linear", r"dense_\1", found)

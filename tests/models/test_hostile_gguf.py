@@ -74,6 +74,7 @@ OWN: dict[str, dict[str, Any]] = {
     "hunyuan-moe": {"expert_feed_forward_length": 80},
     "kimi-linear": {"attention.key_length": 20},
     "mimo2": {"attention.head_count_kv": 4},
+    "step35": {"attention.head_count": 4, "attention.sliding_window_pattern": [False, True]},
     "nomic-bert-moe": {"moe_every_n_layers": 2},
 }
 TENSORS = {

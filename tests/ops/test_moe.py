@@ -225,6 +225,22 @@ def test_biases_a_clamped_gate_and_weighted_inputs(weigh_inputs):
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
+def test_limits_of_the_gate_and_of_its_factor():
+    """After the activation, as Step-3.5 has them."""
+    x, ids, weights = routed(40)
+    stacks = [normal(E, 1, *shape, seed=i) for i, shape in enumerate([(INNER, D), (INNER, D), (D, INNER)], 20)]
+    gate, up, down = ([m for m in stack] for stack in stacks)
+    found = experts(x, ids, weights, gate, up, down, silu, limit=1.5)
+    expected = torch.zeros(40, D, dtype=torch.float64)
+    for row, (its_ids, its_weights) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+        for e, weight in zip(its_ids, its_weights, strict=True):
+            g, u = (m[e][0].double() @ x[row].double() for m in (gate, up))
+            inner = (g * torch.sigmoid(g)).clamp(max=1.5) * u.clamp(-1.5, 1.5)
+            expected[row] += weight * (down[e][0].double() @ inner)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert not torch.equal(found, experts(x, ids, weights, gate, up, down, silu, limit=2.0))
+
+
 def test_outputs_are_added_in_ascending_id():
     """Rounded products one after the other: 1e8, then -1e8, then 1; another order loses the 1."""
     ones = [torch.ones(1, 1, 1)] * 3

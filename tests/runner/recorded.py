@@ -133,7 +133,7 @@ class Calibrating(Recorded):
         return super().run(node, recording, batch)
 
     def look_into_experts(self, node: Node, recording: Recording, num_tokens: int) -> None:
-        x, ids, _, gates, ups, downs, act, _, biases, weigh_inputs = node.inputs
+        x, ids, _, gates, ups, downs, act, _, biases, weigh_inputs, *_ = node.inputs
         assert biases is None and not weigh_inputs, "the inputs of such experts are others"
         x_TD, ids_Tk = (at(value, recording)[:num_tokens] for value in (x, ids))
         for i in ids_Tk.unique().tolist():

@@ -311,11 +311,13 @@ def _route(node: Node) -> Call:
 
 def _experts(node: Node) -> Call:
     """Also writes the order of the pairs, each pair's inner row, and the segments of its output."""
-    x, ids, weights, gate, up, down, act, share, biases, weigh_inputs, _ = node.inputs
+    x, ids, weights, gate, up, down, act, share, biases, weigh_inputs, _, limit = node.inputs
     if share is not None:
         raise CannotTrace("experts split over ranks have no Triton kernel")
-    if biases or weigh_inputs or not up or act.name not in ACTIVATIONS:
-        raise CannotTrace(f"experts with biases, weighted inputs, no gates or {act.__name__} have no Triton kernel")
+    if biases or weigh_inputs or limit or not up or act.name not in ACTIVATIONS:
+        raise CannotTrace(
+            f"experts with biases, weighted inputs, limits, no gates or {act.__name__} have no Triton kernel"
+        )
     top, first = ids.width, down[0]
     sizes = top, top * gate[0].rows, first.segments * top * first.rows
     scratch = tuple(x.graph.value(x.domain, (size,)) for size in sizes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvasir.layers.linear import Down, GateUp, Plain
 from kvasir.layers.module import Module, Segments
-from kvasir.ops.activation import ACTIVATIONS
+from kvasir.ops.activation import ACTIVATIONS, clamp
 from kvasir.parallel import Mesh
 
 if TYPE_CHECKING:
@@ -17,16 +17,27 @@ if TYPE_CHECKING:
 
 class GatedMLP(Module):
     """down(act(gate(x)) * up(x)) (arXiv:2002.05202). act: a name of `ACTIVATIONS`. down_bias: of the last matrix, None
-    for that of the others."""
+    for that of the others. limit: of the magnitudes of both factors, 0 for none."""
 
-    def __init__(self, width: int, inner: int, act: str = "silu", bias: bool = False, down_bias: bool | None = None):
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        act: str = "silu",
+        bias: bool = False,
+        down_bias: bool | None = None,
+        limit: float = 0.0,
+    ):
         self.gate_up = GateUp(width, inner, bias)
         self.down = Down(inner, width, bias if down_bias is None else down_bias)
-        self.act = ACTIVATIONS[act]
+        self.act, self.limit = ACTIVATIONS[act], limit
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD, batch)
-        return self.down(self.act(gate_TI) * up_TI, batch)
+        gate_TI = self.act(gate_TI)
+        if self.limit:
+            gate_TI, up_TI = (clamp(part, -self.limit, self.limit) for part in (gate_TI, up_TI))
+        return self.down(gate_TI * up_TI, batch)
 
     def split(self, mesh: Mesh, segments: Segments) -> None:
         cuts = segments(self.down)

@@ -37,8 +37,9 @@ class MoE(Module):
 
     act: one of EXPERT_ACTIVATIONS, or clamped_swiglu. bias: whether the router and the experts have biases. selection:
     the name of a vector in the checkpoint that is added to the scores for the choice only, "" if there is none.
-    weigh_inputs: whether the weights apply to the experts' inputs. The expert modules only hold weights; they are not
-    called individually. share: how ranks split the experts, None if this rank has all of them.
+    weigh_inputs: whether the weights apply to the experts' inputs. limit: as of a `GatedMLP`. The expert modules only
+    hold weights; they are not called individually. share: how ranks split the experts, None if this rank has all of
+    them.
     """
 
     share: ExpertShare | None = None
@@ -54,12 +55,13 @@ class MoE(Module):
         bias: bool = False,
         selection: str = "",
         weigh_inputs: bool = False,
+        limit: float = 0.0,
     ):
         self.router = Router(width, num_experts, bias)
         self.selection = Vector(num_experts, selection) if selection else None
         self.experts = [GatedMLP(width, inner, bias=bias) for _ in range(num_experts)]
         _share_inputs(self.experts)
-        self.routing, self.weigh_inputs = routing, weigh_inputs
+        self.routing, self.weigh_inputs, self.limit = routing, weigh_inputs, limit
         self.act = clamped_swiglu if act == "clamped_swiglu" else ACTIVATIONS[act]
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:
@@ -88,6 +90,7 @@ class MoE(Module):
             biases,
             self.weigh_inputs,
             _change([((e.gate_up, "gate"), (e.gate_up, "up"), (e.down, "weight")) for e in here]),
+            self.limit,
         )
 
     def held(self) -> Sequence[Any]:
@@ -202,7 +205,7 @@ class LatentMoE(PlainMoE):
 
 class SharedMoE(MoE):
     """A mixture with an additional shared expert, of its own width, that processes every row. gated: whether it is
-    weighted by a gate of its own. shared_scale: of its output."""
+    weighted by a gate of its own. shared_scale: of its output. shared_limit: as `limit`."""
 
     def __init__(
         self,
@@ -214,11 +217,12 @@ class SharedMoE(MoE):
         *,
         gated: bool = True,
         shared_scale: float = 1.0,
+        shared_limit: float = 0.0,
         **options: Any,
     ):
         super().__init__(width, inner, num_experts, routing, **options)
         self.shared_scale = shared_scale
-        self.shared = GatedMLP(width, shared_inner, options.get("act", "silu"))
+        self.shared = GatedMLP(width, shared_inner, options.get("act", "silu"), limit=shared_limit)
         self.shared_gate = Plain(width, 1) if gated else None
 
     def __call__(self, x_TD: Tensor, batch: Batch) -> Tensor:

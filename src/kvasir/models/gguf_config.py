@@ -24,6 +24,7 @@ from kvasir.models import (
     gguf_llamas,
     gguf_rwkv,
     gguf_state_spaces,
+    gguf_step35,
 )
 from kvasir.models.config import (
     MAX_EXPERTS,
@@ -71,7 +72,10 @@ def hf_config_from_gguf(metadata: Mapping[str, Any], source: TensorSource) -> di
         gguf_gemma.put_share(config.get("text_config", config), read_factors(source, "rope_freqs.weight"))
     elif "rope_freqs.weight" in shapes:
         _check_alone(config, "rope_freqs.weight", fields)
-        config["rope_scaling"] = {"rope_type": "factors", "factors": read_factors(source, "rope_freqs.weight")}
+        factors = read_factors(source, "rope_freqs.weight")
+        if architecture == gguf_step35.ARCHITECTURE:
+            factors = gguf_step35.turning(factors, config["head_dim"])
+        config["rope_scaling"] = {"rope_type": "factors", "factors": factors}
     if "rope_factors_short.weight" in shapes:
         _check_alone(config, "rope_factors_short.weight", fields)
         config["rope_scaling"] = read_longrope(source, fields)
@@ -215,5 +219,6 @@ _READERS = {
     **gguf_gemma.READERS,
     **gguf_rwkv.READERS,
     **gguf_state_spaces.READERS,
+    **gguf_step35.READERS,
     **gguf_llamas.READERS,
 }

@@ -134,6 +134,13 @@ LFM2 = {
     "ffn_up_exps": "feed_forward.experts.*.w3",
     "ffn_down_exps": "feed_forward.experts.*.w2",
 }
+STEP35 = {
+    "attn_gate": "self_attn.g_proj",
+    "ffn_gate_inp": "moe.gate",
+    "exp_probs_b": "moe.router_bias",
+    **{f"ffn_{part}_exps": f"moe.experts.*.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in ("gate", "up", "down")},
+}
 MIMO_DRAFTING = {
     "eh_proj": "model.mtp.layers.{}.eh_proj",
     "enorm": "model.mtp.layers.{}.enorm",

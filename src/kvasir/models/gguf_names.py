@@ -4,7 +4,7 @@ It undoes the converter's changes:
 
 - `llama` and some others: the converter reorders the rows of the query and key projections so that rotated pairs are
   adjacent; we rotate halves, as Hugging Face does. (Files of `qwen2` and `qwen3` keep the halves.)
-- `gemma2`, `gemma3`, `nemotron`: the converter adds 1 to the norms' weights.
+- `gemma2`, `gemma3`, `nemotron`, `step35`: the converter adds 1 to the norms' weights.
 - Mixtures of experts: the converter stacks the matrices of a layer's experts; each is returned separately, as a view.
 - `gptneox`, `falcon`: the converter puts all rows of q, k and v one after the other; the checkpoint has them by head of
   keys.
@@ -301,6 +301,14 @@ FAMILIES = {
     "smollm3": NameTable(_LLAMA_NAMES, "model.layers", paired_rows=_QK),
     "stablelm": NameTable({**_LLAMA_NAMES, **others.STABLELM_NORMS}, "model.layers"),
     "starcoder": NameTable(others.GPT2, "transformer.h"),
+    "step35": NameTable(
+        {**_LLAMA_NAMES, **others.STEP35},
+        "model.layers",
+        raised=(
+            *("attn_norm", "ffn_norm", "output_norm", "attn_q_norm", "attn_k_norm"),
+            *("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+        ),
+    ),
     "starcoder2": NameTable({**_LLAMA_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "model.layers"),
 }
 # Tensors that are read into the config or duplicate it.

@@ -214,6 +214,8 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "solar_open": ("solar_open", "SolarOpen", ("SolarOpenForCausalLM",)),
     "stablelm": ("stablelm", "StableLM", ("StableLmForCausalLM",)),
     "starcoder2": ("starcoder2", "Starcoder2", ("Starcoder2ForCausalLM",)),
+    "step3p5": ("step3p5", "Step3p5", ("Step3p5ForCausalLM",)),
+    "step3p7": ("step3p5", "Step3p7", ("Step3p7ForConditionalGeneration",)),
     "vaultgemma": ("gemma", "VaultGemma", ("VaultGemmaForCausalLM",)),
     "xlm-roberta": (
         "roberta",

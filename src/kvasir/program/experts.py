@@ -40,14 +40,14 @@ class ExpertMarshal:
 
     def args(self, instruction: Instruction) -> native.Experts:
         """The operands of one of the instructions."""
-        x, ids, _, gate, up, down, act, share, biases, weigh_inputs, _ = instruction.inputs
+        x, ids, _, gate, up, down, act, share, biases, weigh_inputs, _, limit = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, AT_ONCE * ids.width
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         function = native.FUNCTION[getattr(act, "name", None) or act.__name__]
         args = native.Experts(count, top_k, x.width, inner, AT_ONCE, first, len(gate), function)
         args.gate, args.down = self._matrices(gate), self._matrices(down)
         args.up = self._matrices(up) if up else None
-        args.weigh_inputs = weigh_inputs
+        args.weigh_inputs, args.limit = weigh_inputs, limit
         if biases:
             args.gate_bias, args.up_bias, args.down_bias = map(self._vectors, biases)
         begins, sources = np.zeros(count + 1, np.int64), np.zeros(slots, np.int64)

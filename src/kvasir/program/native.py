@@ -147,6 +147,7 @@ class Experts(ctypes.Structure):
         ("held", c_int64),
         ("function", c_int32),
         ("weigh_inputs", c_int32),
+        ("limit", c_float),
         ("gate", c_void_p),
         ("up", c_void_p),
         ("down", c_void_p),

@@ -16,8 +16,9 @@ from kvasir.weights.source import WeightSource
 _MAX_EXPERTS = 4096
 _STACK = re.compile(r"(.*\bexperts)\.(gate_up_proj|down_proj)(_bias)?")
 _GRANITE = re.compile(r"(.*\bblock_sparse_moe)\.(input|output)_linear\.weight")
+_MOE = re.compile(r"(.*\bmoe)\.(gate_proj|up_proj|down_proj)\.weight")
 _KINDS = {"input": "gate_up_proj", "output": "down_proj"}
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), **{part: (part,) for part in ("gate_proj", "up_proj", "down_proj")}}
 
 
 class _Part(NamedTuple):
@@ -36,7 +37,8 @@ class ExpertsView:
     Stacks: `experts.gate_up_proj` [E, 2 I, H], with the gate's rows before up's, and `experts.down_proj` [E, H, I];
     with `transposed`, [E, H, 2 I] and [E, I, H] with the columns of gate and up in turns, or gate's before up's.
     Biases, in the same order of rows: `experts.gate_up_proj_bias` [E, 2 I] and `experts.down_proj_bias` [E, H].
-    Granite's stacks are named `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`.
+    Granite's stacks are named `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`;
+    Step-3.5 has one for each matrix, such as `moe.gate_proj.weight` [E, I, H].
     """
 
     def __init__(self, source: WeightSource, transposed: bool = False, in_turns: bool = True):
@@ -49,6 +51,8 @@ class ExpertsView:
                 self._names += self._split(name, *match.groups())
             elif match := _GRANITE.fullmatch(name):
                 self._names += self._split(name, f"{match[1]}.experts", _KINDS[match[2]], None)
+            elif match := _MOE.fullmatch(name):
+                self._names += self._split(name, f"{match[1]}.experts", match[2], None)
             else:
                 self._names.append(name)
         self.close = source.close

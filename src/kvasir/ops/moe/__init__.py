@@ -55,6 +55,7 @@ def experts(
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,
     change: Change | None = None,
+    limit: float = 0.0,
 ) -> Tensor:
     """Each row's sum over its experts of weight * down(act(gate(x)) * up(x)), float32 [T, D].
 
@@ -63,6 +64,7 @@ def experts(
     act(gate) * up. up is empty for experts without a gate: down(act(gate(x))). The sum starts at zero and adds the
     rounded products in ascending expert id. share: how ranks split the experts or their sums; results are exchanged
     before they are weighted. biases: float32 vectors of gate, up and down, per expert. weigh_inputs: whether the weight
-    is applied to the expert's input, not to its output. change: of each product, before its bias.
+    is applied to the expert's input, not to its output. change: of each product, before its bias. limit: of the
+    magnitudes of act(gate(x)) and up(x), 0 for none.
     """
     ...

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvasir.ops.activation import clamped_swiglu as _clamped
-from kvasir.ops.activation.body import clamped_swiglu, sigmoid
+from kvasir.ops.activation.body import clamp, clamped_swiglu, sigmoid
 from kvasir.ops.linear import linear
 from kvasir.ops.moe import Change
 from kvasir.ops.moe.routing import Routing
@@ -88,6 +88,7 @@ def experts(
     biases: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]] | None = None,
     weigh_inputs: bool = False,
     change: Change | None = None,
+    limit: float = 0.0,
 ) -> Tensor:
     out_TD = torch.zeros_like(x_TD)
 
@@ -105,7 +106,10 @@ def experts(
         if not up:
             return product(act(product(x_nD, rows_n, 0, place)), rows_n, 2, place)
         gate_nI, up_nI = product(x_nD, rows_n, 0, place), product(x_nD, rows_n, 1, place)
-        inner_nI = clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI
+        if limit:
+            inner_nI = clamp(act(gate_nI), -limit, limit) * clamp(up_nI, -limit, limit)
+        else:
+            inner_nI = clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI
         return product(inner_nI, rows_n, 2, place)
 
     computed = _shared(ids_Tk, x_TD.shape[1], rows_of, share) if share else _alone(ids_Tk, rows_of)
