@@ -251,26 +251,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.334},
         },
     },
-    "step3p5": {
-        "model_type": "step3p5",
-        "pad_token_id": 2,
-        "num_hidden_layers": 4,
-        "num_sliding_attention_heads": 6,
-        "sliding_window": 24,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-        "share_expert_dim": 40,
-        "moe_router_scaling_factor": 1.5,
-        "swiglu_limits": [0.0, 0.0, 0.0, 0.75],
-        "swiglu_limits_shared": [1.5, 0.0, 0.0, 1.0],
-        "rope_parameters": {
-            "full_attention": {**LLAMA3, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
-        },
-    },
     "minicpm3": {**LATENT, "model_type": "minicpm3", "scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 32},
     "minimax-m2": {
         "model_type": "minimax_m2",
@@ -457,7 +437,7 @@ SWITCHED = (
     *STATE_SPACES,
     *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v32", "glm-moe-dsa", "glm4-moe-lite", "mistral4"),
     "minicpm3",
-    *("mimo-v2-flash", "step3p5"),
+    "mimo-v2-flash",
     *("gemma3n", "gemma4", "gemma4-moe"),
 )
 

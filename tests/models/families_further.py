@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.family_parts import LLAMA3
 from tests.models.state_spaces import ABSENT
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -34,6 +35,10 @@ _LATENT = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
+}
+_TWO_ROPES: dict[str, Any] = {
+    "full_attention": {**LLAMA3, "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
 }
 _TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -108,6 +113,23 @@ FURTHER: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
         "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25},
     },
+    "step3p5": {
+        "model_type": "step3p5",
+        "pad_token_id": 2,
+        "num_hidden_layers": 4,
+        "num_sliding_attention_heads": 6,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "share_expert_dim": 40,
+        "moe_router_scaling_factor": 1.5,
+        "swiglu_limits": [0.0, 0.0, 0.0, 0.75],
+        "swiglu_limits_shared": [1.5, 0.0, 0.0, 1.0],
+        "rope_parameters": _TWO_ROPES,
+    },
 }
 
 FURTHER_CHANGES: dict[str, list[dict[str, Any]]] = {
@@ -157,4 +179,16 @@ FURTHER_CHANGES: dict[str, list[dict[str, Any]]] = {
     "flex-olmo": [{"num_experts_per_tok": 2}, {"rms_norm_eps": 1e-1}],  # a norm follows the sum of the experts
     "hy-v3": [{"router_scaling_factor": 1.0}, {"num_experts_per_tok": 2}, {"rope_parameters": _OTHER_BASE}],
     "stablelm-12b": [{"layer_norm_eps": 1e-1}, {"rope_parameters": {**_PLAIN, "partial_rotary_factor": 1.0}}],
+    "step3p5": [
+        {"sliding_window": 25},
+        {"num_experts_per_tok": 2},
+        {"moe_router_scaling_factor": 1.0},
+        {"query_pre_attn_scalar": 24},
+        {"swiglu_limits": [0, 0, 0, 1.5]},
+        {"swiglu_limits_shared": [1.5, 0.0, 0.0, 0.0]},
+        {"swiglu_limits_shared": [None, 0.0, 0.0, 1.0]},
+        {"rope_parameters": _TWO_ROPES | {"full_attention": {**_TWO_ROPES["full_attention"], "factor": 4.0}}},
+        {"rope_parameters": _TWO_ROPES | {"full_attention": {**_TWO_ROPES["full_attention"], "rope_theta": 20.0}}},
+        {"rope_parameters": _TWO_ROPES | {"sliding_attention": {"rope_type": "default", "rope_theta": 20.0}}},
+    ],
 }

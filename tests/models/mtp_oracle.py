@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.models.families import config_of
 from tests.models.oracle import randomized, state_of
+from tests.models.step3p5_text import Step3p5ForCausalLM
 
 FULL = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
 # Kind -> changes of its config that leave the one layer of a head.
@@ -28,6 +29,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm4-moe-lite": {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]},
     "mimo-v2-flash": {
         "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"],
+    },
+    "step3p5": {
+        "num_hidden_layers": 1, "layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"],
+        "swiglu_limits": None, "swiglu_limits_shared": None,
     },
     "qwen3-5": FULL,
     "qwen3-5-moe": FULL,
@@ -43,6 +48,8 @@ QWEN = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.no
 def reference(transformers: Any, config: dict[str, Any], seed: int) -> Any:
     kind = config.pop("model_type")
     config = transformers.AutoConfig.for_model(kind, **config)
+    if kind == "step3p5":
+        return randomized(Step3p5ForCausalLM(config), seed)
     return randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
 
 
@@ -64,6 +71,9 @@ def renamed(
         for name, tensor in state.items()
         if name.startswith("model.layers.0.")
     }
+    if kind == "step3p5":
+        names = (*names[:3], f"{prefix}transformer.shared_head.norm")
+        found[f"{prefix}transformer.shared_head.output.weight"] = state["lm_head.weight"]
     if kind == "mimo-v2-flash":
         found = {name.replace("post_attention", "pre_mlp"): tensor for name, tensor in found.items()}
     return found | {
@@ -89,10 +99,11 @@ class Oracle:
         target = reference(transformers, config_of(kind), 0)
         blocks = tuple(reference(transformers, config_of(kind) | KINDS[kind], 1 + i) for i in range(layers))
         shared, width = kind.startswith("qwen"), target.config.hidden_size
-        around = 0.0 if shared else 1.0  # which add 1 themselves
+        around = 0.0 if shared or kind == "step3p5" else 1.0  # which add 1 themselves
         joints, norms = [], []
         for i, block in enumerate(blocks):
-            block.lm_head.weight.data.copy_(target.lm_head.weight)
+            if kind != "step3p5":  # whose layers have logits of their own
+                block.lm_head.weight.data.copy_(target.lm_head.weight)
             if shared:
                 block.model.norm.weight.data.copy_(blocks[0].model.norm.weight)
             generator = torch.Generator().manual_seed(2 if shared else 2 + i)
@@ -103,8 +114,9 @@ class Oracle:
 
     @torch.no_grad()
     def hidden(self, ids: Tensor) -> Tensor:
-        """The target's last hidden rows, [T, D]."""
-        return self.target.model(ids[None]).last_hidden_state[0]
+        """The target's last hidden rows, [T, D]; of Step-3.5 those before the last norm."""
+        after, before = _last(self.target, input_ids=ids[None])
+        return before if self.kind == "step3p5" else after
 
     @torch.no_grad()
     def rows(self, next_ids: Tensor, hidden_TD: Tensor, layer: int = 0) -> Tensor:
@@ -117,12 +129,9 @@ class Oracle:
     @torch.no_grad()
     def predict(self, rows_TD: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         """The logits [T, V], and the rows that are carried to the next layer or position [T, D]."""
-        before: list[Tensor] = []
         block = self.blocks[layer]
-        hook = block.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0][0]))
-        hidden = block.model(inputs_embeds=rows_TD[None]).last_hidden_state[0]
-        hook.remove()
-        return block.lm_head(hidden), hidden if self.kind in NORMED else before[0]
+        hidden, before = _last(block, inputs_embeds=rows_TD[None])
+        return block.lm_head(hidden), hidden if self.kind in NORMED else before
 
     def guesses(self, ids: list[int], count: int) -> list[int]:
         """The ids that follow, guessed greedily: layer i continues each position with the id 1 + i after it, the last
@@ -151,13 +160,26 @@ class Oracle:
     @property
     def config(self) -> dict[str, Any]:
         name = COUNT.get(self.kind, "num_nextn_predict_layers")
-        return self.target.config.to_dict() | ({name: len(self.blocks)} if name else {})
+        count = len(self.blocks)
+        own = {"mtp_layer_types": ["sliding_attention"] * count, "mtp_mlp_layer_types": ["dense"] * count}
+        more = {**own, "mtp_heads": count} if self.kind == "step3p5" else {}
+        return self.target.config.to_dict() | ({name: count} if name else {}) | more
 
     def save(self, folder: Path) -> None:
         """Writes the checkpoint."""
         config = self.config | {"architectures": [type(self.target).__name__]}
+        config.pop("mtp_heads", None)  # counted by the loader
         (folder / "config.json").write_text(json.dumps(config))
         save_file({name: tensor.contiguous() for name, tensor in self.state.items()}, folder / "model.safetensors")
+
+
+def _last(model: Any, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows after the last norm, and before it."""
+    before: list[Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, given: before.append(given[0][0]))
+    after = model.model(**inputs).last_hidden_state[0]
+    hook.remove()
+    return after, before[0]
 
 
 def rms(rows: Tensor, eps: float) -> Tensor:

@@ -33,6 +33,9 @@ class Step3p5ForCausalLM(torch.nn.Module):
     def model(self) -> Any:
         return self.whole.model.language_model
 
+    def get_input_embeddings(self) -> Any:
+        return self.model.embed_tokens
+
     @property
     def lm_head(self) -> Any:
         return self.whole.lm_head

@@ -60,7 +60,13 @@ def test_a_head_proposes_what_it_predicts(transformers, loaded, kind, executor):
 
 @pytest.mark.parametrize(
     ("kind", "executor"),
-    [("llama", "program"), ("llama", "eager"), ("mimo-v2-flash", "program")]
+    [
+        ("llama", "program"),
+        ("llama", "eager"),
+        ("mimo-v2-flash", "program"),
+        ("step3p5", "program"),
+        ("step3p5", "eager"),
+    ]
     + [pytest.param("mimo-v2-flash", "eager", marks=pytest.mark.slow)]
     + [pytest.param(k, e, marks=pytest.mark.slow) for k in ("deepseek-v3", "qwen3-5") for e in ("program", "eager")],
 )
@@ -146,7 +152,8 @@ def test_garbage_in_a_heads_cache_costs_drafts_only(loaded, monkeypatch):
 
 @pytest.mark.parametrize(
     ("kind", "layers"),
-    [("llama", 1), ("llama", 3), ("qwen3-5", 1)] + [pytest.param(k, 2, marks=pytest.mark.slow) for k in SLOW],
+    [("llama", 1), ("llama", 3), ("qwen3-5", 1), ("step3p5", 3)]
+    + [pytest.param(k, 2, marks=pytest.mark.slow) for k in SLOW],
 )
 def test_answers_do_not_depend_on_a_head(loaded, kind, layers):
     model, ids = loaded(kind, layers=layers), random_ids(40, 96)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvasir.layers.attention import Attention
 from kvasir.layers.block import DecoderLayer
-from kvasir.layers.linear import Plain
+from kvasir.layers.linear import Head, Plain
 from kvasir.layers.mlp import GatedMLP
 from kvasir.layers.module import Module
 from kvasir.layers.norm import RMSNorm
@@ -30,13 +30,19 @@ def side_by_side(a_TD: Tensor, b_TD: Tensor, width: int) -> Tensor:
 
 class DraftLayer(Module):
     """embedded, hidden: float32 [T, D] -> [T, D], the rows before the last norm. hidden_first: whether the matrix reads
-    the hidden rows before the embedded ids."""
+    the hidden rows before the embedded ids. head: logits of its own, None if it has the decoder's."""
 
-    def __init__(self, block: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm], hidden_first: bool = False):
+    def __init__(
+        self,
+        block: DecoderLayer,
+        norms: tuple[RMSNorm, RMSNorm, RMSNorm],
+        hidden_first: bool = False,
+        head: Head | None = None,
+    ):
         self.embed_norm, self.hidden_norm, self.norm = norms
         self.width = self.norm.width
         self.joint = Plain(2 * self.width, self.width)
-        self.block, self.hidden_first = block, hidden_first
+        self.block, self.hidden_first, self.head = block, hidden_first, head
 
     def __call__(self, embedded_TD: Tensor, hidden_TD: Tensor, batch: Batch) -> Tensor:
         first_TD, second_TD = self.embed_norm(embedded_TD), self.hidden_norm(hidden_TD)

@@ -149,7 +149,7 @@ class Decoder(Module):
     Norm: ClassVar[type[RMSNorm]] = RMSNorm
     # A checkpoint of the bare model omits this prefix in its names.
     prefix: ClassVar[str] = "model."
-    # The config's number of layers for multi-token prediction, and their tensors, which are counted if it is missing.
+    # A field that is a number of layers for multi-token prediction, and their tensors, counted if it is missing.
     counted: ClassVar[tuple[str, str] | None] = None
 
     def __init__(self, config: DecoderConfig):

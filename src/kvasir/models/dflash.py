@@ -122,7 +122,7 @@ class DFlash(Module):
             x_TD = block(x_TD, batch)
         return self.norm(x_TD), None
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
         """As `DraftModel.logits`."""
         logits_RV = (self.lm_head or self._target[0].head)(hidden_RD)
         if self.config.logit_scale != 1.0:

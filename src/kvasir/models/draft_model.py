@@ -69,7 +69,7 @@ class SmallerModel:
         """The decoder's forward."""
         return self.model.forward(tokens_T, batch), None
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
         """The decoder's logits, float32 [R, its vocabulary]."""
         return self.model.logits(hidden_RD)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import numpy as np
 
 from kvasir.layers.kv_layout import KVLayout, Spec
+from kvasir.layers.module import Entry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,8 +83,9 @@ class DraftModel(Protocol):
         to carry, float32 [T, width]; None for both if there are none."""
         ...
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Float32 [R, draft vocabulary] logits of selected rows: of the token that follows the one embedded."""
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
+        """Float32 [R, draft vocabulary] logits of selected rows of a layer: of the token that follows the one
+        embedded."""
         ...
 
     def parts(self) -> tuple[Any, ...]:
@@ -144,9 +146,10 @@ class Drafting:
     config: of a decoder that has these layers after its own. layer: the prefix of their tensors, with "*" for the
     layer's number; first: the number of the first one. joint, embed_norm, hidden_norm, norm: the names of the matrix
     over both inputs, of its inputs' norms, and of the last norm. renamed: parts of a block with other names than in the
-    decoder's own layers. carries_normed: whether the next layer reads the rows after the last norm. hidden_first:
-    whether the matrix has the hidden rows' columns before those of the embeddings. chained: whether each of several
-    layers reads the rows of the one before; else all read the decoder's.
+    decoder's own layers. head: the name of a layer's own matrix of logits, None if all have the decoder's. tap: the
+    decoder's rows that are read, as in `DraftModel.taps`. carries_normed: whether the next layer reads the rows after
+    the last norm. hidden_first: whether the matrix has the hidden rows' columns before those of the embeddings.
+    chained: whether each of several layers reads the rows of the one before; else all read the decoder's.
     """
 
     config: Any
@@ -155,8 +158,10 @@ class Drafting:
     joint: str
     embed_norm: str
     hidden_norm: str
-    norm: str
+    norm: Entry
     renamed: Mapping[str, str] = field(default_factory=dict)
+    head: Entry | None = None
+    tap: str = "last"
     carries_normed: bool = True
     hidden_first: bool = False
     chained: bool = True

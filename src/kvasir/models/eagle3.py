@@ -119,7 +119,7 @@ class Eagle3(Module):
         normed_TD = self.norm(x_TD)
         return normed_TD, normed_TD if self.config.carries_normed else x_TD
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
         """As `DraftModel.logits`."""
         logits_RV = (self.lm_head or self._target[0].head)(hidden_RD)
         return logits_RV if self.config.logit_scale == 1.0 else logits_RV * self.config.logit_scale

@@ -154,7 +154,7 @@ class Gemma4Assistant(Module):
         normed_TD = self.norm(x_TD)
         return normed_TD, self.after(normed_TD, batch)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
         """As `DraftModel.logits`, of all ids and without the target's soft cap."""
         return self.head(hidden_RD)
 

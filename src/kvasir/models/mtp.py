@@ -1,6 +1,7 @@
 """Heads for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers after a decoder's own that read
 its last hidden rows and the embeddings of the next tokens, and predict the tokens after these. They only draft: an
-answer does not depend on them. The tables of embeddings and logits are the decoder's."""
+answer does not depend on them. The table of embeddings is the decoder's, and unless the layers have their own, that of
+logits."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from kvasir.caches import CacheKind, Shared
 from kvasir.errors import UnsupportedModel
 from kvasir.layers.draft import DraftLayer
 from kvasir.layers.kv_layout import Spec
+from kvasir.layers.linear import Head
 from kvasir.layers.module import Entry, Module
 from kvasir.models.decoder import Decoder, within
 from kvasir.models.drafting import TARGET
@@ -39,7 +41,9 @@ class MultiTokenHead(Module):
         added = whole.layers[model.config.num_layers :]
         eps, width = model.config.norm_eps, model.config.width
         norms = ((model.Norm(width, eps), model.Norm(width, eps), model.Norm(width, eps)) for _ in added)
-        layers = [DraftLayer(block, own, drafting.hidden_first) for block, own in zip(added, norms, strict=True)]
+        heads = (Head(width, model.config.vocab_size) if drafting.head else None for _ in added)
+        parts = zip(added, norms, heads, strict=True)
+        layers = [DraftLayer(block, own, drafting.hidden_first, head) for block, own, head in parts]
         self.layers: list[DraftLayer | None] = [*(None,) * drafting.first, *layers]
         self.count = len(layers)
 
@@ -49,8 +53,8 @@ class MultiTokenHead(Module):
         """One layer's prediction.
 
         model: the decoder. layer: from 0. tokens: int64 [T], the token after each row's. hidden: float32 [T, D], of the
-        decoder's forward, or carried from the layer before. Returns the rows for `model.logits`, and those for the next
-        layer, both float32 [T, D].
+        decoder (`Drafting.tap`), or carried from the layer before. Returns the rows for `logits`, and those for the
+        next layer, both float32 [T, D].
         """
         step = self.layers[self.drafting.first + layer]
         assert step is not None
@@ -60,6 +64,11 @@ class MultiTokenHead(Module):
         rows_TD = step(embedded_TD, hidden_TD, batch)
         normed_TD = step.norm(rows_TD)
         return normed_TD, normed_TD if self.drafting.carries_normed else rows_TD
+
+    def logits(self, model: Decoder, layer: int, hidden_RD: Tensor) -> Tensor:
+        """Of rows that `draft` gave for the layer."""
+        step = self.layers[self.drafting.first + layer]
+        return step.head(hidden_RD) if step and step.head else model.logits(hidden_RD)
 
     def cache_spec(self) -> tuple[CacheKind, ...]:
         """The kinds of the caches of the decoder's layers, as if they were not split over ranks, then of these."""
@@ -74,6 +83,7 @@ class MultiTokenHead(Module):
             if path.startswith(own)
         }
         parts = {"joint": d.joint, "embed_norm": d.embed_norm, "hidden_norm": d.hidden_norm, "norm": d.norm}
+        parts |= {"head": d.head} if d.head else {}
         return {**blocks, **{own + part: name for part, name in parts.items()}}
 
     def _renamed(self, entry: Entry) -> Entry:
@@ -88,7 +98,6 @@ class MultiTokenDraft:
     """A decoder's head as a DraftModel. Each of its layers drafts an id; the last is applied again to what it carries,
     for each further one."""
 
-    taps: tuple[str, ...] = ("last",)
     ahead = 1
     advances = True
     target_ids: np.ndarray | None = None
@@ -96,6 +105,7 @@ class MultiTokenDraft:
 
     def __init__(self, model: Decoder, head: MultiTokenHead):
         self.model, self.head = model, head
+        self.taps: tuple[str, ...] = (head.drafting.tap,)
         self.width = model.config.width
         self.depth, self.chained = head.count, head.drafting.chained
 
@@ -118,9 +128,9 @@ class MultiTokenDraft:
         assert rows_TD is not None
         return self.head.draft(self.model, layer, tokens_T, rows_TD, batch)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """The decoder's logits."""
-        return self.model.logits(hidden_RD)
+    def logits(self, hidden_RD: Tensor, layer: int = 0) -> Tensor:
+        """As `MultiTokenHead.logits`."""
+        return self.head.logits(self.model, layer, hidden_RD)
 
     def parts(self) -> tuple[Any, ...]:
         """The head."""

@@ -45,6 +45,8 @@ _NAMES = {
     "moe_top_k": "num_experts_per_tok",
     "share_expert_dims": "share_expert_dim",
 }
+_SHARED = "shared_head.", "transformer.shared_head."  # of GGUF files, and of checkpoints
+_HEADS = r"shared_head\.head|transformer\.shared_head\.output"
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _MIN_LIMIT, _MAX_LIMIT = 0.5, 1e6  # silu is never below -0.28, so a limit is one from above
 
@@ -56,7 +58,7 @@ class Step3p5Config(Glm4MoeConfig):
     window_heads, window_rotary_dim, window_theta, window_scaling: of the layers with a window. limits, shared_limits:
     of each layer's experts, and of its shared expert or dense MLP, as of a `GatedMLP`. more_windows, more_sparse: as
     windows and sparse, of the layers for multi-token prediction; the layers themselves have the same limits, 0 if the
-    config does not state them.
+    config does not state them. mtp_heads: whether they have logits of their own, as published checkpoints.
     """
 
     window_heads: int = 0
@@ -67,6 +69,7 @@ class Step3p5Config(Glm4MoeConfig):
     shared_limits: tuple[float, ...] = ()
     more_windows: tuple[int, ...] = ()
     more_sparse: tuple[bool, ...] = ()
+    mtp_heads: bool = False
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -98,13 +101,18 @@ class Step3p5Config(Glm4MoeConfig):
             "window_rotary_dim": int(sizes["head_dim"] * read_rotary_share(local)),
             "attn_scale": f.number("query_pre_attn_scalar", 1e-3, 1e6, sizes["head_dim"]) ** -0.5,
         }
-        bias = f.flag("attention_bias", False)
+        bias, heads = f.flag("attention_bias", False), f.integer("mtp_heads", 0, MAX_LAYERS, 0)
+        if 0 < heads < drafting:
+            raise ModelFileError(
+                f"{heads} of {drafting} layers for multi-token prediction have tensors shared_head.output",
+                "expected all or none: is the checkpoint complete?",
+            )
         _read_fixed(f)
         f.finish()
         return cls(
             **sizes, **settings, windows=windows[:layers], more_windows=windows[layers:], sparse=sparse[:layers],
             more_sparse=sparse[layers:], window_theta=theta, window_scaling=scaling, qkv_bias=bias, out_bias=bias,
-            head_norm=True, drafting=drafting,
+            head_norm=True, drafting=drafting, mtp_heads=heads > 0 < drafting,
         )  # fmt: skip
 
 
@@ -163,7 +171,7 @@ def _sparse(f: Fields, layers: int, drafting: int) -> tuple[bool, ...]:
 
 def _limits(f: Fields, name: str, layers: int, drafting: int) -> tuple[float, ...]:
     given = f.get(name) or []
-    found = [0.0 if limit is None else limit for limit in given] if isinstance(given, list) else [None]
+    found: list[Any] = [0.0 if limit is None else limit for limit in given] if isinstance(given, list) else [None]
     if len(found) not in (0, layers, layers + drafting) or not all(
         is_number(limit) and (limit == 0 or _MIN_LIMIT <= limit <= _MAX_LIMIT) for limit in found
     ):
@@ -228,6 +236,7 @@ class Step3p5(Glm4Moe):
     config: Step3p5Config
     Norm: ClassVar[type[RMSNorm]] = OffsetRMSNorm
     selection = "router_bias"
+    counted = "mtp_heads", rf"model\.layers\.(\d+)\.(?:{_HEADS})\.weight"
 
     def __init__(self, config: Step3p5Config):
         self.window_rope = Rope(config.window_rotary_dim, config.window_theta, config.window_scaling)
@@ -235,14 +244,19 @@ class Step3p5(Glm4Moe):
 
     @property
     def drafting(self) -> Drafting | None:
-        """As `Decoder.drafting`."""
-        c = self.config
+        """As `Decoder.drafting`. The layers read rows before norms."""
+        c, layer = self.config, "model.layers.*."
         if not c.drafting:
             return None
         whole = replace(
             c, num_layers=c.num_layers + c.drafting, windows=c.windows + c.more_windows, sparse=c.sparse + c.more_sparse
         )
-        return numbered_after(c.num_layers, whole)
+        return replace(
+            numbered_after(c.num_layers, whole),
+            norm=tuple(f"{layer}{shared}norm" for shared in _SHARED),
+            head=(f"{layer}shared_head.head", f"{layer}transformer.shared_head.output") if c.mtp_heads else None,
+            tap=f"layers.{c.num_layers - 1}",
+        )
 
     def _rope_of(self, layer: int) -> Rope | None:
         return self.window_rope if self.config.windows[layer] else self.rope
@@ -287,8 +301,9 @@ class Step3p7Config(Step3p5Config):
             raise ModelFileError(f"{f.where}: text_config is missing", "expected the object of the text model")
         for images in ("projector_bias", "understand_projector_stride"):
             f.get(images)
+        heads = f.get("mtp_heads")  # counted in the checkpoint
         f.finish()
-        return Step3p5Config.from_hf({**tied, **text})
+        return Step3p5Config.from_hf({**tied, **text, **({} if heads is None else {"mtp_heads": heads})})
 
 
 class Step3p7(Step3p5):

@@ -181,7 +181,7 @@ def trace_draft(draft: Any, layer: int = 0) -> Trace:
     rows = graph.value(ROWS, (draft.width,)) if draft.width else None
     with _tracing():
         hidden, carried = draft.forward(batch.tokens_T, rows, batch, layer)
-        logits = _logits(draft, hidden)
+        logits = _logits(draft, hidden, layer)
     _check(hidden)
     exports = {} if carried is None else {"carried": carried}
     return Trace(graph, batch, hidden, logits, exports, {}, {}, rows)
@@ -222,8 +222,8 @@ def _tracing() -> Iterator[None]:
         raise CannotTrace(f"the forward uses an unsupported operation: {error}") from error
 
 
-def _logits(model: Any, hidden: Any) -> Traced:
-    logits = model.logits(hidden.graph.record("choose", (hidden,), (hidden.shape,), CHOSEN))
+def _logits(model: Any, hidden: Any, *layer: int) -> Traced:
+    logits = model.logits(hidden.graph.record("choose", (hidden,), (hidden.shape,), CHOSEN), *layer)
     _check(logits)
     return logits
 

@@ -59,6 +59,7 @@ class EagerDraft:
             given = self._padded(rows, len(batch.tokens_T))
         if taps is not None:
             given = self.draft.join(self._padded(taps, len(batch.tokens_T)))
+        self._layer = layer
         self._hidden_TD, self._carried_TD = self.draft.forward(batch.tokens_T, given, batch, layer)
         self._ends = torch.from_numpy(batch.starts[1:] - 1).to(self._cache.device)
 
@@ -71,7 +72,8 @@ class EagerDraft:
     @torch.inference_mode()
     def logits(self, at: Sequence[int]) -> np.ndarray:
         """As `DraftForward.logits`."""
-        return self.draft.logits(self._hidden_TD[self._ends[list(at)]])[: len(at)].float().cpu().numpy()
+        hidden_RD = self._hidden_TD[self._ends[list(at)]]
+        return self.draft.logits(hidden_RD, self._layer)[: len(at)].float().cpu().numpy()
 
     def carried(self, at: Sequence[int]) -> np.ndarray:
         """As `DraftForward.carried`."""
