@@ -36,14 +36,16 @@ _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d
 @dataclass(frozen=True, slots=True)
 class AdapterOption:
     """An adapter of a server. path: of its folder or GGUF file. scale: for requests that select it by its name.
-    default: for requests that select none; 0 leaves it out. pinned: it stays in memory. own: it is in the model's
-    checkpoint, and left out where it cannot be computed."""
+    default: for requests that select none; 0 leaves it out. pinned: it stays in memory. always: it is part of the
+    model, and applies with its scale unless a request gives it another. own: it is in the model's checkpoint, and left
+    out where it cannot be computed."""
 
     name: str
     path: str
     scale: float = 1.0
     default: float = 0.0
     pinned: bool = False
+    always: bool = False
     own: bool = False
 
     @property
@@ -72,7 +74,7 @@ def parse_adapters(texts: Sequence[str]) -> tuple[AdapterOption, ...]:
 
 def selected_by_name(options: Mapping[str, AdapterOption]) -> list[AdapterOption]:
     """The adapters that are not for all requests."""
-    return [option for option in options.values() if not option.default]
+    return [option for option in options.values() if not (option.default or option.always)]
 
 
 def for_all_requests(texts: Sequence[str] | None) -> list[str] | None:
@@ -170,15 +172,16 @@ def _of_object(value: Any) -> AdapterOption:
     given.pop("base_model_name", None)  # vLLM's, which shows it only
     given.pop("lora_id", None)
     unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)} | ({"own"} & set(given)))
-    path, pinned = given.get("path"), given.get("pinned", False)
-    if unknown or not isinstance(path, str) or not path or not isinstance(pinned, bool) or "name" not in given:
+    path, flags = given.get("path"), {name: given.get(name, False) for name in ("pinned", "always")}
+    are_bools = all(isinstance(flag, bool) for flag in flags.values())
+    if unknown or not isinstance(path, str) or not path or not are_bools or "name" not in given:
         wrong = f"has {quoted(unknown[0])}" if unknown else f"is {quoted(value)}"
         raise ConfigError(f"an adapter {wrong}", FORMS)
-    return _made(given["name"], path, given.get("scale", 1.0), given.get("default", 0.0), pinned)
+    return _made(given["name"], path, given.get("scale", 1.0), given.get("default", 0.0), **flags)
 
 
-def _made(name: Any, path: str, scale: Any, default: Any = 0.0, pinned: bool = False) -> AdapterOption:
+def _made(name: Any, path: str, scale: Any, default: Any = 0.0, **flags: bool) -> AdapterOption:
     try:
-        return AdapterOption(check_name(name), path, check_scale(scale), check_scale(default), pinned)
+        return AdapterOption(check_name(name), path, check_scale(scale), check_scale(default), **flags)
     except InvalidRequest as error:
         raise ConfigError(error.message, error.hint) from None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvasir import LLM, SamplingParams
+from kvasir.adapters import chosen_adapters
 from kvasir.errors import InvalidRequest, ModelNotFound, UnsupportedModel
 from kvasir.ops import native
 from tests._shared import need
@@ -89,6 +90,19 @@ def test_an_activated_adapter_is_the_base_model_until_it_is_invoked(llm, ids):
     assert activated[INVOKED:] != plain[INVOKED:], "keys and values before are the base model's"
     without = [i for i in ids if i != ids[INVOKED]]
     assert scores(asked(llm, without, "activated")) == scores(asked(llm, without))
+
+
+def test_what_precedes_an_invocation_is_shared_with_the_base_model(llm, ids):
+    front = llm._llm.front
+    for lora, known in (("activated", INVOKED), ("plain", 0)):
+        prompt = [len(lora), *ids[1:]]  # which no other test has
+        params = SamplingParams(temperature=0, max_tokens=1)
+        cached = []
+        for chosen in (None, lora):
+            request = front.resolve(prompt, params, adapters=chosen_adapters(chosen) or ())
+            (answer,) = llm._wait(front.complete(request))
+            cached.append(answer.usage.cached_tokens)
+        assert cached == [0, known]
 
 
 def test_adapters_come_and_go(llm, folder, ids):

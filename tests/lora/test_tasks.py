@@ -119,6 +119,8 @@ def test_every_matrix_and_table_that_is_used_changes(model):
         ({"lora_rank": 3}, "shapes"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
         ({"lora_alpha": 1e300}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, config, message):

@@ -66,7 +66,7 @@ def test_a_modelfile_applies_adapters_to_all_requests(store, tmp_path):
     assert [weights.path for weights in entry.adapters] == [str(first), str(second)]
     assert entry.digest != plain.digest and entry.size > plain.size and not entry.is_adapter
     given = parse_adapters(store.options(entry, EngineOptions("own", lora=["sql=x"])).lora or ())
-    assert [(one.path, one.default) for one in given] == [("x", 0.0), (str(first), 1.0), (str(second), 1.0)]
+    assert [(one.path, one.always) for one in given] == [("x", False), (str(first), True), (str(second), True)]
     child = store.create("child", Modelfile(("own",), adapters=(str(made.adapter(tmp_path / "c", 2)),)))
     assert [*child.adapters[:2]] == [*entry.adapters] and len(child.adapters) == 3
     first.rename(tmp_path / "gone")

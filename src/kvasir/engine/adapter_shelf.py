@@ -31,6 +31,7 @@ class AdapterShelf:
         self._given = tuple(given)
         self._engine = engine
         self._defaults: dict[str, float] = {}  # by name: scales of the adapters that requests get which select none
+        self._always: dict[str, float] = {}  # the same of those that all requests get
 
     async def start(self) -> None:
         """Loads the given adapters. Raises KvasirError; the model's own are left out if one cannot be computed."""
@@ -88,6 +89,8 @@ class AdapterShelf:
         info = await self._engine.load_adapter(option.name, option.path, replace=replacing, pinned=option.pinned)
         self.options[option.name] = option
         self._set_default(option.name, option.default)
+        self._always.pop(option.name, None)
+        self._always |= {option.name: option.scale} if option.always else {}
         return info
 
     async def unload(self, name: str) -> None:
@@ -95,12 +98,13 @@ class AdapterShelf:
         await self._engine.unload_adapter(name)
         self.options.pop(name, None)
         self._set_default(name, 0.0)
+        self._always.pop(name, None)
 
     # -- selection -----------------------------------------------------------------------------------------
 
     def default(self, name: str) -> float:
         """The scale of an adapter for requests that select none."""
-        return self._defaults.get(name, 0.0)
+        return (self._always | self._defaults).get(name, 0.0)
 
     def set_defaults(self, scales: Mapping[int, float]) -> None:
         """Sets the adapters of requests that select none, by number; all others are left out. Raises InvalidRequest."""
@@ -123,6 +127,7 @@ class AdapterShelf:
         """The adapters of a request and their scales, in the order of their numbers; those with scale 0 are left out.
         chosen: None for the defaults. Raises ModelNotFound."""
         scales = self._defaults if chosen is None else {self.need(one.name).name: self._scale(one) for one in chosen}
+        scales = self._always | scales
         if not scales:
             return []
         return [(info, scale) for info in self.known if (scale := scales.get(info.name))]

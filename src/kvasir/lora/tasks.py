@@ -19,7 +19,16 @@ import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
 from kvasir.json_file import read_json_object
-from kvasir.lora.adapter import MAX_RANK, AdapterFile, Update, check_dtype, check_scale, content_hash, pair_rank
+from kvasir.lora.adapter import (
+    MAX_RANK,
+    MAX_SCALE,
+    AdapterFile,
+    Update,
+    check_dtype,
+    check_scale,
+    content_hash,
+    pair_rank,
+)
 from kvasir.weights.safetensors import SafetensorsFolder
 
 _TENSOR = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<part>[AB])")
@@ -64,8 +73,8 @@ def _scale(path: Path, config: Mapping[str, Any]) -> tuple[int, float]:
     rank, alpha = config.get("lora_rank"), config.get("lora_alpha", 1)
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         raise ModelFileError(f"{path}: lora_rank is {quoted(rank)}, expected a rank from 1 to {MAX_RANK}", _HINT)
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise ModelFileError(f"{path}: lora_alpha is {quoted(alpha)}, expected a number", _HINT)
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or abs(alpha) > MAX_SCALE * rank:
+        raise ModelFileError(f"{path}: lora_alpha is {quoted(alpha)}, expected a number of moderate size", _HINT)
     return rank, check_scale(f"{path}: lora_alpha", float(alpha) / rank)
 
 
@@ -84,8 +93,9 @@ def _joined(updates: dict[str, Update]) -> tuple[Update, ...]:
             continue
         if types.a.shape[1] != 1:
             raise UnsupportedModel(f"the adapter changes {quoted(name)}, which has {types.a.shape[1]} types")
-        a = np.concatenate([words.a, np.ones((1, words.a.shape[1]), words.a.dtype)])
-        b = np.concatenate([words.b, types.b @ types.a], axis=1)
+        wide = [array.astype(np.float32) for array in (words.a, words.b, types.b, types.a)]
+        a = np.concatenate([wide[0], np.ones((1, words.a.shape[1]), np.float32)])
+        b = np.concatenate([wide[1], wide[2] @ wide[3]], axis=1)
         updates[words.module] = replace(words, a=a, b=b, rank=words.rank + 1)
         del updates[name]
     return tuple(updates.values())

@@ -352,8 +352,8 @@ def _no_adapter(found: Source, ref: str) -> Source:
 
 
 def _always(weights: Weights) -> AdapterOption:
-    """An adapter for all requests of its model."""
-    return AdapterOption(f"adapter-{weights.digest[:12]}", weights.path, default=1.0)
+    """An adapter that is part of its model."""
+    return AdapterOption(f"adapter-{weights.digest[:12]}", weights.path, always=True)
 
 
 def _digests(entry: ModelEntry) -> set[str]:

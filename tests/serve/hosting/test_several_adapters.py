@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvasir.adapters import AdapterOption
+from kvasir.adapters import AdapterOption, AdapterScale
 from kvasir.config import EngineOptions
 from kvasir.errors import InvalidRequest, ModelNotFound
 from kvasir.serve.app import create_app
@@ -74,9 +74,15 @@ async def test_a_model_must_be_named_where_there_are_several(http, tmp_path):
 
 
 async def test_adapters_of_a_modelfile_apply_and_are_not_listed(http, tmp_path):
-    option = AdapterOption("own", written(tmp_path, "own"), default=1.0)
-    shelf: Shelf = http.catalogue._offers
-    shelf.set(replace(offer("a"), options=lambda: EngineOptions("a", lora=[option.text])))
+    option = AdapterOption("own", written(tmp_path, "own"), always=True)
+    offers: Shelf = http.catalogue._offers
+    offers.set(replace(offer("a"), options=lambda: EngineOptions("a", lora=[option.text])))
     async with http.catalogue.lease("a") as serving:
-        assert [info.name for info, _ in serving.front.adapters.effective(None)] == ["own"]
+        shelf = serving.front.adapters
+        await shelf.load(AdapterOption("sql", written(tmp_path, "sql")))
+        for chosen, names in ((None, ["own"]), ([AdapterScale("sql")], ["own", "sql"]), ([AdapterScale("own", 0)], [])):
+            assert [info.name for info, _ in shelf.effective(chosen)] == names
+        shelf.set_defaults({1: 2.0})
+        assert shelf.effective(None) == [*zip(shelf.known, (1.0, 2.0), strict=True)]
+        await shelf.unload("sql")
     assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["a", "b"]
