@@ -56,7 +56,7 @@ class _Nothing(Catalogue):
     async def card(self, name):
         raise NotImplementedError
 
-    async def means(self, name):
+    async def means(self, name, *, loads=False):
         raise NotImplementedError
 
     def lease(self, name, keep_alive=None):

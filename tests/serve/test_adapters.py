@@ -143,6 +143,14 @@ async def test_fields_of_other_engines_select(tmp_path):
         assert unknown.json()["error"]["param"] == "lora_path"
 
 
+@pytest.mark.parametrize("dialect", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_rankings_select_too(tmp_path, dialect):
+    path, body = dialect, {"query": "a", "documents": ["b", "c"]}
+    async with serving(tmp_path, *three(tmp_path)) as http:
+        response = await http.post(path, json={**body, "model": "sql"})
+        assert response.status_code == 200 and {*http.got()} == {(Adapter("sql"),)}, response.text
+
+
 @pytest.mark.parametrize("dialect", [name for name in DIALECTS if name != "tgi"])
 async def test_a_list_of_adapters_with_scales(tmp_path, dialect):
     path, body = DIALECTS[dialect]
@@ -365,6 +373,14 @@ async def test_a_folders_name_is_loaded_on_first_use(tmp_path):
         parameters = {"max_new_tokens": 1, "adapter_id": "math"}
         written(tmp_path, "math")
         assert (await http.post("/generate", json={"inputs": "a", "parameters": parameters})).status_code == 200
+
+
+async def test_reading_loads_nothing(tmp_path):
+    written(tmp_path, "sql")
+    async with serving(tmp_path, lora_resolve=True) as http:
+        for path in ("/v1/models/sql", "/props?model=sql", "/kvasir/info?model=sql", "/info?model=fake:sql"):
+            assert (await http.get(path)).status_code == 404
+        assert http.front.adapters.known == ()
 
 
 async def test_only_plain_names_of_folders_are_resolved(tmp_path):

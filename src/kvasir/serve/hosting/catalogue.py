@@ -75,9 +75,9 @@ class Catalogue(ABC):
         """All models that requests may name."""
 
     @abstractmethod
-    async def means(self, name: str) -> tuple[str, str]:
-        """(model, adapter) that a name means; adapter is "" for the model itself. Raises ModelNotFound, or
-        InvalidRequest for an adapter that several models have."""
+    async def means(self, name: str, *, loads: bool = False) -> tuple[str, str]:
+        """(model, adapter) that a name means; adapter is "" for the model itself. loads: an adapter that names resolve
+        to is loaded. Raises ModelNotFound, or InvalidRequest for an adapter that several models have."""
 
     @abstractmethod
     def loaded(self) -> Sequence[Serving]:
@@ -136,14 +136,16 @@ class OneModel(Catalogue):
         serving = self._serving
         return Card(name, serving.created, serving.names[0], serving.front.info.max_model_len)
 
-    async def means(self, name: str) -> tuple[str, str]:
+    async def means(self, name: str, *, loads: bool = False) -> tuple[str, str]:
         names, front = self._serving.names, self._serving.front
         if name in names:
             return name, ""
         for model, adapter in ((names[0], name), split_name(name)):
-            if model in names and await self.folders.ensure(front, adapter):
+            if model not in names:
+                continue
+            if front.adapters.find(adapter) or (loads and await self.folders.ensure(front, adapter)):
                 return model, adapter
-        served = [*names, *(info.name for info in front.adapters.known)]
+        served = [*names, *(option.name for option in front.adapters.selected)]
         raise ModelNotFound(f"the model {name[:200]!r} does not exist", f"served: {listed(served)}", "model")
 
     def loaded(self) -> Sequence[Serving]:
@@ -196,7 +198,7 @@ async def serving_of(
     leases: AsyncExitStack = state["leases"]
     key: Key | None = state.get("key")
     catalogue = catalogue_of(request)
-    model, named = (None, "") if name is None else await catalogue.means(name)
+    model, named = (None, "") if name is None else await catalogue.means(name, loads=True)
     lease = catalogue.lease(
         model, keep_alive, owner=key.name if key else "", manages=keep_alive is None or may_manage(request)
     )

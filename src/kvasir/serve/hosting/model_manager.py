@@ -119,7 +119,7 @@ class ModelManager(Catalogue):
         option = self._adapters.get(own.name, {}).get(adapter)
         return own.of(option.path if option else adapter, name)
 
-    async def means(self, name: str) -> tuple[str, str]:
+    async def means(self, name: str, *, loads: bool = False) -> tuple[str, str]:
         model, adapter = split_name(name)
         itself, base = await self._offers.find(name, model)
         if itself is not None:
