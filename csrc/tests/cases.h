@@ -131,9 +131,9 @@ inline void complete(void*, int64_t slots) {
     }
 }
 
-// A mixture of experts on a rank that holds `held` experts from `first` on.
+// A mixture of experts on a rank that holds `held` experts from `first` on. limit: as in Experts.
 inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool normalise, int64_t first = 0,
-             int64_t held = EXPERTS) {
+             int64_t held = EXPERTS, float limit = 0.0f) {
     constexpr int64_t TOP_K = 2, INNER = 32, ROOM = 4;
     float *x = b.embed(numbers, WIDTH, VOCAB, false), *scores = b.rows(EXPERTS), *out = b.rows(WIDTH);
     float* n = b.rms_norm(x, WIDTH);
@@ -159,6 +159,7 @@ inline void mixture(Builder& b, const Numbers& numbers, Choice choice, bool norm
     e->inner = INNER;
     e->at_once = ROOM;
     e->function = FUNCTION_SILU;
+    e->limit = limit;
     e->gate = b.matrices(numbers, INNER, WIDTH, 1, held);
     e->up = b.matrices(numbers, INNER, WIDTH, 1, held);
     e->down = b.matrices(numbers, WIDTH, INNER, 1, held);
@@ -193,6 +194,7 @@ const Case CASES[] = {
     {"mixture", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true); }, 2e-5},
     {"mixture, one expert unused", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, NOT_LAST, false); }, 0.05},
     {"mixture, two experts used", PAIRS, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true); }, 0.05},
+    {"mixture, limited", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true, 0, EXPERTS, 0.3f); }, 2e-5},
     {"mixture, middle rank", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, true, 1, 3); }, 2e-5},
     {"mixture, last rank", BYTES, [](Builder& b, const Numbers& n) { mixture(b, n, ANY, false, 3, 2); }, 0.05},
     {"mixture, idle rank", FLOAT, [](Builder& b, const Numbers& n) { mixture(b, n, SAME, true, 4, 1); }, 2e-5},

@@ -274,7 +274,10 @@ class Plain {
                 }
                 Rows gate = product(e.gate + x - e.first, row(in.p[2], r));
                 const Rows up = product(e.up + x - e.first, row(in.p[2], r));
-                for (size_t i = 0; i < gate.size(); ++i) gate[i] = activated(e.function, gate[i]) * up[i];
+                const double most = e.limit > 0.0f ? e.limit : HUGE_VAL;
+                for (size_t i = 0; i < gate.size(); ++i) {
+                    gate[i] = std::min(activated(e.function, gate[i]), most) * std::max(-most, std::min(up[i], most));
+                }
                 const Rows down = product(e.down + x - e.first, gate.data());
                 const double parts = e.meet ? 2 : 1;
                 for (int64_t i = 0; i < e.width; ++i) out[i] += weight * parts * down[static_cast<size_t>(i)];
