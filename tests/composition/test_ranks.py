@@ -24,10 +24,12 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels:
 CELLS: list[Any] = [
     (4, "llama", ("chunks of 13", "tiny pool", "drafts", "float32")),
     (2, "kvasir-mini", ("forced preemption", "grammar: schema", "KV int8", "restart")),
+    (2, "llama", ("forced preemption", "adapters summed", "float32")),
 ]
 SLOW = [
     (8, "qwen3-moe", ("neighbours", "mirostat", "prompt logprobs", "float32")),
     (4, "mixtral", ("abort of neighbours", "steps of 29 tokens", "n")),
+    (4, "mixtral", ("chunks of 13", "adapter: everything")),
     (8, "gemma3", ("forced preemption", "chunks of 1", "repetition window", "KV float32")),
 ]
 ALL = [*CELLS, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in SLOW)]
