@@ -196,7 +196,7 @@ def test_a_head_of_its_own_checkpoint_changes_no_answer(tmp_path, option):
     core.close()
 
 
-@pytest.mark.parametrize("variant", ["both ways", "dspark"])
+@pytest.mark.parametrize("variant", ["both ways", "dspark", pytest.param("speculators dspark", marks=pytest.mark.slow)])
 def test_a_drafter_of_blocks_changes_no_answer(tmp_path, variant):
     """Also over few blocks full of NaN and with forced preemption."""
     base, requests = base_folder(tmp_path), mixed_requests(96, 200, longest=150)
