@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from kvasir.caches import Cross, Latent, PagedKV, State, Window
 from kvasir.engine.core import EngineCore
-from kvasir.errors import InvalidRequest, QueueFull
+from kvasir.errors import InvalidRequest, ModelFileError, QueueFull
 from kvasir.inputs import NONE
 from kvasir.kv.policy import POLICIES
 from kvasir.kv.tiers.block import GroupFacts, Name, StoredBlock, StoreFacts
@@ -27,7 +28,9 @@ from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.plan import Ahead, Decodes, Encoders, StepPlan, StepResult, Work
 from kvasir.runner.executor import Taken
 from kvasir.runner.fake import FakeExecutor, FakeRunner, fake_logprob
+from kvasir.runner.fake_adapters import FakePacked
 from kvasir.runner.runner import Pending
+from kvasir.sched.adapters import AdapterPool
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.scheduler import Scheduler
 from kvasir.sched.sequence import Sequence as Seq
@@ -45,7 +48,7 @@ from kvasir.types import (
 )
 from tests.examples import examples
 from tests.kv.chunked import Chunked
-from tests.sched.drive import adapter_pool, by_hand, content_of
+from tests.sched.drive import by_hand, content_of
 from tests.sched.guides import HandGuides, allowed_at
 from tests.sched.inputs import random_adapters, random_inputs, sources_of
 from tests.sched.one_by_one import OneByOne
@@ -125,6 +128,29 @@ class Drafts(OneByOne):
             draft = answer[len(seq.tokens) - seq.prompt_len :]
         draft = draft[: self.chance.randrange(most + 2)]
         return [self.chance.randrange(VOCAB + 1) if self.chance.random() < self.wrong else t for t in draft]
+
+
+class ShakyLoads:
+    """Adapters load for some steps, and some loads fail."""
+
+    def __init__(self, chance: random.Random, bad: float):
+        self.chance, self.bad = chance, bad
+        self.open: list[tuple[str, Future]] = []
+
+    def begin(self, path: str, content: str) -> Future:
+        self.open.append((content, Future()))
+        return self.open[-1][1]
+
+    def proceed(self) -> None:
+        for load in list(self.open):
+            if self.chance.random() < 0.4:
+                self.open.remove(load)
+                if self.chance.random() < self.bad:
+                    load[1].set_exception(ModelFileError("the load fails"))
+                else:
+                    load[1].set_result(FakePacked(load[0], 1))
+
+    def close(self) -> None: ...
 
 
 class ShakyTier:
@@ -227,6 +253,7 @@ class Run:
         tier = ShakyTier(draw, StoreFacts("fake", "1", size, groups), draw.choice([0, 0.1, 0.5]))
         self.tier = tier if draw.random() < 0.5 and not self.bidirectional else None
         tight = draw.choice([0.02, 1.0, 50.0])
+        self.loads = ShakyLoads(random.Random(draw.getstate()[1][0]), 0.05 if self.faulty else 0.0)
         self.guides = HandGuides(at_once=draw.random() < 0.5)
         self.drafter = Drafts(draw, draw.choice([0.0, 0.5, 1.0])) if draw.random() < 0.5 else None
         max_chunk = draw.choice([1, 3, 17, 2**31]) if not self.bidirectional else 2**31
@@ -246,7 +273,7 @@ class Run:
             tier_bytes=draw.choice([size * 8 * len(kinds) * 2, 1 << 20]),
             guides=self.guides,
             jump_ahead=draw.random() < 0.7,
-            adapters=adapter_pool(draw.choice([2, 3, 8])),
+            adapters=AdapterPool(self.loads, self.loads.chance.choice([1, 1, 2, 8]), 1 << 20, clock=lambda: self.now),
         )
         self.core, self.costs = EngineCore(runner, scheduler), StepTime(draw.choice(COSTS))
         self._observe, scheduler.service.observe = scheduler.service.observe, self._pass
@@ -306,6 +333,7 @@ class Run:
     def step(self) -> None:
         if self.chance.random() < 0.5:
             self.guides.compile()
+        self.loads.proceed()
         for delta in self.core.step():
             key = delta.id, delta.index
             assert key not in self.last or self.last[key].finish_reason is None, "a delta behind the last one"
@@ -426,6 +454,7 @@ def test_the_chance_reaches_everything():
         seen["paused"] += scheduler.pauses
         seen["evicted"] += scheduler.kv.tree.stats().evicted
         seen["loaded"] += scheduler.loaded_tokens
+        seen["replaced"] += scheduler.adapters.evictions
         seen["guided"] += sum(r.grammar is not None for r in drawn.requests.values())
         seen["jumped"] += drawn.jumped
         seen["read"] += drawn.read
@@ -435,7 +464,8 @@ def test_the_chance_reaches_everything():
         for delta in drawn.last.values():
             seen[str(delta.finish_reason)] += 1
     reached = (
-        "preempted paused hit evicted loaded guided jumped read drafted accepted guessed stop length error timeout"
+        "preempted paused hit evicted loaded replaced guided jumped read drafted accepted guessed stop length error "
+        "timeout"
     )
     for what in reached.split():
         assert seen[what] > 0, what
