@@ -1,5 +1,7 @@
 #include "adapters.h"
 
+#include <cstring>
+
 #include "dispatch.h"
 
 namespace kvasir {
@@ -47,10 +49,59 @@ class Jobs {
     int64_t count_ = 0;
 };
 
+// The first place in ascending ids [count] from which on they are at least `id`.
+int64_t first_from(const int32_t* ids, int64_t count, int64_t id) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (ids[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// Products of the rows of a matrix that replace others: those of the panels [first, last) of out for one row.
+void replace(const LowRank& change, const float* x, float* out, int64_t out_stride, int64_t row, int64_t first_panel,
+             int64_t last_panel) {
+    float* to = out + row * out_stride;
+    float sums[PANEL];
+    if (const Matrix* m = change.replacement) {
+        const float* mine = x + row * m->cols;
+        Jobs jobs;
+        for (int64_t panel = first_panel; panel < last_panel && (panel + 1) * PANEL <= m->rows; ++panel) {
+            jobs.add({m, panel, mine, to + panel * PANEL, 1.0f});
+        }
+        if (last_panel * PANEL > m->rows) {
+            const Shrink rest = {m, last_panel - 1, mine, sums, 1.0f};
+            kernels().shrink(&rest, 1);
+            const int64_t n = (last_panel - 1) * PANEL;
+            std::memcpy(to + n, sums, static_cast<size_t>(m->rows - n) * sizeof *sums);
+        }
+    }
+    const Matrix* m = change.rows;
+    if (!m) return;
+    const int64_t begin = first_from(change.ids, m->rows, first_panel * PANEL);
+    const int64_t end = first_from(change.ids, m->rows, last_panel * PANEL);
+    for (int64_t i = begin; i < end;) {
+        const int64_t panel = i / PANEL;
+        const Shrink job = {m, panel, x + row * m->cols, sums, 1.0f};
+        kernels().shrink(&job, 1);
+        for (; i < end && i < (panel + 1) * PANEL; ++i) to[change.ids[i]] = sums[i % PANEL];
+    }
+}
+
+// Adds B t to one row. inner: t.
+void expand_one(const LowRank& change, const float* inner, float scale, float* out) {
+    const int32_t row = 0;
+    const Expand job = {&change, inner, 0, &row, &scale, 1, out, 0};
+    kernels().expand(job, 0, panels(*change.b));
+}
+
 }  // namespace
 
 void list_adapted(const Adapters& all, AdaptedRows& to, const int64_t* tokens, int64_t rows) {
     to.groups = to.count = 0;
+    to.tokens = tokens;
     for (int64_t level = 0; level < MAX_APPLIED; ++level) {
         const int64_t first_group = to.groups, first = to.count;
         const auto at = [&](int64_t row) {
@@ -112,8 +163,25 @@ bool shrink_adapted(const Adapters& all, const AdaptedRows& rows, const int64_t*
     return true;
 }
 
-void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, float* out,
+bool changes_any(const AdaptedRows& rows, const int64_t* slots, int64_t count) {
+    for (int64_t g = 0; g < rows.groups; ++g) {
+        for (int64_t i = 0; i < count; ++i) {
+            if (slots[i] < 0) continue;
+            const LowRank& c = rows.group[g].changes[slots[i]];
+            if (c.b || c.replacement || c.rows || c.vector || c.second || c.experts) return true;
+        }
+    }
+    return false;
+}
+
+void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, const float* x, float* out,
                     int64_t out_stride, int64_t first_panel, int64_t last_panel) {
+    for (int64_t g = 0; x && g < rows.groups; ++g) {
+        const AdapterGroup& group = rows.group[g];
+        for (int64_t i = group.first; i < group.first + group.count; ++i) {
+            replace(group.changes[slot], x, out, out_stride, rows.rows[i], first_panel, last_panel);
+        }
+    }
     for (int64_t g = 0; g < rows.groups; ++g) {
         const AdapterGroup& group = rows.group[g];
         const LowRank& change = group.changes[slot];
@@ -121,6 +189,59 @@ void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, 
         const Expand job = {&change,    inner_of(all, rows, part, group.first), all.rank, rows.rows + group.first,
                             rows.scales + group.first, group.count, out, out_stride};
         kernels().expand(job, first_panel, last_panel);
+    }
+}
+
+Vectors vectors_of(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t row, Vectors own) {
+    const InEffect* found = all.in_effect + (rows.tokens ? rows.tokens[row] : row) * MAX_APPLIED;
+    for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
+        const LowRank& change = all.tables[found[level].id][slot];
+        if (change.vector) own.first = change.vector;
+        if (change.second) own.second = change.second;
+    }
+    return own;
+}
+
+void change_lookup(const Adapters& all, int64_t slot, const int64_t* ids, float* out, int64_t width, int64_t first,
+                   int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+        const InEffect* found = all.in_effect + row * MAX_APPLIED;
+        float* to = out + row * width;
+        for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
+            const LowRank& change = all.tables[found[level].id][slot];
+            if (change.replacement) kernels().lookup(*change.replacement, to, width, ids + row, 1);
+            if (!change.rows) continue;
+            const int32_t id = static_cast<int32_t>(ids[row]);
+            const int64_t place = first_from(change.ids, change.rows->rows, id);
+            if (place < change.rows->rows && change.ids[place] == id) {
+                kernels().lookup(*change.rows, to, width, &place, 1);
+            }
+        }
+        for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
+            const LowRank& change = all.tables[found[level].id][slot];
+            if (!change.b) continue;
+            float inner[MAX_RANK];
+            kernels().lookup(*change.a, inner, MAX_RANK, ids + row, 1);
+            kernels().scale(inner, inner, found[level].scale, change.a->cols);
+            expand_one(change, inner, found[level].scale, to);
+        }
+    }
+}
+
+void change_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, const float* x, float* out) {
+    const InEffect* found = all.in_effect + row * MAX_APPLIED;
+    for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
+        const LowRank* experts = all.tables[found[level].id][slot].experts;
+        if (!experts || !experts[expert].b) continue;
+        const LowRank& change = experts[expert];
+        float inner[MAX_RANK];
+        {
+            Jobs jobs;
+            for (int64_t panel = 0; panel < panels(*change.a); ++panel) {
+                jobs.add({change.a, panel, x, inner + panel * PANEL, found[level].scale});
+            }
+        }
+        expand_one(change, inner, found[level].scale, out);
     }
 }
 

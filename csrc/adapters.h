@@ -11,6 +11,7 @@
 namespace kvasir {
 
 constexpr int64_t MAX_APPLIED = 8;  // adapters of a sequence
+constexpr int64_t MAX_RANK = 4096;
 
 // An adapter of a sequence, for the tokens from position `start` on.
 struct Applied {
@@ -38,6 +39,7 @@ struct AdaptedRows {
     AdapterGroup* group;
     int32_t* rows;
     float* scales;
+    const int64_t* tokens;  // the token row of each row of the section, null if they are the same
 };
 
 // A program's adapters and the buffers to run them. A slot is a matrix that adapters may change.
@@ -55,13 +57,31 @@ struct Adapters {
 // Lists the adapted rows of a section. tokens: the token row of each row, null if they are the token rows.
 void list_adapted(const Adapters& all, AdaptedRows& to, const int64_t* tokens, int64_t rows);
 
+// Whether an adapter of the rows changes anything in the slots [count]; -1 stands for none.
+bool changes_any(const AdaptedRows& rows, const int64_t* slots, int64_t count);
+
 // Computes scale (A x), or A x unless `scaled`, for the matrices of a linear: those of the slots [count], -1 for a
 // matrix without one. x: [rows, K]. Each thread of the team computes a part. Returns whether an adapter changes any.
 bool shrink_adapted(const Adapters& all, const AdaptedRows& rows, const int64_t* slots, int64_t count, const float* x,
                     bool scaled, const Team& team);
 
-// Applies the changes of a slot, whose matrix has place `part` in its linear, to the panels [first, last) of out.
-void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, float* out,
+// Applies the changes of a slot, whose matrix has place `part` in its linear, to the panels [first, last) of out: first
+// replaced rows of the matrix, then low-rank changes. x: [rows, K], null if the slot has no replaced rows.
+void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, const float* x, float* out,
                     int64_t out_stride, int64_t first_panel, int64_t last_panel);
+
+// The vectors of a slot in a row of a section: those of the last adapter in effect that replaces them, else its own.
+struct Vectors {
+    const float* first;
+    const float* second;
+};
+Vectors vectors_of(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t row, Vectors own);
+
+// Applies the changes of a table to the rows [first, last) that were looked up by `ids`. out: [rows, width].
+void change_lookup(const Adapters& all, int64_t slot, const int64_t* ids, float* out, int64_t width, int64_t first,
+                   int64_t last);
+
+// Applies the low-rank changes of one expert, `expert` of those of this rank, to its product for a token row.
+void change_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, const float* x, float* out);
 
 }  // namespace kvasir

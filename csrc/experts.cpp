@@ -35,11 +35,13 @@ struct Product {
     const Matrix* matrices;
     const float* const* biases;  // or null
     float* out;
+    int64_t slot = -1;  // of adapters
 };
 
 // Multiplies each local expert's matrices by the rows in its slots. The panels of all selected experts form one list
 // that is divided evenly by cost: a panel costs a constant for its bytes plus one unit for each slot.
-void multiply(const Experts& e, const Product* products, int64_t num_products, const Team& team) {
+// biased: whether it adds their biases.
+void multiply(const Experts& e, const Product* products, int64_t num_products, bool biased, const Team& team) {
     const Matrix& first = products[0].matrices[0];
     const int64_t count = panels(first), row_bytes = activated_bytes(first);
     const auto cost = [&](int64_t x) {
@@ -62,7 +64,7 @@ void multiply(const Experts& e, const Product* products, int64_t num_products, c
             const Matrix& m = products[i].matrices[x - first_id];
             kernels().linear(m, e.activated + e.begins[x] * row_bytes, slots, from, to,
                              products[i].out + e.begins[x] * m.rows, m.rows,
-                             products[i].biases ? products[i].biases[x - first_id] : nullptr, nullptr, 0);
+                             biased && products[i].biases ? products[i].biases[x - first_id] : nullptr, nullptr, 0);
         }
     }
 }
@@ -72,6 +74,28 @@ Range share_slots(const Experts& e, const Team& team) {
     const int64_t begin = e.begins[e.first];
     const Range mine = share(team, e.begins[e.first + e.held] - begin);
     return {begin + mine.begin, begin + mine.end};
+}
+
+// Applies adapters, then the biases, to products of these slots. x: their input rows [.., K], by slot or, with `sources`,
+// by row. first: the token row of the pass.
+void change_products(const Experts& e, const ExpertChanges& changes, const Product* products, int64_t num_products,
+                     const float* x, const int64_t* sources, int64_t first, Range slots) {
+    for (int64_t expert = 0; expert < e.held; ++expert) {
+        const int64_t* begins = e.begins + e.first + expert;
+        const int64_t begin = begins[0] > slots.begin ? begins[0] : slots.begin;
+        const int64_t end = begins[1] < slots.end ? begins[1] : slots.end;
+        for (int64_t s = begin; s < end; ++s) {
+            for (int64_t i = 0; i < num_products; ++i) {
+                const Matrix& m = products[i].matrices[expert];
+                float* out = products[i].out + s * m.rows;
+                const float* mine = x + (sources ? sources[s] : s) * m.cols;
+                if (products[i].slot >= 0) {
+                    change_expert(*changes.all, products[i].slot, expert, first + e.sources[s], mine, out);
+                }
+                if (products[i].biases) kernels().add(out, out, products[i].biases[expert], m.rows);
+            }
+        }
+    }
 }
 
 // Writes the weighted inputs of all slots to down_out, which is free until the last product.
@@ -133,7 +157,8 @@ void combine(const Experts& e, float* out, const float* weights, int64_t row) {
 
 // Computes the token rows [first, first + rows) of a step; out, x, ids and weights are those of the whole step.
 void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t first,
-              int64_t rows, const Team& team) {
+              int64_t rows, const ExpertChanges& changes, const Team& team) {
+    const bool changed = changes.all;
     out += first * e.width, x += first * e.width, ids += first * e.top_k, weights += first * e.top_k;
     team.barrier();
     if (team.thread == 0) sort_slots(e, ids, rows);
@@ -146,17 +171,27 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
         prepare_rows(e, x, share(team, rows));
     }
     team.barrier();
-    const Product in[] = {{e.gate, e.gate_bias, e.gate_out}, {e.up, e.up_bias, e.up_out}};
-    multiply(e, in, e.up ? 2 : 1, team);
+    const Product in[] = {{e.gate, e.gate_bias, e.gate_out, changes.slots[0]},
+                          {e.up, e.up_bias, e.up_out, changes.slots[1]}};
+    const int64_t num_in = e.up ? 2 : 1;
+    multiply(e, in, num_in, !changed, team);
     team.barrier();
+    if (changed) {
+        const float* read = e.weigh_inputs ? e.down_out : x;
+        change_products(e, changes, in, num_in, read, e.weigh_inputs ? nullptr : e.sources, first, slots);
+    }
     for (int64_t s = slots.begin; s < slots.end; ++s) prepare_down(e, s);
     team.barrier();
     // No barrier is needed after the call: gate_out, sources and begins are not written before the next pass, which
     // waits for thread 0.
     if (e.inputs && team.thread == 0) e.inputs(nullptr, first);
-    const Product down[] = {{e.down, e.down_bias, e.down_out}};
-    multiply(e, down, 1, team);
+    const Product down[] = {{e.down, e.down_bias, e.down_out, changes.slots[2]}};
+    multiply(e, down, 1, !changed, team);
     team.barrier();
+    if (changed) {
+        change_products(e, changes, down, 1, e.gate_out, nullptr, first, slots);
+        team.barrier();
+    }
     if (e.meet) {
         if (team.thread == 0) e.meet(nullptr, rows * e.top_k);
         team.barrier();
@@ -276,10 +311,10 @@ void route_row(int32_t* ids, float* weights, const float* logits, const Routing&
 }
 
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
-                 const Team& team) {
+                 const ExpertChanges& changes, const Team& team) {
     for (int64_t first = 0; first < rows; first += e.at_once) {
         const int64_t count = rows - first < e.at_once ? rows - first : e.at_once;
-        run_pass(e, out, x, ids, weights, first, count, team);
+        run_pass(e, out, x, ids, weights, first, count, changes, team);
     }
 }
 

@@ -1,6 +1,7 @@
 // Mixtures of experts: routing, and the experts' MLPs over the rows routed to them.
 #pragma once
 
+#include "adapters.h"
 #include "kernels.h"
 
 namespace kvasir {
@@ -52,9 +53,15 @@ struct Routing {
 void route_row(int32_t* ids, float* weights, const float* logits, const Routing& routing, float* room);
 constexpr int64_t route_room(int64_t experts) { return 4 * experts + 64; }
 
+// The adapters of a mixture's rows. Null: they change none of its experts.
+struct ExpertChanges {
+    const Adapters* all;
+    const int64_t* slots;  // [3]: of gate, up and down; -1 for none
+};
+
 // out[row] = the sum over its experts, ascending, of weight * down(f(gate(x)) * up(x)); all threads of the team call
-// it.
+// it. changes: apply to each product before its bias.
 void run_experts(const Experts& e, float* out, const float* x, const int32_t* ids, const float* weights, int64_t rows,
-                 const Team& team);
+                 const ExpertChanges& changes, const Team& team);
 
 }  // namespace kvasir

@@ -18,12 +18,14 @@ struct Adapting {
     const Adapters* all;
     const AdaptedRows* rows;
     const int64_t* slots;  // of its parts
+    const float* x;
 };
 
 // The adapters of the section's rows, if they may change one of the slots.
-Adapting adapting(const Program& p, const int64_t* slots, bool chosen) {
-    if (!p.adapted || !slots) return {nullptr, nullptr, nullptr};
-    return {p.adapters, chosen ? &p.adapters->chosen : &p.adapters->tokens, slots};
+Adapting adapting(const Program& p, const int64_t* slots, int64_t count, bool chosen, const float* x) {
+    const AdaptedRows* rows = p.adapted ? chosen ? &p.adapters->chosen : &p.adapters->tokens : nullptr;
+    if (!rows || !slots || !changes_any(*rows, slots, count)) return {};
+    return {p.adapters, rows, slots, x};
 }
 
 // The same sums as in the linear kernel, in the same order, with the adapters applied to the product.
@@ -32,11 +34,12 @@ void adapted_panels(const LinearPart& part, int64_t i, const Adapting& by, int64
     const Matrix& m = *part.matrix;
     float* sums = part.out == part.residual ? by.all->sums : part.out;
     k.linear(m, part.activated, rows, first, last, sums, part.out_stride, nullptr, nullptr, 0);
-    expand_adapted(*by.all, *by.rows, by.slots[i], i, sums, part.out_stride, first, last);
+    expand_adapted(*by.all, *by.rows, by.slots[i], i, by.x, sums, part.out_stride, first, last);
     const int64_t n = first * PANEL, count = (last * PANEL < m.rows ? last * PANEL : m.rows) - n;
     for (int64_t row = 0; row < rows; ++row) {
         float* sum = sums + row * part.out_stride + n;
-        if (part.bias) k.add(sum, sum, part.bias + n, count);
+        const float* bias = vectors_of(*by.all, *by.rows, by.slots[i], row, {part.bias, nullptr}).first;
+        if (bias) k.add(sum, sum, bias + n, count);
         if (part.residual) {
             k.add(part.out + row * part.out_stride + n, part.residual + row * part.residual_stride + n, sum, count);
         }
@@ -75,11 +78,8 @@ void run_piece(const Instr& in, const Adapting& by, int64_t rows, int64_t total,
 void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
     constexpr int64_t DRAWN_FROM = 8, PIECES = 8;  // rows, and pieces for each thread
     const LinearPart* parts = at<LinearPart>(in.p[0]);
-    Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[1]);
-    if (by.all) {
-        if (shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], at<float>(in.p[1]), true, team)) team.barrier();
-        else by.all = nullptr;
-    }
+    const Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[0], in.n[1], at<float>(in.p[1]));
+    if (by.all && shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], by.x, true, team)) team.barrier();
     int64_t total = 0;
     for (int64_t i = 0; i < in.n[0]; ++i) total += panels(*parts[i].matrix) * panel_bytes(*parts[i].matrix);
     if (rows < DRAWN_FROM || team.threads == 1) return run_piece(in, by, rows, total, team.thread, team.threads);
@@ -245,7 +245,11 @@ void run_embed(const Instr& in, const Program& p, Range r) {
     const int64_t* ids = in.n[1] ? p.positions : p.tokens;
     const int64_t width = in.n[0], first = in.n[2];
     float* out = at<float>(in.p[1]) + r.begin * width;
-    if (!in.n[3]) return kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
+    if (!in.n[3]) {
+        kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
+        if (!p.adapted || !in.n[4]) return;
+        return change_lookup(*p.adapters, in.n[4] - 1, ids, at<float>(in.p[1]), width, r.begin, r.end);
+    }
     for (int64_t row = r.begin; row < r.end; ++row, out += width) {
         int64_t id = ids[row] - first;
         if ((id < 0 || id >= table.rows) && in.n[3] == 2) id = 0;
@@ -289,6 +293,44 @@ void run_streams(const Instr& in, Range r) {
     }
 }
 
+void rms_norm(const Instr& in, Range r, const float* weight) {
+    for (int64_t h = 0; h < in.n[0]; ++h) {
+        kernels().rms_norm(at<float>(in.p[0]) + r.begin * in.n[3] + h * in.n[1], in.n[3],
+                           at<float>(in.p[1]) + r.begin * in.n[2] + h * in.n[1], in.n[2], weight + h * in.n[4],
+                           r.end - r.begin, in.n[1], in.f[0]);
+    }
+}
+
+void layer_norm(const Instr& in, Range r, const float* weight, const float* bias) {
+    for (int64_t h = 0, stride = in.n[0] * in.n[1]; h < in.n[0]; ++h) {
+        const int64_t first = r.begin * stride + h * in.n[1], by_head = weight ? h * in.n[2] : 0;
+        kernels().layer_norm(at<float>(in.p[0]) + first, stride, at<float>(in.p[1]) + first, stride, weight + by_head,
+                             bias + by_head, r.end - r.begin, in.n[1], in.f[0]);
+    }
+}
+
+void run_norm(const Instr& in, const Program& p, Range r) {
+    const bool layer = in.op == OP_LAYER_NORM;
+    const auto run = [&](Range rows, Vectors v) {
+        if (layer) layer_norm(in, rows, v.first, v.second);
+        else rms_norm(in, rows, v.first);
+    };
+    const Vectors own = {at<float>(in.p[2]), at<float>(in.p[3])};
+    const int64_t slot = in.n[layer ? 3 : 5] - 1;
+    if (!p.adapted || slot < 0) return run(r, own);
+    const AdaptedRows& rows = in.n[layer ? 4 : 6] ? p.adapters->chosen : p.adapters->tokens;
+    for (int64_t row = r.begin; row < r.end;) {  // runs of rows with the same weights
+        const Vectors v = vectors_of(*p.adapters, rows, slot, row, own);
+        Range same = {row, row + 1};
+        for (; same.end < r.end; ++same.end) {
+            const Vectors next = vectors_of(*p.adapters, rows, slot, same.end, own);
+            if (next.first != v.first || next.second != v.second) break;
+        }
+        run(same, v);
+        row = same.end;
+    }
+}
+
 void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     const Range r = share(team, rows);
     const int64_t count = r.end - r.begin;
@@ -298,22 +340,7 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     switch (in.op) {
         case OP_EMBED: return run_embed(in, p, r);
         case OP_RMS_NORM:
-            for (int64_t h = 0; h < in.n[0]; ++h) {
-                k.rms_norm(at<float>(in.p[0]) + r.begin * in.n[3] + h * in.n[1], in.n[3],
-                           at<float>(in.p[1]) + r.begin * in.n[2] + h * in.n[1], in.n[2],
-                           at<float>(in.p[2]) + h * in.n[4], count,
-                           in.n[1], in.f[0]);
-            }
-            return;
-        case OP_LAYER_NORM:
-            for (int64_t h = 0, stride = in.n[0] * in.n[1]; h < in.n[0]; ++h) {
-                const int64_t first = r.begin * stride + h * in.n[1];
-                const float *weight = at<float>(in.p[2]), *bias = at<float>(in.p[3]);
-                if (weight) weight += h * in.n[2], bias += h * in.n[2];
-                k.layer_norm(at<float>(in.p[0]) + first, stride, at<float>(in.p[1]) + first, stride, weight, bias, count,
-                             in.n[1], in.f[0]);
-            }
-            return;
+        case OP_LAYER_NORM: return run_norm(in, p, r);
         case OP_PREPARE: {
             const Matrix& m = *at<Matrix>(in.p[0]);
             return k.prepare(m, at<uint8_t>(in.p[1]) + r.begin * activated_bytes(m),
@@ -355,6 +382,13 @@ void run_rows(const Instr& in, const Run& run, int64_t rows, const Team& team) {
     }
 }
 
+void run_moe(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    const int64_t slots[] = {in.n[0] - 1, in.n[1] - 1, in.n[2] - 1};
+    const bool changes = p.adapted && changes_any(p.adapters->tokens, slots, 3);
+    run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]), at<float>(in.p[4]),
+                rows, {changes ? p.adapters : nullptr, slots}, team);
+}
+
 void run_call(const Instr& in, int64_t rows) {
     using Function = void (*)(void*, int64_t);
     Function function;
@@ -370,7 +404,7 @@ void run_adapt(const Instr& in, const Program& p, const Team& team) {
         return;
     }
     const Range mine = share(team, (in.n[1] + PANEL - 1) / PANEL);
-    expand_adapted(all, all.tokens, in.n[0], 0, at<float>(in.p[0]), in.n[1], mine.begin, mine.end);
+    expand_adapted(all, all.tokens, in.n[0], 0, nullptr, at<float>(in.p[0]), in.n[1], mine.begin, mine.end);
 }
 
 }  // namespace
@@ -388,8 +422,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_TOKEN_SHIFT:
         case OP_WKV: return run_wkv(in, run, team);
         case OP_EXPERTS:
-            return run_experts(*at<Experts>(in.p[0]), at<float>(in.p[1]), at<float>(in.p[2]), at<int32_t>(in.p[3]),
-                               at<float>(in.p[4]), rows, team);
+            return run_moe(in, *run.program, rows, team);
         case OP_SAMPLE: return run.sampling > run.chosen_first ? run_sample(in, run, team) : void();
         case OP_ADAPT_INNER:
         case OP_ADAPT_ADD: return run_adapt(in, *run.program, team);

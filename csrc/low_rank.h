@@ -10,14 +10,19 @@
 
 namespace kvasir {
 
-// What an adapter changes in a matrix [N, K]. a and b are float matrices with ACT_F32; b and bias include the adapter's
-// own scale. All are null if it leaves the matrix alone.
+// What an adapter changes in one slot of a model: a matrix [N, K] of a linear or of an expert, a table [N, width], or a
+// norm. All matrices are float, with ACT_F32; b and bias include the adapter's own scale. What it leaves alone is null.
 struct LowRank {
-    const Matrix* a;      // [rank, K]
-    const Matrix* b;      // [N, rank]
-    const float* bias;    // [N] or null
-    const float* factors;  // [N] or null
-    const Matrix* replacement;  // of the whole matrix, null for none
+    const Matrix* a;       // [rank, K]; of a table its transpose, [N, rank]
+    const Matrix* b;       // [N, rank]; of a table [width, rank]
+    const float* bias;     // [N]
+    const float* factors;  // [N]; of a table [width]
+    const Matrix* replacement;  // of the whole matrix or table
+    const Matrix* rows;    // [n, K] or [n, width]: replace the rows of `ids`
+    const int32_t* ids;    // [n], ascending
+    const float* vector;   // replaces the bias of a linear, or the weights of a norm
+    const float* second;   // replaces the bias of a norm
+    const LowRank* experts;  // of a mixture: of each of its experts that this rank has
 };
 
 // 16 elements of scale (A x): those of a panel of A.

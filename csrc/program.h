@@ -18,12 +18,15 @@ namespace kvasir {
 
 constexpr int64_t MAX_GROUPS = 8;
 
+// Where an op has "1 + slot", 0 stands for no slot. Sections: 0 token rows, 1 chosen rows.
 enum Op : int32_t {
-    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, part
+    OP_EMBED = 0,       // p: matrix, out                    n: width, source (0 tokens, 1 positions), first, part,
+                        // 1 + slot
                         // part: 0 the whole table; or the rows from id `first` on, 1 other ids give zeros, 2 its first row
-    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride
+    OP_RMS_NORM = 1,    // p: out, x, weight                 n: heads, width of one, x stride, out stride, weight stride,
+                        // 1 + slot, section                 f: eps
+    OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride, 1 + slot, section
                         // f: eps
-    OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride  f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
     OP_LINEAR = 4,      // p: LinearPart[], x, slots[]       n: count, section (0 token rows, 1 chosen rows)
                         // slots: each part's index in the adapters' tables, -1 for none; null if no part has one
@@ -40,7 +43,7 @@ enum Op : int32_t {
     OP_CHOOSE = 15,     // p: out, x                         n: width          rows of x by the step's choice
     OP_SAMPLE = 16,     // p: logits                         n: vocabulary
     OP_ROUTE = 17,      // p: ids, weights, logits, room, Routing
-    OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights
+    OP_EXPERTS = 18,    // p: Experts, out, x, ids, weights  n: 1 + slot of gate, of up and of down
     OP_CALL = 19,       // p: function(context, rows), context: a call out, on thread 0 only
     OP_ADAPT_INNER = 20,  // p: x                            n: slot, scaled   ranks add up A x before B is applied
     OP_ADAPT_ADD = 21,    // p: out                          n: slot, width

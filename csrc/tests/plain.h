@@ -168,12 +168,27 @@ class Plain {
             const Rows residual = part.residual ? rows_.at(part.residual) : Rows();
             by_row(part.out, part.out_stride, [&](int64_t r, double* out) {
                 Rows made = product(part.matrix, row(part.activated, r));
-                if (slots && slots[i] >= 0) adapt(slots[i], row(in.p[1], r), made.data(), r);
+                if (slots && slots[i] >= 0) {
+                    replace(slots[i], row(in.p[1], r), made, r);
+                    adapt(slots[i], row(in.p[1], r), made.data(), r);
+                }
                 for (int64_t n = 0; n < part.matrix->rows; ++n) {
                     out[n] = made[static_cast<size_t>(n)] + (part.bias ? part.bias[n] : 0.0f);
                     if (part.residual) out[n] += residual[static_cast<size_t>(r * part.residual_stride + n)];
                 }
             });
+        }
+    }
+    // Replaces rows of a slot's matrix by those of the sequence's adapters at a position.
+    void replace(int64_t slot, const double* x, Rows& out, int64_t position) {
+        for (int64_t i = 0; state_ && i < state_->num_adapters; ++i) {
+            const Applied& applied = state_->adapters[i];
+            const LowRank& change = builder_.adapters->tables[applied.id][slot];
+            if (applied.start > position) continue;
+            if (change.replacement) out = product(change.replacement, x);
+            if (!change.rows) continue;
+            const Rows made = product(change.rows, x);
+            for (size_t n = 0; n < made.size(); ++n) out[static_cast<size_t>(change.ids[n])] = made[n];
         }
     }
     // Applies the sequence's adapters to a slot's product at a position.

@@ -181,6 +181,7 @@ class Builder {
     // The adapter's sum as separate instructions, between which ranks would exchange partial sums.
     void adapt(const float* x, float* out, const Matrix& m) {
         const int64_t slot = slot_of(m);
+        apart.push_back(slot);
         add(OP_ADAPT_INNER, {x}, {slot, 1});
         add(OP_ADAPT_ADD, {out}, {slot, m.rows});
     }
@@ -289,6 +290,7 @@ class Builder {
     int64_t chosen_from = -1, vocab = 0, hidden_width = 0, scratch_bytes = 64;
     float *hidden = nullptr, *logits = nullptr;
     std::vector<const Matrix*> slots;  // that adapters may change
+    std::vector<int64_t> apart;  // those whose changes are instructions of their own
     Adapters* adapters = nullptr;
     std::mt19937 random{11};
     std::normal_distribution<float> normal;
@@ -298,7 +300,20 @@ class Builder {
         return op != OP_LINEAR && op != OP_ATTENTION && op != OP_SAMPLE && op != OP_EXPERTS && op != OP_CALL &&
                op != OP_ADAPT_INNER && op != OP_ADAPT_ADD;
     }
-    // Adapter 1 changes all slots, some with a bias or factors; 2 every other slot, in BF16; 3 does not exist.
+    // Replaces a whole matrix, or every third of its rows.
+    void replace(LowRank& change, const Matrix& m, const Numbers& numbers, bool whole) {
+        if (whole) {
+            change.replacement = matrices(numbers, m.rows, m.cols, m.segments);
+            return;
+        }
+        const int64_t count = (m.rows + 2) / 3;
+        int32_t* ids = memory.keep<int32_t>(count);
+        for (int64_t i = 0; i < count; ++i) ids[i] = static_cast<int32_t>(3 * i);
+        change.rows = matrices(numbers, count, m.cols, m.segments);
+        change.ids = ids;
+    }
+    // Adapter 1 changes all slots, some with a bias or factors; 2, in BF16, every other slot, and replaces others; 3 does
+    // not exist.
     Adapters* make_adapters() {
         const int64_t count = static_cast<int64_t>(slots.size());
         LowRank** tables = memory.keep<LowRank*>(ADAPTERS);
@@ -311,8 +326,11 @@ class Builder {
                 const int64_t rank = id == 1 ? 3 : RANK;
                 LowRank& change = tables[id][slot] = {};
                 widest = std::max(widest, m.rows);
-                if (id == 2 && slot % 2) continue;
                 const Numbers numbers = {id == 1 ? FORMAT_F32 : FORMAT_BF16, ACT_F32, CACHE_F32};
+                if (id == 2 && slot % 2) {
+                    if (!std::count(apart.begin(), apart.end(), slot)) replace(change, m, numbers, slot % 4 == 1);
+                    continue;
+                }
                 change.a = matrices(numbers, rank, m.cols, m.segments);
                 change.b = matrices(numbers, m.rows, rank);
                 if (id == 1 && slot % 3 == 0) change.bias = vector(m.rows);
@@ -328,7 +346,7 @@ class Builder {
     }
     AdaptedRows adapted_rows(int64_t rows) {
         const int64_t count = rows * MAX_APPLIED;
-        return {0, 0, memory.work<AdapterGroup>(count), memory.work<int32_t>(count), memory.work<float>(count)};
+        return {0, 0, memory.work<AdapterGroup>(count), memory.work<int32_t>(count), memory.work<float>(count), nullptr};
     }
     int64_t widest_linear = 1;  // maximum products in one instruction
     Matrix packed(const Numbers& numbers, int64_t rows, int64_t cols, int32_t segments) {

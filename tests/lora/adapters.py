@@ -15,4 +15,4 @@ def give(runner: Any, adapter: int, pairs: Mapping[str, Any]) -> None:
 
 def change(program: Any, adapter: int, pairs: Mapping[str, Any]) -> None:
     """Packs and sets an adapter of a Program."""
-    program.set_adapter(adapter, program.pack_adapter(adapter_of(pairs).matrices))
+    program.set_adapter(adapter, program.pack_adapter(adapter_of(pairs)))

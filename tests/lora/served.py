@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,21 +14,23 @@ from kvasir.inputs import Adapter
 from kvasir.lora import Adapter as LoraAdapter
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of
+from tests.engine.test_oracle_adapters import Made
 
 
 def adapted_core(base: Path | str, executor: str, adapters: Mapping[str, LoraAdapter], **options) -> EngineCore:
     """A core of a model with adapters by name."""
     options = {"threads": 1, "block_size": 16, "dtype": "float32", **options}
     core = core_of(str(base), executor=executor, **options)
-    core.scheduler.capacity = replace(core.scheduler.capacity, adapters=tuple(adapters))
-    for id, adapter in enumerate(adapters.values(), start=1):
-        core.runner.set_adapter(id, core.runner.executor.pack_adapter(adapter))
+    executing: Any = core.runner
+    made = {name: executing.executor.pack_adapter(adapter) for name, adapter in adapters.items()}
+    core.scheduler.adapters._loader = Made(made)
     return core
 
 
-def request(ids: Sequence[int], chosen: Sequence[Adapter] = (), id: str = "r", **params) -> Request:
+def request(ids: Sequence[int], chosen: Sequence[Adapter] = (), id: str = "r", **params: Any) -> Request:
     """A request for the log-probabilities of all ids after each of these."""
-    return Request(id, tuple(ids), SamplingParams(max_tokens=1, temperature=0.0, **params), adapters=tuple(chosen))
+    sampled = SamplingParams(max_tokens=1, temperature=0.0, **params)
+    return Request(id, tuple(ids), sampled, adapters=tuple(replace(one, content=one.name) for one in chosen))
 
 
 def log_probabilities(core: EngineCore, ids: Sequence[int], *chosen: Adapter) -> np.ndarray:

@@ -21,7 +21,7 @@ from tests.lora.made import bound  # noqa: E402
 from tests.lora.served import adapted_core, log_probabilities  # noqa: E402
 from tests.lora.test_served import log_softmax  # noqa: E402
 
-EXECUTORS = ("eager",)
+EXECUTORS = ("eager", "program")
 IDS = np.random.default_rng(3).permutation(300)[:40].tolist()  # all different
 INVOCATION = IDS[30:32]
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

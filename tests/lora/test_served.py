@@ -22,7 +22,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-@pytest.mark.parametrize("executor", ["eager"])
+@pytest.mark.parametrize("executor", ["eager", "program"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probabilities_are_those_of_peft(kind, executor):
     base = base_of(kind)
@@ -50,7 +50,9 @@ def test_other_forms_have_the_same_bits(tmp_path):
     given = json.loads((folder / "adapter_config.json").read_text())
     mlx, gguf = {}, {}
     for name, (a, b) in pairs_of("plain").items():
-        layer, part = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", name).groups()
+        found = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", name)
+        assert found is not None
+        layer, part = found.groups()
         mlx |= {f"{name}.lora_a": a.T, f"{name}.lora_b": b.T}
         rows = pairs_from_halves(b, heads[part]) if part in heads else b
         gguf |= {f"blk.{layer}.attn_{part}.weight.lora_a": a, f"blk.{layer}.attn_{part}.weight.lora_b": rows}

@@ -259,7 +259,7 @@ def test_adapters_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
 def test_both_executors_have_the_same_slots(tmp_path, kind):
     model = loaded(kind, tmp_path)
     names = [*slots(model.model)]
-    assert sorted([*names, "head"]) == sorted(program_of(model).slots)
+    assert sorted([*names, "head"]) == sorted(program_of(model).places.slots)
     assert "layers.1.mlp.router" in names and "head" not in names and not any("experts" in name for name in names)
 
 

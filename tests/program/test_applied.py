@@ -20,6 +20,7 @@ from kvasir.ops.linear import native as matrices  # noqa: E402
 from kvasir.ops.linear.packed import pack_rows  # noqa: E402
 from kvasir.plan import Adapted  # noqa: E402
 from kvasir.program.program import Program  # noqa: E402
+from tests.layers.adapted import adapter_of  # noqa: E402
 from tests.program.made import Company, bits, loaded, program_of, random_model  # noqa: E402
 from tests.program.ranked import parts_of, ranked  # noqa: E402
 
@@ -56,7 +57,7 @@ def give(program: Any) -> Any:
         3: changes(program, 3, bias=True),
         4: changes(program, 4, "attn", dtype=ml_dtypes.bfloat16),
     }.items():
-        program.set_adapter(id, program.pack_adapter(found))
+        program.set_adapter(id, program.pack_adapter(adapter_of({}, matrices=found)))
     return program
 
 
@@ -115,11 +116,11 @@ def test_one_of_many_adapters(tmp_path):
     model, count = loaded("llama", tmp_path), 32
     program = program_of(model, threads=2, rows=256, blocks=4 * count + 1, max_rows=count)
     for id in range(1, count + 1):
-        program.set_adapter(id, program.pack_adapter(changes(program, id)))
+        program.set_adapter(id, program.pack_adapter(adapter_of({}, matrices=changes(program, id))))
     together = Company(program, [IDS] * count, range(1, count + 1)).step(*((i, 0, 7) for i in range(count)))
     for i in (0, 13, 31):
         single = program_of(model)
-        single.set_adapter(3, single.pack_adapter(changes(single, 1 + i)))
+        single.set_adapter(3, single.pack_adapter(adapter_of({}, matrices=changes(single, 1 + i))))
         (expected,) = Company(single, [IDS], [3]).step((0, 0, 7))
         assert np.array_equal(bits(together[i]), bits(expected))
     assert len({found.tobytes() for found in together}) == count
@@ -140,7 +141,7 @@ def test_a_product_against_float64(model, slot):
     """All of: scales, several adapters in their order, factors and biases, from float32 rows whatever the weights
     are."""
     program = program_of(model, threads=2)
-    weight = program.marshal.adapters._weights[slot]
+    weight = program.places.matrices[slot]
     whole = {"magnitude": True, "bias": True}
     mix = {
         1: change(program.slots[slot], 1),
@@ -156,7 +157,7 @@ def test_a_product_against_float64(model, slot):
     rows, found = 20, {}
     for name, given in {"base": {}, "adapted": mix}.items():
         for id in mix:
-            program.set_adapter(id, program.pack_adapter({slot: given[id]} if given else {}))
+            program.set_adapter(id, program.pack_adapter(adapter_of({}, matrices={slot: given[id]} if given else {})))
         company.step((0, 0, rows))
         if slot == "head":
             program.logits_of(range(rows))
@@ -185,12 +186,12 @@ def test_sixteen_bits_stay_sixteen_bits(tmp_path):
         packed = {}
         for scale in (0.3, 0.5):
             one, other = ({n: replace(c, scale=scale) for n, c in given.items()} for given in (narrow, wide))
-            packed[scale] = program.pack_adapter(one)
+            packed[scale] = program.pack_adapter(adapter_of({}, matrices=one))
             program.set_adapter(1, packed[scale])
-            program.set_adapter(2, program.pack_adapter(other))
+            program.set_adapter(2, program.pack_adapter(adapter_of({}, matrices=other)))
             first, second = Company(program, [IDS, IDS], [1, 2]).step((0, 0, 20), (1, 0, 20))
             assert np.array_equal(bits(first), bits(second))
-        full = program.pack_adapter(wide).nbytes
+        full = program.pack_adapter(adapter_of({}, matrices=wide)).nbytes
         assert packed[0.5].nbytes < 0.6 * full and 0.6 * full < packed[0.3].nbytes < full
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvasir.runner.load import LoadOptions, load_model  # noqa: E402
 from kvasir.weights.find import find_model  # noqa: E402
 from tests.engine.cores import CONFIGS, random_model  # noqa: E402
 from tests.lora.adapters import change  # noqa: E402
+from tests.lora.kinds import everything  # noqa: E402
 from tests.program.made import SMALL, Company, Driver, bits, program_of  # noqa: E402
 from tests.program.ranked import parts_of, ranked, ranked_of  # noqa: E402
 from tests.program.test_adapters import made  # noqa: E402
@@ -265,3 +267,28 @@ def test_a_single_rank_has_no_meetings(folders):
     assert isinstance(program, RankedProgram)
     assert not {one.op for one in program.lowered.instructions} & set(lower.COLLECTIVES)
     assert same(results(program), results(program_of(whole(folders("mixtral")))))
+
+
+def test_adapters_of_every_kind_are_equal_or_refused_by_name(folders):
+    model = whole(folders("qwen3-moe"))
+    given = everything(model.model, 1)
+    # Ranks share the rows of the table, and the sums of a matrix that is replaced.
+    saved = {name: array for name, array in given.saved.items() if "norm" in name or "head" in name or "q." in name}
+    shared = replace(given, tables={}, saved=saved, tokens={"head": given.tokens["head"]})
+    expected = of_everything(program_of(model), shared)
+    program = ranked_of(folders("qwen3-moe"), 2)
+    assert same(of_everything(program, shared), expected)
+    assert "table 'embed'" in program.lacks(given)
+    assert "'embed'" in program.lacks(replace(shared, tokens=given.tokens))
+    down = {"layers.0.attn.out.weight": np.zeros((64, 64), np.float32)}
+    assert "'layers.0.attn.out.weight'" in program.lacks(replace(shared, saved=down))
+    program.close()
+    program = ranked_of(folders("qwen3-moe"), 8)  # each rank has a part of each expert
+    assert "layers.0.mlp.experts.0" in program.lacks(shared)
+    program.close()
+
+
+def of_everything(program: Any, adapter: Any) -> list[np.ndarray]:
+    program.set_adapter(1, program.pack_adapter(adapter))
+    hidden = Company(program, [IDS, IDS], [1, 0]).step((0, 0, 20), (1, 0, 20))
+    return [*hidden, program.logits_of(range(20)).copy()]

@@ -30,6 +30,28 @@ class Change(Protocol):
     def bias(self) -> np.ndarray | None: ...
 
 
+class Replaced(Protocol):
+    """Rows [n, width] that replace those of ids: see lora.TokenRows."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+    @property
+    def rows(self) -> np.ndarray: ...
+
+
+class ModelChanges(Protocol):
+    """All that an adapter changes in a model: see lora.Adapter."""
+
+    @property
+    def matrices(self) -> Mapping[str, Change]: ...
+    @property
+    def tables(self) -> Mapping[str, Change]: ...
+    @property
+    def saved(self) -> Mapping[str, np.ndarray]: ...
+    @property
+    def tokens(self) -> Mapping[str, Replaced]: ...
+
+
 class ChangePart(NamedTuple):
     """A rank's part of a Change."""
 

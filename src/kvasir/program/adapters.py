@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvasir.layers.adapters import Change, Slot, check_id, check_slots
-from kvasir.ops.linear.packed import PackedMatrix
+from kvasir.layers.adapters import ModelChanges, Slot, check_id
 from kvasir.program import native
-from kvasir.program.changes import PackedAdapter, pack, squares_of
+from kvasir.program.changes import PackedAdapter, pack, squares_of, unknown
+from kvasir.program.lower import Product
+from kvasir.program.places import Places
 from kvasir.program.trace import Trace
 
 _LINE = 16  # float32 values per cache line
 
 
 class Adapters:
-    """The slots of a program's linears, collected while it is built, and the adapters that are set.
+    """The places that adapters may change, collected while a program is built, and the adapters that are set.
 
     max_tokens, max_chosen: rows of a step's sections. struct: read by the kernels once an adapter is set; without one,
     steps skip adapters altogether.
@@ -25,30 +26,33 @@ class Adapters:
 
     def __init__(self, trace: Trace, max_tokens: int, max_chosen: int):
         self.max_tokens, self.max_chosen = max_tokens, max_chosen
-        self.slots: dict[str, Slot] = {}  # by name, in the order of the tables
+        self.places = Places(trace)
         self.parts = self.widest = 0
         self.struct = native.AdaptersStruct()
-        self._weights = _weights(trace)
         self._tables = (ctypes.c_void_p * native.MAX_ADAPTERS)()
         self._set: dict[int, PackedAdapter] = {}
-        self._places: list[np.ndarray] = []
+        self._numbers: list[np.ndarray] = []
         self._buffers: dict[str, np.ndarray] = {}
 
-    def linear(self, products: Sequence[tuple[Slot | None, bool]]) -> np.ndarray | None:
-        """The table index of each product's slot, int64, -1 for a product without one; None if no product has one.
-        products: (slot, whether the product is added onto its residual in place)."""
-        if not any(slot for slot, _ in products):
+    def linear(self, products: Sequence[tuple[Product, bool]]) -> np.ndarray | None:
+        """The number of each product's place, int64, -1 for a product without one; None if no product has one.
+        products: with whether it is added onto its residual in place."""
+        if not any(product.slot for product, _ in products):
             return None
         self.parts = max(self.parts, len(products))
-        self.widest = max([self.widest, *(slot.shape[0] for slot, onto in products if slot and onto)])
-        self._places.append(np.array([self.place(slot) if slot else -1 for slot, _ in products], np.int64))
-        return self._places[-1]
+        self.widest = max([self.widest, *(p.slot.shape[0] for p, onto in products if p.slot and onto)])
+        self._numbers.append(np.array([self._number(product) for product, _ in products], np.int64))
+        return self._numbers[-1]
+
+    def _number(self, product: Product) -> int:
+        if product.slot is None:
+            return -1
+        return self.places.linear(product.slot, product.bias is not None)
 
     def place(self, slot: Slot) -> int:
-        """The table index of a slot, which is added if it is new."""
-        assert self.slots.setdefault(slot.name, slot) == slot, f"two products of {slot.name}"
+        """The number of a slot."""
         self.parts = max(self.parts, 1)
-        return list(self.slots).index(slot.name)
+        return self.places.linear(slot)
 
     def inner(self) -> np.ndarray:
         """The products A x of the adapted token rows of a step for the first matrix of a linear, float32 [entries,
@@ -63,16 +67,19 @@ class Adapters:
 
     # -- packing, by any thread
 
-    def squares(self, changes: Mapping[str, Change]) -> dict[str, np.ndarray]:
-        """`changes.squares_of` this rank's part of each slot with a magnitude."""
-        check_slots(changes, self.slots)
-        scaled = {name: change for name, change in changes.items() if change.magnitude is not None}
-        return {name: squares_of(self.slots[name], self._weights[name], change) for name, change in scaled.items()}
+    def squares(self, adapter: ModelChanges) -> dict[str, np.ndarray]:
+        """`changes.squares_of` this rank's part of each linear with a magnitude."""
+        scaled = self.places.scaled(adapter.matrices)
+        return {name: squares_of(slot, matrix, adapter.matrices[name]) for name, (slot, matrix) in scaled.items()}
 
-    def pack(self, changes: Mapping[str, Change], squares: Mapping[str, np.ndarray]) -> PackedAdapter:
-        """See changes.pack. Raises ValueError for an unknown slot."""
-        check_slots(changes, self.slots)
-        return pack(self.slots, changes, squares)
+    def pack(self, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> PackedAdapter:
+        """See changes.pack. Raises ValueError for what the program cannot compute."""
+        return pack(self.places, adapter, squares)
+
+    def check(self, adapter: ModelChanges) -> None:
+        """Raises ValueError for what the program cannot compute."""
+        if what := unknown(self.places, adapter):
+            raise ValueError(f"the program cannot compute {what}")
 
     # -- between steps
 
@@ -112,9 +119,3 @@ class Adapters:
         s.in_effect, s.group_of, s.inner, s.sums = (
             made[name].ctypes.data for name in ("in_effect", "group_of", "inner", "sums")
         )
-
-
-def _weights(trace: Trace) -> dict[str, PackedMatrix]:
-    """The matrix of each slot."""
-    found = (node.inputs[1] for node in trace.graph.nodes if node.op == "linear")
-    return {trace.slots[id(weight)].name: weight for weight in found if id(weight) in trace.slots}

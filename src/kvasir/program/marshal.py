@@ -120,7 +120,9 @@ class Marshal:
     def _embedding(self, instr: native.Instr, instruction: Instruction) -> None:
         ids, weight, first, or_first = instruction.inputs
         (out,) = instruction.buffers
-        n = [weight.cols, int(ids.base is self._positions.base), first or 0, 0 if first is None else 1 + or_first]
+        part = 0 if first is None else 1 + or_first
+        place = -1 if part else self.adapters.places.table(weight)
+        n = [weight.cols, int(ids.base is self._positions.base), first or 0, part, 1 + place]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
 
     def _type_rows(self, instr: native.Instr, instruction: Instruction) -> None:
@@ -140,6 +142,7 @@ class Marshal:
         width = x.shape[-1]
         n = [x.width // width, width, x.width, x.width]
         scale = None if weight is None else self._vector(weight)
+        n += [0, 1 + self.adapters.places.norm(weight), int(instruction.domain == CHOSEN)]
         self._set(instr, "rms_norm", [self._at(out), self._at(rows), scale], n, [eps])
 
     def _grouped_rms_norm(self, instr: native.Instr, instruction: Instruction) -> None:
@@ -153,7 +156,8 @@ class Marshal:
         if weight is not None:
             p += [self._vector(weight), self._vector(bias)]
             by_head = width if weight.size > width else 0
-        self._set(instr, "layer_norm", p, [x.width // width, width, by_head], [eps])
+        n = [x.width // width, width, by_head, 1 + self.adapters.places.norm(weight), int(instruction.domain == CHOSEN)]
+        self._set(instr, "layer_norm", p, n, [eps])
 
     def _prepare(self, instr: native.Instr, instruction: Instruction) -> None:
         weight, x = instruction.inputs
@@ -169,7 +173,7 @@ class Marshal:
             if residual is not None:
                 part.residual, part.residual_stride = self._at(residual), product.out.width
             self._keep.append(product.weight)
-        slots = self.adapters.linear([(p.slot, residual == out) for p, _, out, residual in instruction.products])
+        slots = self.adapters.linear([(p, residual == out) for p, _, out, residual in instruction.products])
         self._keep.append(parts)
         p = [ctypes.addressof(parts), self._at(instruction.buffers[0]), None if slots is None else slots.ctypes.data]
         self._set(instr, "linear", p, [len(parts), int(instruction.domain == CHOSEN)])
@@ -380,7 +384,8 @@ class Marshal:
 
     def _experts(self, instr: native.Instr, instruction: Instruction) -> None:
         args = self._expert_marshal.args(instruction)
-        self._set(instr, "experts", [ctypes.addressof(args), *self._rows(instruction)], [])
+        numbers = [1 + self.adapters.places.mixture(stack) for stack in instruction.inputs[3:6]]
+        self._set(instr, "experts", [ctypes.addressof(args), *self._rows(instruction)], numbers)
 
     def _match_magnitude(self, instr: native.Instr, instruction: Instruction) -> None:
         self._set(instr, instruction.op, self._rows(instruction), [instruction.outs[0].width], [instruction.inputs[-1]])

@@ -73,7 +73,10 @@ class LinearPart(ctypes.Structure):
 class LowRankStruct(ctypes.Structure):
     """What one adapter changes in one slot (csrc/low_rank.h), null if it does not change the slot."""
 
-    _fields_ = tuple((name, c_void_p) for name in ("a", "b", "bias", "factors", "replacement"))
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in ("a", "b", "bias", "factors", "replacement", "rows", "ids", "vector", "second", "experts")
+    )
 
 
 class InEffect(ctypes.Structure):
@@ -91,7 +94,14 @@ class AdapterGroup(ctypes.Structure):
 class AdaptedRows(ctypes.Structure):
     """The adapted rows of a section of the program."""
 
-    _fields_ = (("groups", c_int64), ("count", c_int64), ("group", c_void_p), ("rows", c_void_p), ("scales", c_void_p))
+    _fields_ = (
+        ("groups", c_int64),
+        ("count", c_int64),
+        ("group", c_void_p),
+        ("rows", c_void_p),
+        ("scales", c_void_p),
+        ("tokens", c_void_p),
+    )
 
 
 class AdaptersStruct(ctypes.Structure):

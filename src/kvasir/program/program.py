@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from kvasir.layers.adapters import Change
+from kvasir.layers.adapters import ModelChanges, Slot
 from kvasir.layers.rows import RowArrays
 from kvasir.program import native
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS, Hooks
-from kvasir.program.changes import PackedAdapter
+from kvasir.program.changes import PackedAdapter, unknown
 from kvasir.program.lower import Buffer, Instruction, Lowered, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
 from kvasir.program.memory import ProgramMemory
+from kvasir.program.places import Places
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampledStruct
 
@@ -159,15 +159,25 @@ class Program:
     # -- between steps
 
     @property
-    def slots(self) -> Mapping[str, Any]:
-        """The matrices that adapters may change, by name."""
-        return self.marshal.adapters.slots
+    def places(self) -> Places:
+        """What adapters may change."""
+        return self.marshal.adapters.places
 
-    def pack_adapter(self, changes: Mapping[str, Change]) -> PackedAdapter:
-        """Packs changes of the model's matrices, by slot, for `set_adapter`. Any thread may do so, also during a step.
-        Raises ValueError for an invalid slot or shape."""
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """The linears among them, by name."""
+        return self.places.slots
+
+    def lacks(self, adapter: ModelChanges) -> str:
+        """What of an adapter the program cannot compute; empty if it can."""
+        return unknown(self.places, adapter)
+
+    def pack_adapter(self, adapter: ModelChanges) -> PackedAdapter:
+        """Packs an adapter for `set_adapter`. Any thread may do so, also during a step. Raises ValueError for what the
+        program cannot compute and for shapes that do not fit."""
         adapters = self.marshal.adapters
-        return adapters.pack(changes, adapters.squares(changes))
+        adapters.check(adapter)
+        return adapters.pack(adapter, adapters.squares(adapter))
 
     def set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
         """Sets what is applied to rows with this adapter id, in place of what was; None removes the adapter. Must not

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.layers.adapters import Change
+from kvasir.layers.adapters import ModelChanges, Slot
 from kvasir.layers.rows import RowArrays
 from kvasir.parallel.local import LocalRanks
 from kvasir.plan import Bytes
@@ -162,24 +162,31 @@ class RankedProgram:
     # -- the rest
 
     @property
-    def slots(self) -> Mapping[str, Any]:
+    def slots(self) -> Mapping[str, Slot]:
         """See Program.slots."""
         return self.lead.slots
 
-    def pack_adapter(self, changes: Mapping[str, Change]) -> RankedAdapter:
+    def lacks(self, adapter: ModelChanges) -> str:
+        """See Program.lacks."""
+        return next(filter(None, (program.lacks(adapter) for program in self.programs)), "")
+
+    def pack_adapter(self, adapter: ModelChanges) -> RankedAdapter:
         """See Program.pack_adapter; each rank is given all changes. Norms are of whole rows, whose columns several
         ranks may have."""
         adapters = [program.marshal.adapters for program in self.programs]
+        for one in adapters:
+            one.check(adapter)
         columns: dict[str, dict[tuple[int, int], np.ndarray]] = {}
-        own = [one.squares(changes) for one in adapters]
-        for one, squares in zip(adapters, own, strict=True):
-            for name, part in squares.items():
-                columns.setdefault(name, {})[one.slots[name].shard.columns] = part
-        for squares, one in zip(own, adapters, strict=True):
-            for name in squares:
-                if one.slots[name].shard.parts > 1:
+        own = [one.squares(adapter) for one in adapters]
+        slots = [one.places.slots for one in adapters]
+        for squares, mine in zip(own, slots, strict=True):
+            for name in squares.keys() & mine.keys():
+                columns.setdefault(name, {})[mine[name].shard.columns] = squares[name]
+        for squares, mine in zip(own, slots, strict=True):
+            for name in squares.keys() & mine.keys():
+                if mine[name].shard.parts > 1:
                     squares[name] = np.concatenate([columns[name][at] for at in sorted(columns[name])], 1)
-        return RankedAdapter([one.pack(changes, squares) for one, squares in zip(adapters, own, strict=True)])
+        return RankedAdapter([one.pack(adapter, squares) for one, squares in zip(adapters, own, strict=True)])
 
     def set_adapter(self, adapter: int, packed: RankedAdapter | None) -> None:
         """See Program.set_adapter."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.layers.adapters import Slot, head_slot, linears, slots
+from kvasir.layers.embedding import Embedding
+from kvasir.layers.module import Module
+from kvasir.layers.norm import RMSNorm
 from kvasir.layers.rope import Rope
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Graph, Traced
 
@@ -102,7 +105,9 @@ class Trace:
 
     rows: what the forward reads besides ids, float32 [rows, width], None for nothing; written before a run. exports:
     hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
-    weight. names: of the linears, by the `id()` of the weight. The ops of layer i are [ends[i - 1], ends[i]), from 0
+    weight. names: of the linears, by the `id()` of the weight. experts: slots of experts, in the same way; elsewhere:
+    the names of those that other ranks have. modules: norms and tables that adapters may change, with their paths, by
+    the `id()` of the weight. The ops of layer i are [ends[i - 1], ends[i]), from 0
     for the first layer.
     """
 
@@ -114,6 +119,9 @@ class Trace:
     slots: Mapping[int, Slot]
     names: Mapping[int, str]
     rows: Traced | None = None
+    experts: Mapping[int, Slot] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
+    modules: Mapping[int, tuple[str, Module]] = field(default_factory=dict)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -157,6 +165,8 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         if missing[0].startswith("attention."):
             raise CannotTrace(f"a program cannot return attention weights ({missing[0]})")
         raise CannotTrace(f"the forward does not name {missing[0]}")
+    every = linears(model)
+    experts = {name: linear for name, linear in every.items() if name not in slots(model)}
     return Trace(
         graph,
         batch,
@@ -164,13 +174,22 @@ def trace(model: Any, exports: Sequence[str] = ()) -> Trace:
         logits,
         {name: named[name] for name in exports},
         _slots(model),
-        {id(linear.weights[part]): name for name, (linear, part) in linears(model).items() if part in linear.weights},
+        {id(linear.weights[part]): name for name, (linear, part) in every.items() if part in linear.weights},
+        None,
+        {id(at.weights[part]): Slot.of(name, at, part) for name, (at, part) in experts.items() if part in at.weights},
+        frozenset(name for name, (linear, part) in experts.items() if part not in linear.weights),
+        _modules(model),
     )
 
 
 def _slots(model: Any) -> dict[int, Slot]:
     found = {id(linear.weights[part]): Slot.of(name, linear, part) for name, (linear, part) in slots(model).items()}
     return found | {id(head.weight): Slot.of(name, head, part) for name, (head, part) in head_slot(model).items()}
+
+
+def _modules(model: Any) -> dict[int, tuple[str, Module]]:
+    leaves = ((path, leaf) for path, leaf in model.walk() if isinstance(leaf, Embedding | RMSNorm) and leaf.adaptable)
+    return {id(leaf.weight): (path, leaf) for path, leaf in leaves if hasattr(leaf, "weight")}
 
 
 def trace_draft(draft: Any, layer: int = 0) -> Trace:

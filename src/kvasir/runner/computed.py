@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NoReturn
 
 from kvasir.errors import UnsupportedModel
 from kvasir.layers.adapters import Pairs
@@ -26,17 +27,17 @@ def check_computed(adapter: Adapter, slots: Collection[str], parts: frozenset[st
     those that it computes. executor: its name in the message."""
     for name, change in adapter.matrices.items():
         if name not in slots:
-            _refuse(executor, f"a change of {name}")
+            refuse(executor, f"a change of {name}")
         for part in MATRIX_PARTS - parts:
             if getattr(change, part) is not None:
-                _refuse(executor, f"{_WHAT[part]}, as {name} has")
+                refuse(executor, f"{_WHAT[part]}, as {name} has")
     for kind, names in (
         ("low-rank changes of tables", adapter.tables),
         ("tensors that replace the model's", adapter.saved),
         ("rows that replace those of tables", adapter.tokens),
     ):
         if names:
-            _refuse(executor, f"{kind}, such as of {min(names)}")
+            refuse(executor, f"{kind}, such as of {min(names)}")
 
 
 def pack_pairs(adapter: Adapter, slots: Collection[str], executor: str) -> PackedPairs:
@@ -46,5 +47,6 @@ def pack_pairs(adapter: Adapter, slots: Collection[str], executor: str) -> Packe
     return PackedPairs(pairs, sum(4 * (change.a.size + change.b.size) for change in adapter.matrices.values()))
 
 
-def _refuse(executor: str, what: str) -> None:
+def refuse(executor: str, what: str) -> NoReturn:
+    """Raises UnsupportedModel for what an executor cannot compute of an adapter."""
     raise UnsupportedModel(f"the adapter has {what}, which {executor} cannot compute", "choose another executor")

@@ -22,7 +22,7 @@ from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.native import records
 from kvasir.program.program import Program
 from kvasir.runner.blocks import move_blocks, wait_all
-from kvasir.runner.computed import MATRIX_PARTS, check_computed
+from kvasir.runner.computed import refuse
 from kvasir.runner.drafts import accepted, along, masks_of
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
@@ -116,11 +116,12 @@ class ProgramExecutor:
         return int(starts.max()) + 1
 
     def check_adapter(self, adapter: Adapter) -> None:
-        check_computed(adapter, self.program.slots, MATRIX_PARTS, "the program executor")
+        if what := self.program.lacks(adapter):
+            refuse("the program executor", what)
 
     def pack_adapter(self, adapter: Adapter) -> Any:
         self.check_adapter(adapter)
-        return self.program.pack_adapter(adapter.matrices)
+        return self.program.pack_adapter(adapter)
 
     def set_adapter(self, adapter: int, packed: Any) -> None:
         self.program.set_adapter(adapter, packed)
