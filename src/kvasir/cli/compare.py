@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from kvasir.adapters import for_all_requests
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import LLM
@@ -43,6 +44,7 @@ def rerank(
 
 
 def _engine(engine: EngineOptions, quiet: bool) -> LLM:
+    engine = replace(engine, lora=for_all_requests(engine.lora))
     llm = LLM(**asdict(resolve(engine)[0]), progress=not quiet and sys.stderr.isatty())
     if not quiet:
         print("\n".join(llm.summary), file=sys.stderr)
