@@ -17,7 +17,7 @@ from tests._shared import need
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 
-KINDS = ("plain", "rslora_pat", "dora")
+KINDS = ("plain", "rslora_pat", "dora", "saved", "embed", "tok")
 SCORED = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, logprobs=0)
 INVOKED = 16  # where the invocation tokens of `activated` begin in the prompt
 
@@ -73,15 +73,16 @@ def test_scores_are_those_of_peft(llm, folder, ids, kind):
 
 
 def test_every_request_gets_the_bits_that_it_gets_alone(llm, ids):
-    choices = [None, "plain", "dora", [("plain", 0.5), ("rslora_pat", -2.0)], [("plain", 0.0)], "activated"] * 3
-    prompts = [ids[: 20 + 2 * i] for i in range(len(choices))]
+    several: list = [[("plain", 0.5), ("rslora_pat", -2.0)], [("plain", 0.0)], [("embed", 1.0), ("saved", 1.0)]]
+    choices = [*several, None, *KINDS, "activated", *several]
+    prompts = [ids[: 20 + i] for i in range(len(choices))]
     alone = [scores(asked(llm, prompt, lora)) for prompt, lora in zip(prompts, choices, strict=True)]
     work = [
         lambda p=prompt, c=lora: llm._llm.complete({"prompt_token_ids": p}, SCORED, lora=c)
         for prompt, lora in zip(prompts, choices, strict=True)
     ]
     assert [scores(output) for output in llm._all(work)] == alone
-    assert alone[4] == scores(asked(llm, prompts[4])) != alone[3]
+    assert alone[1] == scores(asked(llm, prompts[1])) != scores(asked(llm, prompts[1], "plain"))
 
 
 def test_an_activated_adapter_is_the_base_model_until_it_is_invoked(llm, ids):

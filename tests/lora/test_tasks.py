@@ -86,9 +86,10 @@ def model(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("tasks") / "model", tensors())
 
 
-def test_a_task_is_the_model_with_its_adapter_merged(model, tmp_path):
-    pytest.importorskip("torch")
-    options: dict[str, Any] = {"executor": "eager", "dtype": "float32", "progress": False, "threads": 1}
+@pytest.mark.parametrize("executor", ["program", "eager"])
+def test_a_task_is_the_model_with_its_adapter_merged(model, tmp_path, executor):
+    pytest.importorskip("torch" if executor == "eager" else "numpy")
+    options: dict[str, Any] = {"executor": executor, "dtype": "float32", "progress": False, "threads": 1}
     ids = list(range(3, 23))
     state = tensors()
     with LLM(str(model), **options) as llm:
