@@ -30,7 +30,8 @@ PROMPT = tuple(range(40))
 
 
 def written(folder: Path, name: str, text: str | None = None) -> str:
-    (folder / name).write_text(text or f"the adapter {name}")
+    if text or not (folder / name).exists():
+        (folder / name).write_text(text or f"the adapter {name}")
     return str(folder / name)
 
 
@@ -100,7 +101,7 @@ def test_a_thousand_adapters_of_which_64_fit(tmp_path, overlaps):
     used = {request.adapters[0].name for request in asked}
     assert stats.adapters_loads >= len(used) > 64 == stats.adapters_resident
     assert stats.adapters_evictions >= len(used) - 64
-    assert sum(stats.adapters_load_seconds.counts) == stats.adapters_loads
+    assert sum(stats.adapters_load_seconds.counts) == stats.adapters_loads and stats.adapters_load_seconds.sum > 0
     bench.core.close()
 
 

@@ -94,6 +94,7 @@ class InProcessEngine(TakesAdapters):
             self._commands.put(None)  # the unusable core ends itself once it is built
             raise
         self._dead = None
+        self._adapters.pin_again()
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:

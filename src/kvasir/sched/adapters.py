@@ -20,6 +20,7 @@ Adapters are known by their content hash. Names are the business of the engine's
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
@@ -87,7 +88,7 @@ class AdapterPool:
         ids: int = 0,
         most_bytes: int = 0,
         most_held: int = 0,
-        clock: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._loader, self._clock = loader, clock
         self._most = ids if loader else 0
