@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvasir.adapters import AdapterOption, check_name, given_adapters, is_folder_name, parse_adapters
 from kvasir.config import EngineOptions, check
 from kvasir.errors import ConfigError, InvalidRequest
+from tests.examples import examples
+
+KEYS = st.sampled_from(["name", "path", "scale", "default", "pinned", "always", "own", "lora_name", "lora_path"])
 
 
 @pytest.mark.parametrize(
@@ -39,6 +46,24 @@ def test_forms(text, expected):
 def test_other_texts_are_refused(text):
     with pytest.raises(ConfigError):
         check(EngineOptions("m", lora=[text]))
+
+
+SYMBOLS = st.text(st.sampled_from('ab=:,.{}[]"#/ 01-eN\\\n\0é'), max_size=24)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | SYMBOLS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | SYMBOLS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@examples(300)
+@given(SYMBOLS | st.text() | VALUES.map(json.dumps))
+def test_any_text_is_adapters_or_refused(text):
+    try:
+        found = parse_adapters([text])
+    except ConfigError:
+        return
+    assert parse_adapters([option.text for option in found]) == found
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a=b", "x" * 257, "a\n", "\ud800", None, 7])

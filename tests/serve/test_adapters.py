@@ -19,6 +19,7 @@ from kvasir.inputs import Adapter
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.settings import ServeSettings
+from kvasir.text.prompts import Prompts
 from kvasir.types import Request
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.serve.running import client
@@ -162,6 +163,20 @@ async def test_a_list_of_adapters_with_scales(tmp_path, dialect):
         assert http.got() == only(Adapter("math", 2.0))
         await http.post(path, json={**body, "model": "sql", "lora": []})
         assert http.got() == only()
+
+
+async def test_a_task_of_embeddings_is_an_adapter_and_its_prompt(tmp_path):
+    options, prompts = three(tmp_path), Prompts({"sql": "find: "})
+    front = Front(Recorded(), byte_tokenizer(), template(), adapters=options, prompts=prompts)
+    async with client(ServeSettings(), front) as http:
+        for task, prompt in (("sql", "find: "), ("math", "")):
+            response = await http.post("/v1/embeddings", json={"input": "a", "task": task, "add_special_tokens": False})
+            assert response.status_code == 200 and response.json()["model"] == "fake"
+            request: Request = front.engine.got.pop()  # type: ignore[attr-defined]
+            assert bytes(request.prompt_ids).decode() == f"{prompt}a"
+            assert [adapter.name for adapter in request.adapters] == [task]
+        refused = await http.post("/v1/embeddings", json={"input": "a", "task": "other"})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "task"
 
 
 @pytest.mark.parametrize(
