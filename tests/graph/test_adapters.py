@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
         with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down needs A"):
             give(core.runner, 1, {"layers.0.attn.out": good["layers.0.attn.out"], slot: (*pair, scale)})
     wide = np.zeros((MAX_RANK + 1, a.shape[1])), np.zeros((b.shape[0], MAX_RANK + 1)), 1.0
-    with pytest.raises(ValueError, match=f"a rank of {MAX_RANK + 1}"):
+    with pytest.raises(UnsupportedModel, match=f"a rank of {MAX_RANK + 1}"):
         give(core.runner, 1, {slot: wide})
     with pytest.raises(UnsupportedModel, match="a change of head, which the graph executor cannot compute"):
         give(core.runner, 1, {"head": (a, b, scale)})

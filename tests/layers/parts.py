@@ -27,7 +27,6 @@ class Part(NamedTuple):
     start: int
     tables: Sequence[Any]
     causal: bool = True
-    adapter: int = 0
 
 
 def batch_of(parts: Sequence[Part], cache: KVCache, **options: Any) -> Batch:
@@ -38,7 +37,6 @@ def batch_of(parts: Sequence[Part], cache: KVCache, **options: Any) -> Batch:
     works = []
     for row, part in enumerate(parts):
         rows.ids[row, part.start : ends[row]] = part.ids
-        rows.adapters[row] = part.adapter
         for table, given in zip(rows.tables, part.tables, strict=True):
             table[row, : len(given)] = given
         works.append(Work(row, part.start, len(part.ids), indivisible=not part.causal))

@@ -21,7 +21,7 @@ def part(ids, start, *blocks, **options) -> Part:
 
 def test_works_are_packed_and_filled_up(cache):
     batch = make_batch(
-        [part([7, 8, 9], 15, [3, 4], [5, 6]), part([1], 0, [2], [9], adapter=4)],
+        [part([7, 8, 9], 15, [3, 4], [5, 6]), part([1], 0, [2], [9])],
         cache,
     )
     assert batch.num_tokens == 4
@@ -29,7 +29,6 @@ def test_works_are_packed_and_filled_up(cache):
     fill = [0] * (TILE - 4)
     assert batch.tokens_T.tolist() == [7, 8, 9, 1, *fill]
     assert batch.positions_T.tolist() == [15, 16, 17, 0, *fill]
-    assert batch.adapters_T.tolist() == [0, 0, 0, 4, *fill]
     assert batch.slots[0].tolist() == [3 * 16 + 15, 4 * 16, 4 * 16 + 1, 2 * 16, *fill]
     assert batch.slots[1].tolist() == [5 * 16 + 15, 6 * 16, 6 * 16 + 1, 9 * 16, *fill]
 
@@ -83,11 +82,11 @@ def test_invalid_works_fail_an_assertion(cache):
 
 def test_inputs_have_fixed_addresses_and_are_cleared_each_step(cache):
     inputs = InputBuffers(40, 2)
-    first = make_batch([part(range(1, 38), 0, [1, 2, 3], [1, 2, 3], adapter=3)], cache, inputs=inputs)
+    first = make_batch([part(range(1, 38), 0, [1, 2, 3], [1, 2, 3])], cache, inputs=inputs)
     where = first.tokens_T.data_ptr(), first.slots[1].data_ptr()
     alone = make_batch([part([7], 15, [3], [5])], cache)
     again = make_batch([part([7], 15, [3], [5])], cache, inputs=inputs)
     assert (again.tokens_T.data_ptr(), again.slots[1].data_ptr()) == where
-    for name in ("tokens_T", "positions_T", "adapters_T"):
+    for name in ("tokens_T", "positions_T"):
         assert getattr(again, name).tolist() == getattr(alone, name).tolist()
     assert [slots.tolist() for slots in again.slots] == [slots.tolist() for slots in alone.slots]

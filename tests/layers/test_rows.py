@@ -5,10 +5,10 @@ from kvasir.layers.rows import RowArrays
 
 def test_empty_rows_are_zero_and_have_a_table_per_group():
     rows = RowArrays.empty(3, 10, 2, 4)
-    assert rows.ids.shape == (3, 10) and rows.adapters.shape == (3,)
+    assert rows.ids.shape == (3, 10) and rows.seconds.shape == (3,)
     assert [table.shape for table in rows.tables] == [(3, 4)] * 2
-    assert (rows.ids.dtype, rows.adapters.dtype, rows.tables[0].dtype) == (np.int32, np.int64, np.int32)
-    assert not any(array.any() for array in (rows.ids, rows.adapters, *rows.tables))
+    assert (rows.ids.dtype, rows.seconds.dtype, rows.tables[0].dtype) == (np.int32,) * 3
+    assert not any(array.any() for array in (rows.ids, rows.seconds, *rows.tables))
 
 
 def test_tables_of_groups_share_no_memory():

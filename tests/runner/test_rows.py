@@ -188,7 +188,7 @@ def test_an_adapter_is_refused_until_it_is_loaded(rows):
     assert "7" in rows[0].fault
     rows.adapters.add(7)
     rows.apply(StepPlan(1, left=(0,), joined=(join([1], adapters=(Adapted(7),)),)))
-    assert not rows[0].fault and rows[0].adapters[0].adapter == rows.arrays.adapters[0] == 7
+    assert not rows[0].fault and rows[0].adapter == 7
 
 
 def test_encoder_jobs_need_an_encoder(rows):

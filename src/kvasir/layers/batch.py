@@ -32,13 +32,13 @@ from kvasir.plan import Work
 
 
 class InputBuffers:
-    """Buffers for the token rows of any step, at a fixed address: int64 [3 + groups, rows], with the ids, positions,
-    adapters and, per cache group, the slots."""
+    """Buffers for the token rows of any step, at a fixed address: int64 [2 + groups, rows], with the ids, the positions
+    and, per cache group, the slots."""
 
     def __init__(self, max_tokens: int, groups: int, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
         rows = -(-max_tokens // TILE) * TILE
-        self._host = torch.zeros((3 + groups, rows), dtype=torch.int64)
+        self._host = torch.zeros((2 + groups, rows), dtype=torch.int64)
         self._there = self._host if self.device.type == "cpu" else self._host.to(self.device)
 
     @property
@@ -59,14 +59,13 @@ class Batch:
 
     works: the work of each sequence in the step. starts: int64 [works + 1], the first token row of each work, then
     num_tokens. tables: per cache group, the block ids by row of the runner. slots: per cache group, int64 [T].
-    adapters_T: int64, 0 for none. types_T: int64, 1 in a second text, else 0. wanted: the names of the outputs to keep,
+    types_T: int64, 1 in a second text, else 0. wanted: the names of the outputs to keep,
     which `output` returns per work after the forward: hidden states, "layers.3" after layer 3, "last" for the forward's
     result, and "attention.3", the attention weights of layer 3.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
-    adapters_T: Tensor
     types_T: Tensor
     num_tokens: int
     works: tuple[Work, ...]
@@ -215,17 +214,16 @@ def make_batch(
     types = np.zeros(size, np.int64)
     for work, begin in zip(works, starts, strict=False):
         mine, positions = host[:, begin : begin + work.count], np.arange(work.start, work.end)
-        mine[0], mine[1], mine[2] = rows.ids[work.row, work.start : work.end], positions, rows.adapters[work.row]
+        mine[0], mine[1] = rows.ids[work.row, work.start : work.end], positions
         if second := rows.seconds[work.row]:
             types[begin : begin + work.count] = positions >= second
         for group, table in enumerate(rows.tables):
-            mine[3 + group] = _slots(work, table[work.row], positions, cache, group)
-    tokens_T, positions_T, adapters_T, *slots = inputs.put(size)
+            mine[2 + group] = _slots(work, table[work.row], positions, cache, group)
+    tokens_T, positions_T, *slots = inputs.put(size)
     types_T = torch.from_numpy(types).to(cache.device)
     return Batch(
         tokens_T,
         positions_T,
-        adapters_T,
         types_T,
         total,
         tuple(works),

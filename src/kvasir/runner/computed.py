@@ -1,4 +1,4 @@
-"""What an executor computes of an adapter, and the pairs of those that compute nothing else."""
+"""Adapters of executors that compute low-rank pairs and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from kvasir.errors import UnsupportedModel
 from kvasir.layers.adapters import Pairs
 from kvasir.lora import Adapter
 
-MATRIX_PARTS = frozenset(("magnitude", "bias"))  # of a change, besides its matrices
 _WHAT = {"magnitude": "magnitudes of rows (DoRA)", "bias": "biases of low-rank changes (lora_bias)"}
 
 
@@ -22,15 +21,17 @@ class PackedPairs:
     nbytes: int
 
 
-def check_computed(adapter: Adapter, slots: Collection[str], parts: frozenset[str], executor: str) -> None:
-    """Raises UnsupportedModel if an executor cannot compute an adapter. slots: of its matrices. parts: of MATRIX_PARTS,
-    those that it computes. executor: its name in the message."""
+def check_pairs(adapter: Adapter, slots: Collection[str], max_rank: int, executor: str) -> None:
+    """Raises UnsupportedModel if an adapter is more than low-rank pairs. slots: of matrices that they may change.
+    executor: its name in the message."""
     for name, change in adapter.matrices.items():
         if name not in slots:
             refuse(executor, f"a change of {name}")
-        for part in MATRIX_PARTS - parts:
+        if change.rank > max_rank:
+            refuse(executor, f"a rank of {change.rank} for {name}, more than {max_rank}")
+        for part, what in _WHAT.items():
             if getattr(change, part) is not None:
-                refuse(executor, f"{_WHAT[part]}, as {name} has")
+                refuse(executor, f"{what}, as {name} has")
     for kind, names in (
         ("low-rank changes of tables", adapter.tables),
         ("tensors that replace the model's", adapter.saved),
@@ -40,9 +41,8 @@ def check_computed(adapter: Adapter, slots: Collection[str], parts: frozenset[st
             refuse(executor, f"{kind}, such as of {min(names)}")
 
 
-def pack_pairs(adapter: Adapter, slots: Collection[str], executor: str) -> PackedPairs:
-    """The pairs of an adapter. Raises UnsupportedModel if it has anything else."""
-    check_computed(adapter, slots, frozenset(), executor)
+def pack_pairs(adapter: Adapter) -> PackedPairs:
+    """The pairs of an adapter."""
     pairs = {name: (change.a, change.b, change.scale) for name, change in adapter.matrices.items()}
     return PackedPairs(pairs, sum(4 * (change.a.size + change.b.size) for change in adapter.matrices.values()))
 

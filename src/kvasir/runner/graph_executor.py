@@ -23,10 +23,11 @@ from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.adapters import slots
 from kvasir.layers.kv_cache import KVCache
 from kvasir.lora import Adapter
+from kvasir.ops.linear.triton_low_rank import MAX_RANK
 from kvasir.plan import Join
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
-from kvasir.runner.computed import PackedPairs, check_computed, pack_pairs
+from kvasir.runner.computed import PackedPairs, check_pairs, pack_pairs
 from kvasir.runner.device_rows import DeviceRows
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.graph_replays import Record, Replays
@@ -93,10 +94,11 @@ class GraphExecutor:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
     def check_adapter(self, adapter: Adapter) -> None:
-        check_computed(adapter, slots(self.model), frozenset(), NAME)
+        check_pairs(adapter, slots(self.model), MAX_RANK, NAME)
 
     def pack_adapter(self, adapter: Adapter) -> PackedPairs:
-        return pack_pairs(adapter, slots(self.model), NAME)
+        self.check_adapter(adapter)
+        return pack_pairs(adapter)
 
     def set_adapter(self, adapter: int, packed: PackedPairs | None) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""

@@ -159,7 +159,6 @@ class Rows:
         for table in tables:
             table[:] = 0  # removes the blocks of the previous sequence
         adapters = tuple(adapted for adapted in join.adapters if adapted.adapter)
-        arrays.adapters[join.row] = adapters[0].adapter if adapters else 0
         arrays.seconds[join.row] = join.inputs.second
         self._counts[join.row] = len(known)
         return Row(
