@@ -7,27 +7,45 @@
 namespace kvasir {
 namespace {
 
-// The products of one adapter and slot: panels of A times rows, the rows of a panel after each other.
+// What one adapter changes in one product.
 struct Unit {
     const LowRank* change;
     const AdapterGroup* group;
-    int64_t part, jobs;
+    int64_t part;
 };
 
+// Calls f(unit) for each change of the groups [first, last).
 template <typename F>
-void each_unit(const AdaptedRows& rows, const int64_t* slots, int64_t count, F f) {
+void each_unit(const AdaptedRows& rows, int64_t first, int64_t last, const int64_t* slots, int64_t count, F f) {
     for (int64_t part = 0; part < count; ++part) {
         if (slots[part] < 0) continue;
-        for (int64_t g = 0; g < rows.groups; ++g) {
-            const AdapterGroup& group = rows.group[g];
-            const LowRank& change = group.changes[slots[part]];
-            if (change.a) f(Unit{&change, &group, part, panels(*change.a) * group.count});
+        for (int64_t g = first; g < last; ++g) {
+            const LowRank& change = rows.group[g].changes[slots[part]];
+            if (change.a) f(Unit{&change, &rows.group[g], part});
         }
     }
 }
 
 float* inner_of(const Adapters& all, const AdaptedRows& rows, int64_t part, int64_t entry) {
     return all.inner + (part * rows.count + entry) * all.rank;
+}
+
+// Calls f(begin, end) for the parts of [0, total) that this thread takes, in whole runs of `unit`. They are drawn, so
+// that a slow processor delays the others little, unless there are too few.
+template <typename F>
+void each_share(const Team& team, int64_t total, int64_t unit, F f) {
+    constexpr int64_t PIECES = 8;
+    const int64_t units = (total + unit - 1) / unit, most = PIECES * team.threads;
+    const int64_t pieces = units < most ? units : most;
+    if (team.threads == 1 || pieces <= team.threads) {
+        const Range mine = share(team, total, unit);
+        return f(mine.begin, mine.end);
+    }
+    const uint64_t number = team.next_draw();
+    for (int64_t i; (i = team.draw(number, pieces)) >= 0;) {
+        const int64_t end = units * (i + 1) / pieces * unit;
+        f(units * i / pieces * unit, end < total ? end : total);
+    }
 }
 
 // Collects jobs and runs them several at a time.
@@ -97,69 +115,67 @@ void expand_one(const LowRank& change, const float* inner, float scale, float* o
     kernels().expand(job, 0, panels(*change.b));
 }
 
+// The groups of one level, with their rows.
+void list_level(const Adapters& all, AdaptedRows& to, int64_t level, const int64_t* tokens, int64_t rows) {
+    const int64_t first_group = level ? to.ends[level - 1] : 0;
+    int64_t groups = first_group, begin = to.count;
+    const auto at = [&](int64_t row) { return all.in_effect[(tokens ? tokens[row] : row) * MAX_APPLIED + level]; };
+    for (int64_t row = 0; row < rows; ++row) {
+        const int32_t id = at(row).id;
+        if (!id) continue;
+        int32_t& g = all.group_of[id];  // of this level, or of another, or of an earlier step
+        if (g < first_group || g >= groups || to.group[g].id != id) {
+            g = static_cast<int32_t>(groups++);
+            to.group[g] = {all.tables[id], 0, 0, id, 0};
+        }
+        ++to.group[g].count;
+        ++to.count;
+    }
+    for (int64_t g = first_group; g < groups; begin += to.group[g++].count) to.group[g].first = begin;
+    for (int64_t row = 0; row < rows; ++row) {
+        const InEffect found = at(row);
+        if (!found.id) continue;
+        const int64_t entry = to.group[all.group_of[found.id]].first++;
+        to.rows[entry] = static_cast<int32_t>(row);
+        to.scales[entry] = found.scale;
+    }
+    for (int64_t g = first_group; g < groups; ++g) to.group[g].first -= to.group[g].count;
+    to.groups = to.ends[level] = groups;
+}
+
 }  // namespace
 
 void list_adapted(const Adapters& all, AdaptedRows& to, const int64_t* tokens, int64_t rows) {
-    to.groups = to.count = 0;
+    to.groups = to.count = to.levels = 0;
     to.tokens = tokens;
-    for (int64_t level = 0; level < MAX_APPLIED; ++level) {
-        const int64_t first_group = to.groups, first = to.count;
-        const auto at = [&](int64_t row) {
-            return all.in_effect[(tokens ? tokens[row] : row) * MAX_APPLIED + level];
-        };
-        for (int64_t row = 0; row < rows; ++row) {
-            const int32_t id = at(row).id;
-            if (!id) continue;
-            int32_t& g = all.group_of[id];  // of any level, or of an earlier step
-            if (g < first_group || g >= to.groups || to.group[g].id != id) {
-                g = static_cast<int32_t>(to.groups++);
-                to.group[g] = {all.tables[id], 0, 0, id, 0};
-            }
-            ++to.group[g].count;
-            ++to.count;
-        }
-        if (to.count == first) return;
-        int64_t begin = first;
-        for (int64_t g = first_group; g < to.groups; begin += to.group[g++].count) to.group[g].first = begin;
-        for (int64_t row = 0; row < rows; ++row) {
-            const InEffect found = at(row);
-            if (!found.id) continue;
-            const int64_t entry = to.group[all.group_of[found.id]].first++;
-            to.rows[entry] = static_cast<int32_t>(row);
-            to.scales[entry] = found.scale;
-        }
-        for (int64_t g = first_group; g < to.groups; ++g) to.group[g].first -= to.group[g].count;
+    for (int64_t level = 0, before = 0; level < MAX_APPLIED; ++level, before = to.count) {
+        list_level(all, to, level, tokens, rows);
+        if (to.count == before) return;
+        to.levels = level + 1;
     }
 }
 
 bool shrink_adapted(const Adapters& all, const AdaptedRows& rows, const int64_t* slots, int64_t count, const float* x,
                     bool scaled, const Team& team) {
-    constexpr int64_t PIECES = 8;  // drawn by each thread, so that a slow processor delays the others little
+    constexpr int64_t TOGETHER = 8;  // a multiple of what the kernel runs side by side
+    const auto jobs_of = [](const Unit& unit) { return panels(*unit.change->a) * unit.group->count; };
     int64_t total = 0;
-    each_unit(rows, slots, count, [&](const Unit& unit) { total += unit.jobs; });
+    each_unit(rows, 0, rows.groups, slots, count, [&](const Unit& unit) { total += jobs_of(unit); });
     if (!total) return false;
-    const auto run = [&](int64_t begin, int64_t end) {
+    each_share(team, total, TOGETHER, [&](int64_t begin, int64_t end) {
         Jobs jobs;
         int64_t seen = 0;
-        each_unit(rows, slots, count, [&](const Unit& unit) {
-            const int64_t from = begin > seen ? begin - seen : 0, to = end - seen < unit.jobs ? end - seen : unit.jobs;
-            seen += unit.jobs;
+        each_unit(rows, 0, rows.groups, slots, count, [&](const Unit& unit) {
+            const int64_t size = jobs_of(unit), before = seen;
+            seen += size;
             const Matrix& a = *unit.change->a;
-            for (int64_t job = from; job < to; ++job) {
-                const int64_t panel = job / unit.group->count, entry = unit.group->first + job % unit.group->count;
+            for (int64_t i = begin > before ? begin - before : 0; i < size && before + i < end; ++i) {
+                const int64_t panel = i / unit.group->count, entry = unit.group->first + i % unit.group->count;
                 float* out = inner_of(all, rows, unit.part, entry) + panel * PANEL;
                 jobs.add({&a, panel, x + rows.rows[entry] * a.cols, out, scaled ? rows.scales[entry] : 1.0f});
             }
         });
-    };
-    const int64_t pieces = PIECES * team.threads;
-    if (team.threads == 1 || total < pieces) {
-        const Range mine = share(team, total);
-        run(mine.begin, mine.end);
-        return true;
-    }
-    const uint64_t number = team.next_draw();
-    for (int64_t i; (i = team.draw(number, pieces)) >= 0;) run(total * i / pieces, total * (i + 1) / pieces);
+    });
     return true;
 }
 
@@ -174,21 +190,49 @@ bool changes_any(const AdaptedRows& rows, const int64_t* slots, int64_t count) {
     return false;
 }
 
-void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, const float* x, float* out,
-                    int64_t out_stride, int64_t first_panel, int64_t last_panel) {
-    for (int64_t g = 0; x && g < rows.groups; ++g) {
+void replace_adapted(const AdaptedRows& rows, int64_t slot, const float* x, float* out, int64_t out_stride,
+                     int64_t first_panel, int64_t last_panel) {
+    for (int64_t g = 0; g < rows.groups; ++g) {
         const AdapterGroup& group = rows.group[g];
         for (int64_t i = group.first; i < group.first + group.count; ++i) {
             replace(group.changes[slot], x, out, out_stride, rows.rows[i], first_panel, last_panel);
         }
     }
-    for (int64_t g = 0; g < rows.groups; ++g) {
-        const AdapterGroup& group = rows.group[g];
-        const LowRank& change = group.changes[slot];
-        if (!change.b) continue;
-        const Expand job = {&change,    inner_of(all, rows, part, group.first), all.rank, rows.rows + group.first,
-                            rows.scales + group.first, group.count, out, out_stride};
-        kernels().expand(job, first_panel, last_panel);
+}
+
+void expand_adapted(const Adapters& all, const AdaptedRows& rows, const LinearPart* parts, const int64_t* slots,
+                    int64_t count, const Team& team) {
+    // To read a panel costs as much as to compute so many rows of it. Each share is long enough to be fetched ahead: the
+    // matrices of a group are read from one end to the other, by one thread if there are enough groups.
+    constexpr int64_t READ = 4, UNIT = 64;
+    for (int64_t level = 0; level < rows.levels; ++level) {
+        const int64_t first = level ? rows.ends[level - 1] : 0, last = rows.ends[level];
+        const auto cost_of = [&](const Unit& unit) { return READ + unit.group->count; };
+        int64_t total = 0;
+        each_unit(rows, first, last, slots, count,
+                  [&](const Unit& unit) { total += panels(*unit.change->b) * cost_of(unit); });
+        if (!total) continue;
+        if (level) team.barrier();  // a row's changes follow each other
+        each_share(team, total, UNIT, [&](int64_t begin, int64_t end) {
+            int64_t seen = 0;
+            each_unit(rows, first, last, slots, count, [&](const Unit& unit) {
+                const int64_t all_panels = panels(*unit.change->b), cost = cost_of(unit);
+                // A panel belongs to the share in which its cost begins.
+                const auto border = [&](int64_t at) {
+                    const int64_t inside = at > seen ? (at - seen + cost - 1) / cost : 0;
+                    return inside < all_panels ? inside : all_panels;
+                };
+                const int64_t first_panel = border(begin), last_panel = border(end);
+                seen += all_panels * cost;
+                if (first_panel >= last_panel) return;
+                const AdapterGroup& group = *unit.group;
+                const LinearPart& part = parts[unit.part];
+                const Expand job = {unit.change, inner_of(all, rows, unit.part, group.first), all.rank,
+                                    rows.rows + group.first, rows.scales + group.first, group.count,
+                                    product_of(all, part), part.out_stride};
+                kernels().expand(job, first_panel, last_panel);
+            });
+        });
     }
 }
 

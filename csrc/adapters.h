@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "linear_part.h"
 
 namespace kvasir {
 
@@ -40,6 +41,7 @@ struct AdaptedRows {
     int32_t* rows;
     float* scales;
     const int64_t* tokens;  // the token row of each row of the section, null if they are the same
+    int64_t levels, ends[MAX_APPLIED];  // the end of each level's groups
 };
 
 // A program's adapters and the buffers to run them. A slot is a matrix that adapters may change.
@@ -60,15 +62,23 @@ void list_adapted(const Adapters& all, AdaptedRows& to, const int64_t* tokens, i
 // Whether an adapter of the rows changes anything in the slots [count]; -1 stands for none.
 bool changes_any(const AdaptedRows& rows, const int64_t* slots, int64_t count);
 
-// Computes scale (A x), or A x unless `scaled`, for the matrices of a linear: those of the slots [count], -1 for a
-// matrix without one. x: [rows, K]. Each thread of the team computes a part. Returns whether an adapter changes any.
+// Computes scale (A x), or A x unless `scaled`, for the products of a linear: those of the slots [count], -1 for a
+// product without one. x: [rows, K]. Each thread of the team computes a part. Returns whether there are any.
 bool shrink_adapted(const Adapters& all, const AdaptedRows& rows, const int64_t* slots, int64_t count, const float* x,
                     bool scaled, const Team& team);
 
-// Applies the changes of a slot, whose matrix has place `part` in its linear, to the panels [first, last) of out: first
-// replaced rows of the matrix, then low-rank changes. x: [rows, K], null if the slot has no replaced rows.
-void expand_adapted(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t part, const float* x, float* out,
-                    int64_t out_stride, int64_t first_panel, int64_t last_panel);
+// Where the product of a part is before its bias and residual are added.
+static inline float* product_of(const Adapters& all, const LinearPart& part) {
+    return part.out == part.residual ? all.sums : part.out;
+}
+
+// Computes what rows of a slot's matrix that replace others make of the panels [first, last) of out. x: [rows, K].
+void replace_adapted(const AdaptedRows& rows, int64_t slot, const float* x, float* out, int64_t out_stride,
+                     int64_t first_panel, int64_t last_panel);
+
+// Applies the low-rank changes to the products of these parts. Each thread of the team computes a part; it uses barriers.
+void expand_adapted(const Adapters& all, const AdaptedRows& rows, const LinearPart* parts, const int64_t* slots,
+                    int64_t count, const Team& team);
 
 // The vectors of a slot in a row of a section: those of the last adapter in effect that replaces them, else its own.
 struct Vectors {

@@ -1,6 +1,7 @@
 // Executes one instruction of a program: each thread's share of it.
 #include "instructions.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "dispatch.h"
@@ -28,28 +29,17 @@ Adapting adapting(const Program& p, const int64_t* slots, int64_t count, bool ch
     return {p.adapters, rows, slots, x};
 }
 
-// The same sums as in the linear kernel, in the same order, with the adapters applied to the product.
-void adapted_panels(const LinearPart& part, int64_t i, const Adapting& by, int64_t rows, int64_t first, int64_t last) {
-    const Kernels& k = kernels();
-    const Matrix& m = *part.matrix;
-    float* sums = part.out == part.residual ? by.all->sums : part.out;
-    k.linear(m, part.activated, rows, first, last, sums, part.out_stride, nullptr, nullptr, 0);
-    expand_adapted(*by.all, *by.rows, by.slots[i], i, by.x, sums, part.out_stride, first, last);
-    const int64_t n = first * PANEL, count = (last * PANEL < m.rows ? last * PANEL : m.rows) - n;
-    for (int64_t row = 0; row < rows; ++row) {
-        float* sum = sums + row * part.out_stride + n;
-        const float* bias = vectors_of(*by.all, *by.rows, by.slots[i], row, {part.bias, nullptr}).first;
-        if (bias) k.add(sum, sum, bias + n, count);
-        if (part.residual) {
-            k.add(part.out + row * part.out_stride + n, part.residual + row * part.residual_stride + n, sum, count);
-        }
-    }
-}
-
 void run_panels(const LinearPart& part, int64_t i, const Adapting& by, int64_t rows, int64_t first, int64_t last) {
-    if (by.all && by.slots[i] >= 0) return adapted_panels(part, i, by, rows, first, last);
-    kernels().linear(*part.matrix, part.activated, rows, first, last, part.out, part.out_stride, part.bias,
-                     part.residual, part.residual_stride);
+    const auto product = kernels().linear;
+    const Matrix& m = *part.matrix;
+    if (!by.all) {
+        return product(m, part.activated, rows, first, last, part.out, part.out_stride, part.bias, part.residual,
+                       part.residual_stride);
+    }
+    // Bias and residual follow after the adapters.
+    float* sums = product_of(*by.all, part);
+    product(m, part.activated, rows, first, last, sums, part.out_stride, nullptr, nullptr, 0);
+    if (by.slots[i] >= 0) replace_adapted(*by.rows, by.slots[i], by.x, sums, part.out_stride, first, last);
 }
 
 // Computes piece `index` of `count` of the panels of all parts. A panel's cost is its size in bytes, the sum `total`.
@@ -75,17 +65,49 @@ void run_piece(const Instr& in, const Adapting& by, int64_t rows, int64_t total,
 }
 
 // Computes this thread's pieces. Few rows are bound by the bandwidth of memory, which is best in one run for each thread.
-void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+void run_products(const Instr& in, const Adapting& by, int64_t rows, const Team& team) {
     constexpr int64_t DRAWN_FROM = 8, PIECES = 8;  // rows, and pieces for each thread
     const LinearPart* parts = at<LinearPart>(in.p[0]);
-    const Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[0], in.n[1], at<float>(in.p[1]));
-    if (by.all && shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], by.x, true, team)) team.barrier();
     int64_t total = 0;
     for (int64_t i = 0; i < in.n[0]; ++i) total += panels(*parts[i].matrix) * panel_bytes(*parts[i].matrix);
     if (rows < DRAWN_FROM || team.threads == 1) return run_piece(in, by, rows, total, team.thread, team.threads);
     const uint64_t number = team.next_draw();
     const int64_t count = PIECES * team.threads;
     for (int64_t i; (i = team.draw(number, count)) >= 0;) run_piece(in, by, rows, total, i, count);
+}
+
+// Adds bias and residual to this thread's rows of the products, in the order of the linear kernel.
+void finish_products(const Instr& in, const Adapting& by, Range r) {
+    const Kernels& k = kernels();
+    for (int64_t i = 0; i < in.n[0]; ++i) {
+        const LinearPart& part = at<LinearPart>(in.p[0])[i];
+        const int64_t width = part.matrix->rows;
+        for (int64_t row = r.begin; row < r.end; ++row) {
+            float* sum = product_of(*by.all, part) + row * part.out_stride;
+            const Vectors own = {part.bias, nullptr};
+            const float* bias = by.slots[i] < 0 ? part.bias : vectors_of(*by.all, *by.rows, by.slots[i], row, own).first;
+            if (bias) k.add(sum, sum, bias, width);
+            if (part.residual) {
+                k.add(part.out + row * part.out_stride, part.residual + row * part.residual_stride, sum, width);
+            }
+        }
+    }
+}
+
+void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    const Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[0], in.n[1], at<float>(in.p[1]));
+    const bool low_rank = by.all && shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], by.x, true, team);
+    run_products(in, by, rows, team);
+    if (!by.all) return;
+    const LinearPart* parts = at<LinearPart>(in.p[0]);
+    if (low_rank) {
+        team.barrier();
+        expand_adapted(*by.all, *by.rows, parts, by.slots, in.n[0], team);
+    }
+    const auto finishes = [](const LinearPart& part) { return part.bias || part.residual; };
+    if (!std::any_of(parts, parts + in.n[0], finishes)) return;
+    team.barrier();
+    finish_products(in, by, share(team, rows));
 }
 
 void run_rope(const Instr& in, const int64_t* positions, Range r) {
@@ -403,8 +425,10 @@ void run_adapt(const Instr& in, const Program& p, const Team& team) {
         shrink_adapted(all, all.tokens, in.n, 1, at<float>(in.p[0]), in.n[1], team);
         return;
     }
-    const Range mine = share(team, (in.n[1] + PANEL - 1) / PANEL);
-    expand_adapted(all, all.tokens, in.n[0], 0, nullptr, at<float>(in.p[0]), in.n[1], mine.begin, mine.end);
+    LinearPart part = {};
+    part.out = at<float>(in.p[0]);
+    part.out_stride = in.n[1];
+    expand_adapted(all, all.tokens, &part, in.n, 1, team);
 }
 
 }  // namespace

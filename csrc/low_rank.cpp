@@ -60,51 +60,60 @@ bool alike(const Matrix& a, const Matrix& b) {
     return a.format == b.format && a.cols == b.cols && a.segments == b.segments;
 }
 
-// The rows [first, first + ROWS) of a job, for one panel of B.
-template <class Weight, int ROWS>
-void expand_rows(const Expand& job, int64_t panel, int64_t first) {
+// The rows [first, first + ROWS) of a job, for PANELS panels of B.
+template <class Weight, int ROWS, int PANELS>
+void expand_tile(const Expand& job, int64_t panel_bytes, int64_t panel, int64_t first) {
     const LowRank& change = *job.change;
     const Matrix& b = *change.b;
-    const uint8_t* w = b.data + panel * panel_bytes(b);
-    const int64_t n = panel * PANEL, count = b.rows - n, steps = b.cols / Weight::COLUMNS;
-    const bool whole = count >= PANEL;
+    const uint8_t* w = b.data + panel * panel_bytes;
+    const int64_t steps = b.cols / Weight::COLUMNS;
     const float* t[ROWS];
-    float* out[ROWS];
-    f32x16 y[ROWS];
+    f32x16 y[ROWS][PANELS];
+    const auto out = [&](int r, int p) { return job.out + job.rows[first + r] * job.out_stride + (panel + p) * PANEL; };
+    const auto some = [&](int p, const float* from) {
+        const int64_t count = b.rows - (panel + p) * PANEL;
+        return count < PANEL ? load_first(from, count) : load(from);
+    };
     for (int r = 0; r < ROWS; ++r) {
         t[r] = job.inner + (first + r) * job.inner_stride;
-        out[r] = job.out + job.rows[first + r] * job.out_stride + n;
-        y[r] = whole ? load(out[r]) : load_first(out[r], count);
+        for (int p = 0; p < PANELS; ++p) y[r][p] = some(p, out(r, p));
     }
     for (int64_t step = 0; step < steps; ++step) {
-        const Weight weight(w + step * Weight::BYTES);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r) y[r] = weight.add_to(y[r], t[r] + step * Weight::COLUMNS);
-    }
-    if (steps * Weight::COLUMNS < b.cols) {
-        const Weight weight(w + steps * Weight::BYTES);
-        for (int r = 0; r < ROWS; ++r) y[r] = weight.add_first_to(y[r], t[r] + steps * Weight::COLUMNS);
-    }
-    for (int r = 0; r < ROWS; ++r) {
-        if (change.bias) {
-            const f32x16 bias = whole ? load(change.bias + n) : load_first(change.bias + n, count);
-            y[r] = fma(bias, broadcast(job.scales[first + r]), y[r]);
+        for (int p = 0; p < PANELS; ++p) {
+            const Weight weight(w + p * panel_bytes + step * Weight::BYTES);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; ++r) y[r][p] = weight.add_to(y[r][p], t[r] + step * Weight::COLUMNS);
         }
-        if (change.factors) {
-            y[r] = mul(whole ? load(change.factors + n) : load_first(change.factors + n, count), y[r]);
+    }
+    for (int p = 0; p < PANELS; ++p) {
+        const int64_t n = (panel + p) * PANEL, count = b.rows - n;
+        for (int r = 0; r < ROWS; ++r) {
+            f32x16 sum = y[r][p];
+            if (steps * Weight::COLUMNS < b.cols) {
+                const Weight weight(w + p * panel_bytes + steps * Weight::BYTES);
+                sum = weight.add_first_to(sum, t[r] + steps * Weight::COLUMNS);
+            }
+            if (change.bias) sum = fma(some(p, change.bias + n), broadcast(job.scales[first + r]), sum);
+            if (change.factors) sum = mul(some(p, change.factors + n), sum);
+            if (count < PANEL) store_first(out(r, p), sum, count);
+            else store(out(r, p), sum);
         }
-        if (whole) store(out[r], y[r]);
-        else store_first(out[r], y[r], count);
     }
 }
 
+// All rows, in tiles of four rows of a panel, or of one row of four panels.
 template <class Weight>
 void expand_of(const Expand& job, int64_t first_panel, int64_t last_panel) {
-    constexpr int ROWS = 4;
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-        int64_t row = 0;
-        for (; row + ROWS <= job.count; row += ROWS) expand_rows<Weight, ROWS>(job, panel, row);
-        for (; row < job.count; ++row) expand_rows<Weight, 1>(job, panel, row);
+    constexpr int SIDE = 4;
+    const int64_t bytes = panel_bytes(*job.change->b), together = job.count / SIDE * SIDE;
+    for (int64_t panel = first_panel; panel < last_panel && together > 0; ++panel) {
+        for (int64_t row = 0; row < together; row += SIDE) expand_tile<Weight, SIDE, 1>(job, bytes, panel, row);
+    }
+    for (int64_t row = together; row < job.count; ++row) {
+        int64_t panel = first_panel;
+        for (; panel + SIDE <= last_panel; panel += SIDE) expand_tile<Weight, 1, SIDE>(job, bytes, panel, row);
+        for (; panel < last_panel; ++panel) expand_tile<Weight, 1, 1>(job, bytes, panel, row);
     }
 }
 

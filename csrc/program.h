@@ -79,17 +79,6 @@ struct Instr {
     const void* p[6];
 };
 
-// out = residual + (bias + (product with its adapters)); all but the product are optional.
-struct LinearPart {
-    const Matrix* matrix;
-    const uint8_t* activated;
-    float* out;
-    int64_t out_stride;
-    const float* bias;
-    const float* residual;
-    int64_t residual_stride;
-};
-
 struct RopeTable {
     const float* cos;  // [positions, half]
     const float* sin;

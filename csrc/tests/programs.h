@@ -346,7 +346,8 @@ class Builder {
     }
     AdaptedRows adapted_rows(int64_t rows) {
         const int64_t count = rows * MAX_APPLIED;
-        return {0, 0, memory.work<AdapterGroup>(count), memory.work<int32_t>(count), memory.work<float>(count), nullptr};
+        return {0, 0, memory.work<AdapterGroup>(count), memory.work<int32_t>(count), memory.work<float>(count), nullptr,
+                0, {}};
     }
     int64_t widest_linear = 1;  // maximum products in one instruction
     Matrix packed(const Numbers& numbers, int64_t rows, int64_t cols, int32_t segments) {

@@ -40,7 +40,7 @@ class Adapters:
         if not any(product.slot for product, _ in products):
             return None
         self.parts = max(self.parts, len(products))
-        self.widest = max([self.widest, *(p.slot.shape[0] for p, onto in products if p.slot and onto)])
+        self.widest = max([self.widest, *(product.out.width for product, onto in products if onto)])
         self._numbers.append(np.array([self._number(product) for product, _ in products], np.int64))
         return self._numbers[-1]
 

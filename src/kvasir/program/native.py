@@ -101,6 +101,8 @@ class AdaptedRows(ctypes.Structure):
         ("rows", c_void_p),
         ("scales", c_void_p),
         ("tokens", c_void_p),
+        ("levels", c_int64),
+        ("ends", c_int64 * MAX_APPLIED),
     )
 
 

@@ -1,0 +1,236 @@
+"""Measures what adapters cost: steps of many users, each with an adapter of its own, against those of the base model.
+
+    python -m benchmarks.adapters                                      llama-1b in bfloat16, then all of its linears
+    python -m benchmarks.adapters --shape qwen3-0.6b --quantize q8
+    python -m benchmarks.adapters --model /tmp/llama-1b --rounds 9 --out benchmarks/results
+    python -m benchmarks.adapters --shape qwen3-0.6b --layers 4 --rounds 2     a quick look
+
+Adapters are written in peft's form with random numbers, and read and packed as those of users are. A step computes one
+token of each user. Decoding steps of both kinds alternate in rounds; the figure is the median over the rounds of the
+ratio of their medians. `moved` are the bytes of the matrices that the step's rows read once, `limit` the time that the
+machine takes for them at its measured bandwidth, and `added` the time that the step takes longer. The aims: at rank 16
+on q and v at least 0.85 of the base model's throughput, and on all linears at most 1.3 of the limit added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from benchmarks import shapes
+from kvasir.cli.bench.probe import ForeignLoad, probe
+from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.simulate import report
+from kvasir.config import EngineOptions
+from kvasir.engine.build import build_core
+from kvasir.plan import Adapted, Decodes, Join, SamplingSpec, StepPlan, Work, pack_ids
+from kvasir.runner.runner import Runner
+
+TARGETS = {
+    "q, v": ("q_proj", "v_proj"),
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
+AIMS = {"q, v": ("ratio", 0.85), "all": ("of_limit", 1.3)}
+PROMPT, SEEN = 16, 1000  # tokens of a prompt, and the ids that occur
+
+
+# --- adapters ---------------------------------------------------------------------------------------
+
+
+def write_adapter(folder: Path, config: dict[str, Any], targets: Sequence[str], rank: int, seed: int) -> str:
+    """A random adapter in bfloat16, as peft writes it."""
+    draw = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in shapes.tensor_shapes(config):
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in targets:
+            a, b = ((rank, shape[1]), (shape[0], rank))
+            for part, size, scale in (("A", a, a[1] ** -0.5), ("B", b, 0.02)):
+                values = torch.randn(size, generator=draw) * scale
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.bfloat16()
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets)}
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+def moved_bytes(config: dict[str, Any], targets: Sequence[str], rank: int) -> int:
+    """Bytes of one adapter's matrices."""
+    found = ((name.removesuffix(".weight"), shape) for name, shape in shapes.tensor_shapes(config))
+    return sum(2 * rank * sum(shape) for module, shape in found if module.rpartition(".")[2] in targets)
+
+
+def load(runner: Runner, paths: Sequence[str]) -> float:
+    """Gives the runner adapters 1, 2, ...; returns the seconds that one took."""
+    begun = time.perf_counter()
+    for id, path in enumerate(paths, 1):
+        info = runner.read_adapter(path)
+        runner.set_adapter(id, runner.pack_adapter(path, info.content))
+    return (time.perf_counter() - begun) / len(paths)
+
+
+# --- steps ------------------------------------------------------------------------------------------
+
+
+class Users:
+    """Rows of a runner that decode together, with these adapters, 0 for none."""
+
+    def __init__(self, runner: Runner, adapters: Sequence[int], tokens: int):
+        self.runner, self.count, self.number = runner, len(adapters), 0
+        capacity = runner.capacity
+        blocks = -(-(PROMPT + tokens + 1) // capacity.block_size)
+        joined, works = [], []
+        for row, adapter in enumerate(adapters):
+            ids = pack_ids([(31 * row + 7 * i) % SEEN for i in range(PROMPT)])
+            joined.append(Join(row, ids, PROMPT, SamplingSpec(), (Adapted(adapter),) if adapter else ()))
+            table = tuple(range(1 + row * blocks, 1 + (row + 1) * blocks))
+            works.append(Work(row, 0, PROMPT, tuple((0, table) for _ in capacity.groups), sample=True))
+        self._step(tuple(joined), work=tuple(works))
+        self.known = PROMPT
+
+    def step(self) -> float:
+        """One token of each user. Returns the seconds in the native call."""
+        rows, starts = np.arange(self.count, dtype=np.int32), np.full(self.count, self.known, np.int32)
+        self.known += 1
+        return self._step(decodes=Decodes(rows.tobytes(), starts.tobytes()))
+
+    def leave(self) -> None:
+        self._step(left=tuple(range(self.count)))
+
+    def _step(self, joined: tuple = (), **parts: Any) -> float:
+        self.number += 1
+        before = self.runner.kernel_seconds
+        result = self.runner.sample(self.runner.execute(StepPlan(self.number, joined, **parts)))
+        if errors := [row.error for row in (*result.rows, *result.failed) if row.error]:
+            raise RuntimeError(errors[0])
+        return self.runner.kernel_seconds - before
+
+
+def step_ms(runner: Runner, adapters: Sequence[int], steps: int) -> float:
+    """Median milliseconds of a decoding step."""
+    users = Users(runner, adapters, steps + 2)
+    users.step()
+    seconds = median(users.step() for _ in range(steps))
+    users.leave()
+    return 1e3 * seconds
+
+
+def compared(runner: Runner, users: int, steps: int, rounds: int) -> list[tuple[float, float]]:
+    """(milliseconds of the base model, with adapters), in every second round in the other order."""
+    kinds = [[0] * users, [*range(1, users + 1)]]
+    for adapters in kinds:
+        step_ms(runner, adapters, 2)
+    runs = []
+    for turn in range(rounds):
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        found = {kind: step_ms(runner, kinds[kind], steps) for kind in order}
+        runs.append((found[0], found[1]))
+    return runs
+
+
+def summary(runs: Sequence[tuple[float, float]], moved: int, bandwidth: float) -> dict[str, Any]:
+    """bandwidth: bytes per second."""
+    limit = 1e3 * moved / bandwidth
+    added = median(adapted - base for base, adapted in runs)
+    return {
+        "base_ms": median(base for base, _ in runs),
+        "adapted_ms": median(adapted for _, adapted in runs),
+        "ratio": median(base / adapted for base, adapted in runs),
+        "added_ms": added,
+        "moved_bytes": moved,
+        "limit_ms": limit,
+        "of_limit": added / limit,
+        "runs": runs,
+    }
+
+
+def misses(name: str, row: dict[str, Any]) -> bool:
+    what, aim = AIMS[name]
+    return row[what] < aim if what == "ratio" else row[what] > aim
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=shapes.SHAPES, default="llama-1b")
+    parser.add_argument("--model", type=Path, help="a folder that shapes.py has written, instead of making one")
+    parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
+    parser.add_argument("--quantize", choices=("q8", "q4"), help="as of kvasir serve")
+    parser.add_argument("--users", type=int, default=32)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", action="append", choices=TARGETS, help="measure only these matrices; repeatable")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of each kind in a round")
+    parser.add_argument("--threads", type=int, help="computing threads")
+    parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(args, Path(folder))
+    return int(any(misses(name, row) for name, row in found.items()))
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    config = {**shapes.SHAPES[args.shape]}
+    config["num_hidden_layers"] = args.layers or config["num_hidden_layers"]
+    if not args.model:
+        shapes.write(config, folder / "model")
+    else:
+        config = json.loads((args.model / "config.json").read_text())
+    core = build_core(
+        EngineOptions(
+            model=str(args.model or folder / "model"), quantize=args.quantize, threads=args.threads,
+            max_num_seqs=args.users, max_model_len=256, max_num_batched_tokens=max(512, args.users * PROMPT),
+            speculate="off",
+        )
+    )  # fmt: skip
+    runner, others, found = core.runner, ForeignLoad(), {}
+    assert isinstance(runner, Runner)
+    threads = runner.executor.program.pool.threads  # type: ignore[attr-defined]
+    bandwidth = probe("cpu", "bfloat16", threads).bytes_per_s
+    print(
+        f"{'matrices':8} {'base ms':>8} {'with':>8} {'ratio':>6} {'moved MB':>9} {'limit ms':>9} {'added':>6} {'/ limit':>8}"
+    )
+    for name in args.targets or TARGETS:
+        paths = [write_adapter(folder / name / str(i), config, TARGETS[name], args.rank, i) for i in range(args.users)]
+        load_seconds = load(runner, paths)
+        moved = args.users * moved_bytes(config, TARGETS[name], args.rank)
+        row = summary(compared(runner, args.users, args.steps, args.rounds), moved, bandwidth)
+        found[name] = {**row, "load_seconds": load_seconds}
+        print(
+            f"{name:8} {row['base_ms']:8.2f} {row['adapted_ms']:8.2f} {row['ratio']:6.3f} {moved / 1e6:9.1f} "
+            f"{row['limit_ms']:9.2f} {row['added_ms']:6.2f} {row['of_limit']:8.2f}"
+            + ("  misses the aim" if misses(name, row) else ""),
+            flush=True,
+        )
+    core.close()
+    print(f"other programs used {others.share():.0%} of the CPU time")
+    facts = {"machine": machine_facts(), "software": software_facts(), "bandwidth": bandwidth, "threads": threads}
+    if args.out:
+        wish = {name: getattr(args, name) for name in ("shape", "quantize", "users", "rank", "steps")}
+        report.write(args.out, "adapters", {**facts, **wish, "cases": found}, lambda figure: draw(figure, found))
+    return found
+
+
+def draw(figure: Any, found: dict[str, Any]) -> None:
+    panel = figure.subplots()
+    for place, what in enumerate(("base_ms", "adapted_ms")):
+        heights = [row[what] for row in found.values()]
+        panel.bar([i + 0.4 * place for i in range(len(found))], heights, 0.4, label=what)
+    panel.set_xticks(range(len(found)), list(found))
+    panel.set_ylabel("milliseconds of a step")
+    panel.legend()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
