@@ -198,9 +198,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     assert isinstance(runner, Runner)
     threads = runner.executor.program.pool.threads  # type: ignore[attr-defined]
     bandwidth = probe("cpu", "bfloat16", threads).bytes_per_s
-    print(
-        f"{'matrices':8} {'base ms':>8} {'with':>8} {'ratio':>6} {'moved MB':>9} {'limit ms':>9} {'added':>6} {'/ limit':>8}"
-    )
+    print("matrices  base ms     with  ratio  moved MB  limit ms  added  / limit")
     for name in args.targets or TARGETS:
         paths = [write_adapter(folder / name / str(i), config, TARGETS[name], args.rank, i) for i in range(args.users)]
         load_seconds = load(runner, paths)

@@ -82,6 +82,8 @@ def test_drafts_of_the_base_model_change_nothing(tmp_path: Path):
     folder = random_model("llama", tmp_path)
     expected = plain(adapted_core(folder, "program", num_blocks=60, speculate="off"), requests())
     core = adapted_core(folder, "program", num_blocks=60, max_num_seqs=5, speculate=f"draft={folder}")
+    drafter: Any = core.scheduler.drafter
+    drafter.pays, drafter.asks = lambda rows, predicted: True, lambda seq, most: min(most, 3)  # whatever the time
     same(expected, together(core, requests()))
     assert core.stats().drafted_tokens > core.stats().accepted_tokens > 0
 
