@@ -95,10 +95,12 @@ class Replay(Speculator):
         super().proposed(seq, self._coming(seq, len(ids)), after)
 
 
-def requests(users: int, seed: int) -> list[Request]:
+def requests(users: int, seed: int, salt: str) -> list[Request]:
+    """Requests with the same ids and prompts whatever the salt; only those of one salt share cached prompts."""
     draw = random.Random(seed)
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, seed=0)
-    return [Request(f"{seed} {i}", tuple(draw.randrange(1000) for _ in range(PROMPT)), params) for i in range(users)]
+    prompts = [tuple(draw.randrange(1000) for _ in range(PROMPT)) for _ in range(users)]
+    return [Request(f"{seed} {i}", prompt, params, cache_salt=salt) for i, prompt in enumerate(prompts)]
 
 
 def run(core: EngineCore, asked: Seq[Request]) -> tuple[float, dict[str, list[int]]]:
@@ -116,16 +118,17 @@ def run(core: EngineCore, asked: Seq[Request]) -> tuple[float, dict[str, list[in
 
 
 def compared(plain: EngineCore, core: EngineCore, answers: dict[str, list[int]], users: int, pairs: int) -> dict:
-    """The median of the ratios, all pairs, and what was accepted. Every answer must be the same."""
+    """The median of the ratios, all pairs, and what was accepted. Every answer must be the same. No run finds its
+    prompts cached: else all its sequences would begin in the same step."""
     runs = []
     for turn in range(-1, pairs):
-        asked = requests(users, 1000 * users + turn)
-        if any(r.id not in answers for r in asked):
-            answers |= run(plain, asked)[1]
+        seed = 1000 * users + turn
+        if f"{seed} 0" not in answers:
+            answers |= run(plain, requests(users, seed, "answers"))[1]
         both = {}
         for name in ("off", "on") if turn % 2 else ("on", "off"):
-            speed, ids = run(plain if name == "off" else core, asked)
-            assert all(ids[r.id] == answers[r.id] for r in asked), "an answer differs"
+            speed, ids = run(plain if name == "off" else core, requests(users, seed, name))
+            assert all(found == answers[key] for key, found in ids.items()), "an answer differs"
             both[name] = speed
         if turn >= 0:  # the first pair warms up
             runs.append((both["off"], both["on"]))
