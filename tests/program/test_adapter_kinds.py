@@ -3,11 +3,15 @@ same bits alone, beside other adapters, in pieces, by any number of threads and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 torch = pytest.importorskip("torch")
 
+from kvasir.lora import Adapter  # noqa: E402
 from kvasir.ops import native as door  # noqa: E402
 from kvasir.plan import Adapted  # noqa: E402
 from tests.layers.adapted import adapters_of, set_adapter  # noqa: E402
@@ -26,10 +30,10 @@ def case(request, tmp_path_factory):
     return folder, loaded(request.param, folder)
 
 
-def with_adapters(model, **options):
+def with_adapters(model, change=lambda adapter: adapter, **options):
     program = program_of(model, blocks=40, fill=np.nan, **options)
     for id in (1, 2):
-        adapter = everything(model.model, id)
+        adapter = change(everything(model.model, id))
         assert not program.lacks(adapter)
         program.set_adapter(id, program.pack_adapter(adapter))
     return program
@@ -76,16 +80,40 @@ def test_both_executors_agree(case):
 @pytest.mark.few(3 * len(FEW))
 @pytest.mark.parametrize("isa", door.ISAS)
 def test_rows_have_the_same_bits_alone_and_batched(case, isa):
-    _, model = case
+    check_bits(case[1], isa)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("format", ["bfloat16", "q8", "q4"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe", "gemma3"])
+def test_in_other_formats(tmp_path, kind, format):
+    """An adapter of 16 bits over weights of 16, 8 and 4 bits."""
+    how = {"quantize": format} if format.startswith("q") else {"dtype": format}
+    model = loaded(kind, tmp_path, **how)
+    check_bits(model, door.ISAS[-1], narrow)
+
+
+def narrow(adapter: Adapter) -> Adapter:
+    """Its matrices in bfloat16, its other arrays in float16."""
+    half = {name: array.astype(np.float16) for name, array in adapter.saved.items()}
+    rows = {path: replace(some, rows=some.rows.astype(np.float16)) for path, some in adapter.tokens.items()}
+    matrices, tables = (
+        {name: replace(c, a=c.a.astype(bfloat16), b=c.b.astype(bfloat16), scale=0.5) for name, c in changes.items()}
+        for changes in (adapter.matrices, adapter.tables)
+    )
+    return replace(adapter, matrices=matrices, tables=tables, saved=half, tokens=rows)
+
+
+def check_bits(model, isa: str, change=lambda adapter: adapter) -> None:
     mine = [Adapted(2, 0.5), Adapted(1, 1.0, 17)]
-    alone = with_adapters(model)
+    alone = with_adapters(model, change)
     (expected,) = results(alone, Company(alone, [IDS], [mine]), (0, 0, len(IDS)))
     try:
         door.force_isa(isa)
     except Exception as error:
         pytest.skip(str(error))
     try:
-        program = with_adapters(model, threads=2)
+        program = with_adapters(model, change, threads=2)
         company = Company(program, [OTHER, OTHER, IDS], [1, 0, mine])
         parts, start = [], 0
         for count in (1, 20, 2, len(IDS) - 23):
