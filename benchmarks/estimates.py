@@ -35,6 +35,7 @@ class Kernel:
     """A function of a format: a tile (rows > 0), with or without slabs, or their unpacking."""
 
     rows: int
+    panels: int
     slab: bool
 
 
@@ -55,12 +56,12 @@ def kernels(library: Path, isa: str) -> dict[int, dict[Kernel, Code]]:
     for name, code in functions(library, isa):
         kind, _, rest = name.partition("<")
         numbers = [int(number) for number in re.findall(r"\d+", rest)]
-        if kind == "add_tile" and len(numbers) == 2:
-            kernel = Kernel(numbers[1], False)
+        if kind == "add_tile" and len(numbers) == 3:
+            kernel = Kernel(numbers[1], numbers[2], False)
         elif kind == "add_slab":
-            kernel = Kernel(numbers[1], True)
+            kernel = Kernel(numbers[1], 1, True)
         elif kind == "unpack_blocks":
-            kernel = Kernel(0, True)
+            kernel = Kernel(0, 1, True)
         else:
             continue
         found.setdefault(numbers[0], {})[kernel] = code
@@ -118,23 +119,26 @@ def cycles_of_block(model: Model, code: Code, operation: str, expected: int) -> 
     return None if outer is None else model.cycles(texts[outer[0] : outer[1] + 1]) + (turns - 1) * cycles
 
 
-def share(model: Model, isa: str, found: dict[Kernel, Code], cols: int, rows: int) -> float | None:
-    """The share of the peak for some rows, by the largest tiles, with slabs where there are any for as many rows."""
+def share(model: Model, isa: str, found: dict[Kernel, Code], cols: int, rows: int, panels: int) -> float | None:
+    """The share of the peak for some rows, by the largest tiles, with slabs or up to so many panels where there are any
+    for as many rows."""
     slabs = {kernel.rows: kernel for kernel in found if kernel.slab and kernel.rows}
-    singles = {kernel.rows: kernel for kernel in found if not kernel.slab}
-    tiles = slabs if rows > max(singles) and slabs else singles
+    singles = {kernel.rows: kernel for kernel in found if not kernel.slab and kernel.panels == 1}
+    pairs = {kernel.rows: kernel for kernel in found if kernel.panels == 2}
+    in_pairs = panels == 2 and rows >= (3 if 3 in pairs else 9)
+    tiles = pairs if in_pairs else slabs if rows > max(singles) and slabs else singles
     count = -(-rows // max(tiles))
     if rows % count or rows // count not in tiles:
         return None
     tile = tiles[rows // count]
-    operations = cols // 4 * tile.rows * PER_ROW[isa]
+    operations = cols // 4 * tile.rows * tile.panels * PER_ROW[isa]
     cycles = cycles_of_block(model, found[tile], BYTES[isa], operations)
     if cycles is None:
         return None
     total = count * cycles
     if tile.slab:
         stores = cols // 4 * PER_ROW[isa]
-        unpacking = cycles_of_block(model, found[Kernel(0, True)], "vmovdq", stores)
+        unpacking = cycles_of_block(model, found[Kernel(0, 1, True)], "vmovdq", stores)
         total += unpacking or 0.0
     return count * operations * model.alone(isa) / total
 
@@ -151,10 +155,11 @@ def main() -> None:
     print(f"{'':15} {'':8}" + "".join(f"{rows:6}" for rows in ROWS[args.isa]) + "   rows: percent of the peak")
     for cpu in args.cpu:
         model = Model(args.llvm_mca, cpu)
+        panels = 2 if args.isa == "avx512" and cpu.startswith("znver") else 1  # as csrc/dispatch.cpp chooses
         for name in args.formats:
             place = FORMATS.index(name)
             cols = 256 if place >= FORMATS.index("Q2_K") else 64
-            shares = [share(model, args.isa, found[place], cols, rows) for rows in ROWS[args.isa]]
+            shares = [share(model, args.isa, found[place], cols, rows, panels) for rows in ROWS[args.isa]]
             cells = "".join(f"{'-':>6}" if value is None else f"{100 * value:6.0f}" for value in shares)
             print(f"{cpu:15} {name:8}{cells}", flush=True)
 

@@ -12,6 +12,8 @@ All run on one thread, and times are the thread's own. Rates are those of the fa
 disturb them least. By default the matrix fits the second cache. --cold: matrices of 64 MB in total in turn, as a step
 reads them. --against: another build of the library, measured in turn with this one in the same process; both must give
 the same bits. The last line of a format has the medians of the rounds' ratios of this time to that of the other.
+--panels: the panels of this build's tiles on AVX-512. The other build has its processor's, so a copy of this one shows
+what they bring.
 """
 
 from __future__ import annotations
@@ -146,9 +148,11 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=1)
     parser.add_argument("--cold", action="store_true", help="read the matrices from memory")
     parser.add_argument("--isa", choices=door.ISAS[1:], default=door.isa())
+    parser.add_argument("--panels", type=int, choices=(1, 2), default=0, help="of a tile of many rows")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--against", type=Path, help="another build of the library")
     args = parser.parse_args()
+    door.lib().kvasir_set_tile_panels(args.panels)
     loops = compiled()
     peak, per_loop = (loops.peak_avx512, 64 * LOOP) if args.isa == "avx512" else (loops.peak_avx2, 32 * LOOP)
     rate = per_loop / seconds(peak, count_for(peak))

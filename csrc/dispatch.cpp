@@ -1,6 +1,7 @@
-// Selects the table of kernels: detects the processor's features once, at load.
+// Selects the table of kernels and the shape of tiles: detects the processor and its features once, at load.
 #include "dispatch.h"
 #include "kvasir_cpu.h"
+#include "tile_panels.h"
 
 #include <atomic>
 
@@ -54,15 +55,24 @@ const Kernels* const tables[] = {&portable::kernels, &avx2::kernels, &avx512::ke
 
 int best_place() { return has_first(AVX512_NEEDS) ? 2 : has_first(AVX2_NEEDS) ? 1 : 0; }
 
+// In tiles of one panel each vpdpbusd loads its activations, in tiles of two every second. AMD's processors load no more
+// vectors per clock than they multiply, and panels are loaded, too.
+int32_t best_panels() {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") ? 2 : 1;
+}
+
 #else
 
 const Kernels* const tables[] = {&portable::kernels};
 
 int best_place() { return 0; }
+int32_t best_panels() { return 1; }
 
 #endif
 
 std::atomic<const Kernels*> current{tables[best_place()]};
+std::atomic<int32_t> current_panels{best_panels()};
 
 struct FeatureText {
     char text[256];
@@ -85,6 +95,8 @@ const FeatureText feature_text;
 
 const Kernels& kernels() { return *current.load(std::memory_order_relaxed); }
 
+int32_t tile_panels() { return current_panels.load(std::memory_order_relaxed); }
+
 }  // namespace kvasir
 
 int32_t kvasir_abi_version() { return KVASIR_ABI_VERSION; }
@@ -99,4 +111,10 @@ int32_t kvasir_set_isa(int32_t place) {
     const int chosen = place == -1 ? best : place;
     kvasir::current.store(kvasir::tables[chosen]);
     return chosen;
+}
+
+int32_t kvasir_set_tile_panels(int32_t count) {
+    if (count < 0 || count > 2) return -1;
+    kvasir::current_panels.store(count == 0 ? kvasir::best_panels() : count);
+    return kvasir::current_panels.load();
 }

@@ -37,29 +37,34 @@ KVASIR_INLINE i32x16 group_start(const Group32& x) {
                          : eight;
 }
 
-template <int FORMAT, bool UNPACKED, int M>
-KVASIR_INLINE void add_groups(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
-                              int64_t x_stride) {
+KVASIR_INLINE const Group32& group_of(const uint8_t* x) { return *reinterpret_cast<const Group32*>(x); }
+
+template <int FORMAT, bool UNPACKED, int N, int P>
+KVASIR_INLINE void add_groups(f32x16 (&acc)[N], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                              const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
-        i32x16 dots[M];
+        i32x16 dots[N];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) dots[m] = group_start<FORMAT>(*reinterpret_cast<const Group32*>(x + m * x_stride));
+        for (int i = 0; i < N; ++i) dots[i] = group_start<FORMAT>(group_of(x + i / P * x_stride));
         const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         add_chunk<FORMAT>(dots, planes, x, x_stride);
         if constexpr (FORMAT == FORMAT_NF4) {
             KVASIR_UNROLL
-            for (int m = 0; m < M; ++m) dots[m] = shift_left<7>(dots[m]);
+            for (int i = 0; i < N; ++i) dots[i] = shift_left<7>(dots[i]);
             add_chunk<FORMAT, 1>(dots, planes, x, x_stride);
         }
-        const f32x16 scale = group_scale<FORMAT>(block, chunk);
-        f32x16 minimum = scale;
-        if constexpr (l.minimum) minimum = group_minimum<FORMAT>(block, chunk, scale);
+        f32x16 scale[P], minimum[P];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-            acc[m] = fma(mul(scale, broadcast(group.scale)), to_float(dots[m]), acc[m]);
-            if constexpr (l.minimum) acc[m] = fma(minimum, broadcast(group.scaled_sum), acc[m]);
+        for (int p = 0; p < P; ++p) {
+            scale[p] = group_scale<FORMAT>(block[p], chunk);
+            if constexpr (l.minimum) minimum[p] = group_minimum<FORMAT>(block[p], chunk, scale[p]);
+        }
+        KVASIR_UNROLL
+        for (int i = 0; i < N; ++i) {
+            const Group32& group = group_of(x + i / P * x_stride);
+            acc[i] = fma(mul(scale[i % P], broadcast(group.scale)), to_float(dots[i]), acc[i]);
+            if constexpr (l.minimum) acc[i] = fma(minimum[i % P], broadcast(group.scaled_sum), acc[i]);
         }
     }
 }
@@ -69,38 +74,41 @@ KVASIR_INLINE f32x16 fp4_scale(const uint8_t* bytes) {
     return bits_to_float(add(shift_left<20>(load_u8(bytes)), broadcast_i32(117 << 23)));
 }
 
-template <int FORMAT, int HALF, bool UNPACKED, int M>
-KVASIR_INLINE void add_fp4_half(f32x16 (&part)[M], const uint8_t* block, const uint8_t* unpacked, int chunk,
-                                const uint8_t* x, int64_t x_stride) {
+template <int FORMAT, int HALF, bool UNPACKED, int N, int P>
+KVASIR_INLINE void add_fp4_half(f32x16 (&part)[N], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                int chunk, const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    i32x16 dots[M];
+    i32x16 dots[N];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-        dots[m] = broadcast_i32(2 * (HALF == 0 ? group.half_start : group.start - group.half_start));
+    for (int i = 0; i < N; ++i) {
+        const Group32& group = group_of(x + i / P * x_stride);
+        dots[i] = broadcast_i32(2 * (HALF == 0 ? group.half_start : group.start - group.half_start));
     }
     add_half<FORMAT, HALF>(dots, chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked), x, x_stride);
-    const f32x16 scale = fp4_scale(block + l.scales + LANES * (2 * chunk + HALF));
+    f32x16 scale[P];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        const f32x16 dot = to_float(dots[m]);
-        part[m] = HALF == 0 ? mul(scale, dot) : fma(scale, dot, part[m]);
+    for (int p = 0; p < P; ++p) scale[p] = fp4_scale(block[p] + l.scales + LANES * (2 * chunk + HALF));
+    KVASIR_UNROLL
+    for (int i = 0; i < N; ++i) {
+        const f32x16 dot = to_float(dots[i]);
+        part[i] = HALF == 0 ? mul(scale[i % P], dot) : fma(scale[i % P], dot, part[i]);
     }
 }
 
-template <int FORMAT, bool UNPACKED, int M>
-KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
-                                  int64_t x_stride) {
+template <int FORMAT, bool UNPACKED, int N, int P>
+KVASIR_INLINE void add_fp4_groups(f32x16 (&acc)[N], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                  const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     for (int chunk = 0; chunk < 2; ++chunk, x += sizeof(Group32)) {
-        f32x16 part[M];
+        f32x16 part[N];
         add_fp4_half<FORMAT, 0, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
         add_fp4_half<FORMAT, 1, UNPACKED>(part, block, unpacked, chunk, x, x_stride);
-        const f32x16 d = load(reinterpret_cast<const float*>(block + l.d));
+        f32x16 d[P];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            const Group32& group = *reinterpret_cast<const Group32*>(x + m * x_stride);
-            acc[m] = fma(mul(d, broadcast(group.scale)), part[m], acc[m]);
+        for (int p = 0; p < P; ++p) d[p] = load(reinterpret_cast<const float*>(block[p] + l.d));
+        KVASIR_UNROLL
+        for (int i = 0; i < N; ++i) {
+            acc[i] = fma(mul(d[i % P], broadcast(group_of(x + i / P * x_stride).scale)), part[i], acc[i]);
         }
     }
 }

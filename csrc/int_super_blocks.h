@@ -41,25 +41,27 @@ KVASIR_INLINE i32x16 sub_start(const Group256& x, int sub) {
     return zero == 128 ? shift_left<2>(both) : both;
 }
 
-template <int FORMAT, int M>
-KVASIR_INLINE void start_dots(i32x16 (&dots)[M], int sub, const uint8_t* x, int64_t x_stride) {
+KVASIR_INLINE const Group256& super_group_of(const uint8_t* x) { return *reinterpret_cast<const Group256*>(x); }
+
+template <int FORMAT, int P, int N>
+KVASIR_INLINE void start_dots(i32x16 (&dots)[N], int sub, const uint8_t* x, int64_t x_stride) {
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        dots[m] = sub_start<FORMAT>(*reinterpret_cast<const Group256*>(x + m * x_stride), sub);
-    }
+    for (int i = 0; i < N; ++i) dots[i] = sub_start<FORMAT>(super_group_of(x + i / P * x_stride), sub);
 }
 
 // part = fma(scale, dot, part) for the columns of scale `sub`.
-template <int FORMAT, int M>
-KVASIR_INLINE void add_dots(f32x16 (&part)[M], const i32x16 (&dots)[M], const uint8_t* block, int sub) {
-    const f32x16 scale = sub_scale<FORMAT>(block, sub);
+template <int FORMAT, int N, int P>
+KVASIR_INLINE void add_dots(f32x16 (&part)[N], const i32x16 (&dots)[N], const uint8_t* const (&block)[P], int sub) {
+    f32x16 scale[P];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) part[m] = fma(scale, to_float(dots[m]), part[m]);
+    for (int p = 0; p < P; ++p) scale[p] = sub_scale<FORMAT>(block[p], sub);
+    KVASIR_UNROLL
+    for (int i = 0; i < N; ++i) part[i] = fma(scale[i % P], to_float(dots[i]), part[i]);
 }
 
-// acc = fma(-(dmin * xs), the sum of min * sum(x), acc): the sum is one exact integer.
-template <int FORMAT, int M>
-KVASIR_INLINE void add_minima(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* x, int64_t x_stride) {
+// acc = fma(-(dmin * xs), the sum of min * sum(x), acc) for panel p: the sum is one exact integer.
+template <int FORMAT, int P, int N>
+KVASIR_INLINE void add_minima(f32x16 (&acc)[N], int p, const uint8_t* block, const uint8_t* x, int64_t x_stride) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int pairs = 128 / l.sub;
     i32x16 minima[pairs];
@@ -67,52 +69,58 @@ KVASIR_INLINE void add_minima(f32x16 (&acc)[M], const uint8_t* block, const uint
     for (int j = 0; j < pairs; ++j) minima[j] = minimum_pair<FORMAT>(block, j);
     const f32x16 dmin = sub(broadcast(0.0f), load_f16(halves(block + l.dmin)));
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
+    for (int m = 0; m < N / P; ++m) {
+        const Group256& group = super_group_of(x + m * x_stride);
         const int16_t* sums = l.sub == 16 ? group.sum16 : group.sum32;
         i32x16 total = broadcast_i32(0);
         KVASIR_UNROLL
         for (int j = 0; j < pairs; ++j) total = dot_i16(total, minima[j], word(sums + 2 * j));
-        acc[m] = fma(mul(dmin, broadcast(group.scale)), to_float(total), acc[m]);
+        acc[m * P + p] = fma(mul(dmin, broadcast(group.scale)), to_float(total), acc[m * P + p]);
     }
 }
 
-// ahead: prefetch distance in bytes, 0 for none. Each chunk prefetches its share: all at once they would wait for line
+// ahead: prefetch distance of each panel in bytes, 0 for none. Each chunk prefetches its share: all at once they would wait for line
 // buffers.
-template <int FORMAT, bool UNPACKED, int M>
-KVASIR_INLINE void add_super_block(f32x16 (&acc)[M], const uint8_t* block, const uint8_t* unpacked, const uint8_t* x,
-                                   int64_t x_stride, int64_t ahead) {
+template <int FORMAT, bool UNPACKED, int N, int P>
+KVASIR_INLINE void add_super_block(f32x16 (&acc)[N], const uint8_t* const (&block)[P], const uint8_t* unpacked,
+                                   const uint8_t* x, int64_t x_stride, const int64_t* ahead) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int chunk_bytes = (l.bytes + 511) / 512 * 64;
-    f32x16 part[M];
+    f32x16 part[N];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) part[m] = broadcast(0.0f);
+    for (int i = 0; i < N; ++i) part[i] = broadcast(0.0f);
     for (int chunk = 0; chunk < 8; ++chunk) {
         const auto planes = chunk_of<FORMAT, UNPACKED>(block, chunk, unpacked);
         const uint8_t* q = x + 32 * chunk;
-        if (ahead != 0) prefetch_part<chunk_bytes>(block, ahead, chunk);
-        i32x16 dots[M];
+        prefetch_part<chunk_bytes>(block, ahead, chunk);
+        i32x16 dots[N];
         if constexpr (l.sub == 32) {
-            start_dots<FORMAT>(dots, chunk, x, x_stride);
+            start_dots<FORMAT, P>(dots, chunk, x, x_stride);
             add_chunk<FORMAT>(dots, planes, q, x_stride);
             add_dots<FORMAT>(part, dots, block, chunk);
         } else {
-            start_dots<FORMAT>(dots, 2 * chunk, x, x_stride);
+            start_dots<FORMAT, P>(dots, 2 * chunk, x, x_stride);
             add_half<FORMAT, 0>(dots, planes, q, x_stride);
             add_dots<FORMAT>(part, dots, block, 2 * chunk);
-            start_dots<FORMAT>(dots, 2 * chunk + 1, x, x_stride);
+            start_dots<FORMAT, P>(dots, 2 * chunk + 1, x, x_stride);
             add_half<FORMAT, 1>(dots, planes, q, x_stride);
             add_dots<FORMAT>(part, dots, block, 2 * chunk + 1);
         }
     }
-    f32x16 d = load_f16(halves(block + l.d));
-    if constexpr (lift_of(FORMAT) > 0) d = mul(d, broadcast(1.0f / (1 << lift_of(FORMAT))));  // exact
+    f32x16 d[P];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) {
-        const Group256& group = *reinterpret_cast<const Group256*>(x + m * x_stride);
-        acc[m] = fma(mul(d, broadcast(group.scale)), part[m], acc[m]);
+    for (int p = 0; p < P; ++p) {
+        d[p] = load_f16(halves(block[p] + l.d));
+        if constexpr (lift_of(FORMAT) > 0) d[p] = mul(d[p], broadcast(1.0f / (1 << lift_of(FORMAT))));  // exact
     }
-    if constexpr (l.minimum) add_minima<FORMAT>(acc, block, x, x_stride);
+    KVASIR_UNROLL
+    for (int i = 0; i < N; ++i) {
+        acc[i] = fma(mul(d[i % P], broadcast(super_group_of(x + i / P * x_stride).scale)), part[i], acc[i]);
+    }
+    if constexpr (l.minimum) {
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) add_minima<FORMAT, P>(acc, p, block[p], x, x_stride);
+    }
 }
 
 }  // namespace

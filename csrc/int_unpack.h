@@ -56,33 +56,47 @@ KVASIR_INLINE u8x64 levels(const uint8_t* low, const uint8_t* high) {
     return v;
 }
 
-// One chunk of 32 columns of a panel: its planes or, if UNPACKED, its levels (in `low`).
-template <bool UNPACKED>
+// A tile multiplies some rows by P panels, whose blocks begin at block[0 to P - 1]. It has N sums: sum i is that of row
+// i / P and panel i % P.
+
+// One chunk of 32 columns of each panel: its planes or, if UNPACKED, the levels of the only panel (in `low`).
+template <bool UNPACKED, int P>
 struct Chunk {
-    const uint8_t* low;
-    const uint8_t* high;
+    const uint8_t* low[P];
+    const uint8_t* high[P];
 };
 
 // unpacked: the levels of the block, if the chunk has those.
-template <int FORMAT, bool UNPACKED>
-KVASIR_INLINE Chunk<UNPACKED> chunk_of(const uint8_t* block, int chunk, const uint8_t* unpacked) {
+template <int FORMAT, bool UNPACKED, int P>
+KVASIR_INLINE Chunk<UNPACKED, P> chunk_of(const uint8_t* const (&block)[P], int chunk, const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
-    if constexpr (UNPACKED) return {unpacked + 32 * LANES * chunk, nullptr};
-    else return {block + l.low + 64 * l.low_bits * chunk, block + l.high + 64 * l.high_bits * chunk};
-}
-
-// Columns 4 C to 4 C + 3 of a chunk.
-template <int FORMAT, int C, int PART, bool UNPACKED>
-KVASIR_INLINE u8x64 levels_of(const Chunk<UNPACKED>& chunk) {
-    if constexpr (UNPACKED) return load(chunk.low + 64 * C);
-    else return levels<FORMAT, C, PART>(chunk.low, chunk.high);
-}
-
-// Prefetches, `ahead` bytes after the block, its part `part` of BYTES bytes, into L2: two panels do not fit L1.
-template <int BYTES>
-KVASIR_INLINE void prefetch_part(const uint8_t* block, int64_t ahead, int part) {
+    static_assert(P == 1 || !UNPACKED);
+    if constexpr (UNPACKED) return {{unpacked + 32 * LANES * chunk}, {}};
+    Chunk<UNPACKED, P> planes;
     KVASIR_UNROLL
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(block + ahead + part * BYTES + i, 0, 2);
+    for (int p = 0; p < P; ++p) {
+        planes.low[p] = block[p] + l.low + 64 * l.low_bits * chunk;
+        planes.high[p] = block[p] + l.high + 64 * l.high_bits * chunk;
+    }
+    return planes;
+}
+
+// Columns 4 C to 4 C + 3 of a chunk of panel p.
+template <int FORMAT, int C, int PART, bool UNPACKED, int P>
+KVASIR_INLINE u8x64 levels_of(const Chunk<UNPACKED, P>& chunk, int p) {
+    if constexpr (UNPACKED) return load(chunk.low[p] + 64 * C);
+    else return levels<FORMAT, C, PART>(chunk.low[p], chunk.high[p]);
+}
+
+// Prefetches, ahead[p] bytes after each block, its part `part` of BYTES bytes, into L2: more panels do not fit L1.
+template <int BYTES, int P>
+KVASIR_INLINE void prefetch_part(const uint8_t* const (&block)[P], const int64_t* ahead, int part) {
+    KVASIR_UNROLL
+    for (int p = 0; p < P; ++p) {
+        if (ahead[p] == 0) continue;
+        KVASIR_UNROLL
+        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(block[p] + ahead[p] + part * BYTES + i, 0, 2);
+    }
 }
 
 #if defined(KVASIR_AVX2)
@@ -102,8 +116,8 @@ KVASIR_INLINE auto factors(u8x64 levels) {
 
 // sums += columns 4 C to 4 END - 1 of the chunk. FIRST: the sums are not set yet.
 template <int FORMAT, int C, int END, int PART, bool FIRST, int M, bool U>
-KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
-    const auto w = factors<FORMAT>(levels_of<FORMAT, C, PART>(chunk));
+KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M], const Chunk<U, 1>& chunk, const uint8_t* q, int64_t x_stride) {
+    const auto w = factors<FORMAT>(levels_of<FORMAT, C, PART>(chunk, 0));
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) {
         const i16x32 products = pairs(w, word(q + m * x_stride + 4 * C));
@@ -114,7 +128,7 @@ KVASIR_INLINE void add_to_pairs(i16x32 (&sums)[M], const Chunk<U>& chunk, const 
 
 // dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q.
 template <int FORMAT, int C, int END, int PART, int M, bool U>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
+KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U, 1>& chunk, const uint8_t* q, int64_t x_stride) {
     constexpr int room = words_in_pairs(FORMAT), middle = END - C < room ? END : C + room;
     i16x32 sums[M];
     add_to_pairs<FORMAT, C, middle, PART, true>(sums, chunk, q, x_stride);
@@ -128,12 +142,18 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uin
 constexpr int centre_of(int) { return 0; }
 
 // dots += columns 4 C to 4 END - 1 of the chunk for all rows, whose quantized values begin at q. Iterating over rows
-// within a column keeps M independent sums in flight.
-template <int FORMAT, int C, int END, int PART, int M, bool U>
-KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
-    const u8x64 w = levels_of<FORMAT, C, PART>(chunk);
+// within a column keeps N independent sums in flight.
+template <int FORMAT, int C, int END, int PART, int N, bool U, int P>
+KVASIR_INLINE void add_words(i32x16 (&dots)[N], const Chunk<U, P>& chunk, const uint8_t* q, int64_t x_stride) {
+    u8x64 w[P];
     KVASIR_UNROLL
-    for (int m = 0; m < M; ++m) dots[m] = dot<max_level(FORMAT)>(dots[m], w, q + m * x_stride + 4 * C);
+    for (int p = 0; p < P; ++p) w[p] = levels_of<FORMAT, C, PART>(chunk, p);
+    KVASIR_UNROLL
+    for (int i = 0; i < N; ++i) {
+        const uint8_t* x = q + i / P * x_stride + 4 * C;
+        if constexpr (P == 1) dots[i] = dot<max_level(FORMAT)>(dots[i], w[0], x);
+        else dots[i] = dot<max_level(FORMAT)>(dots[i], w[i % P], word(x));  // loaded once for all panels
+    }
     if constexpr (C + 1 < END) add_words<FORMAT, C + 1, END, PART>(dots, chunk, q, x_stride);
 }
 
@@ -143,14 +163,14 @@ KVASIR_INLINE void add_words(i32x16 (&dots)[M], const Chunk<U>& chunk, const uin
 constexpr int zero_of(int format) { return int_layout_of(format).zero - centre_of(format); }
 
 // Half a chunk: columns 16 HALF to 16 HALF + 15.
-template <int FORMAT, int HALF, int PART = 0, int M, bool U>
-KVASIR_INLINE void add_half(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int HALF, int PART = 0, int N, bool U, int P>
+KVASIR_INLINE void add_half(i32x16 (&dots)[N], const Chunk<U, P>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 4 * HALF, 4 * HALF + 4, PART>(dots, chunk, q, x_stride);
 }
 
 // A whole chunk of 32 columns.
-template <int FORMAT, int PART = 0, int M, bool U>
-KVASIR_INLINE void add_chunk(i32x16 (&dots)[M], const Chunk<U>& chunk, const uint8_t* q, int64_t x_stride) {
+template <int FORMAT, int PART = 0, int N, bool U, int P>
+KVASIR_INLINE void add_chunk(i32x16 (&dots)[N], const Chunk<U, P>& chunk, const uint8_t* q, int64_t x_stride) {
     add_words<FORMAT, 0, 8, PART>(dots, chunk, q, x_stride);
 }
 

@@ -37,6 +37,11 @@ KVASIR_API const char* kvasir_isa_name();
 // or -1 and changes nothing if this machine cannot run it. Must not be called while a kernel runs.
 KVASIR_API int32_t kvasir_set_isa(int32_t place);
 
+// Selects how many panels of a matrix a tile of many rows has on AVX-512, 1 or 2, for tests and measurements; 0 for what
+// is faster on this processor, as initially. Returns the active number, or -1 and changes nothing if it is another. Must
+// not be called while a kernel runs.
+KVASIR_API int32_t kvasir_set_tile_panels(int32_t count);
+
 // RMSNorm of float32 rows (Zhang and Sennrich, 2019): out = x * (1 / sqrt(mean(x^2) + eps)) * weight.
 // x, out: [rows, cols]; weight: [cols], or null for a factor of 1. out may be x. cols is at least 1 and below 2^24.
 // Order of the sum: lane l of 16 adds x[l]^2, x[l+16]^2, ... by fused multiply-adds in ascending order; lanes l and

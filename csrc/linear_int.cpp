@@ -13,68 +13,72 @@
 #include "int_super_blocks.h"
 #include "linear.h"
 #include "put_sum.h"
+#include "tile_panels.h"
 
 namespace kvasir {
 namespace KVASIR_ISA {
 namespace {
 
-// The maximum rows of a tile, and the number of rows from which slabs pay: for levels of one plane, of a table, of two
-// planes.
+// The maximum rows of a tile of one panel and of two. Where tiles have one, the number of rows from which slabs pay: for
+// levels of one plane, of a table, of two planes.
 constexpr int NEVER = 1 << 30;
 #if defined(KVASIR_AVX512)
-constexpr int MAX_TILE_ROWS = 12, SLAB_FROM[3] = {NEVER, 13, 13};
+constexpr int MAX_TILE_ROWS[2] = {12, 6}, SLAB_FROM[3] = {NEVER, 13, 13};
 #elif defined(KVASIR_AVX2)
-constexpr int MAX_TILE_ROWS = 4, SLAB_FROM[3] = {32, 9, 6};
+constexpr int MAX_TILE_ROWS[2] = {4, 0}, SLAB_FROM[3] = {32, 9, 6};
 #else
-constexpr int MAX_TILE_ROWS = 2;
+constexpr int MAX_TILE_ROWS[2] = {2, 0};
 #endif
 constexpr int MAX_SEGMENTS = 8;
 constexpr int SLAB_ROWS = 64;  // that a slab serves
 constexpr int64_t AHEAD = 4096, AHEAD_SUPER = 8192;  // prefetch distances in bytes for few rows
 
-// The sums of each segment of a panel, for the rows that are multiplied together.
-template <int ROWS>
+// The sums of a tile for each segment, or of all tiles that a slab serves.
+template <int COUNT>
 struct Sums {
-    f32x16 of[MAX_SEGMENTS][ROWS];
+    f32x16 of[MAX_SEGMENTS][COUNT];
 };
-using TileSums = Sums<MAX_TILE_ROWS>;
+using TileSums = Sums<MAX_TILE_ROWS[0]>;
 
 struct Source {
     const uint8_t* panel;
     const uint8_t* x;
-    int64_t x_stride, segments, blocks;
-    int64_t ahead;  // prefetch distance in bytes, 0 for none
+    int64_t panel_bytes, x_stride, segments, blocks;
+    int64_t ahead[2];  // prefetch distance of each panel in bytes, 0 for none
 };
 
-// Adds blocks of a panel for M rows, from w and x on. unpacked: their levels, if the tile reads those.
-template <int FORMAT, bool UNPACKED, int M>
-KVASIR_INLINE void add_blocks(f32x16 (&acc)[M], const Source& from, const uint8_t* w, const uint8_t* x,
+// Adds blocks of P panels to a tile's sums, from w and x on. unpacked: their levels, if the tile reads those.
+template <int FORMAT, bool UNPACKED, int P, int N>
+KVASIR_INLINE void add_blocks(f32x16 (&acc)[N], const Source& from, const uint8_t* w, const uint8_t* x,
                               const uint8_t* unpacked) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
-    const int64_t x_stride = from.x_stride, ahead = from.ahead;
+    const int64_t panel_bytes = from.panel_bytes, x_stride = from.x_stride;
     for (int64_t b = 0; b < from.blocks; ++b, w += l.bytes, x += x_block) {
-        if (l.cols == 64 && ahead != 0) prefetch_part<l.bytes>(w, ahead, 0);
-        if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride);
-        else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride);
-        else add_super_block<FORMAT, UNPACKED>(acc, w, unpacked, x, x_stride, ahead);
+        const uint8_t* block[P];
+        KVASIR_UNROLL
+        for (int p = 0; p < P; ++p) block[p] = w + p * panel_bytes;
+        if constexpr (l.cols == 64) prefetch_part<l.bytes>(block, from.ahead, 0);
+        if constexpr (l.scale == SCALE_E5M3) add_fp4_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+        else if constexpr (l.cols == 64) add_groups<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride);
+        else add_super_block<FORMAT, UNPACKED>(acc, block, unpacked, x, x_stride, from.ahead);
         if constexpr (UNPACKED) unpacked += l.cols * LANES;
     }
 }
 
-// Computes the sum of each segment for M rows.
-template <int FORMAT, int M>
+// Computes the sum of each segment for M rows and P panels.
+template <int FORMAT, int M, int P>
 __attribute__((noinline)) void add_tile(TileSums& sums, const Source& from) {
     constexpr IntLayout l = int_layout_of(FORMAT);
     constexpr int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256);
     for (int64_t s = 0; s < from.segments; ++s) {
-        f32x16 acc[M];
+        f32x16 acc[M * P];
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) acc[m] = broadcast(0.0f);
+        for (int i = 0; i < M * P; ++i) acc[i] = broadcast(0.0f);
         const int64_t begin = s * from.blocks;
-        add_blocks<FORMAT, false>(acc, from, from.panel + begin * l.bytes, from.x + begin * x_block, nullptr);
+        add_blocks<FORMAT, false, P>(acc, from, from.panel + begin * l.bytes, from.x + begin * x_block, nullptr);
         KVASIR_UNROLL
-        for (int m = 0; m < M; ++m) sums.of[s][m] = acc[m];
+        for (int i = 0; i < M * P; ++i) sums.of[s][i] = acc[i];
     }
 }
 
@@ -93,16 +97,32 @@ constexpr bool has_slabs(int32_t format) {
 
 #endif
 
-// Indexed by rows - 1.
+// Whether so many rows have tiles of two panels, where tile_panels() is 2. Few rows of super-blocks and of levels of 8
+// bits wait for memory, and one panel after the other is faster then.
+constexpr bool in_pairs(int32_t format, int64_t rows) {
+    const IntLayout& l = int_layout_of(format);
+    return MAX_TILE_ROWS[1] > 0 && rows >= (l.cols == 64 && l.low_bits != 8 ? 3 : 9);
+}
+
 template <int FORMAT>
-constexpr Tile TILES[MAX_TILE_ROWS] = {
-    add_tile<FORMAT, 1>, add_tile<FORMAT, 2>,
-#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
-    add_tile<FORMAT, 3>, add_tile<FORMAT, 4>,
-#endif
+constexpr Tile tile_of_three_and_two() {
+    if constexpr (in_pairs(FORMAT, 3)) return add_tile<FORMAT, 3, 2>;
+    else return nullptr;
+}
+
+// Indexed by [panels - 1][rows - 1].
+template <int FORMAT>
+constexpr Tile TILES[2][MAX_TILE_ROWS[0]] = {
 #if defined(KVASIR_AVX512)
-    add_tile<FORMAT, 5>, add_tile<FORMAT, 6>, add_tile<FORMAT, 7>, add_tile<FORMAT, 8>,
-    add_tile<FORMAT, 9>, add_tile<FORMAT, 10>, add_tile<FORMAT, 11>, add_tile<FORMAT, 12>,
+    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>,
+     add_tile<FORMAT, 5, 1>, add_tile<FORMAT, 6, 1>, add_tile<FORMAT, 7, 1>, add_tile<FORMAT, 8, 1>,
+     add_tile<FORMAT, 9, 1>, add_tile<FORMAT, 10, 1>, add_tile<FORMAT, 11, 1>, add_tile<FORMAT, 12, 1>},
+    {nullptr, nullptr, tile_of_three_and_two<FORMAT>(), add_tile<FORMAT, 4, 2>, add_tile<FORMAT, 5, 2>,
+     add_tile<FORMAT, 6, 2>},
+#elif defined(KVASIR_AVX2)
+    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>, add_tile<FORMAT, 3, 1>, add_tile<FORMAT, 4, 1>},
+#else
+    {add_tile<FORMAT, 1, 1>, add_tile<FORMAT, 2, 1>},
 #endif
 };
 
@@ -131,9 +151,9 @@ constexpr Tile TILES[MAX_TILE_ROWS] = {
     CASE(IQ4_XS) \
     CASE(TERNARY)
 
-Tile tile_of(int32_t format, int64_t rows) {
+Tile tile_of(int32_t format, int64_t rows, int64_t panels) {
 #define KVASIR_TILE(name) \
-    case FORMAT_##name: return TILES<FORMAT_##name>[rows - 1];
+    case FORMAT_##name: return TILES<FORMAT_##name>[panels - 1][rows - 1];
     switch (format) {
         KVASIR_INT_FORMATS(KVASIR_TILE)
         default: return nullptr;
@@ -176,7 +196,7 @@ __attribute__((noinline)) void add_slab(Slab& slab, const Source& from, int64_t 
     f32x16 acc[M];
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) acc[m] = is_first ? broadcast(0.0f) : slab.sums.of[segment][row + m];
-    add_blocks<FORMAT, true>(acc, from, from.panel, from.x, slab.levels);
+    add_blocks<FORMAT, true, 1>(acc, from, from.panel, from.x, slab.levels);
     KVASIR_UNROLL
     for (int m = 0; m < M; ++m) slab.sums.of[segment][row + m] = acc[m];
 }
@@ -184,7 +204,7 @@ __attribute__((noinline)) void add_slab(Slab& slab, const Source& from, int64_t 
 // How a format's blocks are unpacked, and the tiles that read the levels, indexed by rows - 1.
 struct Slabs {
     void (*unpack)(uint8_t*, const uint8_t*, int64_t);
-    void (*tiles[MAX_TILE_ROWS])(Slab&, const Source&, int64_t, int64_t, bool);
+    void (*tiles[MAX_TILE_ROWS[0]])(Slab&, const Source&, int64_t, int64_t, bool);
 };
 
 template <int FORMAT>
@@ -215,7 +235,7 @@ Slabs slabs_of(int32_t format, int64_t rows) {
 void add_slabs(Slab& slab, const Slabs& by, const Matrix& m, const Source& whole, int64_t rows) {
     const IntLayout& l = int_layout_of(m.format);
     const int64_t x_block = l.cols == 64 ? 2 * sizeof(Group32) : sizeof(Group256), most = SLAB_COLS / l.cols;
-    const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+    const int64_t tiles = (rows + MAX_TILE_ROWS[0] - 1) / MAX_TILE_ROWS[0];
     Source from = whole;
     for (int64_t s = 0; s < whole.segments; ++s) {
         for (int64_t done = 0; done < whole.blocks; done += from.blocks) {
@@ -225,7 +245,7 @@ void add_slabs(Slab& slab, const Slabs& by, const Matrix& m, const Source& whole
             for (int64_t t = 0; t < tiles; ++t) {
                 const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
                 from.x = x + begin * from.x_stride;
-                from.ahead = t == 0 ? whole.ahead : 0;
+                from.ahead[0] = t == 0 ? whole.ahead[0] : 0;
                 by.tiles[count - 1](slab, from, s, begin, done == 0);
             }
             from.panel += from.blocks * l.bytes;
@@ -243,16 +263,18 @@ struct Target {
 };
 
 // out = residual + (bias + sum of the segments, by a balanced tree), for `rows` rows and the first `cols` columns of a
-// panel.
-template <int ROWS>
-void finish(const Target& to, Sums<ROWS>& sums, int64_t segments, int64_t rows, int64_t cols) {
+// panel, whose sums are first, first + step, ...
+template <int COUNT>
+void finish(const Target& to, Sums<COUNT>& sums, int64_t first, int64_t step, int64_t segments, int64_t rows,
+            int64_t cols) {
     for (int64_t m = 0; m < rows; ++m) {
+        const int64_t i = first + m * step;
         for (int64_t width = 1; width < segments; width *= 2) {
             for (int64_t s = 0; s < segments; s += 2 * width) {
-                sums.of[s][m] = add(sums.of[s][m], sums.of[s + width][m]);
+                sums.of[s][i] = add(sums.of[s][i], sums.of[s + width][i]);
             }
         }
-        put_sum(to.out + m * to.out_stride, sums.of[0][m], to.bias,
+        put_sum(to.out + m * to.out_stride, sums.of[0][i], to.bias,
                 to.residual ? to.residual + m * to.residual_stride : nullptr, cols);
     }
 }
@@ -265,32 +287,36 @@ struct Product {
     Target to;  // of the first row and column
     int64_t bytes, stride, blocks;
 
-    Source source(int64_t panel, int64_t row, int64_t ahead) const {
-        return {m.data + panel * bytes, activated + row * stride, stride, m.segments, blocks, ahead};
+    Source source(int64_t panel, int64_t row, int64_t ahead, int64_t second_ahead = 0) const {
+        return {m.data + panel * bytes, activated + row * stride, bytes, stride, m.segments, blocks, {ahead, second_ahead}};
     }
 
-    // Finishes `count` rows of a panel, whose sums begin at row 0.
-    template <int ROWS>
-    void finish_rows(Sums<ROWS>& sums, int64_t row, int64_t count, int64_t panel) const {
-        const int64_t col = panel * PANEL, left = m.rows - col;
-        const Target target = {to.out + row * to.out_stride + col, to.bias ? to.bias + col : nullptr,
-                               to.residual ? to.residual + row * to.residual_stride + col : nullptr, to.out_stride,
-                               to.residual_stride};
-        finish(target, sums, m.segments, count, left < LANES ? left : LANES);
+    // Finishes `count` rows of `width` panels, whose sums begin at row 0.
+    template <int COUNT>
+    void finish_rows(Sums<COUNT>& sums, int64_t row, int64_t count, int64_t panel, int64_t width) const {
+        for (int64_t p = 0; p < width; ++p) {
+            const int64_t col = (panel + p) * PANEL, left = m.rows - col;
+            const Target target = {to.out + row * to.out_stride + col, to.bias ? to.bias + col : nullptr,
+                                   to.residual ? to.residual + row * to.residual_stride + col : nullptr, to.out_stride,
+                                   to.residual_stride};
+            finish(target, sums, p, width, m.segments, count, left < LANES ? left : LANES);
+        }
     }
 };
 
-void multiply_tiles(const Product& product, int64_t panel) {
-    const int64_t rows = product.rows, tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+void multiply_tiles(const Product& product, int64_t panel, int64_t width) {
+    const int64_t rows = product.rows, most = MAX_TILE_ROWS[width - 1], tiles = (rows + most - 1) / most;
     const int64_t near = int_layout_of(product.m.format).cols == 64 ? AHEAD : AHEAD_SUPER;
-    // A single tile prefetches a short distance ahead. The first of several prefetches the next panel while it
-    // computes on this one, so that the other tiles find theirs in the cache.
-    const int64_t ahead = tiles == 1 ? near : panel + 1 < product.last_panel ? product.bytes : 0;
+    // A single tile of one panel prefetches a short distance ahead. Others prefetch the next panels while they compute on
+    // these, if there are several each another one, so that all find theirs in the cache.
+    const int64_t next = panel + width < product.last_panel ? width * product.bytes : 0;
+    const int64_t ahead = tiles == 1 && width == 1 ? near : next;
     TileSums sums;
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t begin = rows * t / tiles, count = rows * (t + 1) / tiles - begin;
-        tile_of(product.m.format, count)(sums, product.source(panel, begin, t == 0 ? ahead : 0));
-        product.finish_rows(sums, begin, count, panel);
+        const Source from = product.source(panel, begin, t == 0 ? ahead : 0, t == 1 % tiles ? ahead : 0);
+        tile_of(product.m.format, count, width)(sums, from);
+        product.finish_rows(sums, begin, count, panel, width);
     }
 }
 
@@ -302,7 +328,7 @@ void multiply_slabs(const Product& product, const Slabs& by, Slab& slab, int64_t
     for (int64_t i = 0; i < parts; ++i) {
         const int64_t begin = rows * i / parts, count = rows * (i + 1) / parts - begin;
         add_slabs(slab, by, product.m, product.source(panel, begin, i == 0 ? ahead : 0), count);
-        product.finish_rows(slab.sums, begin, count, panel);
+        product.finish_rows(slab.sums, begin, count, panel, 1);
     }
 }
 
@@ -314,18 +340,17 @@ void linear_int(const Matrix& m, const uint8_t* activated, int64_t rows, int64_t
                 float* out, int64_t out_stride, const float* bias, const float* residual, int64_t residual_stride) {
     const Product product = {m, activated, rows, last_panel, {out, bias, residual, out_stride, residual_stride},
                              int_panel_bytes(m), int_activated_bytes(m), int_blocks(m)};
+    const bool pairs = in_pairs(m.format, rows) && tile_panels() == 2;
 #if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
-    const Slabs slabs = slabs_of(m.format, rows);
-    Slab slab;
+    if (const Slabs slabs = slabs_of(m.format, rows); slabs.unpack && !pairs) {
+        Slab slab;
+        for (int64_t panel = first_panel; panel < last_panel; ++panel) multiply_slabs(product, slabs, slab, panel);
+        return;
+    }
 #endif
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-#if defined(KVASIR_AVX512) || defined(KVASIR_AVX2)
-        if (slabs.unpack) {
-            multiply_slabs(product, slabs, slab, panel);
-            continue;
-        }
-#endif
-        multiply_tiles(product, panel);
+    for (int64_t panel = first_panel, width; panel < last_panel; panel += width) {
+        width = pairs && last_panel - panel >= 2 ? 2 : 1;
+        multiply_tiles(product, panel, width);
     }
 }
 

@@ -19,8 +19,14 @@ def isas() -> list[str]:
     return found
 
 
+def shapes() -> list[tuple[str, int]]:
+    """Instruction sets with the panels of a tile, which AVX-512 can have one or two of."""
+    return [(name, panels) for name in isas() for panels in ((1, 2) if name == "avx512" else (1,))]
+
+
 @pytest.fixture(autouse=True)
 def restore_isa():
     yield
     if native.available():
         native.force_isa(None)
+        native.lib().kvasir_set_tile_panels(0)

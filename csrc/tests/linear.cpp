@@ -1,5 +1,6 @@
 // Tests products with integer matrices and FP8: every format, odd shapes, ranges of panels, blocks and rows of arbitrary bits.
-// The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch.
+// The expected products are computed from the rows that lookup returns. A row has the same bits alone and in a batch, in
+// tiles of one panel and of two.
 #include "../input_rule.h"
 #include "../matrix.h"
 #include "../outliers.h"
@@ -11,6 +12,7 @@ using kvasir::Matrix;
 void test_linear_float();  // linear_float.cpp
 
 extern "C" {
+int32_t kvasir_set_tile_panels(int32_t count);
 int32_t kvasir_format_of(int32_t ggml_type);
 int64_t kvasir_matrix_bytes(int32_t format, int64_t rows, int64_t cols, int32_t segments);
 int64_t kvasir_activated_bytes(int32_t format, int32_t activation, int64_t cols, int32_t segments);
@@ -94,7 +96,6 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, 
     for (int64_t i = 0; i < c.n; ++i) bias[i] = normal(random);
     std::vector<float> residual(static_cast<size_t>(c.rows * c.n));
     for (float& value : residual) value = normal(random);
-    std::memcpy(out.data, residual.data(), residual.size() * sizeof(float));
 
     std::memset(data.data, 0xff, static_cast<size_t>(bytes));
     const Matrix m = {format, activation, c.segments, 0, c.n, c.k, data.data};
@@ -110,9 +111,14 @@ void check(std::mt19937& random, const Kind& kind, const Case& c, bool hostile, 
     std::memcpy(data.data + bytes, &rule, sizeof rule);
     kvasir_prepare(&m, activated.data, x.data, c.k, c.rows);
     const int64_t panels = kvasir::panels(m), split = panels / 3;
-    kvasir_linear(&m, activated.data, c.rows, split, panels, out.data, c.n, bias.data, out.data, c.n);
-    kvasir_linear(&m, activated.data, c.rows, 0, split, out.data, c.n, bias.data, out.data, c.n);
-    require_first_bits(out.data, c.rows * c.n, "a product");
+    for (const int32_t tile_panels : {1, 2}) {
+        require(kvasir_set_tile_panels(tile_panels) == tile_panels, "tiles of as many panels");
+        std::memcpy(out.data, residual.data(), residual.size() * sizeof(float));
+        kvasir_linear(&m, activated.data, c.rows, split, panels, out.data, c.n, bias.data, out.data, c.n);
+        kvasir_linear(&m, activated.data, c.rows, 0, split, out.data, c.n, bias.data, out.data, c.n);
+        require_first_bits(out.data, c.rows * c.n, "a product");
+    }
+    kvasir_set_tile_panels(0);
     for (int64_t r = 0; r < c.rows; ++r) {
         const float* row = residual.data() + r * c.n;
         kvasir_linear(&m, activated.data + r * width, 1, 0, panels, alone.data, c.n, bias.data, row, c.n);
@@ -153,4 +159,5 @@ void test_linear() {
         require(kvasir_pack(&m, 1000, nullptr, 0, 0, 0) == -1, "an unknown source type is rejected");
     }
     require(kvasir_format_of(16) == -1, "a type without a layout has no format");
+    require(kvasir_set_tile_panels(3) == -1 && kvasir_set_tile_panels(-1) == -1, "other tiles are rejected");
 }

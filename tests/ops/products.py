@@ -5,23 +5,25 @@ import numpy as np
 from kvasir.ops import native as door
 from kvasir.ops.linear import native
 from kvasir.ops.linear.packed import PackedMatrix
-from tests.isas import isas
+from tests.isas import isas, shapes
 
 from .test_native import bits
 
-ISAS = isas()
+ISAS, SHAPES = isas(), shapes()
 
 
 def assert_only_the_row_counts(
     packed: PackedMatrix, x: np.ndarray, bias: np.ndarray, residual: np.ndarray, seed: int
 ) -> None:
-    """The bits of a row are the same on all instruction sets, alone, among others, and by parts of the panels."""
+    """The bits of a row are the same on all instruction sets, in every tile, alone, among others and by parts of
+    the panels."""
     random, (rows, outputs) = np.random.default_rng(seed), residual.shape
     door.force_isa("portable")
     expected = bits(native.product(packed, x, bias, residual))
-    for isa in ISAS:
+    for isa, tile_panels in SHAPES:
         door.force_isa(isa)
-        assert np.array_equal(bits(native.product(packed, x, bias, residual)), expected), isa
+        door.lib().kvasir_set_tile_panels(tile_panels)
+        assert np.array_equal(bits(native.product(packed, x, bias, residual)), expected), (isa, tile_panels)
         row = int(random.integers(rows))
         alone = native.product(packed, x[row : row + 1], bias, residual[row : row + 1].copy())
         assert np.array_equal(bits(alone), expected[row : row + 1]), isa
