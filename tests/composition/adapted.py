@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from kvasir.adapters import AdapterOption
 from kvasir.inputs import Adapter
@@ -34,8 +33,9 @@ def made(write: Callable[[str, str], str], name: str, **options: int | bool) -> 
 
 
 def everything(others: Values) -> Values:
-    """As far as the executor computes it."""
-    return made(partial(adapters.of_everything, whole=others["executor"] == "eager"), "everything")(others)
+    """All that adapters change, and all that they replace."""
+    folders = (write(others["model"], "everything") for write in (adapters.of_everything, adapters.of_replacements))
+    return {"lora": [AdapterOption(name, folder).text for name, folder in zip("xy", folders, strict=True)]}
 
 
 def little_room(others: Values) -> Values:
@@ -78,11 +78,14 @@ def shared(run: Run) -> int:
 
 
 def reload(run: Run) -> None:
-    """Before the first step others run with the adapters, whose names then get other contents."""
+    """Before the first step others run with the adapters. Then, and after every few steps, their names get other
+    contents, and those of before again: requests have the one at which they came."""
     if run.step == 0:
         run.warm(lambda ids: ids, {}, adapted=True)
+    if run.step % 4 == 0:
+        variant = ("reloaded", "adapter")[run.step // 4 % 2]
         for name in "xy":
-            run.load_adapter(name, adapters.on_linears(run.options.model, f"reloaded {name}"))
+            run.load_adapter(name, adapters.on_linears(run.options.model, f"{variant} {name}"))
 
 
 def evicted(run: Run) -> int:
@@ -99,8 +102,8 @@ ADAPTED = [
     Feature("adapter: from a later position", "adapters", "prompts that found what others left, such as the base "
             "model's; where none can, answers that are not its", shared,
             made(adapters.on_linears, "adapter", prefix_cache=True), fields=later, act=warm_base),
-    Feature("adapter: reloaded", "adapters", "answers that are not the base model's, after others with the old content "
-            "of their names", changed, made(adapters.on_linears, "adapter", prefix_cache=True), fields=own, act=reload),
+    Feature("adapter: reloaded", "adapters", "answers that are not the base model's, while names get other contents",
+            changed, made(adapters.on_linears, "adapter", prefix_cache=True), fields=own, act=reload),
     Feature("adapter: little room", "adapters", "adapters that moved out", evicted, little_room, fields=own,
             besides=("neighbours",)),
 ]  # fmt: skip

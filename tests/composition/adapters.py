@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tests.composition import models
 from tests.lora.made import empty, write_peft
 
 RANK = 8
+IDS = list(range(40, 120))  # tokens of which many prompts have some
 Tensors = dict[str, np.ndarray]
 
 
@@ -32,20 +33,35 @@ def on_linears(model: str, variant: str) -> str:
 
 
 @cache
-def of_everything(model: str, variant: str, whole: bool = True) -> str:
+def of_everything(model: str, variant: str) -> str:
     """A folder: DoRA with biases on all linear layers, those of experts, the router and the head; and another table
-    and norm. whole: with those of experts, table and norm."""
+    and norm."""
     made = _Made(model, variant)
     tensors: Tensors = {}
-    names = [name for name, places in made.matrices() if whole or not made.is_expert(places)]
+    names = [name for name, _ in made.matrices()]
     for name in names:
         tensors |= made.pair(name) | made.vectors(name)
-    if not whole:
-        return made.write(tensors, target_modules=names, use_dora=True, lora_bias=True)
     table, norm = made.table(), made.norm()
     tensors |= made.table_pair(table) | made.saved(norm)
     return made.write(
         tensors, target_modules=[*names, table], modules_to_save=[norm], use_dora=True, lora_bias=True
+    )  # fmt: skip
+
+
+@cache
+def of_replacements(model: str, variant: str) -> str:
+    """A folder: another head and rows of tokens, and pairs on linear layers and on the stacks of experts."""
+    made = _Made(model, variant)
+    names = [name for name, places in made.matrices() if not made.is_head(places) and not made.is_expert(places)]
+    heads = [name for name, places in made.matrices() if made.is_head(places)]
+    table, stacks = made.table(), made.stacks()
+    tensors = {k: t for name in names for k, t in made.pair(name).items()} | made.rows(table) | made.stacked(stacks)
+    for name in heads:
+        tensors |= made.matrix(name)
+    return made.write(
+        tensors, target_modules=names, modules_to_save=heads, peft_version="0.21.2",
+        trainable_token_indices={table.rpartition(".")[2]: IDS},
+        target_parameters=[f"{module}.{name}" for module, parameters in stacks.items() for name in parameters],
     )  # fmt: skip
 
 
@@ -111,6 +127,32 @@ class _Made:
         tokens, width = self.targets.tensor(f"{name}.weight")[0].shape
         a, b = self.normal(RANK, tokens) * 0.1, self.normal(width, RANK) * 0.1
         return {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+
+    def rows(self, name: str) -> Tensors:
+        _, width = self.targets.tensor(f"{name}.weight")[0].shape
+        return {f"{name}.token_adapter.trainable_tokens_delta": self.normal(len(IDS), width) * 0.5}
+
+    def stacks(self) -> dict[str, list[str]]:
+        """The parameters that hold all experts' matrices, by module, in the order in which peft nests them."""
+        return {
+            module: [name for name in ("gate_up_proj", "down_proj") if self.targets.expert(path, 0, name)]
+            for module, (path, _) in self.targets._mixtures.items()
+        }
+
+    def stacked(self, stacks: Mapping[str, Sequence[str]]) -> Tensors:
+        found: Tensors = {}
+        for module, parameters in stacks.items():
+            path, experts = self.targets._mixtures[module]
+            for level, parameter in enumerate(reversed(parameters)):
+                outputs, inputs = self._shape(self.targets.expert(path, 0, parameter))
+                name = module + ".base_layer" * level
+                found[f"{name}.lora_A.weight"] = self.normal(experts * RANK, inputs) * inputs**-0.5
+                found[f"{name}.lora_B.weight"] = self.normal(outputs, experts * RANK) * 0.3
+        return found
+
+    def matrix(self, name: str) -> Tensors:
+        outputs, inputs = self._shapes[name]
+        return {f"{name}.weight": self.normal(outputs, inputs) * inputs**-0.5}
 
     def saved(self, name: str) -> Tensors:
         shape = self.targets.tensor(f"{name}.weight")[0].shape

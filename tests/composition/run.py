@@ -156,7 +156,7 @@ class Run:
 
     def expected(self, request: Request) -> Answers:
         assert self._expected
-        return self._expected(self.names.resolve(request))
+        return self._expected(request)
 
     @property
     def works(self) -> Iterator[Work]:
@@ -324,7 +324,9 @@ class Run:
         idle = not self._journal.entries
         count = self.random.randint(idle, 2) if self._together else int(idle)
         for request in self.arriving[:count]:
-            self._journal.add(self.names.resolve(request))
+            resolved = self.names.resolve(request)
+            self.requests[self.requests.index(request)] = resolved
+            self._journal.add(resolved)
         del self.arriving[:count]
 
     def _take(self, delta: Delta) -> None:
