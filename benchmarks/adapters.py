@@ -2,14 +2,15 @@
 
     python -m benchmarks.adapters                                      llama-1b in bfloat16, then all of its linears
     python -m benchmarks.adapters --shape qwen3-0.6b --quantize q8
-    python -m benchmarks.adapters --model /tmp/llama-1b --rounds 9 --out benchmarks/results
-    python -m benchmarks.adapters --shape qwen3-0.6b --layers 4 --rounds 2     a quick look
+    python -m benchmarks.adapters --model /tmp/llama-1b --rounds 99 --out benchmarks/results
+    python -m benchmarks.adapters --shape qwen3-0.6b --layers 4 --rounds 9     a quick look
 
 Adapters are written in peft's form with random numbers, and read and packed as those of users are. A step computes one
-token of each user. Decoding steps of both kinds alternate in rounds; the figure is the median over the rounds of the
-ratio of their medians. `moved` are the bytes of the matrices that the step's rows read once, `limit` the time that the
-machine takes for them at its measured bandwidth, and `added` the time that the step takes longer. The aims: at rank 16
-on q and v at least 0.85 of the base model's throughput, and on all linears at most 1.3 of the limit added.
+token of each user. A round is a step of each kind, one directly after the other, so that what else the machine does
+disturbs both; the figures are medians over the rounds of their ratios and differences. `moved` are the bytes of the
+matrices that the step's rows read once, `limit` the time that the machine takes for them at its bandwidth (the best of
+the probes before and after), and `added` the time that the step takes longer. The aims: at rank 16 on q and v at least
+0.85 of the base model's throughput, and on all linears at most 1.3 of the limit added.
 """
 
 from __future__ import annotations
@@ -85,15 +86,15 @@ def load(runner: Runner, paths: Sequence[str]) -> float:
 
 
 class Users:
-    """Rows of a runner that decode together, with these adapters, 0 for none."""
+    """Rows of a runner, from `first` on, that decode together with these adapters, 0 for none."""
 
-    def __init__(self, runner: Runner, adapters: Sequence[int], tokens: int):
-        self.runner, self.count, self.number = runner, len(adapters), 0
+    def __init__(self, runner: Runner, first: int, adapters: Sequence[int], tokens: int):
+        self.runner, self.rows = runner, range(first, first + len(adapters))
         capacity = runner.capacity
         blocks = -(-(PROMPT + tokens + 1) // capacity.block_size)
         joined, works = [], []
-        for row, adapter in enumerate(adapters):
-            ids = pack_ids([(31 * row + 7 * i) % SEEN for i in range(PROMPT)])
+        for row, adapter in zip(self.rows, adapters, strict=True):
+            ids = pack_ids([(31 * (row - first) + 7 * i) % SEEN for i in range(PROMPT)])
             joined.append(Join(row, ids, PROMPT, SamplingSpec(), (Adapted(adapter),) if adapter else ()))
             table = tuple(range(1 + row * blocks, 1 + (row + 1) * blocks))
             works.append(Work(row, 0, PROMPT, tuple((0, table) for _ in capacity.groups), sample=True))
@@ -101,42 +102,35 @@ class Users:
         self.known = PROMPT
 
     def step(self) -> float:
-        """One token of each user. Returns the seconds in the native call."""
-        rows, starts = np.arange(self.count, dtype=np.int32), np.full(self.count, self.known, np.int32)
+        """One token of each user. Returns the milliseconds in the native call."""
+        rows, starts = np.array(self.rows, np.int32), np.full(len(self.rows), self.known, np.int32)
         self.known += 1
         return self._step(decodes=Decodes(rows.tobytes(), starts.tobytes()))
 
     def leave(self) -> None:
-        self._step(left=tuple(range(self.count)))
+        self._step(left=tuple(self.rows))
 
     def _step(self, joined: tuple = (), **parts: Any) -> float:
-        self.number += 1
         before = self.runner.kernel_seconds
-        result = self.runner.sample(self.runner.execute(StepPlan(self.number, joined, **parts)))
+        result = self.runner.sample(self.runner.execute(StepPlan(0, joined, **parts)))
         if errors := [row.error for row in (*result.rows, *result.failed) if row.error]:
             raise RuntimeError(errors[0])
-        return self.runner.kernel_seconds - before
+        return 1e3 * (self.runner.kernel_seconds - before)
 
 
-def step_ms(runner: Runner, adapters: Sequence[int], steps: int) -> float:
-    """Median milliseconds of a decoding step."""
-    users = Users(runner, adapters, steps + 2)
-    users.step()
-    seconds = median(users.step() for _ in range(steps))
-    users.leave()
-    return 1e3 * seconds
-
-
-def compared(runner: Runner, users: int, steps: int, rounds: int) -> list[tuple[float, float]]:
-    """(milliseconds of the base model, with adapters), in every second round in the other order."""
-    kinds = [[0] * users, [*range(1, users + 1)]]
-    for adapters in kinds:
-        step_ms(runner, adapters, 2)
+def compared(runner: Runner, users: int, rounds: int) -> list[tuple[float, float]]:
+    """Milliseconds of steps one after the other, of the base model and with adapters; in every second round in the
+    other order."""
+    base = Users(runner, 0, [0] * users, rounds + 2)
+    adapted = Users(runner, users, range(1, users + 1), rounds + 2)
+    base.step(), adapted.step()
     runs = []
     for turn in range(rounds):
-        order = (0, 1) if turn % 2 == 0 else (1, 0)
-        found = {kind: step_ms(runner, kinds[kind], steps) for kind in order}
-        runs.append((found[0], found[1]))
+        first = base.step() if turn % 2 else adapted.step()
+        second = adapted.step() if turn % 2 else base.step()
+        runs.append((first, second) if turn % 2 else (second, first))
+    base.leave()
+    adapted.leave()
     return runs
 
 
@@ -170,8 +164,7 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=32)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--targets", action="append", choices=TARGETS, help="measure only these matrices; repeatable")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="of each kind in a round")
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, help="computing threads")
     parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
     args = parser.parse_args()
@@ -190,21 +183,23 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     core = build_core(
         EngineOptions(
             model=str(args.model or folder / "model"), quantize=args.quantize, threads=args.threads,
-            max_num_seqs=args.users, max_model_len=256, max_num_batched_tokens=max(512, args.users * PROMPT),
+            max_num_seqs=2 * args.users, max_model_len=256, max_num_batched_tokens=max(512, args.users * PROMPT),
             speculate="off",
         )
     )  # fmt: skip
     runner, others, found = core.runner, ForeignLoad(), {}
     assert isinstance(runner, Runner)
     threads = runner.executor.program.pool.threads  # type: ignore[attr-defined]
-    bandwidth = probe("cpu", "bfloat16", threads).bytes_per_s
     print("matrices  base ms     with  ratio  moved MB  limit ms  added  / limit")
     for name in args.targets or TARGETS:
         paths = [write_adapter(folder / name / str(i), config, TARGETS[name], args.rank, i) for i in range(args.users)]
         load_seconds = load(runner, paths)
         moved = args.users * moved_bytes(config, TARGETS[name], args.rank)
-        row = summary(compared(runner, args.users, args.steps, args.rounds), moved, bandwidth)
-        found[name] = {**row, "load_seconds": load_seconds}
+        before = probe("cpu", "bfloat16", threads).bytes_per_s
+        runs = compared(runner, args.users, args.rounds)
+        bandwidth = max(before, probe("cpu", "bfloat16", threads).bytes_per_s)
+        row = summary(runs, moved, bandwidth)
+        found[name] = {**row, "bandwidth": bandwidth, "load_seconds": load_seconds}
         print(
             f"{name:8} {row['base_ms']:8.2f} {row['adapted_ms']:8.2f} {row['ratio']:6.3f} {moved / 1e6:9.1f} "
             f"{row['limit_ms']:9.2f} {row['added_ms']:6.2f} {row['of_limit']:8.2f}"
@@ -213,9 +208,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     core.close()
     print(f"other programs used {others.share():.0%} of the CPU time")
-    facts = {"machine": machine_facts(), "software": software_facts(), "bandwidth": bandwidth, "threads": threads}
+    facts = {"machine": machine_facts(), "software": software_facts(), "threads": threads}
     if args.out:
-        wish = {name: getattr(args, name) for name in ("shape", "quantize", "users", "rank", "steps")}
+        wish = {name: getattr(args, name) for name in ("shape", "quantize", "users", "rank")}
         report.write(args.out, "adapters", {**facts, **wish, "cases": found}, lambda figure: draw(figure, found))
     return found
 
