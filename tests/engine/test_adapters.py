@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from kvasir.errors import ModelNotFound
 from kvasir.inputs import Adapter
 from kvasir.runner.fake import FakeRunner
 from kvasir.sched.scheduler import Scheduler
-from kvasir.types import AdapterInfo, FinishReason, Request, SamplingParams
+from kvasir.types import AdapterInfo, FinishReason, Request, SamplingParams, ServiceClass
 from tests.engine.test_process import collect, until
 from tests.sched.drive import by_hand
 
@@ -109,24 +110,33 @@ def test_no_step_waits_for_a_load(tmp_path, monkeypatch):
     """A load that never ends: others join, run and end meanwhile, also those behind it in the queue."""
     bench = Bench(tmp_path)
     bench.load("slow")
-    gate = asyncio.Event()
-    pack, ends = bench.runner.pack_adapter, []
-
-    def wait(path: str, content: str) -> Any:
-        while not gate.is_set():
-            pass
-        return pack(path, content)
-
-    monkeypatch.setattr(bench.runner, "pack_adapter", wait)
+    gate, pack = threading.Event(), bench.runner.pack_adapter
+    monkeypatch.setattr(bench.runner, "pack_adapter", lambda *file: gate.wait(60) and pack(*file))
     bench.add(ask("r", Adapter("slow")))
     for i in range(3):
         bench.add(ask(f"plain {i}"))
         while f"plain {i}" not in bench.ends:
             bench.step()
-    assert "r" not in bench.ends and not ends
+    assert "r" not in bench.ends
     gate.set()
     bench.drain()
     assert bench.ends["r"].finish_reason is FinishReason.LENGTH
+
+
+def test_a_request_takes_no_row_from_another_before_its_adapter_is_there(tmp_path, monkeypatch):
+    bench, gate = Bench(tmp_path, max_rows=1), threading.Event()
+    bench.load("a")
+    pack = bench.runner.pack_adapter
+    monkeypatch.setattr(bench.runner, "pack_adapter", lambda *file: gate.wait(60) and pack(*file))
+    bench.add(replace(ask("patient", tokens=60), slo=ServiceClass.BACKGROUND))
+    bench.step()
+    bench.add(ask("urgent", Adapter("a")))
+    for _ in range(10):
+        bench.step()
+    assert bench.core.scheduler.preemptions == 0 and len(bench.tokens["patient"]) >= 10
+    gate.set()
+    bench.drain()
+    assert bench.core.scheduler.preemptions == 1 and list(bench.ends) == ["urgent", "patient"]
 
 
 def test_a_prefix_before_the_first_position_is_shared_with_the_base_model(tmp_path):

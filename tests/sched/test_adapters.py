@@ -76,7 +76,7 @@ class Turns:
                 self.waiting.remove(seq)
                 self.running.append(seq)
                 joined.append(seq)
-        self.pool.end_turn()
+        self.pool.prefetch()
         for id, content in self.pool.take_changes():
             self.installed.pop(id, None)
             if content:

@@ -145,6 +145,8 @@ class AdapterPool:
             entry.wants[seq] = None
             self._keep(entry)
             self._narrowed = self._narrowed or bool(self._pinned)
+        if seq.content.adapters:
+            self.prefetch()
 
     def leave(self, seq: Sequence) -> None:
         """A sequence has ended, or is paused. Nothing is evicted before the next turn."""
@@ -186,6 +188,12 @@ class AdapterPool:
             self._claim(0, lacking, entries)
             return False
         return True
+
+    def loading(self) -> set[Sequence]:
+        """The sequences that wait for a load, or until one can begin."""
+        full = self._loading >= MOST_LOADS
+        absent = (e for e in self.entries.values() if e.held is None and (e.loading or full)) if self._loading else ()
+        return {seq for entry in absent for seq in entry.wants}
 
     def join(self, seq: Sequence) -> tuple[Adapted, ...]:
         """Gives ids to the adapters of a ready sequence; they keep them until it leaves its row. Returns its adapters
@@ -336,7 +344,7 @@ class AdapterPool:
                 failed[seq] = InvalidRequest(why, HINT, "adapter")
         return failed
 
-    def end_turn(self) -> None:
+    def prefetch(self) -> None:
         """Begins loads of pinned adapters and, in order of arrival, for sequences that have not come up yet, as long as
         that evicts nothing that a sequence wants."""
         if self._claimed is not None:

@@ -103,7 +103,8 @@ class Planner:
         """If all rows are taken and a sequence of a higher class waits, preempts one of a lower class."""
         if self._table.free_rows or not self._table.waiting:
             return
-        if self._service.stands_higher(self._table.waits, self._table.runs):
+        unready = self._adapters.loading() if self._adapters.entries else ()
+        if self._service.stands_higher(self._table.waits, self._table.runs, unready):
             last = max(self._table.running, key=self._service.victim_key)
             self.preempt(last)
             self.displaced[last.request.slo] += 1

@@ -249,7 +249,7 @@ class Scheduler:
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
         if self._adapting:
-            self.adapters.end_turn()
+            self.adapters.prefetch()
         return self._complete(step) if step.computes or self.table.left or self.adapters.changes else None
 
     def _complete(self, step: Step) -> StepPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvasir.plan import StepPlan, unpack_ids
@@ -212,15 +212,23 @@ class Service:
         if load.prefill_tokens or plan.step % MEASURE_EVERY == 0:
             self.step_time = observe(self.step_time, load, seconds)
 
-    def stands_higher(self, waiting: Mapping[ServiceClass, int], running: Mapping[ServiceClass, int]) -> bool:
+    def stands_higher(
+        self,
+        waiting: Mapping[ServiceClass, int],
+        running: Mapping[ServiceClass, int],
+        unready: Collection[Sequence] = (),
+    ) -> bool:
         """Whether the highest class that waits, of any tenant, is above the lowest class that runs. waiting, running:
-        number of sequences per class. A promoted sequence is above all classes."""
-        first = min(c.rank for c, n in waiting.items() if n)
+        number of sequences per class. unready: waiting ones that could not use a row. A promoted sequence is above all
+        classes."""
+        waiting = Counter(waiting) - Counter(seq.request.slo for seq in unready) if unready else waiting
+        first = min((c.rank for c, n in waiting.items() if n), default=len(ServiceClass))
         held = self._promoted if self._promoted and self._promoted.status is not Status.FINISHED else None
         if held and held.status is Status.RUNNING:
             running = {**running, held.request.slo: running[held.request.slo] - 1}
         last = max((c.rank for c, n in running.items() if n), default=-1)
-        return last >= 0 if held and held.status is Status.WAITING else first < last
+        goes_first = held is not None and held.status is Status.WAITING and held not in unready
+        return last >= 0 if goes_first else first < last
 
     def victim_key(self, seq: Sequence) -> tuple[bool, int, int, int]:
         """Sort key of preemption: the sequence with the greatest key is preempted first."""

@@ -117,13 +117,13 @@ async def test_the_async_client_reads_streams(speaking):
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence"),
     [
-        ({"reply": "Done."}, "end_turn", None),
+        ({"reply": "Done."}, "prefetch", None),
         ({"reply": "Done.", "max_tokens": 3}, "max_tokens", None),
         ({"reply": "Done.", "max_tokens": 0}, "max_tokens", None),
         ({"reply": "Done.", "stop_sequences": ["?", "on"]}, "stop_sequence", "on"),
         ({"reply": CALL}, "tool_use", None),
         ({"reply": CALL, "max_tokens": 60}, "max_tokens", None),
-        ({"reply": CALL, "tools": []}, "end_turn", None),
+        ({"reply": CALL, "tools": []}, "prefetch", None),
     ],
 )
 def test_an_answer_states_why_it_ended(own, fields, reason, sequence):
