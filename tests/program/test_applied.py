@@ -20,6 +20,7 @@ from kvasir.ops.linear import native as matrices  # noqa: E402
 from kvasir.ops.linear.packed import pack_rows  # noqa: E402
 from kvasir.plan import Adapted  # noqa: E402
 from kvasir.program.program import Program  # noqa: E402
+from kvasir.program.trace import trace  # noqa: E402
 from tests.layers.adapted import adapter_of  # noqa: E402
 from tests.program.made import Company, bits, loaded, program_of, random_model  # noqa: E402
 from tests.program.ranked import parts_of, ranked  # noqa: E402
@@ -173,6 +174,33 @@ def test_a_product_against_float64(model, slot):
             y = (y + scale * one.scale * one.bias) * (one.magnitude / norms)
     assert np.abs(found["adapted"] - y).max() < 2e-6 * np.abs(y).max()
     assert np.abs(found["base"] - y).max() > 0.1 * np.abs(y).max()
+
+
+def test_a_matrixs_own_factor_does_not_scale_its_adapters(tmp_path):
+    """As of BitNet: W x is multiplied by it, what adapters add is not."""
+    slot, factor = "layers.0.attn.qkv.v", 0.5
+    model = loaded("llama", tmp_path).model
+    qkv = model.layers[0].attn.qkv
+    gained = []
+    for scale in (1.0, factor):
+        qkv.weights["v"].scale = scale
+        qkv.scales = {"v": scale} if scale != 1 else {}
+        loaded_model = replace(loaded("llama", tmp_path), model=model, trace=trace(model))
+        program = program_of(loaded_model, threads=2)
+        ops = [s.op for s in program.lowered.instructions]
+        at = ops.index("adapt_add" if scale != 1 else "linear")
+        instruction = program.lowered.instructions[at]
+        out = instruction.buffers[0] if scale != 1 else instruction.products[2][2]
+        program.struct.count = program.struct.chosen_from = at + 1
+        company, found = Company(program, [IDS], [1]), []
+        for given in ({}, {slot: change(program.slots[slot], 1)}):
+            program.set_adapter(1, program.pack_adapter(adapter_of({}, matrices=given)))
+            company.step((0, 0, 20))
+            found.append(program.memory.view(out, 20).copy())
+        gained.append(found)
+    (plain, adapted), (half, changed) = gained
+    assert np.array_equal(half, factor * plain)
+    assert np.allclose(changed - half, adapted - plain, atol=1e-5) and np.abs(changed - half).max() > 0.1
 
 
 def test_sixteen_bits_stay_sixteen_bits(tmp_path):
