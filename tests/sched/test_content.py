@@ -169,6 +169,8 @@ def test_together_equals_alone(seed, kinds, overlaps, step):
         (Inputs(bias=b"123"), (), "bias"),
         (Inputs(bias=b"\0\0\xc0\x7f"), (), "bias"),
         (Inputs(), (adapter("x", float("nan")),), "scale"),
+        (Inputs(), (adapter("x", 1e39),), "scale"),
+        (Inputs(), (adapter("x"),) * 9, "9 adapters for one request"),
         (Inputs(), (adapter("x", 1.0, -1),), "position"),
         (Inputs(), (Adapter("z"),), "adapter 'z' is not loaded"),
         (image(length=14, both_ways=True), (), "12"),
