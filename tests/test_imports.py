@@ -33,6 +33,7 @@ EAGER = (
     "ops/attention/weights.py",
     "ops/norm/native.py",
     "ops/products.py",
+    "runner/eager_adapters.py",
     "runner/eager_draft.py",
     "runner/eager_executor.py",
     "runner/device_packing.py",
