@@ -57,9 +57,10 @@ def zipf(count: int, seed: int) -> Callable[[], int]:
 
 
 def run(core: EngineCore, adapters: Sequence[Adapter], users: int, requests: int) -> list[float]:
-    """Seconds of the steps in which all users decode."""
+    """Seconds of the steps in which all users decode, and no prompt is computed."""
     draw, ids, steps = zipf(len(adapters), len(adapters)), random.Random(1), []
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, seed=0)
+    begun: set[str] = set()
     sent = ended = 0
 
     def send() -> None:
@@ -74,8 +75,10 @@ def run(core: EngineCore, adapters: Sequence[Adapter], users: int, requests: int
     while core.has_work():
         deltas = list(each_delta(core.advance()))
         now = time.perf_counter()
-        if len(deltas) == users and not any(d.finish_reason for d in deltas) and ended > WARM_UP * requests:
+        decodes = len(deltas) == users and begun.issuperset(d.id for d in deltas)
+        if decodes and ended > WARM_UP * requests:
             steps.append(now - before)
+        begun.update(delta.id for delta in deltas)
         for delta in deltas:
             if delta.finish_reason:
                 ended += 1
