@@ -78,7 +78,7 @@ def selected_by_name(options: Mapping[str, AdapterOption]) -> list[AdapterOption
 
 
 def for_all_requests(texts: Sequence[str] | None) -> list[str] | None:
-    """The same adapters, applied to requests that select none, where nobody selects. Raises ConfigError."""
+    """The same adapters, applied to every request, for callers that cannot select. Raises ConfigError."""
     given = parse_adapters(texts or ())
     return [replace(one, default=one.default or one.scale).text for one in given] or None
 

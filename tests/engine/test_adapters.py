@@ -107,7 +107,7 @@ def test_a_thousand_adapters_of_which_64_fit(tmp_path, overlaps):
 
 
 def test_no_step_waits_for_a_load(tmp_path, monkeypatch):
-    """A load that never ends: others join, run and end meanwhile, also those behind it in the queue."""
+    """A load that never ends: others join, run and end meanwhile, also those after it in the queue."""
     bench = Bench(tmp_path)
     bench.load("slow")
     gate, pack = threading.Event(), bench.runner.pack_adapter

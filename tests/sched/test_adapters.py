@@ -1,4 +1,4 @@
-"""The pool of adapters: bounded, never without what is in use, and nobody waits forever."""
+"""The pool of adapters: bounded, never without what is in use, and no request waits forever."""
 
 from __future__ import annotations
 
@@ -329,8 +329,8 @@ def test_changes_of_a_failed_step_are_made_again():
 @examples(60)
 @given(st.integers(0, 2**32))
 def test_any_load_is_served_within_the_limits(seed):
-    """Random requests, loads, ends, pauses and pins. Nothing exceeds a limit, a pinned adapter stays, and nobody waits
-    longer than those before it need."""
+    """Random requests, loads, ends, pauses and pins. Nothing exceeds a limit, a pinned adapter stays, and no request
+    waits longer than those before it need."""
     chance = random.Random(seed)
     ids = chance.randint(2, 5)
     limits = {"ids": ids, "most_held": chance.randint(ids, 7), "most_bytes": chance.choice([40, 60, 1000])}

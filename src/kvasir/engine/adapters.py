@@ -132,7 +132,7 @@ class Adapters:
             )
 
     def pin_again(self) -> None:
-        """Tells a new core which adapters are pinned."""
+        """Sends a new core the pinned adapters."""
         for info in self.names.pinned:
             self._pin(info)
 
