@@ -10,8 +10,8 @@ import numpy as np
 from kvasir.layers.adapters import ModelChanges, Slot, check_id
 from kvasir.program import native
 from kvasir.program.changes import PackedAdapter, pack, squares_of, unknown
-from kvasir.program.lower import Product
 from kvasir.program.places import Places
+from kvasir.program.products import Product
 from kvasir.program.trace import Trace
 
 _LINE = 16  # float32 values per cache line

@@ -10,7 +10,7 @@ barrier   before an instruction that reads rows written by other threads; those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from kvasir.layers.adapters import Slot
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Node, Traced
 from kvasir.ops.linear.native import PANEL
 from kvasir.program.calls import NO_HOOKS, Hooks, for_each
+from kvasir.program.products import Product, split_adapters
 from kvasir.program.trace import Trace
 
 ALIGN = 64
@@ -89,19 +90,6 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """One matrix product of a linear instruction. slot: of its adapters. bias: float32 vector. residual: rows to
-    add."""
-
-    weight: Any
-    x: Traced
-    out: Traced
-    slot: Slot | None = None
-    bias: Any = None
-    residual: Traced | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction: an op with its inputs and the places of its values. buffers: of the outputs, then of the float32
     inputs, in order; a linear instruction has the buffer of its input there and the others in `products`."""
@@ -141,44 +129,6 @@ def lower(
     two domains. Raises CannotTrace for an op without a kernel."""
     nodes = _group(_fold(split_adapters(_product_of(n, trace.slots) for n in hooks.nodes(trace)), trace))
     return _Placer(nodes, trace, {ROWS: max_rows, CHOSEN: max_chosen}, prepared, hooks).run()
-
-
-# --- adapters ------------------------------------------------------------------------------------------
-
-
-def split_adapters(nodes: Iterable[Node]) -> list[Node]:
-    """The nodes, with the adapters of each product that a matrix's factor or the sum over ranks still completes applied
-    after that: `adapt_inner` (x, slot, whether the rows' scales are multiplied there) and `adapt_add`."""
-    found: list[Node] = []
-    all_nodes, at = list(nodes), 0
-    while at < len(all_nodes):
-        node, at = all_nodes[at], at + 1
-        product = node.inputs[0] if node.op == "linear" else None
-        tail = _completing(product, all_nodes[at : at + 2]) if product is not None and product.slot else []
-        if product is None or not tail:
-            found.append(node)
-            continue
-        at += len(tail)
-        *others, last = tail
-        total = last.out.graph.value(last.out.domain, last.out.shape)
-        reduced = (product.slot,) if last.op == "all_reduce" else ()
-        found.append(Node("linear", (replace(product, slot=None),), node.out))
-        found.append(Node("adapt_inner", (product.x, product.slot, not reduced), None))
-        found += [*others, Node(last.op, (*last.inputs, *reduced), total)]
-        found.append(Node("adapt_add", (total, product.slot), last.out))
-    return found
-
-
-def _completing(product: Product, after: Sequence[Node]) -> list[Node]:
-    """Those of the nodes after a product that complete it: the factor of its matrix, then the sum over ranks."""
-    tail: list[Node] = []
-    made, scaled = product.out, getattr(product.weight, "scale", 1.0) != 1.0
-    for op in (*(("scale",) if scaled else ()), "all_reduce"):
-        node = after[len(tail)] if len(tail) < len(after) else None
-        if node is not None and node.op == op and node.inputs[0].base is made.base:
-            tail.append(node)
-            made = node.out
-    return tail
 
 
 # --- fold -------------------------------------------------------------------------------------------
