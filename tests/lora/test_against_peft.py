@@ -25,6 +25,7 @@ EXECUTORS = ("eager", "program")
 IDS = np.random.default_rng(3).permutation(300)[:40].tolist()  # all different
 INVOCATION = IDS[30:32]
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+SOME = ["q_proj", "v_proj", "down_proj"]
 TIED = {"tie_word_embeddings": True}
 # name: the model, changes of its config, the fields of peft's config
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -66,30 +67,68 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "activated": ("llama", {}, {"target_modules": EVERY, "alora_invocation_tokens": INVOCATION}),
 }
+# name: the model, the fields of peft's config of two adapters. Two cannot be active in peft if both replace
+# tensors, rows or biases
+PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain": ("llama", {"target_modules": EVERY}, {"target_modules": ["q_proj", "down_proj"], "lora_bias": True}),
+    "dora and plain": ("qwen2", {"target_modules": SOME, "use_dora": True}, {"target_modules": SOME}),
+    "dora twice": (
+        "qwen2",
+        {"target_modules": SOME, "use_dora": True},
+        {"target_modules": ["q_proj", "lm_head"], "use_dora": True, "use_rslora": True},
+    ),
+    "dora and plain, transposed": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True},
+        {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
+    ),
+    "tables": (
+        "gemma3",
+        {"target_modules": ["embed_tokens", "v_proj"], "use_dora": True},
+        {"target_modules": ["embed_tokens", "v_proj"]},
+    ),
+    "one saves": (
+        "llama",
+        {"target_modules": ["q_proj"], "modules_to_save": ["norm", "lm_head", "embed_tokens"]},
+        {"target_modules": ["q_proj", "v_proj"], "use_dora": True},
+    ),
+}
 
 
-def write(name: str, folder: Path) -> tuple[Path, Path, np.ndarray]:
-    """A base model, an adapter, and peft's log-probabilities."""
-    kind, changes, fields = CASES[name]
-    base, adapter = folder / "base", folder / "adapter"
+def write(kind: str, changes: dict[str, Any], adapters: dict[str, dict[str, Any]], folder: Path) -> tuple[Path, Any]:
+    """A base model, and peft's model of it with adapters of these names and fields, which are in `folder`, too."""
+    base = folder / "base"
     base.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CONFIGS, kind, {**CONFIGS[kind], **changes})
         random_model(kind, base)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    fields = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", "target_modules": [], **fields}
+    tuned: Any = None
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(1)
-        tuned = peft.get_peft_model(model, peft.LoraConfig(**fields))
-        for path, value in tuned.named_parameters():
-            if value.requires_grad:
-                noise = torch.randn_like(value) * (0.3 if "lora_" in path and value.ndim > 1 else 0.05)
-                value.data += noise.abs() if "magnitude" in path else noise
-        tuned.save_pretrained(adapter)
-        with torch.no_grad():
-            logits = tuned.eval()(torch.tensor([IDS])).logits[0]
-    return base, adapter, log_softmax(logits.numpy())
+        for name, fields in adapters.items():
+            fields = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", "target_modules": [], **fields}
+            config = peft.LoraConfig(**fields)
+            if tuned is None:
+                tuned = peft.get_peft_model(model, config, name)
+            else:
+                tuned.add_adapter(name, config)
+            tuned.set_adapter(name)
+            for path, value in tuned.named_parameters():
+                if value.requires_grad:
+                    noise = torch.randn_like(value) * (0.3 if "lora_" in path and value.ndim > 1 else 0.05)
+                    value.data += noise.abs() if "magnitude" in path else noise
+        tuned.save_pretrained(folder)
+    return base, tuned.eval()
+
+
+def wanted_of(tuned: Any, *names: str) -> np.ndarray:
+    """peft's log-probabilities with these adapters, in this order."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        tuned.base_model.set_adapter(list(names))
+        return log_softmax(tuned(torch.tensor([IDS])).logits[0].numpy())
 
 
 def config_of(base: Path) -> dict[str, Any]:
@@ -100,8 +139,9 @@ def config_of(base: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", CASES)
 def test_log_probabilities_are_those_of_peft(tmp_path, name, executor):
-    base, path, wanted = write(name, tmp_path)
-    adapter = bound(path, config_of(base))
+    kind, changes, fields = CASES[name]
+    base, tuned = write(kind, changes, {"x": fields}, tmp_path)
+    adapter, wanted = bound(tmp_path / "x", config_of(base)), wanted_of(tuned, "x")
     core = adapted_core(base, executor, {"x": adapter})
     start = IDS.index(INVOCATION[0]) if adapter.invocation else 0
     assert adapter.invocation == (tuple(INVOCATION) if name == "activated" else ())
@@ -109,3 +149,16 @@ def test_log_probabilities_are_those_of_peft(tmp_path, name, executor):
     assert np.nanmax(np.abs(got - wanted)) < 5e-5
     assert np.nanmax(np.abs(without - wanted)) > 1e-3, "the adapter changes nothing: the comparison says nothing"
     assert np.array_equal(got[:start], without[:start], equal_nan=True)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_adapters_are_those_of_peft_in_both_orders(tmp_path, name, executor):
+    kind, *fields = PAIRS[name]
+    base, tuned = write(kind, {}, dict(zip("xy", fields, strict=True)), tmp_path)
+    core = adapted_core(base, executor, {one: bound(tmp_path / one, config_of(base)) for one in "xy"})
+    got = {order: log_probabilities(core, IDS, *map(Adapter, order)) for order in ("xy", "yx", "x", "y")}
+    for order, found in got.items():
+        assert np.nanmax(np.abs(found - wanted_of(tuned, *order))) < 5e-5
+    assert all(np.nanmax(np.abs(got["xy"] - got[one])) > 1e-3 for one in "xy"), "one of them changes nothing"
