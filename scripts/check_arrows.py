@@ -30,7 +30,7 @@ COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
     *("weights", "lora", "sampling", "program", "graph", "runner"),
 )
-EVERYTHING = (*THINKING, *COMPUTING, "engine", "store", "serve")
+EVERYTHING = (*THINKING, *COMPUTING, "engine", "fleet", "store", "serve")
 
 # Room -> the rooms it may import besides itself and the ground (a dotted entry allows only that module of a room).
 ARROWS: dict[str, tuple[str, ...]] = {
@@ -54,6 +54,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "graph": ("ops", "layers", "program", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
+    "fleet": ("kv", "sched", "engine.client"),
     "store": ("weights", "text"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
@@ -119,13 +120,13 @@ FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
 # These rooms never import torch; in `engine`, only the files that build and step the computing half do.
-NO_TORCH = (*GROUND, *THINKING, "store", "serve")
+NO_TORCH = (*GROUND, *THINKING, "fleet", "store", "serve")
 TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",
     *(f"{name}.py" for name in GROUND),
-    *(f"{room}/*" for room in (*THINKING, "store", "serve")),
+    *(f"{room}/*" for room in (*THINKING, "fleet", "store", "serve")),
     "engine/__init__.py",
     "engine/client.py",
     "engine/front.py",

@@ -182,9 +182,9 @@ def test_the_tables_name_only_what_exists():
 @pytest.mark.parametrize(
     ("table", "key", "value", "message"),
     [
-        ("ARROWS", "fleet", (), "names `fleet`, which does not exist"),
+        ("ARROWS", "fleets", (), "names `fleets`, which does not exist"),
         ("ARROWS", "parse", ("engine.nothing",), "names `engine.nothing`, which"),
-        ("DOORS", "ray", ("fleet/*",), "names fleet/*, which matches no file"),
+        ("DOORS", "ray", ("fleets/*",), "names fleets/*, which matches no file"),
     ],
 )
 def test_a_name_in_the_tables_that_does_not_exist_is_found(monkeypatch, capsys, table, key, value, message):
@@ -197,7 +197,7 @@ def test_a_name_in_the_tables_that_does_not_exist_is_found(monkeypatch, capsys, 
 
 def test_a_path_in_pyproject_that_does_not_exist_is_found(tmp_path):
     project = tmp_path / "pyproject.toml"
-    text = (ROOT / "pyproject.toml").read_text().replace('include = ["src"]', 'include = ["src", "fleet"]')
+    text = (ROOT / "pyproject.toml").read_text().replace('include = ["src"]', 'include = ["src", "fleets"]')
     project.write_text(text)
     for name in ("src/kvasir/assets", "tests", "recipes"):
         (tmp_path / name).mkdir(parents=True)
@@ -206,7 +206,7 @@ def test_a_path_in_pyproject_that_does_not_exist_is_found(tmp_path):
     for name in ("launch", "kernels", "compiling", "triton", "triton_matrix"):
         (tmp_path / "src" / "kvasir" / "ops" / f"{name}.py").touch()
     found = list(checker.absent(ROOT / "src" / "kvasir", project))
-    assert found == ["pyproject.toml names fleet, which does not exist"]
+    assert found == ["pyproject.toml names fleets, which does not exist"]
 
 
 def test_the_command_prints_places_and_fails(tmp_path, capsys):
