@@ -144,6 +144,23 @@ async def test_fields_of_other_engines_select(tmp_path):
         assert unknown.json()["error"]["param"] == "lora_path"
 
 
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/v1/embeddings", "input")])
+async def test_each_prompt_has_an_adapter_of_its_own(tmp_path, path, field):
+    async with serving(tmp_path, *three(tmp_path)) as http:
+        body = {field: ["a", "b", "c"], "lora_path": ["math", None, "sql"]}
+        found = await http.post(path, json=body)
+        assert found.status_code == 200, found.text
+        assert http.got() == [(Adapter("math"),), (), (Adapter("sql"),)]
+        await http.post(path, json={**body, "lora": []})
+        assert http.got() == [(), (), ()]
+        for given, param in ((["sql"], "lora_path"), ([], "lora_path"), (["sql", "nothing", None], "lora_path.1")):
+            refused = await http.post(path, json={**body, "lora_path": given})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        both = await http.post(path, json={**body, "model": "sql"})
+        assert both.status_code == 400 and "two adapters: 'sql' and 'math'" in both.text
+        assert http.got() == []
+
+
 @pytest.mark.parametrize("dialect", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_rankings_select_too(tmp_path, dialect):
     path, body = dialect, {"query": "a", "documents": ["b", "c"]}

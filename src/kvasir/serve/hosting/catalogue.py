@@ -206,12 +206,21 @@ async def serving_of(
     if named:
         await catalogue.folders.ensure(serving.front, named)
         serving = serving.adapted(named, name)
-    if adapter and named and adapter != named:
-        raise InvalidRequest(f"two adapters: {quoted(named)} and {quoted(adapter)}", "name one of them", param=param)
-    if adapter and not named:
-        await catalogue.folders.ensure(serving.front, adapter)
-        serving = serving.adapted(adapter, param=param)
-    return serving
+    return await adapted(request, serving, adapter, param)
+
+
+async def adapted(request: HTTPRequest, serving: Serving, adapter: str | None, param: str) -> Serving:
+    """The model with the adapter that a field, `param`, names; None: unchanged. Raises InvalidRequest, also if the
+    model's name means another adapter."""
+    if not adapter:
+        return serving
+    if named := serving.chosen:
+        if named[0].name != adapter:
+            message = f"two adapters: {quoted(named[0].name)} and {quoted(adapter)}"
+            raise InvalidRequest(message, "name one of them", param=param)
+        return serving
+    await catalogue_of(request).folders.ensure(serving.front, adapter)
+    return serving.adapted(adapter, param=param)
 
 
 async def loaded_of(request: HTTPRequest, name: str | None) -> Serving:

@@ -25,6 +25,7 @@ from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.dialects.openai.lora_path import PARAM, fields_of_each, for_all
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
     Chunks,
@@ -54,7 +55,7 @@ DEFAULT_MAX_TOKENS = 16
 
 @router.post("/v1/completions", tags=["openai"], responses=STREAMED)
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
-    serving = await serving_of(request, wire.model, adapter=wire.lora_path, param="lora_path")
+    serving = await serving_of(request, wire.model, adapter=for_all(wire.lora_path), param=PARAM)
     prompts = await to_requests(wire, serving, request)
     charge(serving, prompts, request, whole=not wire.stream)
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
@@ -88,8 +89,9 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     with named(wire):
         await front.learn(params)
     fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
+    each = await fields_of_each(wire.lora_path, wire.lora, fields, len(given), serving, request)
     requests = []
-    for prompt in given:
+    for prompt, fields in zip(given, each, strict=True):
         ends: tuple[int, ...] = ()
         if wire.suffix:
             special = wire.add_special_tokens is not False

@@ -10,6 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.scoring import first_dimensions
+from kvasir.serve.dialects.openai.lora_path import PARAM, for_all
 from kvasir.serve.dialects.openai.pooled import check_dimensions, requests_of, results_of
 from kvasir.serve.dialects.openai.wire import EmbeddingRequest
 from kvasir.serve.hosting.catalogue import serving_of
@@ -24,8 +25,8 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/embeddings", tags=["openai"])
 async def embeddings(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
-    field = "task" if wire.lora_path is None else "lora_path"
-    serving = await serving_of(request, wire.model, adapter=wire.lora_path or wire.task, param=field)
+    field, named = ("task", wire.task) if wire.lora_path is None else (PARAM, for_all(wire.lora_path))
+    serving = await serving_of(request, wire.model, adapter=named, param=field)
     requests = await to_requests(wire, serving, request)
     vectors = await results_of(requests, serving, request)
     tokens = sum(len(core.prompt_ids) for core in requests)
@@ -46,7 +47,8 @@ async def to_requests(wire: EmbeddingRequest, serving: Serving, request: HTTPReq
     check_dimensions(wire.dimensions, serving.front.info.embedding_size)
     prompts, special = serving.front.prompts, wire.add_special_tokens is not False
     before = prompts.of(wire.task if wire.prompt_name is None and wire.task in prompts.named else wire.prompt_name)
-    return await requests_of(wire, wire.input, serving, request, Task.EMBED, special=special, before=before)
+    more: dict[str, Any] = {"special": special, "before": before, "lora_path": wire.lora_path}
+    return await requests_of(wire, wire.input, serving, request, Task.EMBED, **more)
 
 
 def _entry(index: int, vector: Sequence[float], wire: EmbeddingRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.scheduling import Scheduling, scheduling_fields
+from kvasir.serve.dialects.openai.lora_path import Path, fields_of_each
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.concurrent import all_of
@@ -27,16 +28,18 @@ async def requests_of(
     *,
     special: bool = True,
     before: str = "",
+    lora_path: Path = None,
 ) -> list[Request]:
     """One request of the core per input. given: a checked `Prompts` value. special: whether texts get special tokens.
-    before: put before each text. Raises InvalidRequest."""
+    before: put before each text. lora_path: see `fields_of_each`. Raises InvalidRequest."""
     front, inputs = serving.front, prompt_list(given)
     check_count(serving, len(inputs), "input")
     fields = scheduling_fields(wire, serving, request)
     texts = [before + one for one in inputs if isinstance(one, str)]
     encoded = iter(await front.encode_all(texts, add_special_tokens=special))
     ids = (next(encoded) if isinstance(one, str) else one for one in inputs)
-    return [front.resolve_pooled(each, task, **fields) for each in ids]
+    each = await fields_of_each(lora_path, wire.lora, fields, len(inputs), serving, request)
+    return [front.resolve_pooled(one, task, **own) for one, own in zip(ids, each, strict=True)]
 
 
 def check_count(serving: Serving, count: int, param: str) -> None:

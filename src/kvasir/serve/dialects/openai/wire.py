@@ -26,6 +26,8 @@ from kvasir.serve.http.wire import (
     Wire,
 )
 
+# The name of an adapter for all prompts, or one or null for each.
+LoraPath = Name | list[Name | None]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None
 
 
@@ -60,11 +62,12 @@ class Sampling(Samplers, Drafting, Structured):
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions"""
+    """POST /v1/completions. lora_path: the name of an adapter, or a list of one or null for each prompt."""
 
     IGNORED: ClassVar = ("user",)
 
     prompt: Prompts
+    lora_path: LoraPath | None = None
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
@@ -129,7 +132,8 @@ class ChatRequest(Sampling, Trust):
 
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts. lora_path: the name of an
-    adapter, as in SGLang. task: that of a model with adapters for tasks, and its prompt, as in Jina's API."""
+    adapter, or a list of one or null for each input, as in SGLang. task: that of a model with adapters for tasks, and
+    its prompt, as in Jina's API."""
 
     IGNORED: ClassVar = ("user",)
 
@@ -140,5 +144,5 @@ class EmbeddingRequest(Scheduling):
     user: Name | None = None
     prompt_name: Name | None = None
     add_special_tokens: bool | None = None
-    lora_path: Name | None = None
+    lora_path: LoraPath | None = None
     task: Name | None = None
