@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from kvasir.config import EngineOptions
     from kvasir.engine.async_llm import AsyncLLM
     from kvasir.engine.llm import LLM
+    from kvasir.engine.lora_requests import LoRARequest
     from kvasir.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput, ScoreOutput
     from kvasir.errors import KvasirError
     from kvasir.types import SamplingParams
@@ -18,6 +19,7 @@ __all__ = [
     "EmbeddingOutput",
     "EngineOptions",
     "KvasirError",
+    "LoRARequest",
     "RequestOutput",
     "SamplingParams",
     "ScoreOutput",
@@ -26,6 +28,7 @@ __all__ = [
 _HOMES = {
     "LLM": "kvasir.engine.llm",
     "AsyncLLM": "kvasir.engine.async_llm",
+    "LoRARequest": "kvasir.engine.lora_requests",
     "ClassificationOutput": "kvasir.engine.outputs",
     "EmbeddingOutput": "kvasir.engine.outputs",
     "ScoreOutput": "kvasir.engine.outputs",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kvasir import LLM, SamplingParams
+from kvasir import LLM, LoRARequest, SamplingParams
 from kvasir.adapters import chosen_adapters
-from kvasir.errors import InvalidRequest, ModelNotFound, UnsupportedModel
+from kvasir.errors import InvalidRequest, KvasirError, ModelNotFound, UnsupportedModel
 from kvasir.ops import native
 from tests._shared import need
 
@@ -115,6 +117,51 @@ def test_adapters_come_and_go(llm, folder, ids):
     llm.unload_adapter("new")
     with pytest.raises(ModelNotFound, match=r"'new'.*known: plain"):
         asked(llm, ids, "new")
+
+
+def test_lora_requests_of_vllm_load_on_first_use(llm, folder, ids):
+    """Of any class: only its fields are read."""
+    prompts: list = [{"prompt_token_ids": ids[:n]} for n in (20, 21, 22)]
+    plain = LoRARequest("as-vllm", 1, str(folder / "plain"))
+    other = SimpleNamespace(lora_name="other", lora_int_id=2, lora_path=str(folder / "rslora_pat"))
+    try:
+        each = [scores(one) for one in llm.generate(prompts, SCORED, lora_request=[plain, None, other])]
+        expected = ("plain", None, "rslora_pat")
+        assert each == [
+            scores(asked(llm, p["prompt_token_ids"], kind)) for p, kind in zip(prompts, expected, strict=True)
+        ]
+        assert [info.name for info in llm.adapters[-2:]] == ["as-vllm", "other"]
+        for one, lora in zip(llm.generate(prompts, SCORED, lora_request=plain), prompts, strict=True):
+            assert scores(one) == scores(asked(llm, lora["prompt_token_ids"], "plain"))
+        moved = LoRARequest("as-vllm", 1, str(folder / "rslora_pat"))
+        with pytest.raises(InvalidRequest, match=r"is loaded from .*plain'"):
+            llm.generate(prompts, SCORED, lora_request=moved)
+        llm.generate(prompts, SCORED, lora_request=replace(moved, load_inplace=True))
+        assert scores(asked(llm, ids, "as-vllm")) == scores(asked(llm, ids, "rslora_pat"))
+    finally:
+        for name in ("as-vllm", "other"):
+            llm.unload_adapter(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lora_request": LoRARequest("x", 1, "/nowhere")}, "nowhere"),
+        ({"lora_request": LoRARequest("x", 1)}, "lora_path"),
+        ({"lora_request": "plain"}, "lora_name"),
+        ({"lora_request": [None, None]}, "1 prompts and 2"),
+        ({"lora_request": LoRARequest("a b", 1, "x")}, "'a b'"),
+        ({"lora_request": LoRARequest("x", 1, "x"), "lora": "plain"}, "both"),
+    ],
+)
+def test_lora_requests_that_cannot_be(llm, ids, given, message):
+    with pytest.raises(KvasirError, match=message):
+        llm.generate({"prompt_token_ids": ids}, SCORED, **given)
+
+
+def test_an_unknown_argument_is_a_mistake(llm, ids):
+    with pytest.raises(TypeError, match="lora_requests"):
+        llm.generate({"prompt_token_ids": ids}, SCORED, lora_requests=None)
 
 
 def test_what_cannot_be_is_refused(llm, folder, ids):

@@ -8,15 +8,17 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from kvasir.adapters import AdapterOption, Lora, chosen_adapters, given_adapters, parse_adapters
 from kvasir.config import EngineOptions
 from kvasir.engine.answer import Answer
 from kvasir.engine.client import Engine
+from kvasir.engine.extras import Extras, extra_fields
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
+from kvasir.engine.lora_requests import LoraRequests, NamesAdapter
 from kvasir.engine.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -27,7 +29,6 @@ from kvasir.engine.outputs import (
     output_of,
     raise_fault,
 )
-from kvasir.engine.predicting import Choice, Prediction, draft_fields
 from kvasir.engine.progress import Progress
 from kvasir.engine.scoring import (
     Reading,
@@ -51,12 +52,14 @@ T = TypeVar("T")
 
 class AsyncLLM:
     """An engine in this process for asyncio programs. `options` are those of EngineOptions, and vLLM's
-    `speculative_config`. lora: adapters by name, {"name": path}, or as --lora takes them."""
+    `speculative_config` and `enable_lora`, which has no effect. lora: adapters by name, {"name": path}, or as --lora
+    takes them."""
 
     def __init__(self, model: str, *, engine: Engine | None = None, launch: bool = False, **options: Any):
         """engine: another implementation of the protocol (a ProcessEngine), created with the same options. launch: the
         weights begin to load at once, while the text half does; call `abandon` if `start` is not reached."""
         drafters = options.pop("speculative_config", None)
+        options.pop("enable_lora", None)  # requests may always name adapters
         options["lora"] = list(given_adapters(options.get("lora"))) or None
         for name, value in options.items():
             options[name] = json.dumps(value) if isinstance(value, Mapping) else value
@@ -75,6 +78,7 @@ class AsyncLLM:
         trust = self.options.trust_special_tokens
         more: dict[str, Any] = {"prompts": prompts, "adapters": (*tasks, *parse_adapters(self.options.lora or ()))}
         self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust, **more)
+        self.lora_requests = LoraRequests(self.front.adapters)
 
     def _build(self):
         from kvasir.engine.build import build_core
@@ -135,19 +139,13 @@ class AsyncLLM:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        prediction: Prediction | None = None,
-        speculation: Choice | None = None,
-        lora: Lora | None = None,
+        **extras: Unpack[Extras],
     ) -> AsyncIterator[RequestOutput]:
-        """Streams the output of the request as it grows; the last one is `finished`. prediction, speculation: see
-        `predicting.draft_fields`; they change no output. lora: the name of an adapter, or a list of (name, scale).
-        Raises KvasirError."""
+        """Streams the output of the request as it grows; the last one is `finished`. Raises KvasirError."""
         text, ids = await self._ids(prompt)
         params = params or SamplingParams()
         await self.front.learn(params)
-        fields = await draft_fields(self.front, prediction, speculation)
-        request = self.front.resolve(ids, params, adapters=chosen_adapters(lora), **fields)
+        request = self.front.resolve(ids, params, **await extra_fields(self.front, self.lora_requests, **extras))
         answers = [Answer(i) for i in range(request.params.n)]
         async with aclosing(self.front.stream(request)) as deltas:
             async for delta in deltas:
@@ -156,38 +154,28 @@ class AsyncLLM:
                 yield output_of(request, text, answers)
 
     async def complete(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        prediction: Prediction | None = None,
-        speculation: Choice | None = None,
-        lora: Lora | None = None,
+        self, prompt: Prompt, params: SamplingParams | None = None, **extras: Unpack[Extras]
     ) -> RequestOutput:
-        """The complete output. prediction, speculation, lora: as for `generate`. Raises KvasirError."""
+        """The complete output. Raises KvasirError."""
         text, ids = await self._ids(prompt)
-        fields = await draft_fields(self.front, prediction, speculation)
-        return await self._complete(text, ids, params, adapters=chosen_adapters(lora), **fields)
+        return await self._complete(text, ids, params, **await extra_fields(self.front, self.lora_requests, **extras))
 
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
-        *,
-        prediction: Prediction | None = None,
-        speculation: Choice | None = None,
-        lora: Lora | None = None,
-        **template: Any,
+        **given: Any,
     ) -> RequestOutput:
-        """The output for a conversation; `template`: tools, add_generation_prompt, variables ... of `encode_chat`.
-        prediction, speculation, lora: as for `generate`."""
+        """The output for a conversation. given: `Extras`, and for the template tools, add_generation_prompt, variables
+        ... of `encode_chat`. Raises KvasirError."""
+        extras = {name: given.pop(name) for name in Extras.__annotations__ if name in given}
+        template = given
         ids = await self.front.encode_chat(messages, **template)
         params = params or SamplingParams()
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, **template)
-        fields = await draft_fields(self.front, prediction, speculation)
-        fields |= {"slo": ServiceClass.BATCH, "adapters": chosen_adapters(lora)}
-        request = await self.front.resolve_chat(ids, params, thinks, **fields)
+        fields = await extra_fields(self.front, self.lora_requests, **extras)
+        request = await self.front.resolve_chat(ids, params, thinks, slo=ServiceClass.BATCH, **fields)
         return await self._finish(None, request)
 
     async def embed(
@@ -197,15 +185,17 @@ class AsyncLLM:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         lora: Lora | None = None,
+        lora_request: NamesAdapter | None = None,
     ) -> EmbeddingOutput:
         """The embedding of a prompt. dimensions: as many of its first dimensions, normalised. prompt_name: of the
-        model's own prompts, put before a text. lora: as for `generate`. Raises KvasirError."""
+        model's own prompts, put before a text. lora, lora_request: see `Extras`. Raises KvasirError."""
         if dimensions is not None and not 1 <= dimensions <= self.info.embedding_size:
             expected = f"expected at least 1 and at most {self.info.embedding_size}"
             raise InvalidRequest(f"dimensions is {dimensions}", expected, param="dimensions")
         before = self.front.prompts.of(prompt_name)
         text, ids = await self._ids(before + prompt if isinstance(prompt, str) else prompt)
-        request = self.front.resolve_embedding(ids, adapters=chosen_adapters(lora))
+        chosen = chosen_adapters(await self.lora_requests.chosen(lora, lora_request))
+        request = self.front.resolve_embedding(ids, adapters=chosen)
         vector = await self.front.embed(request)
         found = vector if dimensions is None else first_dimensions(vector, dimensions)
         return EmbeddingOutput(request.id, text, list(ids), list(found))

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from kvasir.adapters import Lora
 from kvasir.engine.async_llm import AsyncLLM, Prompt, within
+from kvasir.engine.extras import ExtrasOfMany, LoraOfMany
 from kvasir.engine.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -24,7 +25,7 @@ from kvasir.engine.outputs import (
     ScoreOutput,
     TokenEmbeddingOutput,
 )
-from kvasir.engine.predicting import Choice, Prediction, predictions_of
+from kvasir.engine.predicting import predictions_of
 from kvasir.engine.progress import described
 from kvasir.engine.scoring import (
     pairs_of,
@@ -81,14 +82,9 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        prediction: Prediction | Sequence[Prediction | None] | None = None,
-        speculation: Choice | None = None,
-        lora: Lora | None = None,
+        **extras: Unpack[ExtrasOfMany],
     ) -> list[RequestOutput]:
-        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. prediction: the expected
-        answer of one prompt, or a list of one or None for each. speculation: of all; see `predicting.draft_fields`.
-        lora: of all, the name of an adapter or a list of (name, scale). Raises KvasirError."""
+        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. Raises KvasirError."""
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
@@ -97,25 +93,20 @@ class LLM:
                 "give one for all prompts, or one per prompt",
             )
         answers = max((s.n for s in each if s is not None), default=1)
-        one = partial(self._llm.complete, speculation=speculation, lora=lora)
-        parts = zip(many, each, predictions_of(prediction, len(many)), strict=True)
-        return self._all([partial(one, p, s, prediction=text) for p, s, text in parts], answers)
+        parts = zip(many, each, self._extras(len(many), **extras), strict=True)
+        return self._all([partial(self._llm.complete, p, s, **more) for p, s, more in parts], answers)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         params: SamplingParams | None = None,
-        *,
-        prediction: Prediction | Sequence[Prediction | None] | None = None,
-        speculation: Choice | None = None,
-        lora: Lora | None = None,
-        **template: Any,
+        **given: Any,
     ) -> list[RequestOutput]:
-        """The outputs for one conversation or several. prediction, speculation, lora: as for `generate`."""
+        """The outputs for one conversation or several. given: `ExtrasOfMany`, and the template's variables, as for
+        `AsyncLLM.chat`."""
         several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        ask = partial(self._llm.chat, params=params, speculation=speculation, lora=lora, **template)
-        parts = zip(several, predictions_of(prediction, len(several)), strict=True)
-        return self._all([partial(ask, m, prediction=text) for m, text in parts], params.n if params else 1)
+        parts = zip(several, self._extras(len(several), **given), strict=True)
+        return self._all([partial(self._llm.chat, m, params, **more) for m, more in parts], params.n if params else 1)
 
     def embed(
         self,
@@ -123,12 +114,13 @@ class LLM:
         *,
         dimensions: int | None = None,
         prompt_name: str | None = None,
-        lora: Lora | None = None,
+        **lora: Unpack[LoraOfMany],
     ) -> list[EmbeddingOutput]:
         """The embeddings of all prompts, in order. dimensions: as many of the first dimensions, normalised.
-        prompt_name: of the model's own prompts. lora: as for `generate`. Raises KvasirError."""
-        one = partial(self._llm.embed, dimensions=dimensions, prompt_name=prompt_name, lora=lora)
-        return self._all([partial(one, p) for p in _prompt_list(prompts)])
+        prompt_name: of the model's own prompts. Raises KvasirError."""
+        one, many = partial(self._llm.embed, dimensions=dimensions, prompt_name=prompt_name), _prompt_list(prompts)
+        parts = zip(many, self._loras(len(many), **lora), strict=True)
+        return self._all([partial(one, p, lora=own) for p, own in parts])
 
     def token_embed(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenEmbeddingOutput]:
         """An embedding of each token of all prompts, in order, for late interaction. Raises KvasirError."""
@@ -198,6 +190,17 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    # -- extras of each prompt ---------------------------------------------------------------------------------
+
+    def _extras(self, count: int, *, prediction: Any = None, lora: Any = None, lora_request: Any = None, **same: Any):
+        """The `Extras` of each of `count` prompts. same: for all of them."""
+        loras = self._loras(count, lora, lora_request)
+        parts = zip(predictions_of(prediction, count), loras, strict=True)
+        return [{**same, "prediction": prediction, "lora": lora} for prediction, lora in parts]
+
+    def _loras(self, count: int, lora: Lora | None = None, lora_request: Any = None) -> list[Lora | None]:
+        return self._wait(self._llm.lora_requests.chosen_of_each(lora, lora_request, count))
 
     # -- between this thread and the loop ----------------------------------------------------------------------
 
