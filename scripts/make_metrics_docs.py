@@ -43,13 +43,22 @@ SECTIONS: tuple[tuple[str, str, type, tuple[str, ...]], ...] = (
         ("model_name",),
     ),
 )
+TAIL = """## Adapters
+
+At most 100 adapters of a model have a value of the label `adapter`: the first 100 that requests use, of running and
+waiting choices the most frequent. The others are counted as `all others`. An adapter that is unloaded loses its series.
+
+`vllm:lora_requests_info` is vLLM's, for gateways that send requests to where their adapters are: `max_lora` is the
+number of adapters in a step, `running_lora_adapters` and `waiting_lora_adapters` are names, separated by commas, and
+the value is the time of the scrape. A database of metrics should drop it, since each set of names is a series.
+"""
 
 
 def page() -> str:
     parts = [HEAD]
     for title, text, holder, labels in SECTIONS:
         parts += [f"## {title}\n", f"{text}\n", *_table(rows(holder, labels))]
-    return "\n".join(parts)
+    return "\n".join([*parts, TAIL])
 
 
 def _table(found: Iterator[StatisticRow]) -> Iterator[str]:

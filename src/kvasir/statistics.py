@@ -7,7 +7,7 @@ that is not exported states the reason. The engine's owners of counts use the na
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ from kvasir.metrics import (
 from kvasir.types import ServiceClass
 
 RECENT = 1024  # latest measurements kept
+MOST_ADAPTERS = 100  # values of the label `adapter` of a model
+OTHER_ADAPTERS = "all others"  # no adapter's name has a space
 
 # Rows of the dashboard, in order.
 REQUESTS, LATENCY, TEXT = "Requests", "Latency by class", "Tokens"
@@ -113,6 +115,32 @@ class FrontClassStats:
     )
 
 
+@dataclass(slots=True)
+class AdapterStats:
+    """Requests with one adapter; a request with several counts for each of them."""
+
+    requests: int = counter(
+        "adapter_requests",
+        "Requests submitted with an adapter.",
+        Chart(REQUESTS, "Requests by adapter", unit="reqps"),
+    )
+    open_requests: int = gauge(
+        "adapter_requests_open",
+        "Requests with an adapter, submitted and not ended.",
+        Chart(REQUESTS, "Open requests by adapter"),
+    )
+    prompt_tokens: int = counter(
+        "adapter_prompt_tokens",
+        "Prompt tokens of requests with an adapter.",
+        Chart(TEXT, "Tokens by adapter", "prompts"),
+    )
+    generated_tokens: int = counter(
+        "adapter_generated_tokens",
+        "Output tokens of requests with an adapter.",
+        Chart(TEXT, "Tokens by adapter", "answers"),
+    )
+
+
 @dataclass
 class FrontStats:
     """Statistics of a model as its clients see it. A request has one or more choices, here called answers."""
@@ -152,6 +180,7 @@ class FrontStats:
     classes: dict[ServiceClass, FrontClassStats] = each(
         "service_class", FrontClassStats, start=lambda: {c: FrontClassStats() for c in ServiceClass}
     )
+    adapters: dict[str, AdapterStats] = each("adapter", AdapterStats)
     recent_first: deque[float] = recent(
         "ttft",
         "Seconds to the first token of each of the latest choices.",
@@ -371,6 +400,20 @@ class EngineStats:
     adapters_bytes: int = gauge(
         "adapters_bytes", "Bytes of the adapters in memory.", Chart(ENGINE, "Bytes of adapters", by=("model_name",))
     )
+    adapters_running: dict[str, int] = gauge(
+        "adapter_answers_running",
+        "Choices running with an adapter.",
+        Chart(ENGINE, "Choices by adapter", "running"),
+        start=dict,
+        labels=("adapter",),
+    )
+    adapters_waiting: dict[str, int] = gauge(
+        "adapter_answers_waiting",
+        "Choices with an adapter in the queue.",
+        Chart(ENGINE, "Choices by adapter", "waiting"),
+        start=dict,
+        labels=("adapter",),
+    )
     adapters_loads: int = counter(
         "adapters_loads", "Adapters loaded into memory.", Chart(ENGINE, "Loads of adapters", "loads")
     )
@@ -427,6 +470,15 @@ def counted(*owners: object) -> dict[str, Any]:
     names = [of.name for of in fields(EngineStats) if getattr(of.metadata[STATISTIC], "kind", "") == "counter"]
     found = {name: getattr(owner, name) for owner in reversed(owners) for name in names if hasattr(owner, name)}
     return {name: dict(value) if isinstance(value, dict) else value for name, value in found.items()}
+
+
+def by_adapter(names: Iterable[str]) -> dict[str, int]:
+    """How often each of these names of adapters occurs; the rarest together, if there are too many for a label."""
+    counts = Counter(names)
+    found = dict(counts.most_common(MOST_ADAPTERS))
+    if rest := counts.total() - sum(found.values()):
+        found[OTHER_ADAPTERS] = rest
+    return found
 
 
 def tiles() -> dict[str, list[dict[str, Any]]]:

@@ -76,6 +76,10 @@ class Bench:
             if delta.finish_reason:
                 self.ends[delta.id] = delta
 
+    def by_name(self) -> tuple[dict[str, int], dict[str, int]]:
+        stats = self.core.stats()
+        return stats.adapters_running, stats.adapters_waiting
+
     def drain(self) -> None:
         while self.core.has_work():
             self.step()
@@ -117,8 +121,11 @@ def test_no_step_waits_for_a_load(tmp_path, monkeypatch):
         bench.add(ask(f"plain {i}"))
         while f"plain {i}" not in bench.ends:
             bench.step()
-    assert "r" not in bench.ends
+    assert "r" not in bench.ends and bench.by_name() == ({}, {"slow": 1})
     gate.set()
+    while not bench.by_name()[0]:
+        bench.step()
+    assert bench.by_name() == ({"slow": 1}, {})
     bench.drain()
     assert bench.ends["r"].finish_reason is FinishReason.LENGTH
 

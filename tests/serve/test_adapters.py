@@ -308,6 +308,32 @@ async def test_adapters_come_and_go(tmp_path, route):
             assert (await http.post("/v1/chat/completions", json={**CHAT, "model": "mine"})).status_code == 404
 
 
+async def test_metrics_of_each_adapter_end_when_it_is_unloaded(tmp_path):
+    async with serving(tmp_path, *three(tmp_path)) as http:
+        for model in ("sql", "sql", "math", "fake"):
+            await http.post("/v1/completions", json={"model": model, "prompt": "hi", "max_tokens": 2})
+        text = (await http.get("/metrics")).text
+        for line in (
+            'kvasir_adapter_requests_total{adapter="sql",model_name="fake"} 2.0',
+            'kvasir_adapter_prompt_tokens_total{adapter="math",model_name="fake"} 2.0',
+            'kvasir_adapter_generated_tokens_total{adapter="sql",model_name="fake"} 4.0',
+            'kvasir_adapter_requests_open{adapter="math",model_name="fake"} 0.0',
+        ):
+            assert line in text
+        labels = 'max_lora="8",model_name="fake",running_lora_adapters="",waiting_lora_adapters=""'
+        assert f"vllm:lora_requests_info{{{labels}}} " in text
+        await http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+        text = (await http.get("/metrics")).text
+        assert 'adapter="sql"' not in text and 'adapter="math"' in text
+
+
+async def test_a_model_without_adapters_has_no_metrics_of_them(tmp_path):
+    async with serving(tmp_path) as http:
+        await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
+        text = (await http.get("/metrics")).text
+        assert "kvasir_adapters_registered" in text and 'adapter="' not in text and "lora_adapters=" not in text
+
+
 async def test_sglang_gets_its_own_response(tmp_path):
     written(tmp_path, "sql")
     async with serving(tmp_path) as http:

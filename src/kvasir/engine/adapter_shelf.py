@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvasir.adapters import AdapterOption, AdapterScale, check_name, selected_by_name
 from kvasir.engine.client import Engine
@@ -25,11 +25,16 @@ class AdapterShelf:
     """The adapters of one engine. Owns what the engine does not know of them: their scales, and which of them requests
     get that select none. All methods are called from the engine's event loop."""
 
-    def __init__(self, engine: Engine, given: Sequence[AdapterOption] = ()):
-        """given: loaded by `start`, in this order."""
+    def __init__(
+        self,
+        engine: Engine,
+        given: Sequence[AdapterOption] = (),
+        on_unload: Callable[[str], None] = lambda name: None,
+    ):
+        """given: loaded by `start`, in this order. on_unload: called with each name that is forgotten."""
         self.options: dict[str, AdapterOption] = {}
         self._given = tuple(given)
-        self._engine = engine
+        self._engine, self._on_unload = engine, on_unload
         self._defaults: dict[str, float] = {}  # by name: scales of the adapters that requests get which select none
         self._always: dict[str, float] = {}  # the same of those that all requests get
 
@@ -99,6 +104,7 @@ class AdapterShelf:
         self.options.pop(name, None)
         self._set_default(name, 0.0)
         self._always.pop(name, None)
+        self._on_unload(name)
 
     # -- selection -----------------------------------------------------------------------------------------
 

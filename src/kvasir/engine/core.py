@@ -15,7 +15,7 @@ from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
 from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
-from kvasir.statistics import EngineStats, counted
+from kvasir.statistics import EngineStats, by_adapter, counted
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
 
 log = logging.getLogger("kvasir.engine")
@@ -326,6 +326,8 @@ class EngineCore:
             block_size=s.capacity.block_size,
             adapters_resident=s.adapters.resident,
             adapters_bytes=s.adapters.resident_bytes,
+            adapters_running=by_adapter(a.name for seq in s.running for a in seq.content.adapters),
+            adapters_waiting=by_adapter(a.name for seq in s.waiting for a in seq.content.adapters),
             adapters_loads=s.adapters.loads,
             adapters_evictions=s.adapters.evictions,
             adapters_load_seconds=s.adapters.load_seconds.copy(),

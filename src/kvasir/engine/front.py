@@ -75,8 +75,8 @@ class Front(PromptEncoder):
         super().__init__(engine, tokenizer, template, reader, trust_special_tokens)
         self._default_seed = default_seed
         self.prompts = prompts
-        self.adapters = AdapterShelf(engine, adapters)
         self.meter = Meter()
+        self.adapters = AdapterShelf(engine, adapters, self.meter.forget)
         self.on_tokens: Callable[[str, int], None] = lambda tenant, count: None  # called with all generated tokens
         self.grammars = Grammars(self._vocabulary)
         self._warm = warm and tokenizer is not None

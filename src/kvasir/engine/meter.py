@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir.engine.answer import TextDelta
 from kvasir.engine.pace import Pace, moment
-from kvasir.statistics import FrontStats
+from kvasir.inputs import Adapter
+from kvasir.statistics import MOST_ADAPTERS, OTHER_ADAPTERS, AdapterStats, FrontStats
 from kvasir.types import FinishReason, Request, Target
 
 
@@ -24,6 +25,18 @@ class Meter(FrontStats):
         """target: of the request's class, if known."""
         return RequestWatch(self, request, target)
 
+    def of_adapters(self, adapters: Sequence[Adapter]) -> list[AdapterStats]:
+        """Where requests with these adapters are counted; the first ones that are used have numbers of their own."""
+        found = []
+        for name in dict.fromkeys(adapter.name for adapter in adapters):
+            known = name in self.adapters or len(self.adapters) < MOST_ADAPTERS
+            found.append(self.adapters.setdefault(name if known else OTHER_ADAPTERS, AdapterStats()))
+        return list({id(stats): stats for stats in found}.values())
+
+    def forget(self, adapter: str) -> None:
+        """Ends the numbers of an adapter that is unloaded; requests under way with it count for nothing."""
+        self.adapters.pop(adapter, None)
+
 
 class RequestWatch:
     """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`.
@@ -33,6 +46,7 @@ class RequestWatch:
     def __init__(self, meter: Meter, request: Request, target: Target | None):
         self._meter = meter
         self._class = meter.classes[request.slo]
+        self._adapters = meter.of_adapters(request.adapters)
         self._target = target
         self.prompt_tokens = len(request.prompt_ids)
         self.cached_tokens = 0
@@ -44,6 +58,9 @@ class RequestWatch:
     def __enter__(self) -> RequestWatch:
         self._begun = time.monotonic()
         self._meter.open_requests += 1
+        for adapter in self._adapters:
+            adapter.requests += 1
+            adapter.open_requests += 1
         return self
 
     def saw(self, delta: TextDelta) -> None:
@@ -52,6 +69,8 @@ class RequestWatch:
         if not self._paces:
             meter.prompt_tokens += self.prompt_tokens
             meter.prompt_length.add(self.prompt_tokens)
+            for adapter in self._adapters:
+                adapter.prompt_tokens += self.prompt_tokens
         pace = self._paces.get(delta.index)
         if pace is None:
             pace = self._paces[delta.index] = Pace(self._begun)
@@ -78,6 +97,8 @@ class RequestWatch:
         else:
             self._class.per_token.add((pace.last - before) / count)
         meter.generated_tokens += count
+        for adapter in self._adapters:
+            adapter.generated_tokens += count
         self.answer_tokens += count
 
     def _judge(self, delta: TextDelta, pace: Pace) -> None:
@@ -95,6 +116,8 @@ class RequestWatch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         meter = self._meter
         meter.open_requests -= 1
+        for adapter in self._adapters:
+            adapter.open_requests -= 1
         meter.request.add(time.monotonic() - self._begun)
         if self._answers:
             reason = "error" if isinstance(error, Exception) else "abort"

@@ -57,7 +57,8 @@ async def _metrics_of(serving: Serving) -> ModelMetrics:
         stats = await asyncio.wait_for(serving.front.stats(), ENGINE_SECONDS)
     except (EngineDead, TimeoutError):
         stats = None
-    return ModelMetrics(serving.names[0], serving.front.meter, stats)
+    front = serving.front
+    return ModelMetrics(serving.names[0], front.meter, stats, front.info.max_adapters if stats else 0)
 
 
 @router.get("/version")

@@ -18,7 +18,7 @@ from tests.serve.running import live
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/kvasir.json").read_text())
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-NOT_SHOWN: frozenset[str] = frozenset()  # families that no panel needs
+NOT_SHOWN = {"vllm:lora_requests_info"}  # families that no panel needs
 SCRAPED = {"job", "instance"}  # labels that Prometheus gives
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from kvasir.engine.meter import Meter
 from kvasir.metrics import Histogram, StatisticRow, rows, samples
 from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
-from kvasir.statistics import EngineStats, FrontStats, HttpStats
+from kvasir.statistics import OTHER_ADAPTERS, EngineStats, FrontStats, HttpStats
 
 __all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "ModelMetrics", "exposition", "method_of", "route_of"]
 
@@ -71,11 +71,12 @@ def method_of(scope: Scope) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    """The metrics of one model. stats: None if the engine did not respond."""
+    """The metrics of one model. stats: None if the engine did not respond. max_adapters: in one step."""
 
     model: str
     meter: Meter
     stats: EngineStats | None
+    max_adapters: int = 0
 
 
 def exposition(models: Iterable[ModelMetrics], http: HttpMeter) -> bytes:
@@ -101,6 +102,24 @@ class _Scrape:
             if served.stats is not None:
                 _add(families, EngineStats, served.stats, model_name=served.model)
         yield from families.values()
+        yield _lora_info(self.models)
+
+
+def _lora_info(models: Iterable[ModelMetrics]) -> Metric:
+    """vLLM's metric, by which gateways send requests to where their adapters are. Its value is the time."""
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    family = GaugeMetricFamily(
+        "vllm:lora_requests_info", "Adapters of running and of waiting requests.", labels=("model_name", *labels)
+    )
+    for served in models:
+        if served.stats and served.stats.adapters_registered:
+            names = [_names(counts) for counts in (served.stats.adapters_running, served.stats.adapters_waiting)]
+            family.add_metric((served.model, str(served.max_adapters), *names), time.time())
+    return family
+
+
+def _names(counts: Mapping[str, int]) -> str:
+    return ",".join(sorted(name for name in counts if name != OTHER_ADAPTERS))
 
 
 def _add(families: dict[str, Any], holder: type, value: object, **labels: str) -> None:
