@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
-from kvasir.kv.tiers.disk import DiskTier
+from kvasir.kv.tiers.disk import DiskTier, file_key
 from tests.kv._tiers import FACTS, blocks_of, payload_of
 
 ROOM = 1 << 20
@@ -37,8 +37,9 @@ def fill(folder: Path, blocks: list[StoredBlock], facts: StoreFacts = FACTS, max
     assert tier.stats().saves == {"saved": len(blocks)}
 
 
-def path_of(folder: Path, block: StoredBlock, group: int = 0) -> Path:
-    return folder / block.key.hex()[:2] / f"{block.key.hex()}.{group}"
+def path_of(folder: Path, block: StoredBlock, group: int = 0, model: str = FACTS.model) -> Path:
+    key = file_key(block.key, model).hex()
+    return folder / key[:2] / f"{key}.{group}"
 
 
 def parts(folder: Path) -> list[Path]:

@@ -121,13 +121,26 @@ def test_any_truncation_is_noticed(tmp_path, at):
     assert_refused(folder, block, ("truncated",))
 
 
-def test_stale_and_foreign_files_are_removed(folder, tmp_path):
+def test_stale_and_foreign_files_are_removed(tmp_path):
     (block,) = blocks_of(1)
     for i, (made, reason) in enumerate(
         [(replace(FACTS, numerics="n0"), "stale"), (replace(FACTS, model="tiny@2"), "foreign")]
     ):
-        fill(tmp_path / str(i), [block], made)
-        assert_refused(tmp_path / str(i), block, (reason,))
+        folder = tmp_path / str(i)
+        fill(folder, [block], made)
+        path_of(folder, block).parent.mkdir(mode=0o700, exist_ok=True)
+        os.replace(path_of(folder, block, model=made.model), path_of(folder, block))
+        assert_refused(folder, block, (reason,))
+
+
+def test_models_share_a_folder_without_meeting(folder):
+    (block,) = blocks_of(1)
+    other = replace(FACTS, model="tiny@2")
+    fill(folder, [block])
+    fill(folder, [block], other)
+    for facts in (FACTS, other):
+        with opened(folder, facts) as tier:
+            assert tier.stats().num_parts == 2 and load(tier, block) == payload_of(block)
 
 
 def test_a_record_under_the_name_of_another_block_is_foreign(folder):
@@ -227,7 +240,7 @@ def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
 def test_files_with_foreign_names_are_not_touched(folder):
     (block,) = blocks_of(1)
     fill(folder, [block])
-    key = block.key.hex()
+    key = path_of(folder, block).name.removesuffix(".0")
     others = [folder / "readme", folder / key[:2] / "x", folder / "zz" / f"{key}.0", folder / key[:2] / f"{key}.00"]
     for path in others:
         path.parent.mkdir(exist_ok=True)

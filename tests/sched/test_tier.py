@@ -133,7 +133,7 @@ def test_a_part_of_the_prefix_is_in_the_tree(tmp_path):
 def test_a_damaged_file_is_recomputed(tmp_path, harm):
     """Blocks before it are used, and none after it."""
     core = restarted(tmp_path / "kv")
-    path = path_of(tmp_path / "kv", stored_blocks(core, PROMPT)[4])
+    path = path_of(tmp_path / "kv", stored_blocks(PROMPT)[4], model="fake")
     data = bytearray(path.read_bytes())
     if harm == "flip":
         data[-3] ^= 1
@@ -149,8 +149,8 @@ def test_a_damaged_file_is_recomputed(tmp_path, harm):
     run(core, request("c", PROMPT))
 
 
-def stored_blocks(core: EngineCore, ids: list[int]) -> list[StoredBlock]:
-    space = namespace(request("x", ids), False, tier_of(core).facts.model)
+def stored_blocks(ids: list[int]) -> list[StoredBlock]:
+    space = namespace(request("x", ids), False)
     return chain(space, pack_ids(ids), SIZE)
 
 

@@ -92,12 +92,11 @@ def make_sequence(
     eos_ids: frozenset[int],
     blocks: SequenceBlocks,
     private: bool = False,
-    model: str = "",
     numbers: MarkIds | None = None,
 ) -> Sequence:
     """The sequence of choice `index` of a request. Ids that an earlier engine already streamed become known tokens.
-    private: the sequence shares cached prefixes only with the other sequences of its request. model: identity of the
-    weights. numbers: the numbers that replace marks in prefix keys."""
+    private: the sequence shares cached prefixes only with the other sequences of its request. numbers: the
+    numbers that replace marks in prefix keys."""
     params = request.params
     ends = eos_ids if request.eos_ids is None else frozenset(request.eos_ids)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else ends)
@@ -105,7 +104,7 @@ def make_sequence(
     tokens = array("i", (*request.prompt_ids, *resumed))
     generates = request.task is Task.GENERATE
     wants_prompt = params.prompt_logprobs is not None and index == 0 and not resumed
-    space = namespace(request, private, model)
+    space = namespace(request, private)
     content = SequenceContent(request, numbers or MarkIds(), space, blocks.block_size)
     return Sequence(
         request=request,
@@ -129,13 +128,13 @@ def make_sequence(
     )
 
 
-def namespace(request: Request, private: bool, model: str = "") -> bytes:
-    """What two sequences must have in common, besides ids and marks, to share cached blocks."""
+def namespace(request: Request, private: bool) -> bytes:
+    """What two sequences of a model must have in common, besides ids and marks, to share cached blocks."""
     scope = inputs.scope(request.inputs, request.adapters)
     if private:
         kind, parts = b"request:", (request.id,)
     else:
-        kind, parts = b"inputs:" if inputs.scope(request.inputs, ()) else SHARED, (model, request.cache_salt or "")
+        kind, parts = b"inputs:" if inputs.scope(request.inputs, ()) else SHARED, (request.cache_salt or "",)
     return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode() + scope).digest()
 
 

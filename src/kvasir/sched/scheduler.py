@@ -148,7 +148,6 @@ class Scheduler:
             self.eos_ids,
             self.kv.new(),
             self.prefixes.private(request),
-            self.store.tier.facts.model if self.store else "",
             self.prefixes.numbers,
         )
 

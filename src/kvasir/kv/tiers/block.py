@@ -40,8 +40,8 @@ class StoredBlock:
 
 
 def root_key(namespace: bytes) -> bytes:
-    """The parent key of a first block. The namespace identifies the model, the tenant or salt, and all inputs that
-    apply to every token."""
+    """The parent key of a first block. The namespace identifies the tenant or salt, and all inputs that apply to
+    every token; the model is part of a store's facts."""
     return sha256(namespace).digest()
 
 

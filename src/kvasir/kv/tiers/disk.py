@@ -1,6 +1,6 @@
 """DiskTier: parts of blocks as files in one folder of bounded size, found again after a restart.
 
-    folder/ab/ab12…ef.0       the key in hex, the group: a complete record
+    folder/ab/ab12…ef.0       the key, different for each model, in hex; the group: a complete record
     folder/tmp-…              being written, under a lock that ends with its writer's process
 
 A file is written under a temporary name, then renamed: a writer that dies leaves a complete file or none. Parts that
@@ -27,10 +27,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from kvasir.kv.tiers import record
-from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
+from kvasir.kv.tiers.block import KEY_BYTES, Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.record import Unusable
@@ -135,9 +136,13 @@ class DiskTier:
     def has(self, keys: Sequence[bytes], group: int = 0) -> int:
         """The number of leading `keys` with a file in the index."""
         for i, key in enumerate(keys):
-            if (key, group) not in self._index:
+            if self._name(key, group) not in self._index:
                 return i
         return len(keys)
+
+    def _name(self, key: bytes, group: int) -> Name:
+        """The file of a part."""
+        return file_key(key, self.facts.model), group
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         """Always True: the index is local."""
@@ -150,7 +155,7 @@ class DiskTier:
     def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
         """False if the part is known, if computing it is faster than reading it, or if the write budget is used up;
         see KVConnector.wants."""
-        if self._known((key, group)):
+        if self._known(self._name(key, group)):
             return False
         if pace > 0:
             self._pace = pace
@@ -184,7 +189,7 @@ class DiskTier:
         payload = memoryview(payload).cast("B")
         assert self.facts.admits(block, group), "the block belongs to another store"
         assert payload.nbytes == self.facts.groups[group].num_bytes, "a part must have the size that its group declares"
-        name = (block.key, group)
+        name = self._name(block.key, group)
         if refusal := self._refusal(name, payload.nbytes):
             self._meter.save(refusal)
             return False
@@ -241,7 +246,7 @@ class DiskTier:
 
     def _read(self, block: StoredBlock, group: int) -> memoryview:
         """Reads and verifies a part. Removes a file of its name that does not hold it. Raises Unusable."""
-        name, begin = (block.key, group), time.perf_counter()
+        name, begin = self._name(block.key, group), time.perf_counter()
         try:
             payload = self._open_and_read(block, group)
         except FileNotFoundError:
@@ -260,7 +265,7 @@ class DiskTier:
 
     def _open_and_read(self, block: StoredBlock, group: int) -> memoryview:
         # O_NONBLOCK: opening a named pipe would wait for its writer.
-        with _opened(self._path((block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
+        with _opened(self._path(self._name(block.key, group)), os.O_RDONLY | os.O_NONBLOCK) as fd:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise Unusable("corrupt")
@@ -282,7 +287,7 @@ class DiskTier:
         if job is None:
             return
         block, group, payload, taken = job
-        name, begin, written = (block.key, group), time.perf_counter(), 0
+        name, begin, written = self._name(block.key, group), time.perf_counter(), 0
         try:
             if time.monotonic() < self._resume_at:
                 self._meter.save("paused")
@@ -341,6 +346,11 @@ class DiskTier:
                 _remove_abandoned(entry.path)
             elif len(entry.name) == 2 and entry.is_dir(follow_symlinks=False):
                 yield from _parts(entry)
+
+
+def file_key(key: bytes, model: str) -> bytes:
+    """The key of a file: that of the block, which is the same for all models, made different for each."""
+    return (int.from_bytes(key) ^ int.from_bytes(sha256(model.encode()).digest())).to_bytes(KEY_BYTES)
 
 
 def _parts(folder: os.DirEntry) -> Iterator[tuple[int, Name, int]]:
