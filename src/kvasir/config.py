@@ -20,6 +20,7 @@ from kvasir.types import ServiceClass, Target
 
 GIB = 1 << 30
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ROLES = ("both", "prefill", "decode")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 EXECUTORS = ("auto", "program", "graph", "eager")
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
@@ -68,6 +69,21 @@ class EngineOptions:
         None, "Socket that serves the prefixes in cache_dir to other engines of this user."
     )
     cache_peer: str | None = option(None, "Socket of another engine to load prefixes from.")
+    role: str = option(
+        "both",
+        "What this engine exchanges blocks of prompts for: prefill (sends them), decode (takes them) or both.",
+        *("--role", "--disaggregation-mode"),
+    )
+    transfer_listen: str | None = option(
+        None, "Where other engines reach this one for blocks: HOST:PORT, or a socket file (a path with a slash)."
+    )
+    transfer_peer: list[str] | None = option(  # noqa: RUF009 - what `option` makes is a field
+        None, "Address that this engine may connect to for blocks: HOST, HOST:PORT or a path (repeatable)."
+    )
+    transfer_key: str | None = option(None, "File with the key that engines exchanging blocks share.")
+    transfer_cert: str | None = option(None, "PEM file with this engine's certificate and private key, for TCP.")
+    transfer_ca: str | None = option(None, "PEM file of who signs other engines' certificates (default: the same).")
+    transfer_memory: int | None = option(None, "Bytes of blocks on their way (default: at most 2 GiB).")
     speculate: str = option(
         "auto",
         "Drafters that guess ids, which never changes an answer: auto, off, or of ngram, suffix, draft=MODEL, "
@@ -187,6 +203,9 @@ class EngineConfig:
     cache_write_share: float
     cache_offer: str | None
     cache_peer: str | None
+    role: str
+    exchanges: bool  # blocks with other engines
+    transfer_bytes: int  # of blocks on their way, in each direction
     load_bytes: int  # bytes that may be in flight from a tier, if there is one
     save_bytes: int  # bytes that may wait to be written to it
     footprint: Footprint
@@ -216,7 +235,9 @@ def check(options: EngineOptions) -> None:
     at_least("kv_memory", 1)
     at_least("cache_disk", 1)
     at_least("cache_host", 0)
+    at_least("transfer_memory", 1)
     _check_cache(options)
+    _check_transfer(options)
     if options.dtype not in DTYPES or options.kv_dtype not in KV_DTYPES:
         raise ConfigError(
             f"dtype {options.dtype!r}, kv dtype {options.kv_dtype!r}",
@@ -258,6 +279,27 @@ def _check_cache(options: EngineOptions) -> None:
         raise ConfigError("cache_offer without cache_dir", "set the folder with --cache-dir")
     if options.cache_offer and options.cache_offer == options.cache_peer:
         raise ConfigError("cache_offer and cache_peer are the same socket", "an engine cannot be its own peer")
+
+
+def exchanges(options: EngineOptions) -> bool:
+    """Whether the engine exchanges blocks with others."""
+    return bool(options.transfer_listen or options.transfer_peer)
+
+
+def _check_transfer(options: EngineOptions) -> None:
+    """Refuses options of block exchange that need others. Raises ConfigError."""
+    if options.role not in ROLES:
+        raise ConfigError(f"role is {options.role!r}", f"expected one of {', '.join(ROLES)}")
+    if exchanges(options):
+        if not options.prefix_cache:
+            raise ConfigError("blocks are exchanged through the prefix cache", "leave --no-prefix-cache out")
+        return
+    for name in ("role", "transfer_key", "transfer_cert", "transfer_ca", "transfer_memory"):
+        if getattr(options, name) not in (None, "both"):
+            raise ConfigError(
+                f"{name} is given, and this engine exchanges blocks with no other",
+                "give --transfer-listen or --transfer-peer",
+            )
 
 
 def slo_targets(options: EngineOptions) -> dict[ServiceClass, Target]:

@@ -63,6 +63,11 @@ def kernels_dir() -> Path:
     return Path(own).expanduser() if own else Path(cache or Path.home() / ".cache") / "kvasir" / "kernels"
 
 
+def contents_dir() -> Path:
+    """The folder of content hashes of weight files, which may not exist yet. Raises RuntimeError without a home."""
+    return Path(env("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "contents"
+
+
 def socket_base() -> Path:
     """The folder in which folders for sockets are made."""
     return Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvasir.config import GIB, DeviceFacts, EngineConfig, EngineOptions, ModelFacts, check, slo_targets
+from kvasir.config import GIB, DeviceFacts, EngineConfig, EngineOptions, ModelFacts, check, exchanges, slo_targets
 from kvasir.errors import ConfigError
 from kvasir.memory import HEADROOM, QUEUE_BYTES, Footprint
 from kvasir.speculation import parse
@@ -28,7 +28,9 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
     num_blocks, length, kv_bytes = _size_pools(options, model, device, footprint, length, batched, notes)
     left = device.memory_available - footprint.to_come(length) - kv_bytes
     load_bytes, save_bytes = _queues(options, device, left, kv_bytes, max(model.bytes_per_block))
-    free = left - (load_bytes + save_bytes) * (device.kind == "cpu" and _has_tier(options))
+    transfer_bytes = _transfer_bytes(options, device, left)
+    queues = (load_bytes + save_bytes) * _has_tier(options) + 2 * transfer_bytes
+    free = left - queues * (device.kind == "cpu")
     return EngineConfig(
         model=options.model,
         served_model_name=options.served_model_name or options.model,
@@ -59,6 +61,9 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         cache_write_share=options.cache_write_share or (0.03 if device.kind == "cpu" else 1.0),
         cache_offer=options.cache_offer,
         cache_peer=options.cache_peer,
+        role=options.role,
+        exchanges=exchanges(options),
+        transfer_bytes=transfer_bytes,
         load_bytes=load_bytes,
         save_bytes=save_bytes,
         footprint=footprint,
@@ -128,6 +133,14 @@ def _queues(options: EngineOptions, device: DeviceFacts, left: int, kv_bytes: in
     spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 4
     room = max(spare // 2, block_bytes)
     return min(max(QUEUE_BYTES, kv_bytes // 4), room), min(QUEUE_BYTES, room)
+
+
+def _transfer_bytes(options: EngineOptions, device: DeviceFacts, left: int) -> int:
+    """Bytes of blocks that may be on their way to other engines, and from them. left: as for `_queues`."""
+    if not exchanges(options):
+        return 0
+    spare = left - HEADROOM if device.kind == "cpu" else device.host_available // 2
+    return (options.transfer_memory or min(2 * GIB, max(spare, QUEUE_BYTES))) // 2
 
 
 def _lora_memory(options: EngineOptions, free: int) -> int:

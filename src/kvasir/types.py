@@ -124,6 +124,18 @@ class SamplingParams(RequestFields):
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """A transfer of a prompt's computed blocks from one engine to another.
+
+    id: a name that both engines are given, and that nobody can guess. address: of the other engine, which this one
+    connects to; "": the other one connects. seconds: time limit of the transfer."""
+
+    id: str
+    address: str = ""
+    seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as the core takes it. prompt_ids: token ids. `params.seed` and `params.max_tokens` must be set.
 
@@ -134,6 +146,8 @@ class Request:
     tenant: the name of the key that sent the request; tenants share a class by their weights.
     deadline: seconds from arrival; a choice that is not complete by then ends with TIMEOUT.
     waited: seconds from the request's arrival until the engine got it.
+    sends: the prompt's blocks are sent to another engine as they are computed. takes: they come from another engine;
+    what has not arrived in time is computed.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts as ids, as in `plan.SamplingSpec`.
     """
@@ -159,6 +173,8 @@ class Request:
     resume_ids: tuple[tuple[int, ...], ...] = ()
     resume_carries: tuple[bytes, ...] = ()
     done: tuple[int, ...] = ()
+    sends: Transfer | None = None
+    takes: Transfer | None = None
     eos_ids: tuple[int, ...] | None = None
     grammar: str | None = None  # the rule that the choices follow, in the form that guided.guide reads
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
@@ -274,6 +290,11 @@ class ModelInfo:
     draft_max: int = 0  # drafted ids of a sequence in a step, at most; 0 without drafters
     max_adapters: int = 0  # how many adapters may be in memory at once; 0: requests may not name any
     adapter_bytes: int = 0  # of their matrices, at most
+    # Blocks of prompts that it exchanges with other engines: "prefill" (sends them), "decode" (takes them), "both"; ""
+    # if it exchanges none. engine_id: drawn at its start. transfers_at: where others can connect, "" if they cannot.
+    role: str = ""
+    engine_id: str = ""
+    transfers_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

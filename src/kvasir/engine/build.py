@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions, check
@@ -17,6 +18,7 @@ from kvasir.errors import ConfigError
 from kvasir.guided.guide import GrammarGuides
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.kv.tiers.connector import KVConnector
+from kvasir.kv.transfer.exchange import BlockExchange
 from kvasir.models.drafting import DraftModel, drafts_blocks
 from kvasir.resolve import resolve
 from kvasir.sched.drafts import Drafter
@@ -38,6 +40,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     need_executor()
     from kvasir.engine import parts
     from kvasir.engine.tier import make_tier
+    from kvasir.engine.transfer import make_exchange, with_inbox
 
     imported = time.perf_counter()
     model = parts.load(options, progress)
@@ -46,14 +49,21 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
         config = resolve(options, facts, parts.device_facts(model.device))
     info = parts.describe(model, config)
     runner = parts.make_runner(model, config, info)
+    tier = exchange = None
     try:
         tier = make_tier(options, config, model.files, info, runner.cache)
+        exchange = make_exchange(options, config, model.files, info, runner.cache)
     except BaseException:
+        if tier:
+            tier.close(0.0)
         runner.close()
         raise
+    if exchange:
+        tier = with_inbox(tier, exchange)
+        runner.info = replace(runner.info, engine_id=exchange.engine_id, transfers_at=exchange.address)
     guides = GrammarGuides(lambda: _vocabulary(options, info))
     drafter = drafter or _speculator(config, info, model.loaded.draft)
-    scheduler = _scheduler(model, config, runner, tier, guides, drafter)
+    scheduler = _scheduler(model, config, runner, tier, guides, drafter, exchange)
     seconds = (imported - begun, time.perf_counter() - imported)
     return EngineCore(
         runner, scheduler, summarize(config, runner.info, parts.kernels_line(model), seconds), guides.warm
@@ -67,6 +77,7 @@ def _scheduler(
     tier: KVConnector | None,
     guides: GrammarGuides,
     drafter: Drafter | None,
+    exchange: BlockExchange | None,
 ) -> Scheduler:
     return Scheduler(
         runner.capacity,
@@ -79,11 +90,12 @@ def _scheduler(
         eviction=config.cache_eviction,
         targets=config.targets,
         tier=tier,
-        tier_bytes=config.load_bytes,
+        tier_bytes=max(config.load_bytes, config.transfer_bytes),
         guides=guides,
         jump_ahead=config.jump_ahead,
         drafter=drafter,
         adapters=make_adapters(runner, runner.info, config.max_cpu_loras),
+        exchange=exchange,
     )
 
 

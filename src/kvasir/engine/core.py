@@ -275,7 +275,8 @@ class EngineCore:
 
     def close(self, seconds: float = 4.0) -> None:
         """Closes the core; idempotent. Waits for the step in progress, saves the contents of the prefix cache to the
-        tier for at most `seconds`, and closes the runner even if that fails."""
+        tier and sends what other engines wait for, each for at most `seconds`, and closes the runner even if that
+        fails."""
         if self._closed:
             return
         self._closed = True
@@ -283,6 +284,8 @@ class EngineCore:
             self._finish()
             self._leave_to_tier(seconds)
         finally:
+            if exchange := self.scheduler.tiering.exchange:
+                exchange.close(seconds)
             self.scheduler.adapters.close()
             self.runner.close()
 

@@ -78,6 +78,7 @@ class JournalEntry:
             request,
             resume_ids=tuple(tuple(self.streamed.get(i, ())) for i in answers),
             resume_carries=tuple(self.carries.get(i, b"") for i in answers),
+            takes=None,  # blocks that came for it are lost
         )
 
 

@@ -28,9 +28,16 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         *([f"disk      {_disk(config)}"] if config.cache_dir else []),
         *([f"serving   prefixes on {config.cache_offer}"] if config.cache_offer else []),
         *([f"peer      loads prefixes from {config.cache_peer}"] if config.cache_peer else []),
+        *([f"blocks    {_exchange(config, info)}"] if config.exchanges else []),
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s for imports)",
         *(f"note      {n}" for n in config.notes),
     ]
+
+
+def _exchange(config: EngineConfig, info: ModelInfo) -> str:
+    what = {"prefill": "sends those of prompts", "decode": "takes those of prompts"}.get(config.role, "sends and takes")
+    where = f" at {info.transfers_at}" if info.transfers_at else ""
+    return f"{what}{where}, {config.transfer_bytes / 2**20:.0f} MiB on their way in each direction"
 
 
 def _drafts(config: EngineConfig, info: ModelInfo) -> str:
@@ -53,6 +60,7 @@ def _memory(config: EngineConfig) -> str:
         "rows": f.rows * length,
         "KV": config.kv_bytes,
         "transfers to and from tiers": (config.load_bytes + config.save_bytes) * has_tier,
+        "blocks of other engines": 2 * config.transfer_bytes,
     }
     taken = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in parts.items() if size)
     return f"{taken}; {config.memory_left / 2**20:.0f} MiB stay free"

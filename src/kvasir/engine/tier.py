@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,14 @@ def _path(name: str) -> Path:
     return Path(name).expanduser().absolute()
 
 
-def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) -> str:
+def identity(
+    options: EngineOptions,
+    config: EngineConfig,
+    files: ModelFiles,
+    digest: Callable[[Path], str] | None = None,
+) -> str:
     """A hash of the weights and of everything else, except the numerics version, that keys and values depend on.
+    digest: of a weight file; by default one of its size, time and samples, which means nothing on another machine.
 
     It includes the block size and the type of keys and values, so that engines that differ in them can share a folder,
     and what changes their angles: overrides of the config and LongRoPE's choice of factors. So can engines with other
@@ -79,18 +86,27 @@ def identity(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
     changes = read_overrides(options.rope_scaling, options.hf_overrides).identity
     ways += tuple(way for way in (changes, "LongRoPE" * config.long_rope) if way)
-    ways += _drafter(config.drafters, options)
+    digest = digest or _file_digest
+    ways += _drafter(config.drafters, options, digest)
     configuration = files.config.read_bytes() if files.config else b""
-    lines = [hashlib.sha256(configuration).hexdigest(), *ways, *(_file_digest(path) for path in files.weights)]
+    lines = [hashlib.sha256(configuration).hexdigest(), *ways, *map(digest, files.weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _drafter(drafters: Drafters, options: EngineOptions) -> tuple[str, ...]:
+def weight_files(config: EngineConfig, files: ModelFiles) -> tuple[Path, ...]:
+    """The files that the identity depends on: those of the model, and those of a drafter with weights."""
+    return (*files.weights, *_drafter_files(config.drafters))
+
+
+def _drafter_files(drafters: Drafters) -> tuple[Path, ...]:
+    return find_model(drafters.source).weights if drafters.weights and drafters.source else ()
+
+
+def _drafter(drafters: Drafters, options: EngineOptions, digest: Callable[[Path], str]) -> tuple[str, ...]:
     if not drafters.weights:
         return ()
-    source = find_model(drafters.source).weights if drafters.source else ()
     own = (way for way in (options.draft_dtype, options.draft_quantize) if way)
-    return (drafters.weights, *own, *map(_file_digest, source))
+    return (drafters.weights, *own, *map(digest, _drafter_files(drafters)))
 
 
 def _file_digest(path: Path) -> str:

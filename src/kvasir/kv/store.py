@@ -34,12 +34,13 @@ FETCH_TIME_FACTOR = 2.0  # otherwise the time limit, as a multiple of the time t
 class Question:
     """A query for blocks of a sequence that has its first `known` tokens and its first `first` blocks. names: the
     blocks of the sequence, per group. seconds(n): the time to compute the n tokens after the first `known`, 0 for
-    unknown."""
+    unknown. settled(timeout): whether all blocks that are on their way have arrived; see Inbox."""
 
     names: Sequence[Sequence[StoredBlock]]
     first: int
     known: int
     seconds: Callable[[int], float]
+    settled: Callable[[float], bool] | None = None
 
     def keys(self, group: int, kind: CacheKind) -> list[bytes]:
         """The keys to ask the tier for: the blocks after the first ones; for a group of fixed size all its blocks, but
@@ -132,17 +133,25 @@ class BlockStore:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    def fetch(self, namespace: bytes, ids: bytes, known: int, seconds: Callable[[int], float], now: float) -> Fetch:
+    def fetch(
+        self,
+        namespace: bytes,
+        ids: bytes,
+        known: int,
+        seconds: Callable[[int], float],
+        now: float,
+        settled: Callable[[float], bool] | None = None,
+    ) -> Fetch:
         """Begins to load the blocks after the first `known` tokens of `ids` (packed), as far as the tier has them.
 
-        seconds(n): see Question."""
+        seconds(n), settled(timeout): see Question. Without `settled` nothing is on its way."""
         first = known // self.block_size
         room = self._room(first)
         if len(ids) < (first + 1) * self.block_size * ID_BYTES or not room:
             return Fetch()
         blocks = chain(namespace, ids[: (first + room) * self.block_size * ID_BYTES], self.block_size)
         names = [self._fixed_names(namespace, group.kind) or blocks for group in self.groups]
-        fetch = Fetch(first, 0, now + ASK_SECONDS, Question(names, first, known, seconds))
+        fetch = Fetch(first, 0, now + ASK_SECONDS, Question(names, first, known, seconds, settled))
         self._ask(fetch, now, 0.0)
         return fetch
 
@@ -158,6 +167,11 @@ class BlockStore:
     def _ask(self, fetch: Fetch, now: float, timeout: float) -> None:
         question = fetch.question
         assert question
+        if question.settled:
+            if not question.settled(timeout):
+                fetch.deadline = now + ASK_SECONDS
+                return
+            timeout = 0.0
         keys = [question.keys(g, group.kind) for g, group in enumerate(self.groups)]
         answered = all([self.tier.ask(names, group, timeout) for group, names in enumerate(keys) if names])
         if answered or now > fetch.deadline:

@@ -61,7 +61,7 @@ def make_eager_runner(
 
 
 def copies_of(config: EngineConfig, cache: KVCache) -> Copier | None:
-    """Transfers blocks to and from a tier; None if there is no tier."""
-    if not (config.cache_host or config.cache_dir or config.cache_peer):
+    """Transfers blocks to and from a tier or another engine; None if there is neither."""
+    if not (config.cache_host or config.cache_dir or config.cache_peer or config.exchanges):
         return None
     return copier(cache.device, max(group.bytes_per_block for group in cache.groups))

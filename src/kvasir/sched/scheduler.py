@@ -29,6 +29,7 @@ from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
 from kvasir.kv.manager import KVManager
 from kvasir.kv.store import BlockStore
 from kvasir.kv.tiers.connector import KVConnector
+from kvasir.kv.transfer.exchange import BlockExchange
 from kvasir.memory import QUEUE_BYTES
 from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work
 from kvasir.sched import answer, drafts, guidance
@@ -73,6 +74,7 @@ class Scheduler:
         service: Service | None = None,
         drafter: Drafter | None = None,
         adapters: AdapterPool | None = None,
+        exchange: BlockExchange | None = None,
     ):
         """suppressed: ids that are never sampled.
         bidirectional: the model attends in both directions, so prompts are indivisible.
@@ -82,7 +84,7 @@ class Scheduler:
         tier: keeps evicted blocks; at most `tier_bytes` bytes are loaded from it at a time.
         guides: for sequences that follow a grammar. jump_ahead: whether forced ids are taken unsampled.
         service: replaces the default order of service. drafter: proposes drafts. adapters: those in memory; None: no
-        request may have one.
+        request may have one. exchange: with other engines; the tier contains its inbox.
 
         Raises ConfigError for a drafter if the runner takes no drafts."""
         if drafter and not capacity.max_drafted:
@@ -93,8 +95,10 @@ class Scheduler:
         self.clock, self.drafter = clock, drafter
         self.guides = guides
         store = BlockStore(tier, capacity.groups, capacity.block_size, tier_bytes) if tier else None
-        self.tiering = Tiering(store, capacity.block_size, lambda *tokens: self.service.prefill_seconds(*tokens))
+        seconds = lambda *tokens: self.service.prefill_seconds(*tokens)  # noqa: E731
+        self.tiering = Tiering(store, capacity.block_size, seconds, exchange)
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
+        self.tiering.send_from(self.kv.tree, capacity.groups)
         self.prefixes = Prefixes(self.kv.tree, capacity.block_size, prefix_cache)
         self.eos_ids, self._suppressed = frozenset(eos_ids), tuple((i,) for i in suppressed)
         self.bidirectional = bidirectional
@@ -126,6 +130,7 @@ class Scheduler:
             request = replace(request, bad_word_ids=(*request.bad_word_ids, *self._suppressed))
         refuse_impossible(request, self.capacity, self.kv, self.max_chunk, self.bidirectional)
         self.adapters.refuse_impossible(request.adapters)
+        self.tiering.refuse_impossible(request)
         if not request.resume_ids and len(self.waiting) + request.params.n > self.max_waiting:
             raise QueueFull(f"{len(self.waiting)} choices are waiting; the queue is full", "try again later")
         sequences = [self._sequence(request, i) for i in range(request.params.n) if i not in request.done]
@@ -137,19 +142,12 @@ class Scheduler:
             seq.expected = found.tokens if found else 0
             self.adapters.enter(seq)
         self.table.enter(request.id, sequences)
+        self.tiering.enter(sequences[0])
 
     def _sequence(self, request: Request, index: int) -> Sequence:
         self._order += 1
-        return make_sequence(
-            request,
-            index,
-            self._order,
-            self.capacity.max_model_len,
-            self.eos_ids,
-            self.kv.new(),
-            self.prefixes.private(request),
-            self.prefixes.numbers,
-        )
+        parts = self.eos_ids, self.kv.new(), self.prefixes.private(request), self.prefixes.numbers
+        return make_sequence(request, index, self._order, self.capacity.max_model_len, *parts)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one or all sequences of a request at once, without a delta. Unknown ids are ignored."""
@@ -239,17 +237,19 @@ class Scheduler:
     # -- planning ----------------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Whether a sequence waits or runs, a row is to be freed, or an adapter is to move."""
-        return bool(self.waiting or self.running or self.table.left or (self._adapting and self.adapters.due))
+        """Whether a sequence waits or runs, a row is to be freed, or an adapter or blocks are to move."""
+        busy = self.waiting or self.running or self.table.left or self.tiering.sending
+        return bool(busy or (self._adapting and self.adapters.due))
 
     def plan(self) -> StepPlan | None:
-        """Plans the next step; None if there is nothing to compute, no row to free and no adapter to install."""
+        """Plans the next step; None if there is nothing to compute or export, no row to free, no adapter to install."""
         self.kv.tree.expire(self.clock())
         self.tiering.poll(self.clock())
         step = self.planner.plan(self.clock())
         if self._adapting:
             self.adapters.prefetch()
-        return self._complete(step) if step.computes or self.table.left or self.adapters.changes else None
+        due = step.computes or self.table.left or self.adapters.changes or self.tiering.has_saves()
+        return self._complete(step) if due else None
 
     def _complete(self, step: Step) -> StepPlan:
         saves, adapters = self.tiering.saves(self._step), self.adapters.take_changes() if self.adapters.changes else ()

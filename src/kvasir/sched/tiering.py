@@ -1,4 +1,5 @@
-"""Tiering: which blocks sequences fetch from a tier below the pools, and which steps save evicted blocks to it.
+"""Tiering: which blocks sequences fetch from a tier below the pools or from another engine, which steps save evicted
+blocks, and which export blocks for another engine.
 
 A waiting sequence starts one fetch (`begin`) for the blocks after its hit. Other sequences overtake it until the fetch
 has ended. A sequence that has joined has no fetch.
@@ -7,28 +8,69 @@ has ended. A sequence that has joined has no fetch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from kvasir.errors import InvalidRequest
 from kvasir.kv.node import common
-from kvasir.kv.radix import Hit
+from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.kv.store import BlockStore, Save
 from kvasir.kv.tiers.block import StoredBlock
-from kvasir.plan import Bytes
+from kvasir.kv.transfer.exchange import BlockExchange
+from kvasir.plan import Bytes, CacheGroup
 from kvasir.sched.admission import SHARED
+from kvasir.sched.sending import Export, Sendings
 from kvasir.sched.sequence import Sequence
 from kvasir.sched.step import Load
+from kvasir.types import Request
 
 
 class Tiering:
-    """Owns the store and the saves of each pending step. Without a store nothing is fetched or saved.
+    """Owns the store, and the saves and exports of each pending step. Without a store nothing is fetched or saved,
+    without an exchange nothing is sent to other engines or taken from them.
 
     seconds(start, tokens): time to compute `tokens` tokens after the first `start`, 0 if unknown."""
 
-    def __init__(self, store: BlockStore | None, block_size: int, seconds: Callable[[int, int], float]):
-        self.store = store
+    def __init__(
+        self,
+        store: BlockStore | None,
+        block_size: int,
+        seconds: Callable[[int, int], float],
+        exchange: BlockExchange | None = None,
+    ):
+        self.store, self.exchange = store, exchange
+        self.sendings: Sendings | None = None
         self._block_size = block_size
         self._seconds = seconds
         self._saving: dict[int, list[Save]] = {}  # by step number
+        self._exports: list[Export] = []  # of the step being planned
+        self._exporting: dict[int, list[Export]] = {}  # by step number
         self._open: dict[Sequence, None] = {}  # sequences with an open fetch, in the order of their starts
+
+    # -- other engines -----------------------------------------------------------------------------------------
+
+    def send_from(self, tree: PrefixTree, groups: Iterable[CacheGroup]) -> None:
+        """Lets requests send blocks that are in the tree. Call it once."""
+        if self.exchange:
+            self.sendings = Sendings(self.exchange, tree, tuple(groups), self._block_size)
+
+    def refuse_impossible(self, request: Request) -> None:
+        """Raises InvalidRequest for blocks to be sent or taken where that cannot be done."""
+        if request.sends or request.takes:
+            if self.exchange is None:
+                raise InvalidRequest("this engine exchanges no blocks", "see --role", "kv_transfer_params")
+            self.exchange.check(request.sends, request.takes)
+
+    def enter(self, seq: Sequence) -> None:
+        """Begins the transfers of a new request, whose first sequence this is."""
+        if self.exchange and seq.request.takes:
+            self.exchange.expect(seq.request.takes)
+        if self.sendings and seq.request.sends:
+            self.sendings.begin(seq, seq.content.namespace.startswith(SHARED) and not seq.embeds)
+
+    @property
+    def sending(self) -> bool:
+        """Whether a step is due that exports blocks."""
+        return self.sendings is not None and self.sendings.due
 
     # -- saving ------------------------------------------------------------------------------------------------
 
@@ -38,25 +80,37 @@ class Tiering:
             self.store.note(block, index, ids, self._seconds)
 
     def has_saves(self) -> bool:
-        """Whether saves are queued."""
-        return self.store is not None and self.store.has_saves
+        """Whether blocks are to be saved or exported."""
+        if self.sendings is not None and not self._exports:
+            self._exports = self.sendings.take()
+        return bool(self._exports) or (self.store is not None and self.store.has_saves)
 
     def saves(self, step: int) -> list[tuple[int, int]]:
-        """Assigns the queued saves to a step and returns them: (group, block id)."""
-        saves = self.store.take_saves() if self.store else []
+        """Assigns what is to be saved and exported to a step and returns it: (group, block id)."""
+        saves = self.store.take_saves() if self.store and self.has_saves() else []
         if saves:
             self._saving[step] = saves
-        return [(group, id) for _, group, id in saves]
+        exports, self._exports = self._exports, []
+        if exports:
+            self._exporting[step] = exports
+        return [(group, id) for _, group, id in saves] + [(part[0], id) for _, part, id in exports]
 
     def saved(self, step: int, payloads: tuple[Bytes, ...]) -> None:
-        """Passes the bytes that a step exported to the tier."""
-        for (block, group, _), payload in zip(self._saving.pop(step, []), payloads, strict=True):
+        """Passes the bytes that a step returned to the tier, and to other engines."""
+        saves, exports = self._saving.pop(step, []), self._exporting.pop(step, [])
+        for (block, group, _), payload in zip(saves, payloads[: len(saves)], strict=True):
             assert self.store
             self.store.tier.save(block, group, payload)
+        if exports:
+            assert self.sendings is not None
+            self.sendings.exported(exports, payloads[len(saves) :])
 
     def forget(self, step: int) -> None:
-        """Drops the saves of a step that did not run."""
+        """Drops the saves and exports of a step that did not run."""
         self._saving.pop(step, None)
+        if exports := self._exporting.pop(step, None):
+            assert self.sendings is not None
+            self.sendings.forget(exports)
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
@@ -66,13 +120,17 @@ class Tiering:
         if self.store is None or seq.fetch is not None or not asks:
             return False
         found, ids = hit.tokens if hit else 0, seq.content.key(seq.tokens[: seq.reusable])
-        seq.fetch = self.store.fetch(seq.content.namespace, ids, found, lambda n: self._seconds(found, n), now)
+        takes = seq.request.takes
+        settled = partial(self.exchange.inbox.settled, takes.id) if self.exchange and takes else None
+        seq.fetch = self.store.fetch(seq.content.namespace, ids, found, lambda n: self._seconds(found, n), now, settled)
         if seq.fetch.open:
             self._open[seq] = None
         return seq.fetch.open
 
     def poll(self, now: float, timeout: float = 0.0) -> None:
-        """Takes what has arrived; waits at most `timeout` seconds for the first open fetch."""
+        """Takes what has arrived; waits at most `timeout` seconds for the first open fetch, or for room for exports."""
+        if timeout and not self._open and self.sendings and self.sendings.due:
+            self.sendings.wait(timeout)
         for seq in list(self._open):
             assert self.store and seq.fetch
             self.store.poll(seq.fetch, now, timeout)
@@ -109,6 +167,8 @@ class Tiering:
         """Ends the fetch of a sequence, if it has one."""
         if self.store and seq.fetch:
             self.store.end(seq.fetch)
+            if self.exchange and seq.request.takes:
+                self.exchange.inbox.forget(seq.request.takes.id)
         self._open.pop(seq, None)
         seq.fetch = None
 

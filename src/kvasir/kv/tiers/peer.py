@@ -260,7 +260,7 @@ class PeerServer:
         self._connections: set[BlockSocket] = set()
         self._threads: set[threading.Thread] = set()
         self._closing = threading.Event()
-        self._listener = _listen(path)
+        self._listener = listen_private(path)
         self._acceptor = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
         self._acceptor.start()
 
@@ -354,7 +354,9 @@ def check_path(path: Path) -> None:
         check_private(path.parent)
 
 
-def _listen(path: Path) -> socket.socket:
+def listen_private(path: Path) -> socket.socket:
+    """A listening socket file of mode 0600 in a folder of mode 0700. Raises ConfigError if the path is unusable, or if
+    another process listens there."""
     check_path(path)
     make_private(path.parent)
     _remove_dead(path)

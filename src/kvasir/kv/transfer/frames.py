@@ -1,0 +1,110 @@
+"""Messages between a sender and a receiver of blocks, in the frames of kv.tiers.wire. The one that connects greets:
+
+client                                     server
+HELLO     digest, nonce, what it wants ->  CHALLENGE   nonce, proof that it has the key
+PROOF     proof that it has the key    ->  WELCOME; or a REFUSAL and the end
+then, from the sender to the receiver:
+SHARE     memory of both (socket files only), with its descriptor
+PART      a part with its bytes        ->  TAKEN       one byte: 1 if the part is kept
+SLOT      a part in the shared memory  ->  TAKEN
+DONE      no more parts of a transfer  ->  TAKEN
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+import msgspec
+
+from kvasir.kv.tiers.block import MAX_BLOCK_SIZE, MAX_NAMESPACE, StoredBlock, StoreFacts
+from kvasir.kv.tiers.wire import WireError
+
+VERSION = 1
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSAL, SHARE, PART, SLOT, DONE, TAKEN = range(20, 30)
+
+MAX_ID = 64  # characters of a transfer's id
+PART_HEAD = struct.Struct("<IH")  # checksum, bytes of the name; the name and the bytes follow
+SLOT_HEAD = struct.Struct("<IIH")  # number of the slot, checksum, bytes of the name; the name follows
+SHARED = struct.Struct("<QI")  # bytes of a slot, number of slots
+NAME_BYTES = MAX_NAMESPACE + MAX_BLOCK_SIZE * 4 + 256
+HELLO_BYTES = 512
+ANSWER_BYTES = 128
+WINDOW = 4  # parts on their way to the receiver, at most
+
+FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  # reasons of a REFUSAL
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The first message. digest: of the client's facts, see StoreFacts.digest. wants: the id of a transfer to be sent
+    to the client; "" if the client sends."""
+
+    version: int
+    digest: bytes
+    nonce: bytes
+    wants: str
+
+
+class PartName(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """The name of a part, and the id of its transfer."""
+
+    transfer: str
+    namespace: bytes
+    parent: bytes
+    ids: bytes
+    group: int
+
+    @property
+    def block(self) -> StoredBlock:
+        return StoredBlock(self.namespace, self.parent, self.ids)
+
+
+class Part(NamedTuple):
+    """What an outbox sends: a part of a transfer; without a block the end of the transfer."""
+
+    transfer: str
+    block: StoredBlock | None = None
+    group: int = 0
+    payload: memoryview = memoryview(b"")
+
+    def name(self) -> bytes:
+        """The name as it is sent."""
+        assert self.block
+        block = self.block
+        return msgspec.msgpack.encode(PartName(self.transfer, block.namespace, block.parent, block.ids, self.group))
+
+
+def checksum(name: bytes | bytearray, payload: memoryview) -> int:
+    """CRC-32 of a name and its bytes: against damage on the way. Who may send is decided when a link is opened."""
+    return zlib.crc32(payload, zlib.crc32(name))
+
+
+def read_hello(body: bytes | bytearray) -> Hello:
+    """Raises WireError."""
+    try:
+        hello = msgspec.msgpack.decode(body, type=Hello)
+    except (msgspec.DecodeError, ValueError):
+        raise WireError("the greeting is malformed") from None
+    if hello.version != VERSION or len(hello.nonce) != 32 or len(hello.wants) > MAX_ID:
+        raise WireError("the greeting is of another version, or out of bounds")
+    return hello
+
+
+def read_name(body: bytes | bytearray, facts: StoreFacts) -> PartName:
+    """The name of a part of these facts. Raises WireError."""
+    try:
+        name = msgspec.msgpack.decode(body, type=PartName)
+    except (msgspec.DecodeError, ValueError):
+        raise WireError("the name of a part is malformed") from None
+    if len(name.transfer) > MAX_ID or not facts.admits(name.block, name.group):
+        raise WireError("the part belongs to another store")
+    return name
+
+
+def read_id(body: bytes | bytearray) -> str:
+    """The id of a transfer. Raises WireError."""
+    try:
+        return bytes(body).decode("ascii")
+    except UnicodeDecodeError:
+        raise WireError("the id of a transfer is malformed") from None

@@ -1,0 +1,193 @@
+"""Inbox: verified parts of blocks from other engines, until the scheduler loads them; a KVConnector.
+
+A request that names a transfer waits for its end, for as long as something arrives and at most the transfer's seconds.
+Then what has arrived is used, and the rest is computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
+from kvasir.kv.tiers.connector import Bytes, Failed
+from kvasir.kv.tiers.transfers import TransferMeter
+from kvasir.statistics import TierStats
+from kvasir.types import Transfer
+
+STALL_SECONDS = 5.0  # without a part, after which a transfer counts as ended
+ORPHAN_SECONDS = 60.0  # for which parts are kept that no request has asked for
+MAX_INCOMING = 4096  # transfers that are remembered
+
+
+@dataclass(slots=True, eq=False)
+class Incoming:
+    """What is known of a transfer. moved: when it last made progress. deadline: until when a request waits for it; 0:
+    none does. ended: nothing more will come."""
+
+    moved: float
+    deadline: float = 0.0
+    ended: bool = False
+
+
+class Inbox:
+    """max_bytes: bound on all parts. Raises nothing; a part that does not fit is not kept, and is computed."""
+
+    name = "transfer"
+
+    def __init__(self, facts: StoreFacts, max_bytes: int):
+        self.facts = facts
+        self._max_bytes = max_bytes
+        self._meter = TransferMeter()
+        self._changed = threading.Condition()
+        self._incoming: OrderedDict[str, Incoming] = OrderedDict()  # the one that moved last at the end
+        self._parts: OrderedDict[Name, tuple[str, StoredBlock, memoryview]] = OrderedDict()
+        self._num_bytes = 0
+        self._tickets = itertools.count(1)
+        self._open: dict[int, memoryview | Failed] = {}
+
+    # -- the links' side -----------------------------------------------------------------------------------------
+
+    def keep(self, transfer: str, block: StoredBlock, group: int, payload: memoryview) -> bool:
+        """Takes over a part. False if there is no room: the rest of the transfer is useless then."""
+        with self._changed:
+            incoming = self._move(transfer)
+            name = (block.key, group)
+            if incoming.ended:
+                return False
+            if name not in self._parts:
+                if not self._make_room(payload.nbytes):
+                    self._meter.save("full")
+                    incoming.ended = True
+                    self._changed.notify_all()
+                    return False
+                self._parts[name] = (transfer, block, payload)
+                self._num_bytes += payload.nbytes
+                self._meter.save("saved", payload.nbytes)
+            self._changed.notify_all()
+            return True
+
+    def done(self, transfer: str) -> None:
+        """The sender says that nothing more will come."""
+        with self._changed:
+            self._move(transfer).ended = True
+            self._changed.notify_all()
+
+    def _move(self, transfer: str) -> Incoming:
+        now = time.monotonic()
+        incoming = self._incoming.setdefault(transfer, Incoming(now))
+        incoming.moved = now
+        self._incoming.move_to_end(transfer)
+        while len(self._incoming) > MAX_INCOMING:
+            self._incoming.popitem(last=False)
+        return incoming
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Removes parts that no request waits for, the oldest first, until so many bytes fit."""
+        now = time.monotonic()
+        for name, (transfer, _, _) in list(self._parts.items()):
+            incoming = self._incoming.get(transfer)
+            old = incoming is None or incoming.moved + ORPHAN_SECONDS < now
+            if not old and self._num_bytes + num_bytes <= self._max_bytes:
+                break
+            if old or (incoming and incoming.ended and incoming.deadline < now):
+                self._remove(name)
+                self._meter.evict()
+        return self._num_bytes + num_bytes <= self._max_bytes
+
+    def _remove(self, name: Name) -> tuple[str, StoredBlock, memoryview]:
+        found = self._parts.pop(name)
+        self._num_bytes -= found[2].nbytes
+        return found
+
+    # -- the scheduler's side ------------------------------------------------------------------------------------
+
+    def expect(self, transfer: Transfer) -> None:
+        """A request waits for this transfer from now on."""
+        with self._changed:
+            self._move(transfer.id).deadline = time.monotonic() + transfer.seconds
+
+    def settled(self, transfer: str, timeout: float = 0.0) -> bool:
+        """Whether nothing more is to be waited for. Waits at most `timeout` seconds for the answer to become True."""
+        with self._changed:
+            if timeout > 0:
+                self._changed.wait_for(lambda: self._over(transfer), timeout)
+            return self._over(transfer)
+
+    def _over(self, transfer: str) -> bool:
+        incoming, now = self._incoming.get(transfer), time.monotonic()
+        return incoming is None or incoming.ended or now > min(incoming.deadline, incoming.moved + STALL_SECONDS)
+
+    def forget(self, transfer: str) -> None:
+        """No request waits for this transfer any more."""
+        with self._changed:
+            if incoming := self._incoming.get(transfer):
+                incoming.deadline = 0.0
+
+    def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
+        """Always True: only requests that name a transfer wait for it."""
+        return True
+
+    def has(self, keys: Sequence[bytes], group: int = 0) -> int:
+        """The number of leading `keys` that have arrived."""
+        return next((i for i, key in enumerate(keys) if (key, group) not in self._parts), len(keys))
+
+    def read_seconds(self, names: Sequence[Name]) -> float:
+        """Always 0.0: negligible."""
+        return 0.0
+
+    def wants(self, key: bytes, group: int, pace: float = 0.0, depth: int = 0) -> bool:
+        """Always False: this is not a cache."""
+        return False
+
+    def start_load(self, block: StoredBlock, group: int = 0) -> int:
+        """Hands out a part, which leaves the inbox: the prefix cache has it then."""
+        with self._changed:
+            name = (block.key, group)
+            found = self._parts.get(name)
+            if found is None or found[1] != block:
+                reason = "foreign" if found else "missing"
+                self._meter.load(reason)
+                result: memoryview | Failed = Failed(reason)
+            else:
+                result = self._remove(name)[2]
+            ticket = next(self._tickets)
+            self._open[ticket] = result
+            return ticket
+
+    def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
+        """The result of `start_load`; never None."""
+        with self._changed:
+            result = self._open.pop(ticket)
+        if not isinstance(result, Failed):
+            self._meter.loaded(result.nbytes, 0.0)
+        return result
+
+    def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
+        with self._changed:
+            self._open.pop(ticket, None)
+
+    def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
+        """Always False: this is not a cache."""
+        return False
+
+    def ending(self) -> None:
+        """Does nothing."""
+
+    def stats(self) -> TierStats:
+        """See KVConnector.stats."""
+        with self._changed:
+            open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
+            return self._meter.stats(len(self._open), open_bytes, num_parts=len(self._parts), num_bytes=self._num_bytes)
+
+    def each(self) -> dict[str, TierStats]:
+        """See KVConnector.each."""
+        return {self.name: self.stats()}
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Does nothing: the exchange ends the links."""

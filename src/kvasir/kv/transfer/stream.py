@@ -1,0 +1,212 @@
+"""Parts over a greeted link: `send_parts` at one end, `receive_parts` at the other. At most WINDOW parts are on their
+way, so that one end hashes and copies while the other one does.
+
+Over a socket file the bytes of parts lie in memory that both ends share: the sender copies a part into a free slot, the
+receiver copies it out, then says so. The receiver reads the memory like a file, so whatever the sender does to it can
+only lead to a wrong checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable
+
+from kvasir.kv.tiers.block import StoredBlock, StoreFacts
+from kvasir.kv.tiers.wire import FRAME, WireError
+from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.frames import WINDOW, Part
+from kvasir.kv.transfer.link import Link
+
+EXCHANGE_SECONDS = 20.0  # for one part to be sent and acknowledged
+IDLE_SECONDS = 300.0  # for which a link may be silent
+POLL_SECONDS = 0.2  # between looks whether to end
+
+Keep = Callable[[str, StoredBlock, int, memoryview], bool]  # transfer, block, group, bytes -> whether it is kept
+
+
+class Slots:
+    """The sender's end of the shared memory: WINDOW slots, used in turn. Raises OSError where the system has none."""
+
+    def __init__(self, num_bytes: int):
+        self.num_bytes = num_bytes
+        self.fd = os.memfd_create("kvasir-blocks", os.MFD_CLOEXEC)
+        self._next = 0
+        try:
+            os.ftruncate(self.fd, WINDOW * num_bytes)
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    def write(self, payload: memoryview) -> int:
+        """Copies a part into the next slot; returns its number."""
+        slot, self._next = self._next, (self._next + 1) % WINDOW
+        at = slot * self.num_bytes
+        while payload:
+            written = os.pwrite(self.fd, payload, at)
+            payload, at = payload[written:], at + written
+        return slot
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class PartSender:
+    """The sender's end of a link. Not thread-safe. facts: of the parts."""
+
+    def __init__(self, link: Link, facts: StoreFacts):
+        self.link = link
+        self._slots: Slots | None = None
+        self.under_way: deque[Part] = deque()  # sent, and not acknowledged yet
+        if link.local and hasattr(os, "memfd_create"):
+            self._slots = Slots(max(group.num_bytes for group in facts.groups))
+            self._share(self._slots)
+
+    def _share(self, slots: Slots) -> None:
+        body = frames.SHARED.pack(slots.num_bytes, WINDOW)
+        self.link.begin(EXCHANGE_SECONDS)
+        self.link.sock.settimeout(EXCHANGE_SECONDS)
+        message = FRAME.pack(frames.SHARE, len(body)) + body
+        if socket.send_fds(self.link.sock, [message], [slots.fd]) != len(message):
+            raise WireError("the descriptor was sent in parts")
+
+    @property
+    def full(self) -> bool:
+        """Whether an acknowledgement must be read before the next part is sent."""
+        return len(self.under_way) >= WINDOW
+
+    def send(self, part: Part) -> None:
+        """Sends a part, or the end of its transfer. Raises OSError."""
+        self.link.begin(EXCHANGE_SECONDS)
+        self.under_way.append(part)
+        if part.block is None:
+            self.link.send(frames.DONE, part.transfer.encode())
+            return
+        name = part.name()
+        check = frames.checksum(name, part.payload)
+        if self._slots:
+            slot = self._slots.write(part.payload)
+            self.link.send(frames.SLOT, frames.SLOT_HEAD.pack(slot, check, len(name)), name)
+        else:
+            self.link.send(frames.PART, frames.PART_HEAD.pack(check, len(name)), name, part.payload)
+
+    def acknowledged(self) -> tuple[Part, bool]:
+        """Waits for the acknowledgement of the oldest part; returns it and whether it was kept. Raises OSError,
+        WireError."""
+        self.link.begin(EXCHANGE_SECONDS)
+        _, length = self.link.head({frames.TAKEN: 1})
+        body = self.link.body(length)
+        if body not in (b"\0", b"\1"):
+            raise WireError("the acknowledgement is malformed")
+        return self.under_way.popleft(), body == b"\1"
+
+    def close(self) -> None:
+        """Closes the link and gives the memory back."""
+        self.link.close()
+        if self._slots:
+            self._slots.close()
+
+
+class PartReceiver:
+    """The receiver's end of a link: reads parts, and passes them to `keep`. done(transfer): called at its end."""
+
+    def __init__(self, link: Link, facts: StoreFacts, keep: Keep, done: Callable[[str], None]):
+        self._link = link
+        self._facts = facts
+        self._keep = keep
+        self._done = done
+        largest = max(group.num_bytes for group in facts.groups)
+        self._bounds = {
+            frames.PART: frames.PART_HEAD.size + frames.NAME_BYTES + largest,
+            frames.SLOT: frames.SLOT_HEAD.size + frames.NAME_BYTES,
+            frames.DONE: frames.MAX_ID,
+        }
+        self._shared: int | None = None  # the descriptor of the shared memory
+        self._slot_bytes = 0
+
+    def run(self, until: Callable[[str], bool] = lambda transfer: False) -> None:
+        """Receives until the end of a transfer for which `until` holds. Raises OSError or WireError when the link
+        ends."""
+        try:
+            kind, length = self._first()
+            while True:
+                self._link.begin(EXCHANGE_SECONDS)
+                if kind == frames.DONE:
+                    transfer = frames.read_id(self._link.body(length))
+                    self._done(transfer)
+                    self._link.send(frames.TAKEN, b"\1")
+                    if until(transfer):
+                        return
+                else:
+                    kept = self._part(kind, length)
+                    self._link.send(frames.TAKEN, b"\1" if kept else b"\0")
+                kind, length = self._head()
+        finally:
+            if self._shared is not None:
+                os.close(self._shared)
+                self._shared = None
+
+    def _head(self) -> tuple[int, int]:
+        self._link.begin(IDLE_SECONDS)
+        return self._link.head(self._bounds)
+
+    def _first(self) -> tuple[int, int]:
+        """The head of the first frame after those that share memory."""
+        if not self._link.local:
+            return self._head()
+        self._link.sock.settimeout(IDLE_SECONDS)
+        head, found, _, _ = socket.recv_fds(self._link.sock, FRAME.size, 1)
+        for fd in found[1:]:
+            os.close(fd)
+        self._shared = found[0] if found else None
+        self._link.begin(EXCHANGE_SECONDS)
+        if not head:
+            raise WireError("the sender has disconnected")
+        rest = self._link.body(FRAME.size - len(head))
+        kind, length = FRAME.unpack(head + rest)
+        if kind != frames.SHARE:
+            if kind not in self._bounds or length > self._bounds[kind]:
+                raise WireError(f"a frame of kind {kind} and {length} bytes")
+            return kind, length
+        if length != frames.SHARED.size or self._shared is None or not stat.S_ISREG(os.fstat(self._shared).st_mode):
+            raise WireError("the memory to share is malformed")
+        self._slot_bytes, _ = frames.SHARED.unpack(self._link.body(length))
+        return self._head()
+
+    def _part(self, kind: int, length: int) -> bool:
+        """Reads a part; returns whether it is kept. Raises WireError for an invalid one; a wrong checksum is one: the
+        sender sends the part again over a new link."""
+        head = frames.PART_HEAD if kind == frames.PART else frames.SLOT_HEAD
+        if length < head.size:
+            raise WireError("a part without a name")
+        *slot, check, name_bytes = head.unpack(self._link.body(head.size))
+        rest = length - head.size - name_bytes
+        if name_bytes > frames.NAME_BYTES or rest < 0:
+            raise WireError("the name of a part is out of bounds")
+        packed = self._link.body(name_bytes)
+        name = frames.read_name(packed, self._facts)
+        payload = self._payload(slot, rest, self._facts.groups[name.group].num_bytes)
+        if frames.checksum(packed, payload) != check:
+            raise WireError("a part was damaged on its way")
+        return self._keep(name.transfer, name.block, name.group, payload.toreadonly())
+
+    def _payload(self, slot: list[int], rest: int, num_bytes: int) -> memoryview:
+        if rest != (0 if slot else num_bytes):
+            raise WireError("a part has another size than its group declares")
+        if not slot:
+            return memoryview(self._link.body(num_bytes))
+        if self._shared is None or slot[0] >= WINDOW or self._slot_bytes < num_bytes:
+            raise WireError("there is no such slot")
+        buffer = memoryview(bytearray(num_bytes))
+        at, left = slot[0] * self._slot_bytes, buffer
+        while left:
+            try:
+                count = os.preadv(self._shared, [left], at)
+            except (OSError, OverflowError):
+                raise WireError("the shared memory cannot be read") from None
+            if not count:
+                raise WireError("the shared memory ends early")
+            left, at = left[count:], at + count
+        return buffer

@@ -1,0 +1,101 @@
+"""Two engines: the first computes prompts and first tokens, the second goes on; the answers are those of one engine,
+bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from kvasir.engine.core import EngineCore
+from kvasir.engine.journal import Journal
+from kvasir.kv.transfer.exchange import BlockExchange
+from kvasir.types import Request, Transfer
+from tests.engine.cores import core_of, random_model
+from tests.engine.test_tier_models import needs_native
+from tests.kv._tiers import until
+from tests.oracle import Answer, Answers, mixed_requests, plain, same
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def exchange_of(core: EngineCore) -> BlockExchange:
+    found = core.scheduler.tiering.exchange
+    assert found
+    return found
+
+
+@contextmanager
+def two(model: str, address: str, others: str = "", **options) -> Iterator[tuple[EngineCore, EngineCore]]:
+    """An engine that computes prompts, and one that takes their blocks at an address. others: its model."""
+    options = {"block_size": 16, "threads": 1, **options}
+    first = core_of(model, role="prefill", transfer_peer=[address], **options)
+    second = core_of(others or model, role="decode", transfer_listen=address, **options)
+    try:
+        until(lambda: exchange_of(first).ready and exchange_of(second).ready)
+        yield first, second
+    finally:
+        first.close()
+        second.close()
+
+
+def handed_over(first: EngineCore, second: EngineCore, requests: Sequence[Request], address: str) -> Answers:
+    """The answers whose first tokens come from the first engine, and all others from the second."""
+    journal, answers = Journal(), {(r.id, i): Answer() for r in requests for i in range(r.params.n)}
+
+    def take(core: EngineCore, ends: bool) -> None:
+        for delta in core.step():
+            if journal.take(delta):
+                answers[delta.id, delta.index].take(delta)
+                if ends and not delta.finish_reason:
+                    core.abort(delta.id, delta.index)
+
+    for request in requests:
+        journal.add(replace(request, sends=Transfer(request.id, address)))
+    for request in journal.to_send():
+        first.add(request)
+    while first.has_work():
+        take(first, ends=True)
+    for entry in journal.entries.values():
+        entry.returned = True
+        row = entry.to_send(entry.arrived)
+        second.add(replace(row, sends=None, takes=Transfer(row.id)))
+    while second.has_work():
+        take(second, ends=False)
+    first.check()
+    second.check()
+    return answers
+
+
+@pytest.fixture
+def address(tmp_path) -> str:
+    return str(tmp_path / "run" / "blocks")
+
+
+@pytest.mark.parametrize(
+    ("model", "executor"),
+    [
+        pytest.param("kvasir-mini", "auto", marks=needs_native),
+        pytest.param("gemma3", "program", marks=needs_native),
+        pytest.param("qwen3-next", "program", marks=[needs_native, pytest.mark.slow]),
+        pytest.param("llama", "eager", marks=pytest.mark.slow),
+        pytest.param("mistral", "eager", marks=pytest.mark.slow),
+    ],
+)
+def test_answers_of_two_engines_are_those_of_one(tmp_path, address, model, executor):
+    if model != "kvasir-mini":
+        pytest.importorskip("torch")
+        model = random_model(model, tmp_path)
+    with two(model, address, executor=executor) as (first, second):
+        vocab = first.info.vocab_size
+        requests = mixed_requests(vocab, 400, longest=150, count=12)
+        expected = plain(core_of(model, block_size=16, threads=1, executor=executor), requests)
+        same(expected, handed_over(first, second, requests, address))
+        prompts = sum(len(r.prompt_ids) // 16 * 16 for r in requests if not r.params.prompt_logprobs)
+        assert second.stats().tier_loaded_tokens >= 0.8 * prompts
+        assert exchange_of(first).outbox.num_bytes == 0
