@@ -18,6 +18,7 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.environment import socket_base
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.types import FinishReason
+from tests.engine.hosting import Hosted
 from tests.sched.drive import by_hand, request
 from tests.sched.inputs import random_inputs, sources_of
 
@@ -37,9 +38,10 @@ def expected(req) -> dict[int, list[int]]:
     return dict(enumerate(by_hand(req, 256, 512)))
 
 
-@pytest.fixture(params=["inproc", "process"])
+@pytest.fixture(params=["inproc", "process", "remote"])
 async def engine(request):
-    engine = FakeEngine(**FAKE) if request.param == "inproc" else ProcessEngine(fake=FAKE)
+    engine = ProcessEngine(fake=FAKE) if request.param == "process" else FakeEngine(**FAKE)
+    engine = Hosted(engine) if request.param == "remote" else engine
     await engine.start()
     yield engine
     await engine.stop()
