@@ -2,8 +2,9 @@
 
     sql=PATH              "sql" is an adapter that requests select by its name
     sql=PATH:0.5          the same, with half of its effect
+    qwen3:sql=PATH        "sql" of the model "qwen3", for a server of several
     PATH, PATH:0.5        llama.cpp's: an adapter for every request that selects none, named after its file
-    {"name": "sql", "path": PATH, "scale": 0.5, "default": 0, "pinned": false}
+    {"name": "sql", "path": PATH, "scale": 0.5, "default": 0, "pinned": false, "model": "qwen3"}
 
 Several may stand in one text, separated by commas, or in a JSON list.
 """
@@ -23,7 +24,7 @@ from kvasir.errors import ConfigError, InvalidRequest, quoted
 MAX_NAME = 256
 MAX_SCALE = 1e4
 MAX_CHOSEN = 64  # adapters of one request
-FORMS = 'expected NAME=PATH, NAME=PATH:SCALE, a path for every request, or {"name": ..., "path": ...}'
+FORMS = 'expected NAME=PATH, NAME=PATH:SCALE, MODEL:NAME=PATH, a path for every request, or {"name": ..., "path": ...}'
 
 # What a program's request selects: a name, several, or names with scales.
 Lora = str | Sequence[str | tuple[str, float]] | Mapping[str, float]
@@ -38,7 +39,7 @@ class AdapterOption:
     """An adapter of a server. path: of its folder or GGUF file. scale: for requests that select it by its name.
     default: for requests that select none; 0 leaves it out. pinned: it stays in memory. always: it is part of the
     model, and applies with its scale unless a request gives it another. own: it is in the model's checkpoint, and left
-    out where it cannot be computed."""
+    out where it cannot be computed. model: whose it is; "" if that needs no saying."""
 
     name: str
     path: str
@@ -47,11 +48,13 @@ class AdapterOption:
     pinned: bool = False
     always: bool = False
     own: bool = False
+    model: str = ""
 
     @property
     def text(self) -> str:
         """A text that `parse_adapters` reads as this adapter."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "own"})
+        left_out = ("own",) if self.model else ("own", "model")
+        return json.dumps({name: value for name, value in asdict(self).items() if name not in left_out})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,41 @@ class AdapterScale:
 
 def parse_adapters(texts: Sequence[str]) -> tuple[AdapterOption, ...]:
     """The adapters that options name, in order. Raises ConfigError for a text in no known form, a name that cannot be
-    one, and a name that occurs twice."""
+    one, and a name that occurs twice for a model."""
     found = tuple(option for text in texts for option in _parse(text))
-    names = [option.name for option in found]
+    names = [(option.model, option.name) for option in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"two adapters are named {quoted(twice)}", "give each its own name: NAME=PATH")
+        raise ConfigError(f"two adapters are named {quoted(twice[1])}", "give each its own name: NAME=PATH")
     return found
+
+
+def of_model(given: Sequence[AdapterOption], *names: str | None) -> tuple[AdapterOption, ...]:
+    """The adapters for a model with these names, without its name. Raises ConfigError for one of another model."""
+    known = [name for name in names if name]
+    if wrong := next((one for one in given if one.model and not _among(one.model, known)), None):
+        message = f"the adapter {quoted(wrong.name)} is for the model {quoted(wrong.model)}, not for {quoted(known[0])}"
+        raise ConfigError(message, "name the model as it is served, or leave it out: NAME=PATH")
+    return tuple(replace(one, model="") for one in given)
+
+
+def by_model(given: Sequence[AdapterOption], models: Sequence[str]) -> dict[str, tuple[AdapterOption, ...]]:
+    """The adapters of each of several models, without its name. Raises ConfigError for one of none of them, or one that
+    does not say of which."""
+    found: dict[str, tuple[AdapterOption, ...]] = dict.fromkeys(models, ())
+    for one in given:
+        if not (model := _among(one.model, models)):
+            whose = f"is for the model {quoted(one.model)}" if one.model else "may be of any model"
+            served = ", ".join(models) if models else "those of the store, which get adapters by a Modelfile"
+            message = f"the adapter {quoted(one.name)} {whose}, and this server has several: {served}"
+            raise ConfigError(message, "give it as MODEL:NAME=PATH" if models else "name the models, or leave it out")
+        found[model] += (replace(one, model=""),)
+    return found
+
+
+def _among(name: str, models: Sequence[str]) -> str:
+    """The model of this name, with or without ":latest"; "" if there is none."""
+    spellings = (name, name.removesuffix(":latest"), f"{name}:latest")
+    return next((spelling for spelling in spellings if spelling in models), "")
 
 
 def selected_by_name(options: Mapping[str, AdapterOption]) -> list[AdapterOption]:
@@ -141,15 +173,16 @@ def _parse(text: str) -> list[AdapterOption]:
 
 
 def _one(text: str) -> AdapterOption:
-    name, named, path = text.partition("=")
-    named = bool(named) and _NAME.fullmatch(name) is not None
-    path = path if named else text
+    whose, equals, rest = text.partition("=")
+    model, colon, name = whose.rpartition(":")
+    named = bool(equals) and bool(model) == bool(colon) and _NAME.fullmatch(name) is not None
+    path = rest if named else text
     found = _SCALED.fullmatch(path)
     scale = float(found["scale"]) if found else 1.0
     path = found["path"] if found else path
-    if not path or not name:
+    if not path or not whose:
         raise ConfigError(f"an adapter is {quoted(text)}", FORMS)
-    return _made(name, path, scale) if named else _made(file_name(path), path, scale, scale)
+    return _made(name, path, scale, model=model) if named else _made(file_name(path), path, scale, scale)
 
 
 def file_name(path: str) -> str:
@@ -174,14 +207,16 @@ def _of_object(value: Any) -> AdapterOption:
     unknown = sorted(set(given) - {f.name for f in fields(AdapterOption)} | ({"own"} & set(given)))
     path, flags = given.get("path"), {name: given.get(name, False) for name in ("pinned", "always")}
     are_bools = all(isinstance(flag, bool) for flag in flags.values())
-    if unknown or not isinstance(path, str) or not path or not are_bools or "name" not in given:
+    model = given.get("model", "")
+    texts = isinstance(path, str) and isinstance(model, str)
+    if unknown or not texts or not path or not are_bools or "name" not in given:
         wrong = f"has {quoted(unknown[0])}" if unknown else f"is {quoted(value)}"
         raise ConfigError(f"an adapter {wrong}", FORMS)
-    return _made(given["name"], path, given.get("scale", 1.0), given.get("default", 0.0), **flags)
+    return _made(given["name"], path, given.get("scale", 1.0), given.get("default", 0.0), model=model, **flags)
 
 
-def _made(name: Any, path: str, scale: Any, default: Any = 0.0, **flags: bool) -> AdapterOption:
+def _made(name: Any, path: str, scale: Any, default: Any = 0.0, **more: Any) -> AdapterOption:
     try:
-        return AdapterOption(check_name(name), path, check_scale(scale), check_scale(default), **flags)
+        return AdapterOption(check_name(name), path, check_scale(scale), check_scale(default), **more)
     except InvalidRequest as error:
         raise ConfigError(error.message, error.hint) from None

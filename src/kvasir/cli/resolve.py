@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from kvasir.adapters import parse_adapters
+from kvasir.adapters import of_model, parse_adapters
 from kvasir.config import EngineOptions
 from kvasir.errors import ModelFileError
 from kvasir.speculation import SOURCES, parse
@@ -19,7 +19,7 @@ from kvasir.weights.find import BUNDLED
 def resolve(options: EngineOptions) -> tuple[EngineOptions, ModelEntry | None]:
     """The options with the store's models inserted, also that of a drafter, and the model's entry; None for a model
     that is not from the store. Raises KvasirError."""
-    options = _with_adapters(_with_drafter(options))
+    options = with_adapters(_with_drafter(options))
     store = ModelStore()
     entry = _find(options.model, store)
     return (options, None) if entry is None else (store.options(entry, options), entry)
@@ -35,10 +35,11 @@ def _with_drafter(options: EngineOptions) -> EngineOptions:
     return replace(options, speculate=",".join(names))
 
 
-def _with_adapters(options: EngineOptions) -> EngineOptions:
-    """The options with the paths of adapters that are named as the store names them. Raises ModelFileError."""
+def with_adapters(options: EngineOptions) -> EngineOptions:
+    """The options with the paths of adapters that are named as the store names them. Raises ModelFileError, and
+    ConfigError for an adapter of another model."""
     store = ModelStore()
-    given = parse_adapters(options.lora or ())
+    given = of_model(parse_adapters(options.lora or ()), options.model, options.served_model_name)
     found = [replace(one, path=_adapter_path(one.path, store)) for one in given]
     return replace(options, lora=[one.text for one in found]) if found else options
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvasir.adapters import parse_adapters
+from kvasir.adapters import by_model, parse_adapters
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
-from kvasir.cli.resolve import resolve
+from kvasir.cli.resolve import resolve, with_adapters
 from kvasir.config import EngineOptions, check
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
@@ -72,7 +72,9 @@ def run(
     from kvasir.serve.server import run as run_server
 
     store = ModelStore(allowed_roots=shelf.model_root or ())
-    offers = GivenOffers([_offer(engine, ref) for ref in given]) if given else StoreOffers(store, engine)
+    adapters = by_model(parse_adapters(engine.lora or ()), list(given))
+    each = [_offer(replace(engine, lora=[one.text for one in adapters[ref]] or None), ref) for ref in given]
+    offers = GivenOffers(each) if given else StoreOffers(store, engine)
     several = ModelManager(
         offers,
         make,
@@ -113,7 +115,7 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
         raise ConfigError(
             f"{source} drafts for a single model, and this server has several", "name one, or leave it out"
         )
-    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer", "lora"):
+    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
         if getattr(engine, name) is not None:
             raise ConfigError(
                 f"{name} applies to a single model, and this server has several", "name one model, or leave it out"
@@ -123,12 +125,14 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
 def _offer(engine: EngineOptions, ref: str) -> Offer:
     """A model from the command line. Raises KvasirError if it is not available; models that are not local are fetched
     from the hub."""
-    options, entry = resolve(replace(engine, model=ref))
+    engine = with_adapters(replace(engine, model=ref))
+    options, entry = resolve(engine)
+    adapters = parse_adapters(engine.lora or ())
     if entry is not None:
-        return replace(offer_of(ModelStore(), entry, engine), name=ref)
+        return replace(offer_of(ModelStore(), entry, engine), name=ref, adapters=adapters)
     files = find_model(ref)
     size = sum(path.stat().st_size for path in files.weights)
-    return Offer(ref, ref, size, read_details(files), lambda: options, created=int(time.time()))
+    return Offer(ref, ref, size, read_details(files), lambda: options, created=int(time.time()), adapters=adapters)
 
 
 class FrontMaker:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from kvasir.adapters import AdapterOption, Lora, chosen_adapters, given_adapters, parse_adapters
+from kvasir.adapters import AdapterOption, Lora, chosen_adapters, given_adapters, of_model, parse_adapters
 from kvasir.config import EngineOptions
 from kvasir.engine.answer import Answer
 from kvasir.engine.client import Engine
@@ -75,8 +75,8 @@ class AsyncLLM:
         except BaseException:
             self.abandon()
             raise
-        trust = self.options.trust_special_tokens
-        more: dict[str, Any] = {"prompts": prompts, "adapters": (*tasks, *parse_adapters(self.options.lora or ()))}
+        trust, given = self.options.trust_special_tokens, of_model(parse_adapters(self.options.lora or ()), model)
+        more: dict[str, Any] = {"prompts": prompts, "adapters": (*tasks, *given)}
         self.front = Front(engine or self._own, tokenizer, template, trust_special_tokens=trust, **more)
         self.lora_requests = LoraRequests(self.front.adapters)
 

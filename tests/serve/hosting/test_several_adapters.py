@@ -10,11 +10,11 @@ import pytest
 
 from kvasir.adapters import AdapterOption, AdapterScale
 from kvasir.config import EngineOptions
-from kvasir.errors import InvalidRequest, ModelNotFound
+from kvasir.errors import ConfigError, InvalidRequest, ModelNotFound
 from kvasir.serve.app import create_app
 from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
-from tests.serve.shelf import Launcher, Shelf, offer
+from tests.serve.shelf import Launcher, Shelf, offer, several
 from tests.serve.test_adapters import written
 
 
@@ -86,3 +86,27 @@ async def test_adapters_of_a_modelfile_apply_and_are_not_listed(http, tmp_path):
         assert shelf.effective(None) == [*zip(shelf.known, (1.0, 2.0), strict=True)]
         await shelf.unload("sql")
     assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["a", "b"]
+
+
+async def test_adapters_that_the_server_gives_its_models(tmp_path):
+    """They are known before their model is loaded, and stay away once they are unloaded."""
+    given = {name: AdapterOption(name, written(tmp_path, name)) for name in ("sql", "math")}
+    texts = [option.text for option in given.values()]
+    one = offer("a", adapters=tuple(given.values()), options=lambda: EngineOptions("a", lora=texts))
+    async with several(Launcher(), Shelf([one, offer("b")])) as catalogue:
+        assert catalogue.loaded() == [] and await catalogue.means("sql") == ("a", "sql")
+        assert [card.name for card in await catalogue.cards()] == ["a", "b", "sql", "math"]
+        async with catalogue.lease("a", keep_alive=0) as serving:
+            assert [info.name for info in serving.front.adapters.known] == ["sql", "math"]
+            await serving.front.adapters.unload("sql")
+        async with catalogue.lease("a") as serving:
+            assert [info.name for info in serving.front.adapters.known] == ["math"]
+        with pytest.raises(ModelNotFound):
+            await catalogue.means("sql")
+
+
+async def test_no_adapter_has_the_name_of_a_model(tmp_path):
+    option = AdapterOption("b", written(tmp_path, "b"))
+    catalogue = ModelManager(Shelf([offer("a", adapters=(option,)), offer("b")]), Launcher(), ServeSettings())
+    with pytest.raises(ConfigError, match="a model and an adapter are both named 'b'"):
+        await catalogue.start()

@@ -77,7 +77,10 @@ class ModelManager(Catalogue):
         self._end: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        await self._offers.all()
+        offers = await self._offers.all()
+        self._adapters = {offer.name: {one.name: one for one in offer.adapters} for offer in offers if offer.adapters}
+        if taken := next((offer.name for offer in offers if self._with_adapter(offer.name)), None):
+            raise ConfigError(f"a model and an adapter are both named {quoted(taken)}", "name the adapter otherwise")
 
     async def stop(self) -> None:
         if self._end is None:
@@ -283,8 +286,12 @@ class ModelManager(Catalogue):
             raise EngineDead(f"{offer.name} could not be loaded", "see the server's log") from error
 
     async def _keep_adapters(self, offer: Offer, front: Front) -> None:
-        """Loads the adapters again that clients loaded before the model was unloaded."""
+        """Loads the adapters again that clients loaded before the model was unloaded, and unloads those that they
+        unloaded."""
         before = self._adapters.get(offer.name, {})
+        for option in offer.adapters:
+            if option.name not in before:
+                await front.adapters.unload(option.name)
         for option in before.values():
             if option.name not in front.adapters.options:
                 try:

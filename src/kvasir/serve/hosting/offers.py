@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from kvasir.adapters import AdapterOption
 from kvasir.config import EngineOptions
 from kvasir.errors import InvalidRequest
 from kvasir.store.entry import Details, ModelEntry
@@ -17,7 +18,8 @@ from kvasir.store.store import ModelStore
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A model that may be loaded. identity: changes whenever loading would give a different model. size: bytes of its
-    weight files. options: returns the options to load it with; may raise KvasirError. created: seconds since 1970."""
+    weight files. options: returns the options to load it with; may raise KvasirError. created: seconds since 1970.
+    adapters: those that the server gives it, which are among these options."""
 
     name: str
     identity: str
@@ -26,6 +28,7 @@ class Offer:
     options: Callable[[], EngineOptions]
     entry: ModelEntry | None = None
     created: int = 0
+    adapters: tuple[AdapterOption, ...] = ()
 
 
 class Offers(Protocol):
