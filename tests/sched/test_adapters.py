@@ -309,6 +309,48 @@ def test_an_adapter_larger_than_its_file_says_waits_for_room():
         turns.turn()
         turns.load_all()
     assert "31 bytes" in str(turns.failed[0][1])
+    with pytest.raises(InvalidRequest, match="31 bytes"):
+        turns.add(*named("huge"))
+
+
+def test_the_size_in_memory_is_learnt_once():
+    """An adapter that has left is loaded again only when there is room for what it takes."""
+    turns = Turns(most_bytes=30, most_held=9)
+    turns.loads.sizes["a"] = 25
+
+    def use(name: str) -> None:
+        seq = turns.add(*named(name))
+        for _ in range(3):
+            turns.turn()
+            turns.load_all()
+        assert seq in turns.running
+
+    use("a")
+    turns.end(turns.running[0])
+    use("b")
+    assert turns.pool.resident_bytes == 10, "a has left"
+    turns.add(*named("a"))
+    for _ in range(4):
+        turns.turn()
+        turns.load_all()
+    assert turns.loads.begun == ["a", "b"]
+    turns.end(turns.running[0])
+    for _ in range(3):
+        turns.turn()
+        turns.load_all()
+    assert turns.loads.begun == ["a", "b", "a"] and turns.running
+
+
+def test_few_sizes_are_remembered(monkeypatch):
+    monkeypatch.setattr("kvasir.sched.adapters.MOST_SIZES", 3)
+    turns = Turns()
+    for name in "abcde":
+        seq = turns.add(*named(name))
+        turns.turn()
+        turns.load_all()
+        turns.turn()
+        turns.end(seq)
+    assert [*turns.pool._sizes] == ["c", "d", "e"]
 
 
 def test_changes_of_a_failed_step_are_made_again():

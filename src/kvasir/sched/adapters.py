@@ -33,6 +33,7 @@ from kvasir.metrics import Histogram
 from kvasir.plan import Adapted
 from kvasir.sched.sequence import Sequence
 
+MOST_SIZES = 1 << 15  # contents whose size in memory is remembered
 MOST_LOADS = 2  # at a time: the loader is never idle, and a more urgent adapter does not wait for many others
 HINT = "use fewer or smaller adapters, or raise --max-loras and --lora-memory"
 
@@ -51,7 +52,7 @@ class Loader(Protocol):
 class Entry:
     """An adapter that is in memory, is pinned, or is wanted by an unfinished sequence.
 
-    size: bytes, of its tensors until it has been loaded, then of what is held. loading: its load, if one is open;
+    size: bytes, of its tensors until it has been loaded once, then of what is held. loading: its load, if one is open;
     began: when. held: what the loader returned. id: the runner's, 0 for none. users: sequences that run with it.
     wants: all unfinished sequences with it that are not paused. dropped: it leaves once no sequence wants it. used: the
     last turn in which a sequence asked for it or joined with it."""
@@ -94,6 +95,7 @@ class AdapterPool:
         self._most = ids if loader else 0
         self._most_bytes, self._most_held = most_bytes, max(ids, most_held)
         self.entries: dict[str, Entry] = {}
+        self._sizes: dict[str, int] = {}  # by content: of what has been loaded, also if it is absent now
         self._memory: set[Entry] = set()  # those that are in memory
         self._pinned: set[Entry] = set()
         self._dropped: set[Entry] = set()  # that are to leave the memory
@@ -115,12 +117,9 @@ class AdapterPool:
             if not adapter.content or not self._most:
                 hint = "load it first" if self._most else "this engine has no adapters; leave it out"
                 raise InvalidRequest(f"adapter {quoted(adapter.name)} is not loaded", hint, "adapter")
-        if adapters and (why := self._impossible({a.content: self._size(a) for a in adapters})):
+        sizes = {a.content: self._sizes.get(a.content, a.nbytes) for a in adapters}
+        if adapters and (why := self._impossible(sizes)):
             raise InvalidRequest(why, HINT, "adapter")
-
-    def _size(self, adapter: Adapter) -> int:
-        entry = self.entries.get(adapter.content)
-        return entry.size if entry else adapter.nbytes
 
     def _impossible(self, sizes: dict[str, int]) -> str:
         """Why these adapters never fit beside the pinned ones; "" if they do."""
@@ -136,9 +135,7 @@ class AdapterPool:
     def enter(self, seq: Sequence) -> None:
         """A sequence begins to wait, also after a pause."""
         for adapter in seq.content.adapters:
-            entry = self.entries.get(adapter.content)
-            if entry is None:
-                entry = self.entries[adapter.content] = Entry(adapter.content, adapter.path, adapter.nbytes)
+            entry = self._entry(adapter.content, adapter.path, adapter.nbytes)
             if not entry.in_memory:
                 entry.path = adapter.path  # the one that was checked last
                 self._queue[entry] = None
@@ -147,6 +144,13 @@ class AdapterPool:
             self._narrowed = self._narrowed or bool(self._pinned)
         if seq.content.adapters:
             self.prefetch()
+
+    def _entry(self, content: str, path: str, nbytes: int) -> Entry:
+        """The entry of an adapter, which is made if there is none. nbytes: of its tensors."""
+        entry = self.entries.get(content)
+        if entry is None:
+            entry = self.entries[content] = Entry(content, path, self._sizes.get(content, nbytes))
+        return entry
 
     def leave(self, seq: Sequence) -> None:
         """A sequence has ended, or is paused. Nothing is evicted before the next turn."""
@@ -323,6 +327,7 @@ class AdapterPool:
             failed = ModelFileError(f"the adapter {quoted(entry.path)} cannot be loaded: {error}", "see the server log")
         else:
             entry.size = held.nbytes
+            self._learn(entry)
             self.load_seconds.add(self._clock() - entry.began)
             self.loads += 1
             if self._make_room(entry.size):
@@ -335,6 +340,11 @@ class AdapterPool:
             self._unpin(entry)
         self._forget(entry)
         return failed
+
+    def _learn(self, entry: Entry) -> None:
+        self._sizes[entry.content] = entry.size
+        if len(self._sizes) > MOST_SIZES:
+            del self._sizes[next(iter(self._sizes))]
 
     def _now_impossible(self) -> dict[Sequence, KvasirError]:
         """The waiting sequences that can never join beside what is pinned now."""
@@ -391,9 +401,7 @@ class AdapterPool:
 
     def pin(self, content: str, path: str, nbytes: int) -> None:
         """Loads an adapter as soon as there is memory, and keeps it."""
-        entry = self.entries.get(content)
-        if entry is None:
-            entry = self.entries[content] = Entry(content, path, nbytes)
+        entry = self._entry(content, path, nbytes)
         entry.pinned, self._narrowed = True, True
         self._pinned.add(entry)
         self._keep(entry)
