@@ -23,7 +23,7 @@ from pathlib import Path
 PACKAGE = "kvasir"
 GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "resolve", "environment", "errors", "memory"),
-    *("metrics", "snapshot", "statistics", "fields", "json_file", "speculation", "adapters"),
+    *("metrics", "snapshot", "statistics", "replica_statistics", "fields", "json_file", "speculation", "adapters"),
 )
 THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (
@@ -54,7 +54,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "graph": ("ops", "layers", "program", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
-    "fleet": ("kv", "sched", "engine.client"),
+    "fleet": ("kv", "sched", *(f"engine.{name}" for name in ("adapters", "client", "cumulative_stats", "journal"))),
     "store": ("weights", "text"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),

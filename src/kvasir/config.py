@@ -134,7 +134,7 @@ class EngineOptions:
     quantize: str | None = option(None, "Quantize float weights while loading: q8 or q4.")
     rope_scaling: str | None = option(None, "Rope settings in place of the model's, as JSON: kind, factor, lengths.")
     hf_overrides: str | None = option(None, "Fields in place of those in the model's config.json, as a JSON object.")
-    host_share: float = 1.0  # fraction of the host memory that an engine takes by default, if several share a machine
+    host_share: float = 1.0  # fraction of the memory that an engine takes by default, if several share a machine
 
 
 @dataclass(frozen=True, slots=True)

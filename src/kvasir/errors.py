@@ -153,6 +153,16 @@ class EngineDead(KvasirError):
     """The engine process ended during the request, which could not be resumed: HTTP 503."""
 
 
+class EngineLost(EngineDead):
+    """The engine has died, or cannot compute the request at present, and another engine can continue it. deaths, lives:
+    of the request from now on, see types.Request."""
+
+    def __init__(self, message: str, hint: str = "", *, deaths: int = 0, lives: int = 0):
+        super().__init__(message, hint)
+        self.deaths = deaths
+        self.lives = lives
+
+
 class DeviceFault(KvasirError):
     """The device has failed: nothing that this process computes on it can be trusted any more. An engine process ends,
     and its supervisor starts another; an engine in the user's process dies."""

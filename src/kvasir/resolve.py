@@ -149,7 +149,7 @@ def _lora_memory(options: EngineOptions, free: int) -> int:
         raise ConfigError(
             f"lora_memory is {_mib(options.lora_memory)}, and {_mib(free)} stay free", "lower it, or lower kv_memory"
         )
-    return options.lora_memory or max(0, free) // 4
+    return options.lora_memory or int(max(0, free) // 4 * options.host_share)
 
 
 def _has_tier(options: EngineOptions) -> bool:
@@ -210,7 +210,8 @@ def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, l
     most = spare - HEADROOM
     if _has_tier(options) and device.kind == "cpu":
         most -= max(0, most) // 3
-    return min(most, int(spare * (options.memory_fraction or (0.9 if device.kind == "cuda" else 0.5))))
+    usual = (0.9 if device.kind == "cuda" else 0.5) * options.host_share
+    return min(most, int(spare * (options.memory_fraction or usual)))
 
 
 def _reachable(

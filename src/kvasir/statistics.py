@@ -27,6 +27,7 @@ from kvasir.metrics import (
     recent,
     rows,
 )
+from kvasir.replica_statistics import FLEET, ReplicaStats
 from kvasir.types import ServiceClass
 
 RECENT = 1024  # latest measurements kept
@@ -36,7 +37,7 @@ OTHER_ADAPTERS = "all others"  # no adapter's name has a space
 # Rows of the dashboard, in order.
 REQUESTS, LATENCY, TEXT = "Requests", "Latency by class", "Tokens"
 KV, TIERS, ENGINE, OPERATION = "KV memory and prefix cache", "Tiers", "Engine", "Operation"
-DASHBOARD = (REQUESTS, LATENCY, TEXT, KV, TIERS, ENGINE, OPERATION)
+DASHBOARD = (REQUESTS, LATENCY, TEXT, KV, TIERS, ENGINE, FLEET, OPERATION)
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
@@ -455,6 +456,18 @@ class EngineStats:
         "Choices ended in the engine because the client disconnected or the server cancelled them.",
         Chart(ENGINE, "Choices ended in the engine", "aborted"),
     )
+    backlog_tokens: int = gauge(
+        "prompt_backlog_tokens",
+        "Tokens of waiting and running choices that are to be computed before they generate.",
+        Chart(ENGINE, "Prompt tokens to compute", by=("model_name",)),
+    )
+    prefill_token_seconds: float = gauge("", "a measured cost, for routing", start=float)
+    decode_row_seconds: float = gauge("", "a measured cost, for routing", start=float)
+    key_seconds: float = gauge("", "a measured cost, for routing", start=float)
+    step_overhead_seconds: float = gauge("", "a measured cost, for routing", start=float)
+    max_rows: int = gauge("", "a constant of the engine, in choices")
+    chunk_tokens: int = gauge("", "a constant of the engine, in tokens")
+    replicas: dict[str, ReplicaStats] = each("replica", ReplicaStats)  # of a fleet, by index
     pid: int = gauge("", "of the engine's process")
 
 
@@ -479,15 +492,3 @@ def by_adapter(names: Iterable[str]) -> dict[str, int]:
     if rest := counts.total() - sum(found.values()):
         found[OTHER_ADAPTERS] = rest
     return found
-
-
-def tiles() -> dict[str, list[dict[str, Any]]]:
-    """The numbers of each tile of the page, by title: the field of EngineStats, or the name of latest measurements; and
-    the fields of Tile. Tiles that may be hidden are the last."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in (*rows(EngineStats), *rows(FrontStats)):
-        name = row.statistic.name if row.statistic.kind == "recent" else row.field
-        for tile in row.statistic.tiles:
-            number = {"stat": name, "form": tile.form, "text": tile.text, "of": tile.of, "optional": tile.optional}
-            found.setdefault(tile.title, []).append(number)
-    return dict(sorted(found.items(), key=lambda of: any(number["optional"] for number in of[1])))

@@ -143,6 +143,8 @@ class Request:
     continues after them with the same tokens as without the crash. If not empty, the request was accepted before, and
     the queue's bound does not apply to it. resume_carries: for each choice, the carry of its last delta.
     done: indexes of choices that are not to be computed (again).
+    deaths: engines whose death the request may have caused. lives: engines that died with it. Both since its last
+    token.
     tenant: the name of the key that sent the request; tenants share a class by their weights.
     deadline: seconds from arrival; a choice that is not complete by then ends with TIMEOUT.
     waited: seconds from the request's arrival until the engine got it.
@@ -175,6 +177,8 @@ class Request:
     done: tuple[int, ...] = ()
     sends: Transfer | None = None
     takes: Transfer | None = None
+    deaths: int = 0
+    lives: int = 0
     eos_ids: tuple[int, ...] | None = None
     grammar: str | None = None  # the rule that the choices follow, in the form that guided.guide reads
     bad_word_ids: tuple[tuple[int, ...], ...] = ()

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvasir.cli.flags import engine_flags, models_flags, operation_flags, sampler_flags
+from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags, sampler_flags
+from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.sampler import SamplerOptions
@@ -55,6 +56,7 @@ def _root(
 @engine_flags
 @operation_flags
 @models_flags
+@fleet_flags
 def serve(
     model: Annotated[
         list[str] | None, typer.Argument(help=f"{_MODEL} Several models, or none for all of the store.")
@@ -63,6 +65,7 @@ def serve(
     engine: EngineOptions,
     operation: OperationOptions,
     models: ModelsOptions,
+    fleet: FleetOptions,
     host: Annotated[str, typer.Option(help="Address to listen on; a public one needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
@@ -84,15 +87,16 @@ def serve(
 
     Example: kvasir serve qwen3-8b --lora sql=loras/sql --lora-dir loras  (requests then have the model sql)
 
+    Example: kvasir serve qwen3-8b --replicas 4
+
     Example: kvasir serve qwen3-8b --speculate ngram,suffix,draft=qwen3-0.6b --draft-max 8
     """
     from kvasir.cli import serve as command
 
     hosts, origins = allowed_host or [], allowed_origin or []
     formats = tool_format, reasoning_format
-    command.run(
-        engine, model or [], host, port, api_key or [], keys, hosts, origins, drain, seed, *formats, operation, models
-    )
+    where = host, port, api_key or [], keys, hosts, origins
+    command.run(engine, model or [], *where, drain, seed, *formats, operation, models, fleet)
 
 
 @app.command()

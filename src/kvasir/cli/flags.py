@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.peer_flags import PeerFlags, with_peer_flags
@@ -37,6 +38,11 @@ def engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 def operation_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the flags of OperationOptions to a command that takes `operation: OperationOptions`."""
     return _with_flags(command, "operation", lambda chosen, kwargs: OperationOptions(**chosen), OperationOptions)
+
+
+def fleet_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the flags of FleetOptions to a command that takes `fleet: FleetOptions`."""
+    return _with_flags(command, "fleet", lambda chosen, kwargs: FleetOptions(**chosen), FleetOptions)
 
 
 def models_flags(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.adapters import by_model, parse_adapters
+from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.replicas import fleet_of
 from kvasir.cli.resolve import resolve, with_adapters
 from kvasir.config import EngineOptions, check
+from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
 from kvasir.engine.progress import described
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
+from kvasir.fleet.engine import FleetEngine
 from kvasir.memory import host_memory
 from kvasir.serve.auth.keys import read_keys
 from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_of
@@ -47,12 +51,14 @@ def run(
     reasoning_format: str,
     operation: OperationOptions,
     shelf: ModelsOptions,
+    fleet: FleetOptions = FleetOptions(),
 ) -> None:
     given = dict.fromkeys(models)
     alone = len(given) == 1
     options, entry = resolve(engine) if alone else (engine, None)
     check(options)
     _check(engine, list(given), shelf)
+    fleet.check(options, alone)
     settings = ServeSettings(
         host=host,
         port=port,
@@ -65,7 +71,7 @@ def run(
         drain=drain,
         **operation.settings(),
     )
-    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout)
+    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet)
     if alone:
         return _serve_one(make, options, settings, entry)
     from kvasir.serve.hosting.model_manager import ModelManager
@@ -138,18 +144,28 @@ def _offer(engine: EngineOptions, ref: str) -> Offer:
 class FrontMaker:
     """Creates the front of a model, and its engine in a separate process."""
 
-    def __init__(self, seed: int | None, tool_format: str, reasoning_format: str, engine_timeout: float):
+    def __init__(
+        self,
+        seed: int | None,
+        tool_format: str,
+        reasoning_format: str,
+        engine_timeout: float,
+        fleet: FleetOptions = FleetOptions(),
+    ):
         """Raises ConfigError if engine_timeout (seconds) is out of range."""
         if not 0.1 <= engine_timeout <= 86400:
             raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
         self._engine_timeout = engine_timeout
+        self._fleet = fleet
         self._options = {"default_seed": seed, "tool_format": tool_format, "reasoning_format": reasoning_format}
 
-    def engine(self, options: EngineOptions, **more: Any) -> ProcessEngine:
-        """The model's engine, which is not started yet."""
+    def engine(self, options: EngineOptions, **more: Any) -> ProcessEngine | FleetEngine:
+        """The model's engine, which is not started yet: a process, or several."""
+        if self._fleet.most > 1:
+            return fleet_of(options, self._fleet, hang_seconds=self._engine_timeout, **more)
         return ProcessEngine(options, hang_seconds=self._engine_timeout, **more)
 
-    def front(self, options: EngineOptions, engine: ProcessEngine, *text: Any) -> Front:
+    def front(self, options: EngineOptions, engine: Engine, *text: Any) -> Front:
         """The front of an engine. text: what load_text returned."""
         given = {
             "trust_special_tokens": options.trust_special_tokens,

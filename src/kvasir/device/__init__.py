@@ -3,7 +3,7 @@
 The vendor's names (torch.cuda) occur only here.
 """
 
-from kvasir.device.capability import Device, core_counts, detect, has_driver
+from kvasir.device.capability import Device, core_counts, detect, has_driver, processors_by_core
 from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize, target
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton, rounds_float32
@@ -22,6 +22,7 @@ __all__ = [
     "memory_for",
     "need_torch",
     "no_triton",
+    "processors_by_core",
     "raise_fault",
     "rounds_float32",
     "set_threads",

@@ -107,6 +107,16 @@ def core_counts(root: Path = Path("/sys")) -> tuple[int, int]:
     return min(cores, granted), min(processors, granted)
 
 
+def processors_by_core(root: Path = Path("/sys")) -> list[tuple[int, ...]]:
+    """The processors in this process's affinity mask, those of a core together, in ascending order."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [(i,) for i in range(os.cpu_count() or 1)]
+    cores: dict[str, list[int]] = {}
+    for processor in sorted(os.sched_getaffinity(0)):
+        cores.setdefault(_siblings(root, processor), []).append(processor)
+    return [tuple(found) for found in cores.values()]
+
+
 def _siblings(root: Path, processor: int) -> str:
     """The hardware threads of a processor's core; the processor alone if the system does not report them."""
     try:

@@ -63,14 +63,17 @@ class AdapterNames:
         return before.content if lost else ""
 
     def resolve(self, request: Request) -> Request:
-        """The request with the contents of the adapters that it names, without those of scale 0. Raises ModelNotFound,
-        or InvalidRequest for a scale that the adapter does not take."""
+        """The request with the contents of the adapters that it names, without those of scale 0. An adapter that has a
+        content already keeps it: another engine has resolved its name. Raises ModelNotFound, or InvalidRequest for a
+        scale that the adapter does not take."""
         if not request.adapters:
             return request
         found = tuple(self._resolve(adapter) for adapter in request.adapters if adapter.scale)
         return replace(request, adapters=found)
 
     def _resolve(self, adapter: Adapter) -> Adapter:
+        if adapter.content:
+            return adapter
         info = self._named.get(adapter.name)
         if info is None:
             raise self._unknown(adapter.name, "adapter")

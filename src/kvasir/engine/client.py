@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
@@ -20,12 +20,13 @@ from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 class EngineState:
     """status: "ok"; "starting"; "restarting", from a crash to the next start; "engine does not answer"; "ended".
     reason: of the last end or failure. attempts: restarts tried since it last ran for a while. next_attempt: in seconds
-    since 1970."""
+    since 1970. trying: requests that may have killed it are tried apart, and others wait meanwhile."""
 
     status: str = "ok"
     reason: str = ""
     attempts: int = 0
     next_attempt: float | None = None
+    trying: bool = False
 
 
 class Engine(Protocol):
@@ -60,7 +61,8 @@ class Engine(Protocol):
 
         The last delta of each choice has a finish reason; the iterator ends after the last choice has ended. Closing
         the iterator early (aclose, cancellation) aborts the request. At the first `anext`, raises InvalidRequest if the
-        request can never fit, QueueFull if the queue is full, EngineDead if the engine crashed and could not resume it.
+        request can never fit, QueueFull if the queue is full, EngineDead if the engine crashed and could not resume it,
+        EngineLost if another engine can (at any `anext`, and only from an engine that is a replica of others).
         """
         ...
 
@@ -100,4 +102,26 @@ class Engine(Protocol):
 
     async def stop(self, drain: float = 0.0) -> None:
         """Takes no more requests, lets running requests finish for up to `drain` seconds, then ends them and itself."""
+        ...
+
+
+@runtime_checkable
+class Launches(Protocol):
+    """An engine that may begin its start before there is an event loop."""
+
+    def launch(self) -> None:
+        """Begins the start, for which `start` waits. Call `abandon` if `start` is not reached."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends what was launched and not started; anything else is left alone."""
+        ...
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """An engine that can check itself."""
+
+    async def check(self) -> None:
+        """Checks that nothing leaked in the engine. Raises AssertionError."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvasir.device import raise_fault
-from kvasir.engine.look import MOST_STEPS, look, record
+from kvasir.engine.look import MOST_STEPS, load_of, look, record
 from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
 from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
@@ -336,6 +336,7 @@ class EngineCore:
             adapters_load_seconds=s.adapters.load_seconds.copy(),
             draft_seconds_saved=s.draft_seconds_saved,
             kernel_seconds=self.runner.kernel_seconds,
+            **load_of(s),
             evicted_blocks=cache.evicted,
             classes=s.class_stats(),
             tier_loaded_tokens=s.loaded_tokens,

@@ -26,22 +26,28 @@ class CumulativeStats:
         self._before, self._last = total(self._before, self._last), EngineStats()
 
 
-def total(before: Any, now: Any) -> Any:
-    """The stats `now` plus the counters of `before`: numbers, histograms, and dicts of them by name."""
+def total(before: Any, now: Any, gauges: bool = False) -> Any:
+    """The stats `now` plus the counters of `before`: numbers, histograms, and dicts of them by name. gauges: add them
+    as well."""
     if isinstance(now, Histogram):
         counts = [a + b for a, b in zip(before.counts, now.counts, strict=True)]
         return Histogram(now.bounds, counts, before.sum + now.sum)
     if is_dataclass(now):
-        names = [f.name for f in fields(now) if not is_gauge(f)]
-        return replace(now, **{name: total(getattr(before, name), getattr(now, name)) for name in names})  # type: ignore[type-var]
+        names = [f.name for f in fields(now) if gauges or not is_gauge(f)]
+        found = {name: total(getattr(before, name), getattr(now, name), gauges) for name in names}
+        return replace(now, **found)  # type: ignore[type-var]
     if isinstance(now, dict):
-        gone = {name: _over(value) for name, value in before.items() if name not in now}
-        return gone | {name: total(before[name], value) if name in before else value for name, value in now.items()}
+        gone = {name: value if gauges else ended(value) for name, value in before.items() if name not in now}
+        both = {name: total(before[name], value, gauges) if name in before else value for name, value in now.items()}
+        return gone | both
     return before + now
 
 
-def _over(stats: Any) -> Any:
-    """The counters of stats that no longer exist; gauges are 0."""
-    if not is_dataclass(stats):
+def ended(stats: Any) -> Any:
+    """The counters of stats that no longer change; gauges are 0."""
+    if isinstance(stats, dict):
+        return {name: ended(value) for name, value in stats.items()}
+    if not is_dataclass(stats) or isinstance(stats, Histogram):
         return stats
-    return replace(stats, **{f.name: 0 for f in fields(stats) if is_gauge(f)})  # type: ignore[type-var]
+    kept = {f.name: 0 if is_gauge(f) else ended(getattr(stats, f.name)) for f in fields(stats)}
+    return replace(stats, **kept)  # type: ignore[type-var]

@@ -13,6 +13,8 @@ token. If the engine dies again, its suspects are split in half. A single suspec
 about p log n restarts, and other requests lose only time.
 - Two requests that kill an engine only together are never alone when it dies. Each time one of them is tried alone, it
 must produce twice as many tokens before others join it, so this also ends after a few restarts.
+- If other engines can continue requests (`give_up`), only suspects stay and are tried here. A request takes its counts
+of deaths along, so two engines of a fleet die before it is a suspect, and after that only one.
 """
 
 from __future__ import annotations
@@ -58,8 +60,19 @@ class JournalEntry:
     owed: int = 0
     paused: bool = False
 
+    @classmethod
+    def of(cls, request: Request, now: float) -> JournalEntry:
+        """The entry of a request that arrives; what it brings from other engines counts."""
+        entry = cls(request, now - request.waited, done=set(request.done), deaths=request.deaths, lives=request.lives)
+        if request.resume_ids:
+            entry.returned = True
+            entry.streamed = {i: list(ids) for i, ids in enumerate(request.resume_ids)}
+            entry.carries = dict(enumerate(request.resume_carries))
+        return entry
+
     @property
     def is_suspect(self) -> bool:
+        """Whether it is tried apart from other requests."""
         return self.deaths >= SUSPECT_DEATHS or self.lives >= SUSPECT_LIVES
 
     @property
@@ -67,10 +80,34 @@ class JournalEntry:
         """The choices that have not ended."""
         return [i for i in range(self.request.params.n) if i not in self.done]
 
+    def take(self, delta: Delta) -> None:
+        """Records a delta."""
+        if delta.token_ids:
+            self.deaths = self.lives = 0
+            self.streamed.setdefault(delta.index, []).extend(delta.token_ids)
+            self.carries[delta.index] = delta.carry
+        if delta.finish_reason:
+            self.done.add(delta.index)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        deadline = self.request.deadline
+        return deadline is not None and now - self.arrived >= deadline
+
+    def last(self, reason: FinishReason, indices: Iterable[int]) -> list[Delta]:
+        """The last deltas of choices that end here."""
+        return [Delta(self.request.id, i, finish_reason=reason) for i in indices]
+
     def to_send(self, now: float) -> Request:
         """The request as sent to an engine: with the time it has waited, without ended choices, and, if it is sent
         again, with the ids streamed so far."""
-        request = replace(self.request, waited=now - self.arrived, done=tuple(sorted(self.done)))
+        request = replace(
+            self.request,
+            waited=now - self.arrived,
+            done=tuple(sorted(self.done)),
+            deaths=self.deaths,
+            lives=self.lives,
+        )
         if not self.returned:
             return request
         answers = range(request.params.n)
@@ -108,7 +145,8 @@ class Journal:
         return sum(len(e.open) for e in self.entries.values() if e.stage is RequestStage.HELD)
 
     def add(self, request: Request) -> None:
-        self.entries[request.id] = JournalEntry(request, self._clock(), done=set(request.done))
+        """Takes a request, which may have been in other engines before."""
+        self.entries[request.id] = JournalEntry.of(request, self._clock())
 
     def forget(self, request_id: str) -> None:
         """Removes a request that has ended, was refused, or whose client left."""
@@ -147,9 +185,8 @@ class Journal:
         """Ends held-back requests whose deadline has passed; returns their last deltas."""
         now, ended = self._clock(), []
         for entry in list(self.entries.values()):
-            deadline = entry.request.deadline
-            if entry.stage is RequestStage.HELD and deadline is not None and now - entry.arrived >= deadline:
-                ended += [Delta(entry.request.id, i, finish_reason=FinishReason.TIMEOUT) for i in entry.open]
+            if entry.stage is RequestStage.HELD and entry.is_overdue(now):
+                ended += entry.last(FinishReason.TIMEOUT, entry.open)
                 self.forget(entry.request.id)
         return ended
 
@@ -158,13 +195,10 @@ class Journal:
         entry = self.entries.get(delta.id)
         if entry is None:
             return False
-        if delta.token_ids:
-            entry.deaths = entry.lives = 0
-            entry.owed -= len(delta.token_ids)
-            if entry.owed <= 0:
-                self._trial.discard(delta.id)
-            entry.streamed.setdefault(delta.index, []).extend(delta.token_ids)
-            entry.carries[delta.index] = delta.carry
+        entry.take(delta)
+        entry.owed -= len(delta.token_ids)
+        if delta.token_ids and entry.owed <= 0:
+            self._trial.discard(delta.id)
         if delta.finish_reason:
             self._finish(entry, delta.index)
         return True
@@ -218,3 +252,12 @@ class Journal:
         half = (len(suspects) + 1) // 2
         self._groups = [g for g in (suspects[:half], suspects[half:], untouched) if g] + self._groups
         return [entry.request for entry in failed]
+
+    def give_up(self) -> list[JournalEntry]:
+        """Removes and returns the held requests that another engine can continue: all that are not on trial here."""
+        tried = {name for group in self._groups for name in group} | self._trial
+        entries = self.entries.items()
+        found = [e for name, e in entries if e.stage is RequestStage.HELD and name not in tried and not e.is_suspect]
+        for entry in found:
+            self.forget(entry.request.id)
+        return found

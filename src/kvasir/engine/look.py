@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, islice
+from typing import Any
 
 from kvasir.kv.map import block_cells, run_lengths, shrink
 from kvasir.plan import StepPlan
@@ -56,3 +57,19 @@ def _maps(scheduler: Scheduler) -> tuple[BlockMap, ...]:
         per_cell, cells = shrink(block_cells(pool.cached_flags, kv.tree.pinned(g), tables), MOST_CELLS)
         maps.append(BlockMap(group.kind.name, group.kind.bound, pool.total, per_cell, run_lengths(cells)))
     return tuple(maps)
+
+
+def load_of(scheduler: Scheduler) -> dict[str, Any]:
+    """The fields of EngineStats that tell a router how busy an engine is."""
+    prefill, row, key, step = scheduler.service.step_time.costs
+    waiting = (seq.counts.known - max(seq.counts.computed, seq.expected) for seq in scheduler.waiting)
+    begun = (seq for seq in scheduler.running if seq.counts.computed < seq.prompt_len)
+    return {
+        "backlog_tokens": sum(waiting) + sum(seq.counts.known - seq.counts.computed for seq in begun),
+        "prefill_token_seconds": prefill,
+        "decode_row_seconds": row,
+        "key_seconds": key,
+        "step_overhead_seconds": step,
+        "max_rows": scheduler.capacity.max_rows,
+        "chunk_tokens": scheduler.capacity.max_tokens_per_step,
+    }

@@ -14,9 +14,8 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import IO
 
@@ -32,10 +31,10 @@ from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
 from kvasir.engine.progress import Progress
 from kvasir.engine.sockets import make_socket_path, remove_socket
+from kvasir.engine.spawning import end, spawn
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
-from kvasir.environment import engine_environment
-from kvasir.errors import EngineDead, QueueFull
+from kvasir.errors import EngineDead, EngineLost, QueueFull
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
@@ -45,7 +44,6 @@ log = logging.getLogger("kvasir.engine")
 FREE_ATTEMPTS = 3  # restarts without a pause
 LONGEST_PAUSE = 30.0  # seconds
 STABLE_SECONDS = 60.0  # of running, after which the count of attempts is reset
-END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a core may take several of them
 HANG_SECONDS = 20.0
 LOAD_FACTOR = 3  # how much longer a process may be idle while it loads: disks may be remote
 
@@ -67,15 +65,19 @@ class ProcessEngine(TakesAdapters):
         max_waiting: int = 1024,
         hang_seconds: float = HANG_SECONDS,
         patient: bool = False,
+        hands_over: bool = False,
+        processors: Sequence[int] = (),
     ):
         """hang_seconds: how long the process may owe a reply and be idle. patient: also restart it if it is killed
-        during the first start."""
+        during the first start. hands_over: requests that another engine can continue end with EngineLost when the
+        process dies. processors: ids of those that the process may use; () for all."""
+        self._hands_over = hands_over
         self._hang_seconds = hang_seconds
         self._patient = patient
         self._watchdog = Watchdog(hang_seconds)
         self._state = EngineState("starting")
         self._attempts = 0  # restarts since it last ran for a while
-        self._spec = wire.WorkerSpec(options, fake)
+        self._spec = wire.WorkerSpec(options, fake, tuple(processors))
         self._progress = progress
         self._max_waiting = options.max_waiting if options else max_waiting
         self._context = zmq.asyncio.Context()
@@ -109,7 +111,7 @@ class ProcessEngine(TakesAdapters):
     def state(self) -> EngineState:
         if self._dead is not None and self._info is not None:
             return EngineState("ended", self._dead)
-        return self._state
+        return replace(self._state, trying=self._journal.on_trial)
 
     @property
     def pid(self) -> int | None:
@@ -149,6 +151,8 @@ class ProcessEngine(TakesAdapters):
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._hands_over and not self._ready:
+            raise EngineLost("the engine is restarting", deaths=request.deaths, lives=request.lives)
         request = self._adapters.names.resolve(request)
         held = self._journal.num_held
         if held and held + request.params.n > self._max_waiting:
@@ -308,12 +312,7 @@ class ProcessEngine(TakesAdapters):
 
     def _spawn(self) -> None:
         self._address = make_socket_path()
-        command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{self._address}"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self._spec) + b"\n")
-        self._process.stdin.flush()
+        self._process = spawn(self._spec, self._address)
 
     async def _launch(self) -> None:
         """Starts a process, unless one was launched already, and waits until it is ready. Raises KvasirError if it
@@ -446,6 +445,9 @@ class ProcessEngine(TakesAdapters):
             )
             self._streams.fail(request.id, error)
         self._end_overdue()
+        for entry in self._journal.give_up() if self._hands_over else ():
+            lost = EngineLost("the engine process exited", deaths=entry.deaths, lives=entry.lives)
+            self._streams.fail(entry.request.id, lost)
 
     async def _relaunch(self, reason: str) -> None:
         """Starts the engine again, without a limit on attempts."""
@@ -471,13 +473,8 @@ class ProcessEngine(TakesAdapters):
         self._state = EngineState("starting", reason, self._attempts)
 
     def _end_process(self) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            end(self._process)
 
     def _close_pipes(self) -> None:
         if self._stdout.closed:

@@ -13,6 +13,7 @@ from kvasir.errors import (
     DeadlineExceeded,
     DeviceFault,
     EngineDead,
+    EngineLost,
     InvalidRequest,
     KvasirError,
     LimitExceeded,
@@ -31,10 +32,12 @@ AHEAD = 32  # messages that each side may buffer while the API process is slow; 
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What an engine process runs: a model by `options`, or the FakeRunner with options of its own (`fake`)."""
+    """What an engine process runs: a model by `options`, or the FakeRunner with options of its own (`fake`).
+    processors: ids of those that it may use, () for all."""
 
     options: EngineOptions | None = None
     fake: dict | None = None
+    processors: tuple[int, ...] = ()
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -111,6 +114,8 @@ class ErrorReport(_Message, frozen=True):
     retry_after: float | None = 1.0
     tokens: int = 0
     context: int = 0
+    deaths: int = 0
+    lives: int = 0
 
 
 class Deltas(_Message, frozen=True):
@@ -174,6 +179,7 @@ _KINDS: dict[type[KvasirError], tuple[str, ...]] = {
     UnsupportedModel: (),
     ConfigError: (),
     EngineDead: (),
+    EngineLost: ("deaths", "lives"),
     DeviceFault: (),
 }
 _BY_NAME = {cls.__name__: cls for cls in _KINDS}

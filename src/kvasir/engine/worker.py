@@ -195,6 +195,8 @@ def main() -> int:
     prepare_torch()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.WorkerSpec)
     end_with_parent(sys.argv[1])
+    if spec.processors and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, spec.processors)  # before libraries count processors and start threads
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.linger, socket.sndhwm = 1000, wire.AHEAD
         socket.reconnect_ivl = 5  # ms: the parent may bind its end later

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from kvasir.statistics import tiles
+from kvasir.serve.page.tiles import tiles
 from tests.serve.page.browser import DONE, NEEDED, answers_with, ask, page_of, plainly, stream_of
 from tests.serve.running import live
 

@@ -17,8 +17,9 @@ from kvasir.serve.auth.scopes import may_manage
 from kvasir.serve.hosting.catalogue import catalogue_of, loaded_as
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
+from kvasir.serve.page.tiles import tiles
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot
-from kvasir.statistics import FrontStats, tiles
+from kvasir.statistics import FrontStats
 
 router = APIRouter(tags=["server"])
 

@@ -1,0 +1,46 @@
+"""Options of `kvasir serve` for a model that several engine processes serve; see docs/fleet.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvasir.config import EngineOptions, option
+from kvasir.errors import ConfigError
+from kvasir.fleet.cost import POLICIES
+
+MOST_REPLICAS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    replicas: int = option(
+        1,
+        "Engine processes that serve the model; they divide the processors and the memory.",
+        *("--replicas", "--data-parallel-size", "-dp", "--dp-size"),
+    )
+    max_replicas: int | None = option(None, "Most replicas while the server runs (default: as many as at the start).")
+    router_policy: str = option(
+        "cost", f"Which replica gets a request: {', '.join(POLICIES[:-1])} or {POLICIES[-1]}; cost predicts seconds."
+    )
+
+    @property
+    def most(self) -> int:
+        """Replicas among which the machine is divided."""
+        return max(self.replicas, self.max_replicas or 1)
+
+    def check(self, options: EngineOptions, alone: bool) -> None:
+        """Raises ConfigError. alone: whether the server has a single model."""
+        for name in ("replicas", "max_replicas"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST_REPLICAS:
+                raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST_REPLICAS}")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.replicas})", "raise it")
+        if self.router_policy not in POLICIES:
+            raise ConfigError(f"router_policy is {self.router_policy!r:.80}", f"expected one of {', '.join(POLICIES)}")
+        if self.most == 1:
+            return
+        if not alone:
+            raise ConfigError("replicas apply to a single model, and this server has several", "name one model")
+        if options.cache_offer or options.cache_peer:
+            raise ConfigError("cache_offer and cache_peer are for one engine", "leave them out, or use one replica")

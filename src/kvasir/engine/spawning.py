@@ -1,0 +1,34 @@
+"""Starts and ends the process of an engine (worker.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kvasir.engine import wire
+from kvasir.environment import engine_environment
+
+END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a core may take several of them
+
+
+def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
+    """A process that runs what the spec describes and connects to the socket at the address."""
+    command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{address}"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(spec) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def end(process: subprocess.Popen) -> None:
+    """Waits for a process that was asked to stop, or was killed."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

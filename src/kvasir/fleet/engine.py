@@ -1,0 +1,219 @@
+"""FleetEngine: several engines of one model as one engine. It chooses a replica for each request, and when a replica
+dies, its streams continue on another with the same tokens.
+
+An open request is an entry of the fleet's journal: the request and what its client was given so far. That is all that
+another replica needs, because results are exact. A replica that dies ends its streams with EngineLost; the fleet sends
+each request to another replica with the ids streamed so far. Only requests that may have killed two replicas stay with
+the second one, whose own journal tries them apart once it is back (engine/journal.py). Draining moves streams in the
+same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+from kvasir.engine.client import Checks, Engine
+from kvasir.engine.journal import SUSPECT_LIVES
+from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
+from kvasir.fleet.cost import ANSWER, choose
+from kvasir.fleet.members import ASK_SECONDS, Members
+from kvasir.fleet.replica import Replica, Routed, measured
+from kvasir.fleet.totals import look_of, stats_of
+from kvasir.snapshot import Snapshot
+from kvasir.statistics import EngineStats
+from kvasir.types import AdapterInfo, Delta, FinishReason, Request, Target
+
+log = logging.getLogger("kvasir.fleet")
+
+USUAL = Target(2.0, 0.1)  # of a class without targets
+
+
+class FleetEngine(Members):
+    """make(index): an engine that is not started; replicas that die must end their streams with EngineLost."""
+
+    def __init__(
+        self,
+        make: Callable[[int], Engine],
+        count: int,
+        *,
+        most: int | None = None,
+        policy: str = "cost",
+        max_waiting: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """policy: one of cost.POLICIES. most: replicas that there may be at once; None for `count`. max_waiting:
+        choices that may wait while no replica takes requests."""
+        super().__init__(make, count, most)
+        self._policy = policy
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._turn = 0  # requests routed so far
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> AsyncIterator[Delta]:
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        request = self._adapters.names.resolve(request)
+        if request.id in self._open:
+            raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
+        entry = Routed.of(request, self._clock())
+        assert isinstance(entry, Routed)
+        self._open[request.id] = entry
+        try:
+            while entry.open:
+                replica = await self._place(entry)
+                if replica is None:
+                    for delta in self._ended(entry):
+                        entry.take(delta)
+                        yield delta
+                    continue
+                stream = self._on(replica, entry)
+                async with aclosing(stream):
+                    async for delta in stream:
+                        yield delta
+        finally:
+            del self._open[request.id]
+
+    async def _on(self, replica: Replica, entry: Routed) -> AsyncGenerator[Delta]:
+        """The request's deltas from one replica, until its choices have ended or it must go elsewhere."""
+        replica.enter(entry, self._predicted(replica, entry))
+        try:
+            stream = replica.engine.submit(entry.to_send(self._clock()))
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for delta in stream:
+                    if entry.moving and delta.finish_reason is FinishReason.ABORT:
+                        continue
+                    entry.take(delta)
+                    replica.saw(entry, delta)
+                    yield delta
+            replica.counts.moved += entry.moving
+            entry.returned |= entry.moving
+        except EngineLost as error:
+            replica.counts.lost += 1
+            entry.returned, entry.deaths, entry.lives = True, error.deaths, error.lives
+        except QueueFull:
+            entry.full.add(replica.index)
+            if all(other.index in entry.full for other in self.replicas if other.takes):
+                raise
+        except EngineDead as error:
+            if not replica.engine.ended or self._dead:
+                raise
+            replica.counts.lost += 1
+            entry.returned, entry.lives = True, entry.lives + 1
+            if entry.lives >= SUSPECT_LIVES:
+                raise EngineDead(f"{entry.lives} engines ended with this request", "it is not retried") from error
+        finally:
+            replica.leave(entry)
+
+    async def _place(self, entry: Routed) -> Replica | None:
+        """The replica for a request, once one takes it; None if choices of it end before that. Raises EngineDead,
+        QueueFull."""
+        while True:
+            if self._dead is not None:
+                raise EngineDead(self._dead)
+            now = self._clock()
+            if entry.aborted.intersection(entry.open) or entry.is_overdue(now):
+                return None
+            entry.changed.clear()
+            if replica := self._choose(entry):
+                return replica
+            self._refuse_beyond_bound(entry)
+            deadline = entry.request.deadline
+            left = None if deadline is None else deadline - (now - entry.arrived)
+            try:
+                await asyncio.wait_for(entry.changed.wait(), left)
+            except TimeoutError:
+                return None
+
+    def _refuse_beyond_bound(self, entry: Routed) -> None:
+        """Raises QueueFull if too many choices wait for a replica, unless the request has been in one."""
+        held = sum(len(e.open) for e in self._open.values() if e.replica is None and e is not entry)
+        if held and not entry.returned and held + len(entry.open) > self._max_waiting:
+            raise QueueFull("no replica takes requests at present and the queue is full", "try again later")
+
+    def _ended(self, entry: Routed) -> list[Delta]:
+        """The last deltas of choices that end while no replica computes them."""
+        if gone := entry.aborted.intersection(entry.open):
+            return entry.last(FinishReason.ABORT, sorted(gone))
+        return entry.last(FinishReason.TIMEOUT, entry.open)
+
+    # -- routing -----------------------------------------------------------------------------------------------
+
+    def _choose(self, entry: Routed) -> Replica | None:
+        """The replica that the policy chooses among those that take the request; None if there is none."""
+        able = [r for r in self.replicas if r.takes and r.index not in entry.full]
+        length = len(entry.request.prompt_ids) + (entry.request.params.max_tokens or 0)
+        fitting = [r for r in able if length <= r.engine.info.max_model_len] or able
+        if len(fitting) < 2:
+            return fitting[0] if fitting else None
+        params, target = entry.request.params, self.info.targets.get(entry.request.slo, USUAL)
+        facts = [
+            replica.facts(model, target.tpot, self._predicted(replica, entry))
+            for replica, model in zip(fitting, measured(fitting), strict=True)
+        ]
+        self._turn += 1
+        answer = min(ANSWER, params.max_tokens or ANSWER)
+        return fitting[choose(self._policy, facts, entry.tokens, self._turn, answer)]
+
+    def _predicted(self, replica: Replica, entry: Routed) -> int:
+        """Leading tokens of the request that the replica is expected to have in its prefix cache."""
+        return 0
+
+    # -- the rest of the protocol ------------------------------------------------------------------------------
+
+    async def abort(self, request_id: str, index: int | None = None) -> None:
+        entry = self._open.get(request_id)
+        if entry is None:
+            return
+        entry.aborted.update(entry.open if index is None else (index,))
+        entry.changed.set()
+        if entry.replica is not None and not entry.moving:
+            await entry.replica.engine.abort(request_id, index)
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._adapters.names.all
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> AdapterInfo:
+        return await self._adapters.load(name, path, replace, pinned)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
+
+    async def stats(self) -> EngineStats:
+        await asyncio.gather(*map(self._hear, self._answering()))
+        return stats_of(self.replicas, len(self.adapters))
+
+    async def look(self) -> Snapshot:
+        asked = (asyncio.wait_for(r.engine.look(), ASK_SECONDS) for r in self._answering())
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        found = [r for r in results if isinstance(r, Snapshot)]
+        if not found:
+            raise EngineDead("no replica answers", "try again later")
+        return look_of(found, stats_of(self.replicas, len(self.adapters)))
+
+    async def alive(self, timeout: float = 1.0) -> bool:
+        answers = await asyncio.gather(*(r.engine.alive(timeout) for r in self.replicas if r.takes))
+        return any(answers)
+
+    async def check(self) -> None:
+        """Checks that nothing leaked in the replicas that answer. Raises AssertionError."""
+        assert not self._open, f"{len(self._open)} requests are open"
+        for replica in self.replicas:
+            counts = (replica.rows, replica.held, replica.pending, len(replica.open))
+            assert counts == (0, 0, 0, 0), f"replica {replica.index} still counts {counts}"
+            if replica.answers and isinstance(replica.engine, Checks):
+                await replica.engine.check()
+
+    def _answering(self) -> list[Replica]:
+        """Raises EngineDead if there are none."""
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        if not (found := [r for r in self.replicas if r.answers]):
+            raise EngineDead("no replica answers", "try again later")
+        return found
