@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvasir.cli.app import app
 from kvasir.cli.simulate import prefix, read_costs
+from kvasir.cli.simulate.adapters import AdapterSetup, SimulatedAdapters
 from kvasir.cli.simulate.calibrate import fit, foresee, measure
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import BLOCK, Asked, Prompts, ideal_hits, read_trace
@@ -90,6 +91,29 @@ def test_a_rate_makes_them_come_sooner():
     trace = [Asked(float(i), 10, 1) for i in range(5)]
     outcome = World(trace, replace(SETUP, rate=4.0)).run()
     assert [s.arrived for s in outcome.served if s] == [0.0, 0.25, 0.5, 0.75, 1.0] and outcome.span == 1.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_adapters_are_loaded_in_virtual_time(policy):
+    trace = [Asked(0.01 * i, 30, 4) for i in range(120)]
+    setup = replace(SETUP, policy=policy, adapters=AdapterSetup(40, room=8, seconds=0.2))
+    outcome = World(trace, setup).run()
+    assert all(served is not None and served.done for served in outcome.served)
+    used = {SimulatedAdapters(setup.adapters, lambda: 0.0).of(i)[0].name for i in range(120)}
+    assert outcome.counts["loads"] >= len(used) > 8
+    assert outcome.counts["unloads"] >= len(used) - 8
+    assert outcome.seconds >= 0.2 * len(used), "one is loaded at a time"
+    ample = World(trace, replace(setup, adapters=AdapterSetup(40, room=40, seconds=0.2))).run()
+    assert ample.counts["loads"] == len(used) and ample.counts["unloads"] == 0
+    assert World(trace, setup).run().counts == outcome.counts
+
+
+def test_a_request_waits_for_its_adapter_alone():
+    setup = replace(SETUP, adapters=AdapterSetup(1, seconds=3.0))
+    [first, second] = World([Asked(0.0, 10, 2), Asked(1.0, 10, 2)], setup).run().served
+    assert first is not None and second is not None and 3.0 < first.ttft < 3.1 and 2.0 < second.ttft < 2.1
+    late = World([Asked(0.0, 10, 2), Asked(9.0, 10, 2)], setup).run().served[1]
+    assert late is not None and late.ttft < 0.1, "it is in memory"
 
 
 # -- hits --------------------------------------------------------------------------------------------------
@@ -182,11 +206,17 @@ def test_the_command_prints_a_row_a_run_and_writes_files(tmp_path):
     [file] = tmp_path.glob("simulate-a-*.json")
     rows = json.loads(file.read_text())["rows"]
     assert [(r["policy"], r["rate"]) for r in rows] == [(p, r) for p in POLICIES for r in (1.0, 2.0)]
-    assert all(p in reply.output for p in POLICIES)
+    assert all(p in reply.output for p in POLICIES) and " loads" not in reply.output
+    reply = CliRunner().invoke(app, ["simulate", str(tmp_path / "a.csv"), "--adapters", "3", "--zipf", "0.5"])
+    assert reply.exit_code == 0 and " loads" in reply.output
 
 
 @pytest.mark.parametrize(
-    "more", [["--policy", "luck"], ["--rate", "0"], ["--memory", "100"], ["--costs", "1,2"], ["--costs", "x,1,1,1"]]
+    "more",
+    [
+        *(["--policy", "luck"], ["--rate", "0"], ["--memory", "100"], ["--costs", "1,2"], ["--costs", "x,1,1,1"]),
+        *(["--zipf", "nan"], ["--lora-seconds", "0"], ["--lora-seconds", "inf"]),
+    ],
 )
 def test_the_command_refuses(tmp_path, more):
     (tmp_path / "a.csv").write_text(AZURE)

@@ -400,6 +400,10 @@ def simulate(
     step_tokens: Annotated[int, typer.Option(help="Maximum tokens per step.", min=1)] = 2048,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", min=1)] = 64,
     limit: Annotated[int | None, typer.Option(help="Use only the first N requests.", min=1)] = None,
+    adapters: Annotated[int, typer.Option(help="Adapters, of which each request has one.", min=0)] = 0,
+    zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity; 0: all have the same.")] = 1.0,
+    max_loras: Annotated[int, typer.Option(help="Adapters in memory.", min=1)] = 64,
+    lora_seconds: Annotated[float, typer.Option(help="Time in which an adapter is loaded.")] = 0.05,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
 ) -> None:
     """Replay a trace in virtual time with the real scheduler and a simulated machine.
@@ -408,7 +412,8 @@ def simulate(
     """
     from kvasir.cli import simulate as command
 
-    command.run(trace, rate, memory, policy, costs, calibrate, rows, step_tokens, block_size, limit, out)
+    chosen = command.AdapterSetup(adapters, zipf, max_loras, lora_seconds)
+    command.run(trace, rate, memory, policy, costs, calibrate, rows, step_tokens, block_size, limit, out, chosen)
 
 
 @app.command()

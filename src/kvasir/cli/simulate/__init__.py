@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import number_text, print_pairs
 from kvasir.cli.simulate import report
+from kvasir.cli.simulate.adapters import NO_ADAPTERS, AdapterSetup
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
 from kvasir.cli.simulate.world import POLICIES, Setup, World
 from kvasir.errors import ConfigError
@@ -38,8 +39,12 @@ def run(
     block_size: int,
     limit: int | None,
     out: Path | None,
+    adapters: AdapterSetup = NO_ADAPTERS,
 ) -> None:
     """Raises KvasirError."""
+    if not (0 <= adapters.zipf < math.inf and 0 < adapters.seconds < math.inf):
+        message = f"zipf is {adapters.zipf:g}, and a load of an adapter takes {adapters.seconds:g} s"
+        raise ConfigError(message, "expected an exponent of 0 or more, and more than no time")
     if costs is not None and model is not None:
         raise ConfigError("both --costs and --calibrate are given", "give one of them")
     if trace is None and model is None:
@@ -47,7 +52,7 @@ def run(
     measured = _calibrate(model, out) if model is not None else None
     chosen = measured.costs if measured else read_costs(costs) if costs else COSTS
     if trace is not None:
-        setup = Setup("", chosen, 1.0, memory, rows, step_tokens, block_size)
+        setup = Setup("", chosen, 1.0, memory, rows, step_tokens, block_size, adapters=adapters)
         setups = [replace(setup, policy=p, rate=r) for p in _policies(policies) for r in _numbers("rate", rates)]
         _simulate(trace, setups, limit, measured, out)
 

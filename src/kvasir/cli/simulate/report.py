@@ -46,8 +46,9 @@ def summarize(setup: Setup, outcome: Outcome) -> Row:
 
 
 def print_rows(rows: Sequence[Row], title: str) -> None:
-    names = [name if name == "policy" else f">{name}" for name in _COLUMNS]
-    print_table(names, ([_cell(row[name]) for name in _COLUMNS] for row in rows), title)
+    columns = _COLUMNS + ("loads",) * any(row["loads"] for row in rows)
+    names = [name if name == "policy" else f">{name}" for name in columns]
+    print_table(names, ([_cell(row[name]) for name in columns] for row in rows), title)
 
 
 def _cell(value: object) -> str:

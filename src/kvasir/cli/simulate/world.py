@@ -8,10 +8,12 @@ cost model begins empty and learns, as in an engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvasir.caches import PagedKV
+from kvasir.cli.simulate.adapters import NO_ADAPTERS, AdapterSetup, SimulatedAdapters
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
 from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult, pack_ids
@@ -40,6 +42,7 @@ class Setup:
     block_size: int = 64
     max_waiting: int = 1024
     target: Target = TARGETS[ServiceClass.INTERACTIVE]
+    adapters: AdapterSetup = NO_ADAPTERS
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class World:
         self.prompts = prompts or Prompts(trace)
         self.now = 0.0
         self.truth = StepTime(setup.costs)
+        self.adapters = SimulatedAdapters(setup.adapters, lambda: self.now)
         self.scheduler = self._make_scheduler()
         sampled = (self.prompts.answer_id,)
         self._results = [(RowResult(row), RowResult(row, sampled)) for row in range(setup.rows)]
@@ -136,6 +140,7 @@ class World:
             targets=targets,
             clock=lambda: self.now,
             service=service,
+            adapters=self.adapters.pool,
         )
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
@@ -188,7 +193,8 @@ class World:
     def _add(self, index: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=self.trace[index].answer, ignore_eos=True, seed=0)
         try:
-            self.scheduler.add(Request(str(index), self.prompts.ids(index), params))
+            ids, adapters = self.prompts.ids(index), self.adapters.of(index)
+            self.scheduler.add(Request(str(index), ids, params, adapters=adapters))
         except QueueFull:
             return
         self.outcome.served[index] = SimulatedShares(self._when(index))
@@ -197,8 +203,11 @@ class World:
 
     def _step(self) -> None:
         scheduler, outcome = self.scheduler, self.outcome
+        self.adapters.arrive()
+        assert not scheduler.take_adapters(), "adapters that cannot be used"
         plan = scheduler.plan()
-        assert plan is not None, "no request can be scheduled, and none is running"
+        if plan is None:
+            return self._wait()
         waiting = len(scheduler.waiting) + len(self._held)
         seconds = predict(self.truth, load_of(plan)) if plan.computes else 0.0
         self.now += seconds
@@ -209,6 +218,14 @@ class World:
             scheduler.service.observe(plan, seconds)
         for delta in each_delta(scheduler.commit(plan, self._result(plan))):
             self._note(delta)
+
+    def _wait(self) -> None:
+        """All requests wait for adapters: passes the time until one is loaded, or the next request comes."""
+        due = self._when(self._due) if self._due < len(self.trace) else math.inf
+        then = min(self.adapters.next_end, due)
+        assert then < math.inf, "no request can be scheduled, and none is running"
+        waiting, before, self.now = len(self.scheduler.waiting), self.now, max(self.now, then)
+        self.outcome.waited += waiting * (self.now - before)
 
     def _result(self, plan: StepPlan) -> StepResult:
         rows = tuple(self._results[w.row][w.sample] for w in plan.work)
@@ -230,5 +247,7 @@ class World:
             "looked_up_tokens": s.planner.looked_up_tokens,
             "cached_tokens": s.cached_tokens,
             "evicted_blocks": s.kv.tree.stats().evicted,
+            "loads": s.adapters.loads,
+            "unloads": s.adapters.evictions,
         }
         return outcome
