@@ -299,6 +299,7 @@ class ModelInfo:
     role: str = ""
     engine_id: str = ""
     transfers_at: str = ""
+    block_size: int = 1  # tokens in a block of the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,8 @@ def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> Non
         raise ConfigError(
             f"{source} drafts for a single model, and this server has several", "name one, or leave it out"
         )
-    for name in ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer"):
+    own = ("served_model_name", "tokenizer", "revision", "chat_template", "cache_offer")
+    for name in (*own, "transfer_listen", "transfer_peer"):
         if getattr(engine, name) is not None:
             raise ConfigError(
                 f"{name} applies to a single model, and this server has several", "name one model, or leave it out"

@@ -124,6 +124,7 @@ def describe(model: Model, config: EngineConfig) -> ModelInfo:
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // config.block_size) for g in model.groups),
         targets=config.targets,
         role=config.role if config.exchanges else "",
+        block_size=config.block_size,
         drafters=config.drafters.methods if Task.GENERATE in forward.tasks else (),
         max_adapters=config.max_loras,
         adapter_bytes=config.lora_memory,

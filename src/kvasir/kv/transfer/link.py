@@ -10,7 +10,9 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
@@ -188,6 +190,10 @@ class Listener:
 
 
 def _listen_tcp(address: Address) -> socket.socket:
+    with suppress(ValueError):
+        if ip_address(address.host).is_unspecified:
+            message = f"{address} is every address of this machine, and other engines need one to connect to"
+            raise ConfigError(message, "give the machine's own address or name")
     try:
         return socket.create_server((address.host, address.port), family=_family(address.host), backlog=64)
     except (OSError, UnicodeError) as error:

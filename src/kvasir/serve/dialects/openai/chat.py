@@ -42,6 +42,7 @@ from kvasir.serve.dialects.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.dialects.openai.structured import named
+from kvasir.serve.dialects.openai.transfer import transfer_fields, transfer_object
 from kvasir.serve.dialects.openai.wire import ChatRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
@@ -96,6 +97,7 @@ async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) ->
     ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
     fields |= speculation_of(wire) | await prediction_of(wire.prediction, serving)
+    fields |= transfer_fields(wire.kv_transfer_params, serving.front.info, bool(wire.stream))
     length = _length(wire)
     with named(wire, max_tokens=length):
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
@@ -141,7 +143,7 @@ def to_response(
         response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
     if wire.return_token_ids:
         response["prompt_token_ids"] = core.prompt_ids
-    return response
+    return response | transfer_object(core, serving.front.info)
 
 
 def _choice(wire: ChatRequest, core: Request, reading: Reading | None, answer: Answer) -> dict[str, Any]:

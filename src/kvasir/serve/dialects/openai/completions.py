@@ -37,6 +37,7 @@ from kvasir.serve.dialects.openai.shapes import (
     usage_object,
 )
 from kvasir.serve.dialects.openai.structured import named
+from kvasir.serve.dialects.openai.transfer import transfer_fields, transfer_object
 from kvasir.serve.dialects.openai.wire import CompletionRequest
 from kvasir.serve.hosting.catalogue import serving_of
 from kvasir.serve.hosting.serving import Serving
@@ -89,6 +90,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     with named(wire):
         await front.learn(params)
     fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
+    fields |= transfer_fields(wire.kv_transfer_params, front.info, bool(wire.stream), len(given))
     each = await fields_of_each(wire.lora_path, wire.lora, fields, len(given), serving, request)
     requests = []
     for prompt, fields in zip(given, each, strict=True):
@@ -180,7 +182,7 @@ class CompletionJob:
         ]
         usages = [[self._usage(answer.usage) for answer in per_prompt] for per_prompt in answers]
         response["usage"] = usage_object(usages, self.prompt_tokens)
-        return response
+        return response | transfer_object(self.prompts[0], self.serving.front.info)
 
     def _choice(self, i: int, answer: Answer, scores: tuple[TokenInfo, ...] | None) -> dict[str, Any]:
         """`scores` are the prompt's; they come with its first choice and apply to all of them."""

@@ -16,6 +16,7 @@ from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.structured import Structured
+from kvasir.serve.dialects.openai.transfer import TransferParams
 from kvasir.serve.http.wire import (
     LEAVE_OUT,
     MAX_MESSAGES,
@@ -56,6 +57,7 @@ class Sampling(Samplers, Drafting, Structured):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    kv_transfer_params: TransferParams | None = None
 
     # SGLang's
     lora_path: Name | None = None
