@@ -26,45 +26,18 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
 from benchmarks import shapes
+from benchmarks.with_adapters import TARGETS, engine_of, parser, shape_of, write_adapter, write_report
 from kvasir.cli.bench.probe import ForeignLoad, probe
-from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.simulate import report
-from kvasir.config import EngineOptions
-from kvasir.engine.build import build_core
 from kvasir.plan import Adapted, Decodes, Join, SamplingSpec, StepPlan, Work, pack_ids
 from kvasir.runner.runner import Runner
 
-TARGETS = {
-    "q, v": ("q_proj", "v_proj"),
-    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-}
 AIMS = {"q, v": ("ratio", 0.85), "all": ("of_limit", 1.3)}
 PROMPT, SEEN = 16, 1000  # tokens of a prompt, and the ids that occur
 
 
 # --- adapters ---------------------------------------------------------------------------------------
-
-
-def write_adapter(folder: Path, config: dict[str, Any], targets: Sequence[str], rank: int, seed: int) -> str:
-    """A random adapter in bfloat16, as peft writes it."""
-    draw = torch.Generator().manual_seed(seed)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in shapes.tensor_shapes(config):
-        module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] in targets:
-            a, b = ((rank, shape[1]), (shape[0], rank))
-            for part, size, scale in (("A", a, a[1] ** -0.5), ("B", b, 0.02)):
-                values = torch.randn(size, generator=draw) * scale
-                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.bfloat16()
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets)}
-    (folder / "adapter_config.json").write_text(json.dumps(facts))
-    return str(folder)
 
 
 def moved_bytes(config: dict[str, Any], targets: Sequence[str], rank: int) -> int:
@@ -156,39 +129,27 @@ def misses(name: str, row: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=shapes.SHAPES, default="llama-1b")
-    parser.add_argument("--model", type=Path, help="a folder that shapes.py has written, instead of making one")
-    parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
-    parser.add_argument("--quantize", choices=("q8", "q4"), help="as of kvasir serve")
-    parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--targets", action="append", choices=TARGETS, help="measure only these matrices; repeatable")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--threads", type=int, help="computing threads")
-    parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
-    args = parser.parse_args()
+    options = parser(__doc__, shape="llama-1b", layers=None, quantize=None)
+    options.add_argument("--model", type=Path, help="a folder that shapes.py has written, instead of making one")
+    options.add_argument("--rank", type=int, default=16)
+    options.add_argument("--targets", action="append", choices=TARGETS, help="measure only these matrices; repeatable")
+    options.add_argument("--rounds", type=int, default=60)
+    args = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(args, Path(folder))
     return int(any(misses(name, row) for name, row in found.items()))
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    config = {**shapes.SHAPES[args.shape]}
-    config["num_hidden_layers"] = args.layers or config["num_hidden_layers"]
+    config = shape_of(args)
     if not args.model:
         shapes.write(config, folder / "model")
     else:
         config = json.loads((args.model / "config.json").read_text())
-    core = build_core(
-        EngineOptions(
-            model=str(args.model or folder / "model"), quantize=args.quantize, threads=args.threads,
-            max_num_seqs=2 * args.users, max_model_len=256, max_num_batched_tokens=max(512, args.users * PROMPT),
-            speculate="off",
-        )
-    )  # fmt: skip
-    runner, others, found = core.runner, ForeignLoad(), {}
-    assert isinstance(runner, Runner)
+    most = max(512, args.users * PROMPT)
+    model = args.model or folder / "model"
+    core, runner = engine_of(args, model, max_num_seqs=2 * args.users, max_num_batched_tokens=most)
+    others, found = ForeignLoad(), {}
     threads = runner.executor.program.pool.threads  # type: ignore[attr-defined]
     print("matrices  base ms     with  ratio  moved MB  limit ms  added  / limit")
     for name in args.targets or TARGETS:
@@ -208,10 +169,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     core.close()
     print(f"other programs used {others.share():.0%} of the CPU time")
-    facts = {"machine": machine_facts(), "software": software_facts(), "threads": threads}
-    if args.out:
-        wish = {name: getattr(args, name) for name in ("shape", "quantize", "users", "rank")}
-        report.write(args.out, "adapters", {**facts, **wish, "cases": found}, lambda figure: draw(figure, found))
+    write_report(args, "adapters", {"threads": threads, "cases": found}, lambda figure: draw(figure, found))
     return found
 
 

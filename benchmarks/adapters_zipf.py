@@ -24,12 +24,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import shapes
-from benchmarks.adapters import TARGETS, write_adapter
+from benchmarks.with_adapters import TARGETS, engine_of, parser, shape_of, write_adapter, write_report
 from kvasir.cli.bench.probe import ForeignLoad
-from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.simulate import report
-from kvasir.config import EngineOptions
-from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.inputs import Adapter
 from kvasir.runner.runner import Runner
@@ -102,33 +98,21 @@ def summary(core: EngineCore, steps: Sequence[float], loads: int) -> dict[str, A
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=shapes.SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--quantize", choices=("q8", "q4"), default="q4", help="as of kvasir serve")
-    parser.add_argument("--adapters", type=int, default=1000)
-    parser.add_argument("--room", type=int, default=64, help="adapters in memory")
-    parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--threads", type=int, help="computing threads")
-    parser.add_argument("--out", type=Path, help="folder for the JSON and the plot")
-    args = parser.parse_args()
+    options = parser(__doc__, shape="qwen3-0.6b", layers=8, quantize="q4")
+    options.add_argument("--adapters", type=int, default=1000)
+    options.add_argument("--room", type=int, default=64, help="adapters in memory")
+    options.add_argument("--requests", type=int, default=1000)
+    args = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(args, Path(folder))
     return int(found["zipf"]["slow"] > 0)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    config = {**shapes.SHAPES[args.shape], "num_hidden_layers": args.layers}
+    config = shape_of(args)
     shapes.write(config, folder / "model")
-    core = build_core(
-        EngineOptions(
-            model=str(folder / "model"), quantize=args.quantize, threads=args.threads, max_num_seqs=args.users,
-            max_loras=args.room, max_model_len=256, speculate="off",
-        )
-    )  # fmt: skip
-    runner, others, found = core.runner, ForeignLoad(), {}
-    assert isinstance(runner, Runner)
+    core, runner = engine_of(args, folder / "model", max_num_seqs=args.users, max_loras=args.room)
+    others, found = ForeignLoad(), {}
     adapters = registered(runner, folder / "adapters", config, args.adapters)
     print("adapters  loads  steps  p50 ms  p99 ms  worst ms  of p50  over twice")
     for name, asked in (("fit", adapters[: args.room]), ("zipf", adapters)):
@@ -141,10 +125,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         )
     core.close()
     print(f"other programs used {others.share():.0%} of the CPU time")
-    if args.out:
-        wish = {name: getattr(args, name) for name in ("shape", "layers", "quantize", "adapters", "room", "users")}
-        facts = {"machine": machine_facts(), "software": software_facts(), **wish, "cases": found}
-        report.write(args.out, "adapters-zipf", facts, lambda figure: draw(figure, found))
+    write_report(args, "adapters-zipf", {"cases": found}, lambda figure: draw(figure, found))
     return found
 
 
