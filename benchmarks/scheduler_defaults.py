@@ -21,8 +21,9 @@ from typing import Any
 
 from kvasir.cli.machine import software_facts
 from kvasir.cli.simulate import COSTS, read_costs, report
+from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.trace import Prompts, read_trace
-from kvasir.cli.simulate.world import Setup, World
+from kvasir.cli.simulate.world import World
 from kvasir.sched import budget, slo
 
 SETUPS = {"step_tokens": (512, 1024, 2048, 4096, 8192), "rows": (64, 128, 256, 512), "block_size": (16, 64, 256)}

@@ -16,9 +16,10 @@ from kvasir.cli.app import app
 from kvasir.cli.simulate import prefix, read_costs
 from kvasir.cli.simulate.adapters import AdapterSetup, SimulatedAdapters
 from kvasir.cli.simulate.calibrate import fit, foresee, measure
+from kvasir.cli.simulate.replica import POLICIES, Setup
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import BLOCK, Asked, Prompts, ideal_hits, read_trace
-from kvasir.cli.simulate.world import POLICIES, Setup, World
+from kvasir.cli.simulate.world import World
 from kvasir.engine.core import EngineCore
 from kvasir.errors import ConfigError
 from kvasir.runner.fake import FakeRunner

@@ -6,7 +6,8 @@ every running answer, and in the rest of its time prompts:
     |-- decodes --|------ prompts ------|     the step's time is bound by its target (sched.budget)
 
 so prompts advance at the share that decodes leave. The time to the first token is that of all prompt tokens before it,
-and its own that are not cached, at this pace; then each token of the answer takes a step of the decodes.
+and its own that are not cached, at this pace; then each token of the answer takes a step of the decodes. What is cached
+saves the same time to every request that waits for its first token there.
 
 The other policies are for comparison:
 
@@ -69,10 +70,17 @@ def first_seconds(f: ReplicaFacts, prompt: int) -> float:
     return predict(f.model, load) / prompt_share(f)
 
 
+def saved_seconds(f: ReplicaFacts) -> float:
+    """Predicted seconds that the requests which wait for their first token are spared by what is cached of this one."""
+    token, _, key, _ = f.model.costs
+    saved = token * f.cached + key * chunk_context(0, f.cached)
+    return max(0, f.requests - f.rows) * saved / prompt_share(f)
+
+
 def cost(f: ReplicaFacts, prompt: int, answer: float = ANSWER) -> float:
-    """Predicted seconds for a request of `prompt` tokens with an answer of `answer` tokens."""
+    """Predicted seconds for a request of `prompt` tokens with an answer of `answer` tokens, less what others save."""
     step = predict(f.model, StepLoad(f.rows + 1, 0, f.context + prompt))
-    return first_seconds(f, prompt) + answer * step
+    return first_seconds(f, prompt) + answer * step - saved_seconds(f)
 
 
 Rank = Callable[[ReplicaFacts, int, float], float]

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import number_text, print_pairs
 from kvasir.cli.simulate import report
-from kvasir.cli.simulate.adapters import NO_ADAPTERS, AdapterSetup
+from kvasir.cli.simulate.coarse_world import CoarseWorld
+from kvasir.cli.simulate.replica import POLICIES, Setup
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
-from kvasir.cli.simulate.world import POLICIES, Setup, World
+from kvasir.cli.simulate.world import World
 from kvasir.errors import ConfigError
+from kvasir.fleet.cost import POLICIES as ROUTERS
 
 if TYPE_CHECKING:
     from kvasir.cli.simulate.calibrate import Calibration
@@ -30,18 +32,18 @@ COSTS = (1e-4, 5e-5, 1e-8, 8e-3)
 def run(
     trace: Path | None,
     rates: str,
-    memory: int,
     policies: str,
     costs: str | None,
     model: str | None,
-    rows: int,
-    step_tokens: int,
-    block_size: int,
+    base: Setup,
+    routers: str,
+    coarse: bool,
+    goodput: bool,
     limit: int | None,
     out: Path | None,
-    adapters: AdapterSetup = NO_ADAPTERS,
 ) -> None:
-    """Raises KvasirError."""
+    """base: all that is the same in every run. Raises KvasirError."""
+    adapters = base.adapters
     if not (0 <= adapters.zipf < math.inf and 0 < adapters.seconds < math.inf):
         message = f"zipf is {adapters.zipf:g}, and a load of an adapter takes {adapters.seconds:g} s"
         raise ConfigError(message, "expected an exponent of 0 or more, and more than no time")
@@ -49,30 +51,54 @@ def run(
         raise ConfigError("both --costs and --calibrate are given", "give one of them")
     if trace is None and model is None:
         raise ConfigError("nothing to do", "give a trace, or --calibrate a model")
+    if bool(base.prefill) != bool(base.decode):
+        raise ConfigError("only one of --prefill and --decode is given", "give both")
     measured = _calibrate(model, out) if model is not None else None
-    chosen = measured.costs if measured else read_costs(costs) if costs else COSTS
+    base = replace(base, costs=measured.costs if measured else read_costs(costs) if costs else COSTS)
     if trace is not None:
-        setup = Setup("", chosen, 1.0, memory, rows, step_tokens, block_size, adapters=adapters)
-        setups = [replace(setup, policy=p, rate=r) for p in _policies(policies) for r in _numbers("rate", rates)]
-        _simulate(trace, setups, limit, measured, out)
+        setups = [
+            replace(base, policy=policy, router=router, rate=rate)
+            for policy in _named("policy", policies, POLICIES)
+            for router in _named("router", routers, ROUTERS)
+            for rate in _numbers("rate", rates)
+        ]
+        if coarse and (base.prefill or adapters.count or any(setup.policy != "ours" for setup in setups)):
+            hint = "leave out --prefill, --adapters and other policies"
+            raise ConfigError("--coarse knows only --policy ours and whole replicas without adapters", hint)
+        _simulate(trace, setups, coarse, goodput, limit, measured, out)
 
 
 def _simulate(
-    trace: Path, setups: list[Setup], limit: int | None, measured: Calibration | None, out: Path | None
+    trace: Path,
+    setups: list[Setup],
+    coarse: bool,
+    goodput: bool,
+    limit: int | None,
+    measured: Calibration | None,
+    out: Path | None,
 ) -> None:
     asked, setup = read_trace(trace, limit), setups[0]
     check_memory([setup.memory], asked, setup.block_size)
-    prompts, rows = Prompts(asked), []
-    for s in setups:
-        with progress_bar(f"{s.policy} x {s.rate:g}", len(asked)) as progress:
-            rows.append(report.summarize(s, World(asked, s, prompts).run(progress)))
+    prompts = Prompts(asked)
+
+    def served(s: Setup) -> report.Row:
+        with progress_bar(f"{s.name} x {s.rate:g}", len(asked)) as progress:
+            world = CoarseWorld(asked, s) if coarse else World(asked, s, prompts)
+            return report.summarize(s, world.run(progress))
+
+    rows = [served(s) for s in setups]
     targets = f"{setup.target.ttft:g} s and {setup.target.tpot:g} s"
     title = f"{trace.name}: {len(asked)} requests, {setup.memory} tokens of memory, targets {targets}"
     report.print_rows(rows, title)
+    if goodput:
+        found = {s.name: report.most_in_time(lambda rate, s=s: served(replace(s, rate=rate))) for s in setups}
+        print_pairs((f"{name}: {report.ENOUGH:.0%} in time", f"up to {r:.3g} requests/s") for name, r in found.items())
     if out:
-        fixed = {name: value for name, value in asdict(setup).items() if name not in ("policy", "rate")}
+        varied = ("policy", "rate", "router")
+        fixed = {name: value for name, value in asdict(setup).items() if name not in varied}
         facts = {"trace": trace.name, "requests": len(asked), "setup": fixed, "software": software_facts()}
-        facts |= {"calibration": asdict(measured) if measured else None, "rows": rows}
+        facts |= {"coarse": coarse, "calibration": asdict(measured) if measured else None, "rows": rows}
+        facts |= {"goodput": found} if goodput else {}
         report.write(out, f"simulate-{trace.stem}", facts, lambda figure: report.plot_rows(figure, rows, title))
 
 
@@ -83,10 +109,10 @@ def check_memory(sizes: Sequence[int], asked: list[Asked], block_size: int) -> N
         raise ConfigError(f"a memory of {small[0]} tokens", f"the longest request has {longest}")
 
 
-def _policies(text: str) -> list[str]:
-    names = [*POLICIES] if text == "all" else text.split(",")
-    if unknown := [name for name in names if name not in POLICIES]:
-        raise ConfigError(f"policy {unknown[0]!r}", f"expected all, or some of {', '.join(POLICIES)}")
+def _named(what: str, text: str, known: Sequence[str]) -> list[str]:
+    names = [*known] if text == "all" else text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"{what} {unknown[0]!r}", f"expected all, or some of {', '.join(known)}")
     return names
 
 

@@ -12,9 +12,10 @@ from statistics import median
 
 import numpy as np
 
+from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import Asked, Prompts
-from kvasir.cli.simulate.world import Setup, SimulatedShares, World
+from kvasir.cli.simulate.world import SimulatedShares, World
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
@@ -201,5 +202,5 @@ def _serve(core: EngineCore, trace: list[Asked]) -> tuple[list[SimulatedShares |
         _checked(deltas)
         now = time.perf_counter() - start
         for delta in deltas:
-            served[int(delta.id)].take(delta, now)
+            served[int(delta.id)].take(len(delta.token_ids), now, delta.finish_reason is not None)
     return [*served], time.perf_counter() - start

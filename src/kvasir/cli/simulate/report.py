@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from kvasir.cli.show import json_text, number_text, print_table
-from kvasir.cli.simulate.world import Outcome, Setup
+from kvasir.cli.simulate.replica import Setup
+from kvasir.cli.simulate.world import Outcome
 from kvasir.errors import ConfigError
 
 PERCENTILES = (50, 90, 99)
+ENOUGH = 0.9  # of the requests, as in DistServe (arXiv:2401.09670)
+PRECISION, LEAST_RATE, MOST_RATE = 0.05, 1e-3, 1e3
 Row = dict[str, Any]
 
 _COLUMNS = (
@@ -34,7 +38,7 @@ def summarize(setup: Setup, outcome: Outcome) -> Row:
     there = [s for s in outcome.served if s is not None]
     good = sum(s.meets(setup.target) for s in there)
     span, counts = max(outcome.span, 1e-9), outcome.counts
-    row: Row = {"policy": setup.policy, "rate": setup.rate, "requests": len(outcome.served)}
+    row: Row = {"policy": setup.name, "rate": setup.rate, "requests": len(outcome.served)}
     row |= {"asked_per_s": len(outcome.served) / span, "goodput_per_s": good / span}
     row |= {"in_time": good / len(outcome.served), "refused": len(outcome.served) - len(there)}
     for name, values in (("ttft", [s.ttft for s in there]), ("tpot", [s.tpot for s in there if s.tokens > 1])):
@@ -43,6 +47,20 @@ def summarize(setup: Setup, outcome: Outcome) -> Row:
     row |= {"waiting": outcome.waited / max(outcome.seconds, 1e-9), "most_waiting": outcome.most_waiting}
     row |= {"hit_rate": counts["cached_tokens"] / max(1, counts["looked_up_tokens"])}
     return row | {"seconds": outcome.seconds, "steps": outcome.steps, **counts}
+
+
+def most_in_time(served: Callable[[float], Row]) -> float:
+    """The most requests per second of which ENOUGH meet both targets, within PRECISION; 0 if there is no such rate.
+    served: the row of a run at a rate."""
+    rate, low, high, best = 1.0, 0.0, math.inf, 0.0
+    while LEAST_RATE < rate < MOST_RATE and high > low * (1 + PRECISION):
+        row = served(rate)
+        if row["in_time"] >= ENOUGH:
+            low, best = rate, row["asked_per_s"]
+        else:
+            high = rate
+        rate = 2 * low if math.isinf(high) else math.sqrt(low * high) if low else high / 2
+    return best
 
 
 def print_rows(rows: Sequence[Row], title: str) -> None:

@@ -1,48 +1,28 @@
-"""A service in virtual time: the real scheduler, pool and prefix tree, with a simulated machine and a virtual clock.
+"""A service in virtual time: replicas (see `replica`) and what is between them, driven by events.
 
-    due requests -> Scheduler.add -> plan -> the clock advances by the step's duration -> commit -> times of tokens
+    due requests -> a router chooses a replica -> its steps, which take their time -> times of tokens
 
-`StepTime` gives the duration of a step: seconds per prefill token, decode row, key read and step. The scheduler's own
-cost model begins empty and learns, as in an engine.
+With separate replicas for prompts and answers, the router chooses both when a request arrives. The first token comes
+from the one; the other continues once the prompt's keys and values have arrived there. They are sent while the prompt
+is computed, one prompt after the other on each sender's connection.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from kvasir.caches import PagedKV
-from kvasir.cli.simulate.adapters import NO_ADAPTERS, AdapterSetup, SimulatedAdapters
+from kvasir.cli.simulate.pushed import PushedBlocks
+from kvasir.cli.simulate.replica import Setup, SimulatedReplica, StaticReplica
+from kvasir.cli.simulate.routing import Router
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.errors import QueueFull
-from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult, pack_ids
-from kvasir.sched.budget import StepTime, predict
-from kvasir.sched.request_table import RequestTable
-from kvasir.sched.scheduler import Scheduler
-from kvasir.sched.sequence import Sequence
-from kvasir.sched.service import TARGETS, Decoding, Service, load_of
-from kvasir.types import Delta, Request, SamplingParams, ServiceClass, Target, each_delta
+from kvasir.types import Delta, Request, SamplingParams, Target
 
-POLICIES = ("ours", "fcfs", "static")
+LATENCY = 1e-3  # seconds of a hand-over, besides the transfer
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The simulated service. costs: as in StepTime. rate: factor by which the trace's requests are sped up. memory:
-    tokens. step_tokens: maximum tokens of a step; fcfs and static exceed it for a single longer prompt."""
-
-    policy: str
-    costs: tuple[float, float, float, float]
-    rate: float = 1.0
-    memory: int = 400_000
-    rows: int = 256
-    step_tokens: int = 2048
-    block_size: int = 64
-    max_waiting: int = 1024
-    target: Target = TARGETS[ServiceClass.INTERACTIVE]
-    adapters: AdapterSetup = NO_ADAPTERS
 
 
 @dataclass(slots=True)
@@ -64,12 +44,13 @@ class SimulatedShares:
         """Seconds per token after the first; 0 if there are none."""
         return (self.last - self.first) / max(1, self.tokens - 1)
 
-    def take(self, delta: Delta, now: float) -> None:
+    def take(self, tokens: int, now: float, last: bool) -> None:
+        """Notes tokens of the answer. last: whether it ends with them."""
         if not self.tokens:
             self.first = now
-        self.tokens += len(delta.token_ids)
+        self.tokens += tokens
         self.last = now
-        self.done = delta.finish_reason is not None
+        self.done = last
 
     def meets(self, target: Target) -> bool:
         return self.done and self.ttft <= target.ttft and self.tpot <= target.tpot
@@ -89,19 +70,6 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-class WholePrompts(Service):
-    """Scheduling without chunked prefill: whole prompts in the order of arrival, while other sequences wait for their
-    next token."""
-
-    def order(self, running: list[Sequence], table: RequestTable | None, now: float) -> list[Sequence]:
-        if table:
-            table.moved.clear()
-        return sorted([*running, *(table.waiting if table else ())], key=lambda seq: seq.order)
-
-    def allowance(self, decodes: Decoding, wanting: Iterable[Sequence]) -> int:
-        return max(self._whole, next(iter(wanting)).pending)
-
-
 class World:
     """One run. `prompts` are the trace's prompts."""
 
@@ -109,145 +77,146 @@ class World:
         self.trace, self.setup = trace, setup
         self.prompts = prompts or Prompts(trace)
         self.now = 0.0
-        self.truth = StepTime(setup.costs)
-        self.adapters = SimulatedAdapters(setup.adapters, lambda: self.now)
-        self.scheduler = self._make_scheduler()
-        sampled = (self.prompts.answer_id,)
-        self._results = [(RowResult(row), RowResult(row, sampled)) for row in range(setup.rows)]
         self.outcome = Outcome([None] * len(trace), trace[-1].at / setup.rate)
-        self._due = 0  # index of the next request to come
-        self._held: list[int] = []  # static: requests that arrived while a batch was computed
+        longest = max(a.prompt + a.answer for a in trace)
+        kind = StaticReplica if setup.policy == "static" else SimulatedReplica
 
-    def _make_scheduler(self) -> Scheduler:
-        s, whole = self.setup, self.setup.policy != "ours"
-        longest = max(a.prompt + a.answer for a in self.trace)
-        group = CacheGroup(PagedKV(), (0,), bytes_per_block=1)
-        capacity = Capacity(
-            max_rows=s.rows,
-            max_tokens_per_step=s.step_tokens + longest + s.rows if whole else s.step_tokens,
-            max_model_len=longest,
-            block_size=s.block_size,
-            groups=(group,),
-            num_blocks=(s.memory // s.block_size + 1,),
-            vocab_size=self.prompts.vocab_size,
-        )
-        targets = {c: s.target for c in ServiceClass}
-        service = WholePrompts(targets, s.step_tokens, s.block_size, capacity.max_tokens_per_step) if whole else None
-        return Scheduler(
-            capacity,
-            bidirectional=whole,
-            max_waiting=s.max_waiting,
-            targets=targets,
-            clock=lambda: self.now,
-            service=service,
-            adapters=self.adapters.pool,
-        )
+        def make(pushed: PushedBlocks | None = None) -> SimulatedReplica:
+            return kind(setup, longest, self.prompts.answer_id, lambda: self.now, pushed)
+
+        self.fronts = [make() for _ in range(setup.prefill or setup.replicas)]
+        self.backs = [make(PushedBlocks(setup.block_size)) for _ in range(setup.decode)] if setup.prefill else []
+        self._router = Router(setup.router, self.fronts)
+        self._decoders = Router(setup.router, self.backs, prompts=False)
+        self._free = [0.0] * len(self.fronts)  # when each sender's connection is free
+        self._routes: dict[int, tuple[int, int]] = {}  # request -> sender, receiver
+        self._due = 0  # index of the next request to come
+        self._numbers = itertools.count()
+        self._arrivals: list[tuple[float, int, int]] = []  # hand-overs under way: time, number, request
+        self._steps: list[tuple[float, int, SimulatedReplica]] = []  # steps under way: end, number, replica
+        self._idle: dict[SimulatedReplica, None] = dict.fromkeys((*self.fronts, *self.backs))
+        self._blocked: dict[SimulatedReplica, float] = {}  # all its requests wait for adapters: since when
+        self._ended = 0
+
+    @property
+    def replicas(self) -> list[SimulatedReplica]:
+        return [*self.fronts, *self.backs]
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
         """Runs until all requests have ended. progress: called with the number of ended requests."""
-        ended = 0
-        while self._due < len(self.trace) or self._held or self.scheduler.has_work():
-            self._receive()
-            before = self.scheduler.finished
-            self._step()
-            if self.scheduler.finished != before:
-                ended += self.scheduler.finished - before
-                progress(ended)
+        while (now := self._next()) is not None:
+            self.now, before = max(self.now, now), self._ended
+            while self._steps and self._steps[0][0] <= self.now:
+                self._end(heapq.heappop(self._steps)[2])
+            while self._arrivals and self._arrivals[0][0] <= self.now:
+                self._continue(heapq.heappop(self._arrivals)[2])
+            while self._due < len(self.trace) and self._when(self._due) <= self.now:
+                self._receive(self._due)
+                self._due += 1
+            for replica in [replica for replica in self._idle if replica.has_work]:
+                self._start(replica)
+            if self._ended != before:
+                progress(self._ended)
         return self._finish()
 
-    # -- arrivals ----------------------------------------------------------------------------------------------
-
-    def _receive(self) -> None:
-        if not (self._held or self.scheduler.has_work()):
-            self.now = max(self.now, self._when(self._due))
-        while self._due < len(self.trace) and self._when(self._due) <= self.now:
-            if self.setup.policy == "static":
-                self._hold(self._due)
-            else:
-                self._add(self._due)
-            self._due += 1
-        if self._held and not self.scheduler.has_work():
-            self._batch()
+    def _next(self) -> float | None:
+        """When something happens next."""
+        times = [heap[0][0] for heap in (self._steps, self._arrivals) if heap]
+        times += [replica.wakes for replica in self._blocked]
+        if self._due < len(self.trace):
+            times.append(self._when(self._due))
+        return min(times, default=None)
 
     def _when(self, index: int) -> float:
         return self.trace[index].at / self.setup.rate
 
-    def _hold(self, index: int) -> None:
-        if len(self._held) < self.setup.max_waiting:
-            self._held.append(index)
+    # -- requests ----------------------------------------------------------------------------------------------
 
-    def _batch(self) -> None:
-        """Starts the first requests in the queue, as many as fit into rows and memory: they begin together, and the
-        next batch begins when all of them have ended. The output lengths are known in advance here, which favors this
-        policy."""
-        size, room = 0, self.scheduler.kv.total
-        for index in self._held[: self.setup.rows]:
-            room -= -(-(self.trace[index].prompt + self.trace[index].answer) // self.setup.block_size)
-            if size and room < 0:
-                break
-            size += 1
-        chosen, self._held = self._held[:size], self._held[size:]
-        for index in chosen:
-            self._add(index)
-
-    def _add(self, index: int) -> None:
+    def _request(self, index: int) -> Request:
         params = SamplingParams(temperature=0.0, max_tokens=self.trace[index].answer, ignore_eos=True, seed=0)
-        try:
-            ids, adapters = self.prompts.ids(index), self.adapters.of(index)
-            self.scheduler.add(Request(str(index), ids, params, adapters=adapters))
-        except QueueFull:
-            return
+        return Request(str(index), self.prompts.ids(index), params, adapters=self.fronts[0].adapters.of(index))
+
+    def _receive(self, index: int) -> None:
+        request = self._request(index)
         self.outcome.served[index] = SimulatedShares(self._when(index))
+        if self.backs:
+            request = replace(request, params=replace(request.params, max_tokens=1))
+        sender = self._router.choose(request)
+        try:
+            self.fronts[sender].add(request)
+        except QueueFull:
+            self.outcome.served[index] = None
+            return
+        self._router.send(sender, request)
+        if self.backs and self.trace[index].answer > 1:
+            self._routes[index] = sender, (receiver := self._decoders.choose(request))
+            self._decoders.send(receiver, request)
+
+    def _continue(self, index: int) -> None:
+        """The receiver takes over a request whose prompt has arrived."""
+        _, receiver = self._routes.pop(index)
+        request, back = self._request(index), self.backs[receiver]
+        assert back.pushed
+        back.pushed.push(request)
+        back.add(replace(request, resume_ids=((self.prompts.answer_id,),), resume_carries=(b"",)))
+
+    def _hand_over(self, index: int) -> None:
+        """Sends what the receiver does not have of a prompt that is computed."""
+        sender, receiver = self._routes[index]
+        tokens = self.trace[index].prompt - self._decoders.cached(receiver, self._request(index))
+        shares = self.outcome.served[index]
+        assert shares
+        begun = max(self._free[sender], shares.arrived)
+        self._free[sender] = arrived = max(self.now, begun + tokens * self.setup.transfer)
+        heapq.heappush(self._arrivals, (arrived + LATENCY, next(self._numbers), index))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        scheduler, outcome = self.scheduler, self.outcome
-        self.adapters.arrive()
-        assert not scheduler.take_adapters(), "adapters that cannot be used"
-        plan = scheduler.plan()
-        if plan is None:
-            return self._wait()
-        waiting = len(scheduler.waiting) + len(self._held)
-        seconds = predict(self.truth, load_of(plan)) if plan.computes else 0.0
-        self.now += seconds
+    def _start(self, replica: SimulatedReplica) -> None:
+        outcome, waiting = self.outcome, replica.waiting
+        seconds = replica.start(self.now)
+        since = self._blocked.pop(replica, self.now)
+        outcome.waited += waiting * (self.now - since)
+        if seconds is None:
+            self._blocked[replica] = self.now
+            return
         outcome.waited += waiting * seconds
         outcome.most_waiting = max(outcome.most_waiting, waiting)
         outcome.steps += 1
-        if plan.computes:
-            scheduler.service.observe(plan, seconds)
-        for delta in each_delta(scheduler.commit(plan, self._result(plan))):
-            self._note(delta)
+        del self._idle[replica]
+        heapq.heappush(self._steps, (replica.ends, next(self._numbers), replica))
 
-    def _wait(self) -> None:
-        """All requests wait for adapters: passes the time until one is loaded, or the next request comes."""
-        due = self._when(self._due) if self._due < len(self.trace) else math.inf
-        then = min(self.adapters.next_end, due)
-        assert then < math.inf, "no request can be scheduled, and none is running"
-        waiting, before, self.now = len(self.scheduler.waiting), self.now, max(self.now, then)
-        self.outcome.waited += waiting * (self.now - before)
+    def _end(self, replica: SimulatedReplica) -> None:
+        self._idle[replica] = None
+        for delta in replica.end():
+            self._note(replica, delta)
 
-    def _result(self, plan: StepPlan) -> StepResult:
-        rows = tuple(self._results[w.row][w.sample] for w in plan.work)
-        return StepResult(plan.step, rows, decoded=pack_ids([self.prompts.answer_id] * len(plan.decodes)))
-
-    def _note(self, delta: Delta) -> None:
-        served = self.outcome.served[int(delta.id)]
+    def _note(self, replica: SimulatedReplica, delta: Delta) -> None:
+        index = int(delta.id)
+        served = self.outcome.served[index]
         assert served is not None and delta.error is None, delta.error
-        served.take(delta, self.now)
+        if replica.pushed and served.tokens == 1:
+            replica.pushed.drop(self._request(index))
+        (self._decoders if replica.pushed else self._router).note(delta)
+        tokens = len(delta.token_ids)
+        served.take(tokens, self.now, served.tokens + tokens == self.trace[index].answer)
+        self._ended += served.done
+        if delta.finish_reason and not served.done:
+            self._hand_over(index)
 
     def _finish(self) -> Outcome:
-        s, outcome = self.scheduler, self.outcome
-        s.check()
+        outcome, schedulers = self.outcome, [replica.scheduler for replica in self.replicas]
+        for scheduler in schedulers:
+            scheduler.check()
         outcome.seconds = self.now
         outcome.counts = {
-            "preemptions": s.preemptions,
-            "prompt_tokens": s.prompt_tokens,
-            "generated_tokens": s.generated_tokens,
-            "looked_up_tokens": s.planner.looked_up_tokens,
-            "cached_tokens": s.cached_tokens,
-            "evicted_blocks": s.kv.tree.stats().evicted,
-            "loads": s.adapters.loads,
-            "unloads": s.adapters.evictions,
+            "preemptions": sum(s.preemptions for s in schedulers),
+            "prompt_tokens": sum(s.prompt_tokens for s in schedulers),
+            "generated_tokens": sum(s.generated_tokens for s in schedulers),
+            "looked_up_tokens": sum(r.scheduler.planner.looked_up_tokens for r in self.fronts),
+            "cached_tokens": sum(r.scheduler.cached_tokens for r in self.fronts),
+            "evicted_blocks": sum(s.kv.tree.stats().evicted for s in schedulers),
+            "loads": sum(s.adapters.loads for s in schedulers),
+            "unloads": sum(s.adapters.evictions for s in schedulers),
         }
         return outcome
