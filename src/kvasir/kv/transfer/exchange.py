@@ -198,7 +198,9 @@ class BlockExchange:
         address = parse_address(transfer.address)
         while not self._closing.is_set() and not self.inbox.settled(transfer.id):
             try:
-                self._receive(connect(address, self._greeting, transfer.id), lambda ended: ended == transfer.id)
+                link = connect(address, self._greeting, transfer.id)
+                pause, begun = FIRST_PAUSE, time.monotonic()
+                self._receive(link, lambda ended: ended == transfer.id)
                 return
             except Refused as refused:
                 patient = UNKNOWN_SECONDS if refused.reason == frames.UNKNOWN else 0.0

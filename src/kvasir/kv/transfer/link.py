@@ -10,7 +10,6 @@ import secrets
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -190,14 +189,20 @@ class Listener:
 
 
 def _listen_tcp(address: Address) -> socket.socket:
-    with suppress(ValueError):
-        if ip_address(address.host).is_unspecified:
-            message = f"{address} is every address of this machine, and other engines need one to connect to"
-            raise ConfigError(message, "give the machine's own address or name")
+    if _is_unspecified(address.host):
+        message = f"{address} is every address of this machine, and other engines need one to connect to"
+        raise ConfigError(message, "give the machine's own address or name")
     try:
         return socket.create_server((address.host, address.port), family=_family(address.host), backlog=64)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot listen on {address}: {error}") from None
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _family(host: str) -> socket.AddressFamily:
