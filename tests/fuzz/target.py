@@ -19,6 +19,7 @@ MEMORY = 1 << 30  # bytes that one input may take
 
 MODULES = {
     "adapters": ("adapter",),
+    "adapter_steps": ("adapter_step",),
     "loaders": ("safetensors", "index", "gguf", "gguf_model", "folder"),
     "tokenizers": ("sentencepiece", "vocabulary", "tokenizer_files"),
     "answers": ("parser", "schema", "tools", "grammar", "messages", "modelfile"),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvasir.errors import UnsupportedModel
-from kvasir.layers.adapters import linears, slots
+from kvasir.errors import ModelFileError, UnsupportedModel
+from kvasir.layers.adapters import factors_of, linears, slots
 from kvasir.layers.attention import Attention
 from kvasir.layers.embedding import VocabularyEmbedding
 from kvasir.layers.kv_cache import KVCache
@@ -196,6 +196,17 @@ def test_several_adapters_are_added_in_their_order(tree, batch):
     base, own = X.numpy() @ weight.T, X.numpy() @ one.delta().T
     first, second = factor * (base + 2 * own + own), factor * (base + own) + 2 * own
     assert np.allclose(found[0::2], first[0::2], atol=1e-4) and np.allclose(found[1::2], second[1::2], atol=1e-4)
+
+
+def test_factors_of_rows_whose_norms_are_odd():
+    one = np.ones(2, np.float32)
+    assert factors_of(one, np.array([0.0, 4.0])).tolist() == [0.0, 0.25]
+    for norm in (np.inf, np.nan):
+        with pytest.raises(ModelFileError, match="norms"):
+            factors_of(one, np.array([1.0, norm]))
+    large = np.full((2, 2), 3e38, np.float32)
+    with pytest.raises(ModelFileError, match="norms"):
+        LowRank(large, large, 1.0, one).factor(lambda: [large])
 
 
 def test_an_adapter_is_in_effect_from_its_start_on():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from kvasir.errors import ModelFileError
 from kvasir.layers.linear import Head, HeadLinear, Linear
 from kvasir.layers.module import Module, Shard
 from kvasir.layers.moe import MoE
@@ -129,6 +130,16 @@ def head_slot(model: Any) -> dict[str, tuple[Head, str]]:
     """The head as a slot, by the name "head"; {} for a model without one."""
     head = getattr(model, "head", None)
     return {"head": (head, "weight")} if isinstance(head, Head) else {}
+
+
+def factors_of(magnitude: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """magnitude / norms, float32; a row of zeros has the factor 0. norms: float64. Raises ModelFileError for norms that
+    are not finite."""
+    if not np.isfinite(norms).all():
+        raise ModelFileError("the norms of a matrix with DoRA are not finite", "the adapter's values are too large")
+    factors = np.divide(magnitude.astype(np.float64), norms, out=np.zeros_like(norms), where=norms > 0)
+    with np.errstate(over="ignore"):
+        return factors.astype(np.float32)
 
 
 def check_id(adapter: int, end: int) -> None:

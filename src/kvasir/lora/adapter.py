@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.errors import ModelFileError, UnsupportedModel, quoted
+from kvasir.layers.adapters import factors_of
 
 MAX_RANK = 4096
 MAX_EXPERTS = 4096
@@ -105,15 +106,15 @@ class LowRank:
 
     def factor(self, rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
         """magnitude / |W + scale * b a|, float32 [outputs]. rows: gives W's rows in float32, some at a time. Norms are
-        summed in float64; a row of zeros has the factor 0."""
+        summed in float64; a row of zeros has the factor 0. Raises ModelFileError for norms that are not finite."""
         assert self.magnitude is not None
         a, norms, first = self.a.astype(np.float32), [], 0
         for some in rows():
             b = np.float32(self.scale) * self.b[first : first + len(some)].astype(np.float32)
-            norms.append(np.linalg.norm((some + b @ a).astype(np.float64), axis=1))
+            with np.errstate(over="ignore", invalid="ignore"):
+                norms.append(np.linalg.norm((some + b @ a).astype(np.float64), axis=1))
             first += len(some)
-        norm = np.concatenate(norms)
-        return np.divide(self.magnitude, norm, out=np.zeros_like(norm), where=norm > 0).astype(np.float32)
+        return factors_of(self.magnitude, np.concatenate(norms))
 
     def merged(self, weight: np.ndarray) -> np.ndarray:
         """The changed matrix, float32 [outputs, inputs], from the base model's: to check results by; serving does not

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from kvasir.errors import quoted
-from kvasir.layers.adapters import Change, ModelChanges, Replaced, Slot
+from kvasir.layers.adapters import Change, ModelChanges, Replaced, Slot, factors_of
 from kvasir.layers.places import HostPlace
 from kvasir.ops.linear.native import change_squares, lookup
 from kvasir.ops.linear.packed import PackedMatrix, allocate, pack_rows, packed_bytes
@@ -143,7 +143,7 @@ class _Packing:
         self._matrix(entry, "a", change.a.T)
         self._matrix(entry, "b", _scaled(change.b, change.scale))
         if change.magnitude is not None:
-            self._vector(entry, "factors", _factors(change.magnitude, _column_squares(table, change)))
+            self._vector(entry, "factors", factors_of(change.magnitude, np.sqrt(_column_squares(table, change))))
 
     # -- replaced
 
@@ -202,13 +202,7 @@ def _vectors(part: Change, squares: np.ndarray | None) -> tuple[np.ndarray | Non
     total = np.zeros(len(squares))
     for column in squares.T:
         total = total + column
-    return bias, _factors(part.magnitude, total)
-
-
-def _factors(magnitude: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    norms = np.sqrt(squares)
-    factors = np.divide(magnitude.astype(np.float64), norms, out=np.zeros_like(norms), where=norms > 0)
-    return factors.astype(np.float32)
+    return bias, factors_of(part.magnitude, np.sqrt(total))
 
 
 def _column_squares(table: PackedMatrix, change: Change) -> np.ndarray:
@@ -217,7 +211,8 @@ def _column_squares(table: PackedMatrix, change: Change) -> np.ndarray:
     total = np.zeros(table.cols)
     for first in range(0, table.rows, _ROWS):
         ids = np.arange(first, min(first + _ROWS, table.rows))
-        changed = lookup(table, ids) + change.a[:, ids].astype(np.float32).T @ b.T
+        with np.errstate(over="ignore", invalid="ignore"):
+            changed = lookup(table, ids) + change.a[:, ids].astype(np.float32).T @ b.T
         total += np.square(changed.astype(np.float64)).sum(0)
     return total
 
