@@ -192,7 +192,10 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
         change_products(e, changes, down, 1, e.gate_out, nullptr, first, slots);
         team.barrier();
     }
-    if (e.meet) {
+    if (e.meeting) {
+        meet_experts(*e.meeting, e.down_out, e.begins, rows * e.top_k, team);
+        team.barrier();
+    } else if (e.meet) {
         if (team.thread == 0) e.meet(nullptr, rows * e.top_k);
         team.barrier();
     }

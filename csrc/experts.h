@@ -3,6 +3,7 @@
 
 #include "adapters.h"
 #include "kernels.h"
+#include "ranks.h"
 
 namespace kvasir {
 
@@ -31,6 +32,7 @@ struct Experts {
     // `slots` rows of down_out, for experts of other ranks and for experts whose sums are split. Null: this rank has
     // everything.
     void (*meet)(void* context, int64_t slots);
+    const Meeting* meeting;  // the same where the ranks share memory; null: `meet`
     // Called on thread 0 in each pass, once begins and sources hold the rows of the experts, and gate_out the inputs of
     // their down. first: the token row that sources are relative to. Null: no call.
     void (*inputs)(void* context, int64_t first);

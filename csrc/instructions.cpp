@@ -418,6 +418,17 @@ void run_call(const Instr& in, int64_t rows) {
     function(at<void>(in.p[1]), rows);
 }
 
+void run_meet(const Instr& in, const Program& p, int64_t rows, const Team& team) {
+    const Meeting& m = *at<Meeting>(in.p[2]);
+    float *out = at<float>(in.p[0]), *x = at<float>(in.p[1]);
+    if (m.kind == MEET_COLUMNS) return meet_columns(m, out, x, rows, team);
+    if (m.kind == MEET_PICK) return meet_pick(m, out, x, p.tokens, rows, team);
+    meet_sum(m, out, x, rows, m.width, nullptr, team);
+    if (!in.n[0] || !p.adapted) return;
+    const Adapters& all = *p.adapters;
+    meet_sum(m, all.inner, all.inner, all.tokens.count, all.rank, all.tokens.scales, team);
+}
+
 void run_adapt(const Instr& in, const Program& p, const Team& team) {
     if (!p.adapted) return;
     const Adapters& all = *p.adapters;
@@ -450,6 +461,7 @@ void run_instr(const Instr& in, const Run& run, int64_t rows, const Team& team) 
         case OP_SAMPLE: return run.sampling > run.chosen_first ? run_sample(in, run, team) : void();
         case OP_ADAPT_INNER:
         case OP_ADAPT_ADD: return run_adapt(in, *run.program, team);
+        case OP_MEET: return run_meet(in, *run.program, rows, team);
         case OP_CALL: return team.thread == 0 ? run_call(in, rows) : void();
         default: return run_rows(in, run, rows, team);
     }

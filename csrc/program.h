@@ -68,6 +68,7 @@ enum Op : int32_t {
     OP_SELECTED_ATTENTION = 39,  // p: SelectedArgs          n: group
     OP_TOKEN_SHIFT = 40,   // p: ShiftArgs
     OP_WKV = 41,           // p: WkvArgs
+    OP_MEET = 42,          // p: out, x, Meeting             n: whether the adapters' A x is summed and scaled, too
 };
 
 enum Flag : int32_t { BARRIER = 1 };

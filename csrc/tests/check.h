@@ -71,3 +71,4 @@ void test_short_conv();
 void test_scan();
 void test_streams();
 void test_wkv();
+void test_ranks();

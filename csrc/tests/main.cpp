@@ -31,6 +31,7 @@ int main() {
         test_scan();
         test_streams();
         test_wkv();
+        test_ranks();
         std::printf("kernels on %s: passed, %zu results with the same bits\n", kvasir_isa_name(), next_result);
     }
     return 0;

@@ -7,6 +7,7 @@ Users give `EngineOptions` (None means: decide automatically). `kvasir.resolve` 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 ROLES = ("both", "prefill", "decode")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 EXECUTORS = ("auto", "program", "graph", "eager")
+RANKS = (1, 2, 4, 8)
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
@@ -54,6 +56,12 @@ class EngineOptions:
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
     overlap: bool | None = option(None, "Plan a step while another runs (default: if a core is free for it).")
     pin: bool = option(False, "Pin each computing thread to its own core.")
+    tensor_parallel: int = option(
+        1,
+        "Processes that share the model on this machine, each with its part of every matrix and of the threads: 1, 2, "
+        "4 or 8. The answers are the same.",
+        *("--tensor-parallel", "--tensor-parallel-size", "-tp"),
+    )
     prefix_cache: bool = option(True, "Reuse computed prefixes across requests.")
     cache_eviction: str = option("lru", "Eviction policy of the prefix cache: lru, lfu, fifo or priority.")
     cache_host: int | None = option(
@@ -180,9 +188,10 @@ class EngineConfig:
     kv_dtype: str
     device: str
     executor: str
-    threads: int
+    threads: int  # of each rank
     overlap: bool
     pin: bool
+    tensor_parallel: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -247,6 +256,7 @@ def check(options: EngineOptions) -> None:
         raise ConfigError(f"block_size is {options.block_size}", "expected 8, 16, 32, 64 or 128")
     if options.executor not in EXECUTORS:
         raise ConfigError(f"executor is {options.executor!r}", f"expected one of {', '.join(EXECUTORS)}")
+    _check_ranks(options)
     if options.cache_eviction not in EVICTIONS:
         raise ConfigError(f"cache_eviction is {options.cache_eviction!r}", f"expected one of {', '.join(EVICTIONS)}")
     if options.memory_fraction is not None and not 0 < options.memory_fraction <= 1:
@@ -259,6 +269,25 @@ def check(options: EngineOptions) -> None:
     check_own(parse(options.speculate), *own)
     parse_adapters(options.lora or ())
     slo_targets(options)
+
+
+def _check_ranks(options: EngineOptions) -> None:
+    """Refuses what ranks cannot do. Raises ConfigError."""
+    size = options.tensor_parallel
+    if size not in RANKS:
+        raise ConfigError(f"tensor_parallel is {size}", "expected 1, 2, 4 or 8: these keep the order of sums")
+    if size == 1:
+        return
+    if sys.platform != "linux":
+        raise ConfigError("ranks need Linux: they meet in shared memory", "leave --tensor-parallel out")
+    if options.executor not in ("auto", "program") or options.device == "cuda":
+        raise ConfigError(
+            "ranks are for the program executor on the CPU", "leave --tensor-parallel, or --executor and --device, out"
+        )
+    if parse(options.speculate).weights:
+        raise ConfigError(
+            f"ranks have no drafter with weights ({options.speculate})", "use --speculate ngram,suffix or off"
+        )
 
 
 def _check_cache(options: EngineOptions) -> None:

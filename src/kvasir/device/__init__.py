@@ -5,6 +5,7 @@ The vendor's names (torch.cuda) occur only here.
 
 from kvasir.device.capability import Device, core_counts, detect, has_driver, processors_by_core
 from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize, target
+from kvasir.device.topology import memory_nodes, shares, stay_on
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton, rounds_float32
 from kvasir.memory import host_memory
@@ -20,12 +21,15 @@ __all__ = [
     "has_torch",
     "host_memory",
     "memory_for",
+    "memory_nodes",
     "need_torch",
     "no_triton",
     "processors_by_core",
     "raise_fault",
     "rounds_float32",
     "set_threads",
+    "shares",
+    "stay_on",
     "synchronize",
     "target",
 ]

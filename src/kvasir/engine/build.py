@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,19 +32,41 @@ if TYPE_CHECKING:
     from kvasir.runner.runner import Runner
 
 
-def build_core(options: EngineOptions, progress: Progress | None = None, drafter: Drafter | None = None) -> EngineCore:
+def build_core(
+    options: EngineOptions,
+    progress: Progress | None = None,
+    drafter: Drafter | None = None,
+    on_loss: Callable[[str], None] | None = None,
+) -> EngineCore:
     """Builds the core for a model; its `summary` lists the decisions and their reasons. drafter: in place of those that
-    the options name. Raises KvasirError."""
+    the options name. on_loss: see `ranks.RankProcesses`. Raises KvasirError."""
     check(options)
     prepare_torch()
     begun = time.perf_counter()
     need_executor()
     from kvasir.engine import parts
+
+    imported = time.perf_counter()
+    model = parts.load(options, progress, on_loss)
+    try:
+        return _core(model, options, progress, drafter, (imported - begun, imported))
+    except BaseException:
+        model.close()
+        raise
+
+
+def _core(
+    model: Model,
+    options: EngineOptions,
+    progress: Progress | None,
+    drafter: Drafter | None,
+    imports: tuple[float, float],
+) -> EngineCore:
+    """imports: seconds that they took, and when they ended."""
+    from kvasir.engine import parts
     from kvasir.engine.tier import make_tier
     from kvasir.engine.transfer import make_exchange, with_inbox
 
-    imported = time.perf_counter()
-    model = parts.load(options, progress)
     facts = parts.facts_of(model, options, progress)
     with memory_for("the buffers of a step"):
         config = resolve(options, facts, parts.device_facts(model.device))
@@ -64,7 +87,7 @@ def build_core(options: EngineOptions, progress: Progress | None = None, drafter
     guides = GrammarGuides(lambda: _vocabulary(options, info))
     drafter = drafter or _speculator(config, info, model.loaded.draft)
     scheduler = _scheduler(model, config, runner, tier, guides, drafter, exchange)
-    seconds = (imported - begun, time.perf_counter() - imported)
+    seconds = (imports[0], time.perf_counter() - imports[1])
     return EngineCore(
         runner, scheduler, summarize(config, runner.info, parts.kernels_line(model), seconds), guides.warm
     )

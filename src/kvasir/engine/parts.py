@@ -6,8 +6,8 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvasir import device as devices
@@ -16,11 +16,16 @@ from kvasir.config import DeviceFacts, EngineConfig, EngineOptions, ModelFacts
 from kvasir.device import Device
 from kvasir.engine.drafting import with_drafter
 from kvasir.engine.progress import Progress
+from kvasir.engine.rank_messages import RankSizes
+from kvasir.engine.ranks import RankProcesses, of_ranks
 from kvasir.environment import env
 from kvasir.models.config import GenerationDefaults, read_generation_config
 from kvasir.models.overrides import read_overrides
 from kvasir.ops import Choice, native
+from kvasir.parallel import SOLO, Mesh
 from kvasir.plan import CacheGroup, Capacity
+from kvasir.program.program import Program
+from kvasir.program.remote import RemoteProgram
 from kvasir.runner import make
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
@@ -45,28 +50,64 @@ class Model:
     groups: tuple[CacheGroup, ...]
     kernels: tuple[Choice, ...]
     generation: GenerationDefaults
+    ranks: RankProcesses | None = None
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        if self.ranks:
+            self.ranks.close()
 
 
-def load(options: EngineOptions, progress: Progress | None) -> Model:
-    """Loads the model, with its drafter, for the device of the options. Raises KvasirError."""
+def load(options: EngineOptions, progress: Progress | None, on_loss: Callable[[str], None] | None = None) -> Model:
+    """Loads the model, with its drafter, for the device of the options. on_loss: see RankProcesses. Raises
+    KvasirError."""
     device = devices.detect(options.device)
-    threads = options.threads or device.threads
+    if options.tensor_parallel == 1:
+        return _load(options, progress, device, options.threads or device.threads)
+    ranks = RankProcesses(options, device, on_loss)
+    try:
+        model = _load(options, progress, device, ranks.threads, ranks.mesh)
+        return replace(model, ranks=ranks, loaded=ranks.shared(model.loaded))
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def load_part(options: EngineOptions, threads: int, mesh: Mesh) -> LoadedModel:
+    """What a rank of another process loads."""
+    files = find_model(options.model, options.revision)
+    _prepare(threads)
+    return load_model(files, options.dtype, "cpu", None, _load_options(options, threads, mesh))
+
+
+def _prepare(threads: int) -> None:
     devices.set_threads(threads)
     if isa := env("KVASIR_ISA"):
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
-    files = find_model(options.model, options.revision)
+
+
+def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptions:
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
-    drafters = parse(options.speculate)
-    load_options = LoadOptions(
-        options.executor, options.block_size, options.kv_dtype, options.quantize or "", threads, overrides=overrides,
-        mtp=drafters.weights == "mtp",
+    executor = options.executor if mesh.size == 1 else "program"
+    return LoadOptions(
+        executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
+        mtp=parse(options.speculate).weights == "mtp",
     )  # fmt: skip
+
+
+def _load(options: EngineOptions, progress: Progress | None, device: Device, threads: int, mesh: Mesh = SOLO) -> Model:
+    _prepare(threads)
+    files = find_model(options.model, options.revision)
+    load_options, drafters = _load_options(options, threads, mesh), parse(options.speculate)
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
         loaded = with_drafter(loaded, drafters, options, device.kind, threads, progress)
     kernels = ops.choose(device, loaded.dtype)
     kv_dtype = loaded.dtype if options.kv_dtype == "auto" else options.kv_dtype
-    groups = make.cache_groups_of(loaded, options.block_size, kv_dtype)
+    groups = tuple(
+        replace(group, bytes_per_block=mesh.size * group.bytes_per_block)
+        for group in make.cache_groups_of(loaded, options.block_size, kv_dtype)
+    )
     generation = read_generation_config(files.root if files.kind == "hf" else "", loaded.config)
     return Model(files, loaded, device, threads, kv_dtype, groups, kernels, generation)
 
@@ -82,10 +123,10 @@ def facts_of(model: Model, options: EngineOptions, progress: Progress | None) ->
         executor=loaded.executor,
         notes=loaded.notes,
         short_until=max((rope.scaling.short_until for rope in loaded.ropes()), default=0),
-        footprint=lambda tokens: footprint_of(
+        footprint=lambda tokens: of_ranks(options.tensor_parallel, footprint_of(
             loaded, kind=model.device.kind, tokens=tokens, rows=options.max_num_seqs, threads=model.threads,
             block_size=options.block_size, kv_dtype=model.kv_dtype, progress=compiled,
-        ),
+        )),
     )  # fmt: skip
 
 
@@ -120,7 +161,7 @@ def describe(model: Model, config: EngineConfig) -> ModelInfo:
         activation=pooling.activation,
         pair_types=getattr(forward, "has_pairs", False),
         default_sampling=generation.sampling,
-        weight_bytes_read=loaded.trace.weight_bytes_read if loaded.trace else 0,
+        weight_bytes_read=config.tensor_parallel * loaded.trace.weight_bytes_read if loaded.trace else 0,
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // config.block_size) for g in model.groups),
         targets=config.targets,
         role=config.role if config.exchanges else "",
@@ -140,8 +181,19 @@ def make_runner(model: Model, config: EngineConfig, info: ModelInfo) -> Runner:
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         model.groups, config.num_blocks, info.vocab_size, config.max_loras, MAX_DRAFTED,
     )  # fmt: skip
+    share = partial(_share, model.ranks, config, capacity) if model.ranks else None
     with devices.memory_for("the KV cache and the buffers of a step"):
-        return make.make_runner(model.loaded, config, capacity, info, model.device.kind)
+        return make.make_runner(model.loaded, config, capacity, info, model.device.kind, share)
+
+
+def _share(ranks: RankProcesses, config: EngineConfig, capacity: Capacity, program: Program) -> RemoteProgram:
+    return ranks.make(
+        program,
+        RankSizes(
+            config.num_blocks, config.block_size, config.kv_dtype, config.max_model_len, capacity.max_tokens_per_step,
+            capacity.max_rows, capacity.max_drafted,
+        ),
+    )  # fmt: skip
 
 
 def kernels_line(model: Model) -> str:

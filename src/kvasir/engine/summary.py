@@ -14,7 +14,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
     kind = next((kind for task, kind in kinds.items() if task in info.tasks), ", ".join(info.labels[:4]) or "scores")
     return [
         f"model     {info.name}: {info.architecture}, {info.num_parameters / 1e6:.1f} M parameters, {kind}",
-        f"computes  {info.dtype} on {info.device}, {config.executor} executor, {config.threads} threads"
+        f"computes  {info.dtype} on {info.device}, {config.executor} executor, {_ranks(config)}{config.threads} threads"
         f"{', overlapped' if config.overlap else ''}, {info.grade}, numerics {info.numerics[:16]}",
         f"kernels   {kernels}",
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
@@ -38,6 +38,10 @@ def _exchange(config: EngineConfig, info: ModelInfo) -> str:
     what = {"prefill": "sends those of prompts", "decode": "takes those of prompts"}.get(config.role, "sends and takes")
     where = f" at {info.transfers_at}" if info.transfers_at else ""
     return f"{what}{where}, {config.transfer_bytes / 2**20:.0f} MiB on their way in each direction"
+
+
+def _ranks(config: EngineConfig) -> str:
+    return f"{config.tensor_parallel} ranks of " if config.tensor_parallel > 1 else ""
 
 
 def _drafts(config: EngineConfig, info: ModelInfo) -> str:

@@ -172,7 +172,7 @@ def build(spec: wire.WorkerSpec, socket: zmq.Socket) -> EngineCore:
     def progress(done: int, total: int, kernels: bool = False) -> None:
         socket.send(wire.encode(wire.Progress(done, total, kernels)))
 
-    return build_core(spec.options, progress)
+    return build_core(spec.options, progress, on_loss=lambda _: os._exit(1))
 
 
 def end_with_parent(address: str) -> None:

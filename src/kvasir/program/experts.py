@@ -13,6 +13,7 @@ from kvasir.program import native
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
 from kvasir.program.lower import Instruction
 from kvasir.program.memory import ProgramMemory, aligned
+from kvasir.program.shared import EXPERTS, SharedRank
 
 AT_ONCE = 128  # rows per pass of the experts
 
@@ -56,7 +57,11 @@ class ExpertMarshal:
         activated, gate_out, up_out, down_out = self._room
         args.activated, args.gate_out, args.up_out = (a.ctypes.data for a in (activated, gate_out, up_out))
         args.down_out = down_out.ctypes.data
-        if share:
+        if share and isinstance(share.mesh, SharedRank):
+            meeting = share.mesh.meeting(EXPERTS, x.width, share.parts, share.experts, share.experts.parts)
+            args.meeting = ctypes.addressof(meeting)
+            self._keep.append(meeting)
+        elif share:
             rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
             args.meet = self._calls.address(lambda slots: share.complete(rows[:slots], begins))
         if self._inputs:

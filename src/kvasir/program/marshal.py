@@ -21,7 +21,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.calls import Hooks, NativeCalls
 from kvasir.program.experts import ExpertMarshal
 from kvasir.program.lower import COLLECTIVES, ELEMENTWISE, FUNCTIONS, Instruction, Lowered
-from kvasir.program.meetings import meeting
+from kvasir.program.meetings import meeting, shared_meeting
 from kvasir.program.memory import ProgramMemory, aligned
 from kvasir.program.trace import Trace
 from kvasir.sampling.native import SampleRow, sample_scratch
@@ -38,7 +38,8 @@ def prepared(weight: PackedMatrix) -> tuple[tuple, int]:
 class Marshal:
     """Writes a lowered program into the structures of csrc/program.h, in the memory of a program.
 
-    instrs: the instructions; the last is the sampler's if the model has logits. vocab: width of the logits, 0 without.
+    instrs: the instructions; the last is the sampler's if the model has logits and the program `samples`. vocab: width
+    of the logits, 0 without.
     calls: from a step into Python. max_tokens: token rows of a step. max_rows: rows of the runner. Raises CannotTrace
     for an op without a kernel.
     """
@@ -54,6 +55,7 @@ class Marshal:
         max_rows: int,
         max_positions: int,
         hooks: Hooks,
+        samples: bool = True,
     ):
         self.lowered, self.cache, self._threads = lowered, cache, threads
         self._at, self._view, self._keep = memory.at, memory.view, memory.kept
@@ -74,10 +76,10 @@ class Marshal:
         experts = [instruction for instruction in instructions if instruction.op == "experts"]
         self._expert_marshal = ExpertMarshal(memory, self.calls, experts, trace.names, hooks, max_tokens)
         self.vocab = 0 if trace.logits is None else trace.logits.width
-        self.instrs = (native.Instr * (len(instructions) + bool(self.vocab)))()
+        self.instrs = (native.Instr * (len(instructions) + bool(self.vocab and samples)))()
         for instr, instruction in zip(self.instrs, instructions, strict=False):
             self._fill(instr, instruction)
-        if lowered.logits is not None:
+        if lowered.logits is not None and samples:
             self._set(self.instrs[len(instructions)], "sample", [self._at(lowered.logits)], [self.vocab], barrier=True)
             self._scratch = max(self._scratch, sample_scratch(self.vocab))
 
@@ -179,6 +181,10 @@ class Marshal:
         self._set(instr, "linear", p, [len(parts), int(instruction.domain == CHOSEN)])
 
     def _meeting(self, instr: native.Instr, instruction: Instruction) -> None:
+        if args := shared_meeting(instruction):
+            self._keep.append(args)
+            with_inner = instruction.op == "all_reduce" and len(instruction.inputs) > 3
+            return self._set(instr, "meet", [*self._rows(instruction), ctypes.addressof(args)], [int(with_inner)])
         views = tuple(partial(self._view, buffer) for buffer in instruction.buffers)
         self._set(instr, "call", [self.calls.address(meeting(instruction, views, self._tokens, self.adapters))], [])
 

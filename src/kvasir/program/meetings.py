@@ -1,4 +1,4 @@
-"""The collectives of a program's ranks, as calls from its step."""
+"""The collectives of a program's ranks: native where they share memory, else calls from its step."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from kvasir.parallel import picked, side_by_side, tree_sum
+from kvasir.parallel import Cut, Mesh, picked, side_by_side, tree_sum
 from kvasir.program.adapters import Adapters
 from kvasir.program.lower import Instruction
+from kvasir.program.shared import COLUMNS, PICK, SUM, MeetingStruct, SharedRank
 
 Rows = Callable[[int], np.ndarray]  # (rows) -> the first rows of a buffer, float32 [rows, width]
+
+
+def shared_meeting(instruction: Instruction) -> MeetingStruct | None:
+    """The operands of an instruction's collective; None if the ranks do not share memory."""
+    mesh = next(value for value in instruction.inputs if isinstance(value, Mesh))
+    if not isinstance(mesh, SharedRank):
+        return None
+    width = instruction.outs[0].width
+    if instruction.op == "all_reduce":
+        return mesh.meeting(SUM, width, instruction.inputs[2])
+    cut: Cut = instruction.inputs[-1]
+    return mesh.meeting(COLUMNS if instruction.op == "all_gather" else PICK, width, cut.parts, cut)
 
 
 def meeting(

@@ -26,7 +26,7 @@ OPS = (
     "adapt_inner", "adapt_add", "gated_delta", "scale_rows", "short_conv",
     "causal_convolution", "selective_scan", "prepare_heads", "join", "take_columns", "clamp", "xielu",
     "scale_columns", "gaussian_cut", "match_magnitude", "predict_streams", "correct_streams", "add_to_streams",
-    "select_tokens", "selected_attention", "token_shift", "wkv",
+    "select_tokens", "selected_attention", "token_shift", "wkv", "meet",
 )  # fmt: skip
 OP = {name: code for code, name in enumerate(OPS)}
 FUNCTION = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4, "sigmoid": 6, "clamped_swiglu": 7, "relu2": 9}
@@ -174,6 +174,7 @@ class Experts(ctypes.Structure):
         ("up_out", c_void_p),
         ("down_out", c_void_p),
         ("meet", c_void_p),
+        ("meeting", c_void_p),
         ("inputs", c_void_p),
     )
 

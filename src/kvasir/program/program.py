@@ -32,8 +32,8 @@ class Program:
     max_tokens: token rows of a step. max_rows: rows of the runner, and pieces of a step. max_positions: number of
     positions with rope angles. max_drafted: drafted ids of a piece. apart: see native.ThreadPool. hooks: called in the
     middle of a step. pool: the threads of another program, whose steps never run at the same time; without it the
-    program has its own. memory: of another such program, whose values the next run may overwrite. vocab: width of the
-    logits, 0 without.
+    program has its own. memory: of another such program, whose values the next run may overwrite. samples: whether it
+    samples ids, which one of several ranks does. vocab: width of the logits, 0 without.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Program:
         hooks: Hooks = NO_HOOKS,
         pool: native.ThreadPool | None = None,
         memory: ProgramMemory | None = None,
+        samples: bool = True,
     ):
         self.lowered: Lowered = lower(trace, max_tokens, MAX_CHOSEN, prepared, hooks)
         self.trace = trace
@@ -63,23 +64,23 @@ class Program:
         self._records = native.records(self.pieces, native.Piece)
         self.results = (SampledStruct * min(max_tokens, max_rows * (1 + max_drafted)))()
         self.marshal = Marshal(
-            self.memory, self.lowered, trace, cache, threads, max_tokens, max_rows, max_positions, hooks
+            self.memory, self.lowered, trace, cache, threads, max_tokens, max_rows, max_positions, hooks, samples
         )
         self.struct = self.marshal.program(self.states, self.pieces, self.results)
         self.vocab = self.marshal.vocab
         self.types = self.marshal.types
         self.names = [
             *map(_describe, self.lowered.instructions),
-            *([f"sample      of {self.vocab}"] if self.vocab else []),
+            *([f"sample      of {self.vocab}"] if self.vocab and samples else []),
         ]
         self.times = np.zeros(len(self.marshal.instrs) + 1, np.uint64)
         self._start, self._wait, self._logits = native.start_call(), native.wait_call(), native.logits_call()
         self._address = ctypes.addressof(self.struct)
         self._pieces = ctypes.addressof(self.pieces)
 
-    def bind(self, rows: RowArrays, ahead: int = 0) -> None:
-        """Binds the rows that pieces refer to; their ids and block tables must keep their addresses. ahead: how far
-        after each position its id lies."""
+    def bind(self, rows: RowArrays, ahead: int = 0) -> RowArrays:
+        """Binds the rows that pieces refer to, and returns them; their ids and block tables must keep their addresses.
+        ahead: how far after each position its id lies."""
         self._rows = rows
         for i, state in zip(range(len(rows.ids)), self.states, strict=False):
             state.ids, state.max_ids = rows.ids[i, ahead:].ctypes.data, rows.ids.shape[1] - ahead
@@ -87,6 +88,7 @@ class Program:
                 state.tables[group], state.table_blocks = table[i].ctypes.data, table.shape[1]
         self._dry_room = np.empty((self.pool.threads, rows.ids.shape[1]), np.int32)
         self.struct.dry_room, self.struct.dry_ids = self._dry_room.ctypes.data, self._dry_room.shape[1]
+        return rows
 
     # -- a step
 

@@ -84,9 +84,9 @@ class RankedProgram:
         self._threads = ThreadPoolExecutor(len(self.programs))
         self._running: list[Future[Any]] = []
 
-    def bind(self, rows: RowArrays) -> None:
+    def bind(self, rows: RowArrays) -> RowArrays:
         """See Program.bind. All ranks read the same rows."""
-        self.lead.bind(rows)
+        return self.lead.bind(rows)
 
     # -- a step
 

@@ -251,10 +251,11 @@ def _load(
     hold = packer(weights_dtype) if packer else None
     mtp = MultiTokenHead(model) if options.mtp else None
     parts = [model, mtp] if mtp else [model]
-    if options.mesh.size > 1:
-        for part in parts:
-            split(part, options.mesh, source, weights_dtype, hold)
-    check_room(sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
+    mesh, parameters = options.mesh, 0
+    if mesh.size > 1:
+        parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in parts)
+    ranks = mesh.size if mesh.rank == 0 else 1  # rank 0 sees to it that all parts fit
+    check_room(ranks * sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
     place = place_of(hold, weights_dtype, device)
     filled = fill(model, source, place, progress, hold)
     if mtp:
@@ -264,8 +265,8 @@ def _load(
     if config.get("pooling_tokens", TokenHeads()).unread:
         notes = (*notes, "the layers over tokens (*_linear.pt) are pickled and not read: convert them to safetensors")
     return LoadedModel(
-        model, config, kind.__name__, weights_dtype, filled.parameters, size, None, formats, (*notes, *more),
-        options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
+        model, config, kind.__name__, weights_dtype, parameters or filled.parameters, size, None, formats,
+        (*notes, *more), options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
     )  # fmt: skip
 
 
@@ -286,8 +287,9 @@ def place_of(packer: Any, dtype: str, device: str) -> Place:
     return TensorPlace(torch_dtype(dtype), device)
 
 
-def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Packer | None) -> None:
-    """Reduces the model to this rank's shards. Sums are cut at the segments of the weights' packed formats."""
+def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Packer | None) -> int:
+    """Reduces the model to this rank's shards; returns the number of parameters of the whole. Sums are cut at the
+    segments of the weights' packed formats."""
     cuts: dict[int, int] = {}
 
     def note(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
@@ -299,8 +301,9 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Pack
             cuts[id(leaf)] = packer.segments(leaf, source.info(stored).dtype)
         return True
 
-    fill(model, source, None, hold=note)  # reads no weights
+    whole = fill(model, source, None, hold=note)  # reads no weights
     model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
+    return whole.parameters
 
 
 def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,10 +36,11 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 
 
 def make_runner(
-    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu"
-) -> Runner:
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu",
+    share: Callable[[Program], Any] | None = None,
+) -> Runner:  # fmt: skip
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test. device: the kind,
-    "cpu" for a program."""
+    "cpu" for a program. share: makes the program of all ranks of that of rank 0, if there are several."""
     if loaded.executor == "eager":
         from kvasir.runner.make_eager import make_eager_runner
 
@@ -55,10 +57,12 @@ def make_runner(
         "max_rows": capacity.max_rows,
         "max_positions": capacity.max_model_len + 1,
     }
-    program = Program(
+    program: Any = Program(
         loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, max_drafted=capacity.max_drafted,
         apart=config.overlap, pin=config.pin,
     )  # fmt: skip
+    if share:
+        program = share(program)
     grade = selftest.run_program(program)
     proposer = None
     if loaded.draft:

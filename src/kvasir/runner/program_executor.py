@@ -70,7 +70,7 @@ class ProgramExecutor:
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
-        self.program.bind(rows.arrays)
+        rows.arrays = self.program.bind(rows.arrays)
         self._pieces = records(self.program.pieces, Piece)
         self.results = records(self.program.results, SampledStruct)
 

@@ -20,11 +20,10 @@ def run_program(program: Program) -> str:
     limits = program.struct
     if min(cache.num_blocks) < 2 * blocks + 1 or limits.max_rows < 2 or limits.max_tokens < length:
         return "untested"
-    rows = RowArrays.empty(limits.max_rows, length, len(cache.groups), blocks)
+    rows = program.bind(RowArrays.empty(limits.max_rows, length, len(cache.groups), blocks))
     rows.ids[:2] = np.arange(2 * length).reshape(2, length) % max(1, program.vocab or 2)
     for table in rows.tables:
         table[:2] = np.arange(1, 1 + 2 * blocks).reshape(2, blocks)
-    program.bind(rows)
     whole = _program_rows(program, [(0, 0, length)])
     start, parts = 0, []
     for count in pieces:

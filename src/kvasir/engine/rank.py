@@ -1,0 +1,87 @@
+"""The process of a rank: `python -m kvasir.engine.rank FILE`, started and watched by the engine's process (`ranks`), to
+which the open file is a channel.
+
+It loads its part of the model, makes its program, and carries out what rank 0 commands. It ends with the engine's
+process, even while it is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+from kvasir import device as devices
+from kvasir.engine import rank_messages as messages
+from kvasir.environment import prepare_torch
+from kvasir.errors import KvasirError
+from kvasir.models.drafting import TARGET
+from kvasir.parallel.channel import Channel
+from kvasir.program.cache import NativeCache
+from kvasir.program.following import Follower
+from kvasir.program.program import Program
+from kvasir.program.shared import SharedRank, end_with_parent
+from kvasir.runner.load import LoadedModel
+
+log = logging.getLogger("kvasir.engine")
+
+
+def main() -> int:
+    """Runs the process; returns its exit status."""
+    end_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for kind in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when to stop
+        signal.signal(kind, signal.SIG_IGN)
+    prepare_torch()
+    channel = Channel.of(int(sys.argv[1]))
+    try:
+        return _run(channel, messages.decode_spec(channel.receive()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the engine has ended
+        return 1
+
+
+def _run(channel: Channel, spec: messages.RankSpec) -> int:
+    if os.getppid() != spec.parent:
+        return 1
+    if spec.processors:
+        devices.stay_on(spec.processors)
+    mesh = SharedRank(spec.segment, spec.rank, spec.size, spec.spins, spec.seconds)
+    try:
+        loaded = _load(spec, mesh)
+    except KvasirError as error:
+        channel.send(messages.encode(messages.RankFailed(error.message, error.hint)))
+        return 2
+    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped)))
+    program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads)
+    follower = Follower(program, mesh, spec.steps, spec.rows, channel)
+    channel.send(messages.encode(messages.RankReady()))
+    try:
+        follower.serve()
+    except BaseException:
+        log.exception("rank %d failed", spec.rank)
+        mesh.abort()
+        return 1
+    return 0
+
+
+def _load(spec: messages.RankSpec, mesh: SharedRank) -> LoadedModel:
+    from kvasir.engine import parts
+
+    return parts.load_part(spec.options, spec.threads, mesh)
+
+
+def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int) -> Program:
+    assert loaded.trace is not None
+    for rope in loaded.ropes():
+        rope.serve(sizes.max_model_len)
+    devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's
+    cache = NativeCache(loaded.layout, sizes.num_blocks, sizes.block_size, sizes.kv_dtype)
+    return Program(
+        loaded.trace, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
+        max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, samples=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

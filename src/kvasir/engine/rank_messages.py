@@ -1,0 +1,65 @@
+"""What the engine and a rank's process tell each other before they compute."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvasir.config import EngineOptions
+
+
+class RankSpec(msgspec.Struct, frozen=True):
+    """What a rank's process is. parent: the id of the engine's process. segment, steps, rows: open files. threads: of
+    this rank. spins: see SharedRank. processors: that it runs on, None for any."""
+
+    options: EngineOptions
+    rank: int
+    size: int
+    parent: int
+    segment: int
+    steps: int
+    rows: int
+    threads: int
+    spins: bool
+    seconds: float
+    processors: list[int] | None = None
+
+
+class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    pass
+
+
+class RankLoaded(_Message, frozen=True):
+    """The model is loaded. held, mapped: bytes, as in LoadedModel."""
+
+    held: int
+    mapped: int
+
+
+class RankFailed(_Message, frozen=True):
+    """It is not: an error for users."""
+
+    message: str
+    hint: str
+
+
+class RankReady(_Message, frozen=True):
+    """The program is made."""
+
+
+class RankSizes(msgspec.Struct, frozen=True):
+    """The sizes of the program and its cache: see Program and NativeCache."""
+
+    num_blocks: tuple[int, ...]
+    block_size: int
+    kv_dtype: str
+    max_model_len: int
+    max_tokens: int
+    max_rows: int
+    max_drafted: int
+
+
+RankEvent = RankLoaded | RankFailed | RankReady
+encode = msgspec.msgpack.Encoder().encode
+decode_event = msgspec.msgpack.Decoder(RankEvent).decode
+decode_spec = msgspec.json.Decoder(RankSpec).decode
+decode_sizes = msgspec.msgpack.Decoder(RankSizes).decode

@@ -1,0 +1,209 @@
+"""The processes of a model's ranks, started and watched by the process of rank 0, which is the engine's.
+
+They meet in shared memory, which has no name in the file system and ends with its last process. The system kills them
+when the thread that started them ends. If one of them dies, or stands still while the others wait for it, all waits
+end, and so does the engine (`DeviceFault`): its supervisor starts another, with ranks of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from kvasir import device as devices
+from kvasir.config import EngineOptions
+from kvasir.engine import rank_messages as messages
+from kvasir.engine.watchdog import Watchdog, use_of
+from kvasir.environment import engine_environment
+from kvasir.errors import ConfigError, DeviceFault
+from kvasir.memory import Footprint
+from kvasir.parallel import ExpertShare, Mesh
+from kvasir.parallel.channel import Channel
+from kvasir.plan import Bytes
+from kvasir.program.program import Program
+from kvasir.program.remote import RemoteProgram
+from kvasir.program.shared import SharedRank, memory_file, segment_bytes
+from kvasir.runner.load import LoadedModel
+
+log = logging.getLogger("kvasir.engine")
+
+IDLE_SECONDS = 10.0  # for which a rank may stand still while the others wait for it
+LONGEST_WAIT = 600.0  # seconds of a meeting, if nobody watches
+END_SECONDS = 3.0  # until a rank that was asked to stop is killed
+
+
+def of_ranks(size: int, one: Footprint) -> Footprint:
+    """The memory of so many ranks besides their weights, of what one needs. Only rank 0 samples."""
+    if size == 1:
+        return one
+    return replace(one, buffers=size * one.buffers + segment_bytes(size), angles=size * one.angles)
+
+
+class RankProcesses:
+    """The other ranks of a model, as `program.remote.Others`. threads: of each rank.
+
+    on_loss(reason) is called on a thread of its own when a rank is lost, after all waits have ended.
+    """
+
+    def __init__(self, options: EngineOptions, device: devices.Device, on_loss: Callable[[str], None] | None = None):
+        size = options.tensor_parallel
+        self.size, self._on_loss, self._reason, self._closing = size, on_loss, "", False
+        self._made = False  # whether the others wait for commands
+        self.threads = max(1, (options.threads or device.threads) // size)
+        spins = size * self.threads <= device.processors
+        self._files = memory_file("ranks", segment_bytes(size)), memory_file("steps"), memory_file("rows")
+        segment, self.steps, self.rows = self._files
+        self.mesh = SharedRank(segment, 0, size, spins, LONGEST_WAIT)
+        nodes = devices.memory_nodes()
+        shares = devices.shares(nodes, size) if len(nodes) > 1 or options.pin else None
+        self._channels: list[Channel] = []
+        self._processes: list[subprocess.Popen] = []
+        try:
+            for rank in range(1, size):
+                spec = messages.RankSpec(
+                    options, rank, size, os.getpid(), *self._files, self.threads, spins, LONGEST_WAIT,
+                    shares[rank] if shares else None,
+                )  # fmt: skip
+                self._spawn(spec)
+        except BaseException:
+            self.close()
+            raise
+        if shares:
+            devices.stay_on(shares[0])
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="kvasir-ranks")
+        self._watcher.start()
+
+    def _spawn(self, spec: messages.RankSpec) -> None:
+        own, theirs = Channel.pair()
+        self._channels.append(own)
+        command = [sys.executable, "-m", "kvasir.engine.rank", str(theirs.fileno())]
+        # Standard output belongs to the engine's supervisor.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=engine_environment(),
+            pass_fds=(theirs.fileno(), *self._files),
+        )  # fmt: skip
+        self._processes.append(process)
+        theirs.close()
+        own.send(msgspec.json.encode(spec))
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [process.pid for process in self._processes]
+
+    # -- the start
+
+    def shared(self, loaded: LoadedModel) -> LoadedModel:
+        """The model with the bytes of all ranks, once all have loaded their parts. Raises ConfigError if one cannot, or
+        if there is nothing that they can share."""
+        assert loaded.trace is not None
+        if not any(isinstance(x, Mesh | ExpertShare) for node in loaded.trace.graph.nodes for x in node.inputs):
+            raise ConfigError(
+                f"{self.size} ranks cannot share {loaded.architecture}: no sum of its matrices has so many segments",
+                "use fewer, or leave --tensor-parallel out",
+            )
+        theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
+        held = [loaded.held, *(event.held for event in theirs)]
+        note = f"ranks hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"
+        mapped = loaded.mapped + sum(event.mapped for event in theirs)
+        return replace(loaded, held=sum(held), mapped=mapped, notes=(*loaded.notes, note))
+
+    def make(self, program: Program, sizes: messages.RankSizes) -> RemoteProgram:
+        """The program of all ranks, led by rank 0's own."""
+        self.send(messages.encode(sizes))
+        self._events()
+        self._made = True
+        return RemoteProgram(program, self)
+
+    def _events(self) -> list[messages.RankEvent]:
+        found = [messages.decode_event(answer) for answer in self.receive()]
+        for event in found:
+            if isinstance(event, messages.RankFailed):
+                raise ConfigError(event.message, event.hint)
+        return found
+
+    # -- messages
+
+    def send(self, message: Bytes) -> None:
+        try:
+            for channel in self._channels:
+                channel.send(message)
+        except OSError as error:
+            raise self._fault() from error
+
+    def receive(self) -> Sequence[Bytes]:
+        try:
+            return [channel.receive() for channel in self._channels]
+        except (OSError, EOFError) as error:
+            raise self._fault() from error
+
+    def _fault(self) -> DeviceFault:
+        self._watcher.join(1.0)
+        return DeviceFault(f"the ranks of the model have stopped: {self.lost()}")
+
+    def lost(self) -> str:
+        return self._reason or "one of them does not answer"
+
+    # -- supervision
+
+    def _watch(self) -> None:
+        dogs = [Watchdog(IDLE_SECONDS) for _ in self._processes]
+        ends, last, arrived = select.poll(), time.monotonic(), dict[int, int]()
+        for channel in self._channels:
+            ends.register(channel.fileno(), 0)  # only that the other end is closed
+        while not self._closing:
+            ends.poll(1000 * dogs[0].pause)
+            now = time.monotonic()
+            for rank, (process, dog) in enumerate(zip(self._processes, dogs, strict=True), 1):
+                if process.poll() is not None:
+                    return self._lose(f"rank {rank} exited with status {process.returncode}")
+                before, arrived[rank] = arrived.get(rank), self.mesh.arrived(rank)
+                if self.mesh.behind(rank) and arrived[rank] == before:
+                    dog.tick(now - last, use_of(process.pid))
+                else:
+                    dog.heard()
+                if dog.verdict:
+                    return self._lose(f"rank {rank}: {dog.verdict}")
+            last = now
+
+    def _lose(self, reason: str) -> None:
+        if self._closing:
+            return
+        self._reason = reason
+        log.error("the ranks of the model have stopped: %s", reason)
+        self.mesh.abort()
+        for process in self._processes:
+            process.kill()
+        if self._on_loss:
+            self._on_loss(reason)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Ends all processes. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self.mesh.abort()
+        for channel, process in zip(self._channels, self._processes, strict=False):
+            channel.close()
+            if not self._made:
+                process.kill()
+        deadline = time.monotonic() + END_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for fd in self._files:
+            os.close(fd)

@@ -1,0 +1,46 @@
+"""The work of a rank that follows rank 0: it carries out commands until all waits end."""
+
+from __future__ import annotations
+
+from kvasir.parallel.channel import Channel
+from kvasir.plan import Bytes
+from kvasir.program import commands
+from kvasir.program.commands import LOGITS, STEP, StepMemory
+from kvasir.program.program import Program
+from kvasir.program.shared import SharedRank
+
+
+class Follower:
+    """program: of this rank. steps, rows: files in memory that all ranks have open. channel: to rank 0."""
+
+    def __init__(self, program: Program, mesh: SharedRank, steps: int, rows: int, channel: Channel):
+        self.program, self.mesh, self.channel, self._rows = program, mesh, channel, rows
+        self._memory = StepMemory(steps, len(program.states), program.struct.max_tokens)
+
+    def serve(self) -> None:
+        """Returns once the ranks are aborted, which is also how they end. Raises what a command raises."""
+        while self.mesh.next():
+            kind, count, end = self._memory.command
+            if kind == STEP:
+                self._memory.read_step(self.program, count)
+                self.program.run(count, end)
+            elif kind == LOGITS:
+                self.program.logits_of(self._memory.chosen[:count].tolist())
+            else:
+                self.channel.send(self._answer(commands.decode(self.channel.receive())))
+            self.mesh.done()
+
+    def _answer(self, message: commands.Message) -> Bytes:
+        cache = self.program.cache
+        match message:
+            case commands.RowShape():
+                self.program.bind(commands.map_rows(self._rows, message))
+            case commands.CopyBlocks(group, pairs):
+                cache.copy(group, pairs)
+            case commands.ExportBlock(group, block):
+                return cache.export(group, block)
+            case commands.ImportBlock(group, block, rank, data) if rank == self.mesh.rank:
+                cache.import_(group, block, data)
+            case commands.FillCache(value):
+                cache.fill_(value)
+        return b""

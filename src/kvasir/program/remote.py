@@ -1,0 +1,228 @@
+"""The program of a model whose other ranks are processes, with the interface of the program of one rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvasir.errors import DeviceFault
+from kvasir.layers.adapters import ModelChanges, Slot
+from kvasir.layers.kv_layout import Bank
+from kvasir.layers.rows import RowArrays
+from kvasir.plan import Bytes
+from kvasir.program import commands
+from kvasir.program.cache import NativeCache
+from kvasir.program.commands import CALL, LOGITS, StepMemory
+from kvasir.program.program import Program
+from kvasir.program.shared import SharedRank
+
+
+class Others(Protocol):
+    """The other ranks' processes, for rank 0. mesh: its own. steps, rows: files in memory that all have open."""
+
+    @property
+    def mesh(self) -> SharedRank: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+    def send(self, message: Bytes) -> None:
+        """Sends a message to each. Raises DeviceFault if one is gone."""
+        ...
+
+    def receive(self) -> Sequence[Bytes]:
+        """The answers of all, by rank. Raises DeviceFault if one is gone."""
+        ...
+
+    def lost(self) -> str:
+        """Why the ranks were aborted."""
+        ...
+
+    def close(self) -> None:
+        """Ends them."""
+        ...
+
+
+class Calls:
+    """Messages from rank 0 to all others, between steps."""
+
+    def __init__(self, others: Others, memory: StepMemory):
+        self._others, self._memory = others, memory
+
+    def settle(self) -> None:
+        """Waits for all ranks. Raises DeviceFault if one is gone."""
+        if not self._others.mesh.settle():
+            raise DeviceFault(f"the ranks of the model have stopped: {self._others.lost()}")
+
+    def call(self, message: commands.Message) -> Sequence[Bytes]:
+        """The answers of the other ranks. Raises DeviceFault if one is gone."""
+        self._memory.write(CALL)
+        self._others.mesh.give()
+        self._others.send(commands.encode(message))
+        answers = self._others.receive()
+        self.settle()
+        return answers
+
+
+class RemoteCache:
+    """The caches of all ranks, each with the blocks of its own heads. An exported block is the concatenation of its
+    shards, by rank."""
+
+    def __init__(self, own: NativeCache, size: int, calls: Calls):
+        self._own, self._size, self._calls = own, size, calls
+        self.groups, self.block_size, self.num_blocks, self.kv_dtype = (
+            own.groups,
+            own.block_size,
+            own.num_blocks,
+            own.kv_dtype,
+        )
+
+    def orders(self, group: int) -> list[tuple[Bank, str]]:
+        """See NativeCache.orders. Blocks of other numbers of ranks have other shards."""
+        return [(bank, f"{order}, of {self._size} ranks") for bank, order in self._own.orders(group)]
+
+    def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks in every rank's cache; pairs: (source, target)."""
+        self._calls.call(commands.CopyBlocks(group, list(pairs)))
+        self._own.copy(group, pairs)
+
+    def export(self, group: int, block: int) -> memoryview:
+        """A copy of a block's bytes: those of each rank, concatenated."""
+        theirs = self._calls.call(commands.ExportBlock(group, block))
+        return memoryview(b"".join((self._own.export(group, block), *theirs)))
+
+    def import_(self, group: int, block: int, data: Bytes) -> None:
+        """Writes bytes from `export` into a block."""
+        size, whole = len(data) // self._size, memoryview(data)
+        for rank in range(1, self._size):  # each keeps its own shard
+            self._calls.call(commands.ImportBlock(group, block, rank, bytes(whole[rank * size : (rank + 1) * size])))
+        self._own.import_(group, block, whole[:size])
+
+    def fill_(self, value: float) -> None:
+        """See NativeCache.fill_."""
+        self._calls.call(commands.FillCache(value))
+        self._own.fill_(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteAdapter:
+    """A packed adapter: the part of rank 0, and the key of the others' parts. rank: the greatest of all parts. nbytes:
+    of all parts."""
+
+    own: Any
+    key: int
+    rank: int
+    nbytes: int
+
+
+class RemoteProgram:
+    """The program of rank 0, which leads those of the other ranks: it samples, and they compute what it says. States,
+    pieces and results are its own. After the loss of a rank every call raises DeviceFault."""
+
+    def __init__(self, lead: Program, others: Others):
+        self.lead, self._others, self._mesh = lead, others, others.mesh
+        self._memory = StepMemory(others.steps, len(lead.states), lead.struct.max_tokens)
+        self._calls = Calls(others, self._memory)
+        self.cache = RemoteCache(lead.cache, others.mesh.size, self._calls)
+        self.states, self.pieces, self.results, self.struct = lead.states, lead.pieces, lead.results, lead.struct
+        self.lowered, self.pool, self.vocab, self.types = lead.lowered, lead.pool, lead.vocab, lead.types
+        self.trace, self._closed = lead.trace, False
+
+    def bind(self, rows: RowArrays) -> RowArrays:
+        """See Program.bind. Returns rows of the same sizes in memory that all ranks share."""
+        shape = commands.RowShape.of(rows)
+        os.ftruncate(self._others.rows, 0)
+        os.ftruncate(self._others.rows, shape.nbytes)
+        shared = commands.map_rows(self._others.rows, shape)
+        self._calls.call(shape)
+        return self.lead.bind(shared)
+
+    # -- a step
+
+    def start(self, num_pieces: int, end: int) -> None:
+        """See Program.start."""
+        self._calls.settle()
+        self._memory.write_step(self.lead, num_pieces, end)
+        self._mesh.give()
+        try:
+            self.lead.start(num_pieces, end)
+        except BaseException:
+            self._mesh.abort()
+            raise
+
+    def wait(self) -> None:
+        """See Program.wait. Waits for the other ranks, too, since they read the rows."""
+        self.lead.wait()
+        self._calls.settle()
+
+    def settle(self) -> None:
+        """See Program.settle."""
+        self.lead.settle()
+        self._mesh.settle()
+
+    def run(self, num_pieces: int, end: int) -> None:
+        """See Program.run."""
+        self.start(num_pieces, end)
+        self.wait()
+
+    def logits_of(self, rows: Sequence[int]) -> np.ndarray:
+        """See Program.logits_of."""
+        self._calls.settle()
+        self._memory.chosen[: len(rows)] = rows
+        self._memory.write(LOGITS, len(rows))
+        self._mesh.give()
+        found = self.lead.logits_of(rows)
+        self._calls.settle()
+        return found
+
+    # -- values of the last step
+
+    @property
+    def seconds(self) -> float:
+        """Kernel time of rank 0 in the last run, with its waits for the others."""
+        return self.lead.seconds
+
+    def hidden(self, count: int) -> np.ndarray:
+        """See Program.hidden."""
+        return self.lead.hidden(count)
+
+    def export(self, name: str, count: int) -> np.ndarray:
+        """See Program.export."""
+        return self.lead.export(name, count)
+
+    def left_logits(self, count: int) -> np.ndarray:
+        """See Program.left_logits."""
+        return self.lead.left_logits(count)
+
+    # -- adapters
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """See Program.slots."""
+        return self.lead.slots
+
+    def lacks(self, adapter: ModelChanges) -> str:
+        """See Program.lacks."""
+        return self.lead.lacks(adapter)
+
+    def pack_adapter(self, adapter: ModelChanges) -> RemoteAdapter:
+        """See Program.pack_adapter."""
+        raise ValueError("adapters on ranks")
+
+    def set_adapter(self, adapter: int, packed: RemoteAdapter | None) -> None:
+        """See Program.set_adapter."""
+        raise ValueError("adapters on ranks")
+
+    def close(self) -> None:
+        """Waits for a step in progress, then ends the threads and the other ranks."""
+        if self._closed:
+            return
+        self._closed = True
+        self.lead.settle()
+        self._others.close()
+        self.lead.close()

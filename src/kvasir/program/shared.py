@@ -1,0 +1,136 @@
+"""Ranks that are processes of one machine: they meet in shared memory (csrc/ranks.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from ctypes import c_int32, c_int64, c_void_p
+
+import numpy as np
+
+from kvasir.ops import native
+from kvasir.parallel import MAX_RANKS, Cut, Mesh
+
+SUM, COLUMNS, PICK, EXPERTS = range(4)  # MeetingKind
+PAUSES = 1000  # spins of a rank that waits, some ten microseconds, if no other thread needs its processor
+PERIODS = 10  # of a native wait in a second
+
+
+class MeetingStruct(ctypes.Structure):
+    """The operands of a meeting (csrc/ranks.h)."""
+
+    _fields_ = (
+        ("ranks", c_void_p),
+        ("kind", c_int32),
+        ("parts", c_int32),
+        ("shares", c_int32),
+        ("reserved", c_int32),
+        ("width", c_int64),
+        ("borders", c_int64 * (MAX_RANKS + 1)),
+    )
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes of the segment in which `size` ranks meet."""
+    return native.declare("kvasir_ranks_bytes", c_int64, c_int32)(size)
+
+
+def memory_file(name: str, size: int = 0) -> int:
+    """A file without a name in the file system, of zeros, which ends with the last process that has it open."""
+    fd = os.memfd_create(f"kvasir-{name}", os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def end_with_parent() -> None:
+    """Lets the system kill this process when the thread that started it ends."""
+    native.declare("kvasir_end_with_parent", c_int32)()
+
+
+class SharedRank(Mesh):
+    """One of `size` processes. fd: the segment, `segment_bytes` of zeros at first. spins: whether a processor is free
+    for each thread of all ranks. seconds: the longest wait for another rank; then, as after `abort`, nobody waits any
+    more, and the results of meetings are meaningless."""
+
+    def __init__(self, fd: int, rank: int, size: int, spins: bool = False, seconds: float = 0.0):
+        self.rank, self.size = rank, size
+        self._memory = mmap.mmap(fd, segment_bytes(size))
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._close = native.declare("kvasir_ranks_close", None, c_void_p)
+        self._abort = native.declare("kvasir_ranks_abort", None, c_void_p)
+        self._aborted = native.declare("kvasir_ranks_aborted", c_int32, c_void_p)
+        self._give = native.declare("kvasir_ranks_give", None, c_void_p)
+        self._settle = native.declare("kvasir_ranks_settle", c_int32, c_void_p)
+        self._next = native.declare("kvasir_ranks_next", c_int32, c_void_p)
+        self._done = native.declare("kvasir_ranks_done", None, c_void_p)
+        self._exchange = native.declare("kvasir_ranks_exchange", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+        self._arrived = native.declare("kvasir_ranks_arrived", c_int64, c_void_p, c_int32)
+        self._behind = native.declare("kvasir_ranks_behind", c_int32, c_void_p, c_int32)
+        made = native.declare("kvasir_ranks_open", c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
+        self._address: int = made(start, rank, size, PAUSES if spins else 0, round(PERIODS * seconds))
+        assert self._address, f"rank {rank} of {size}"
+
+    def __del__(self) -> None:
+        if getattr(self, "_address", None):
+            self._close(self._address)
+
+    # -- meetings
+
+    def meeting(self, kind: int, width: int, parts: int, borders: Cut | None = None, shares: int = 1) -> MeetingStruct:
+        """The operands of a collective that a step performs."""
+        found = MeetingStruct(self._address, kind, parts, shares, 0, width)
+        for i, border in enumerate(borders.borders if borders else ()):
+            found.borders[i] = border
+        return found
+
+    def meet(self, mine: np.ndarray) -> Sequence[np.ndarray]:
+        sizes = self._bytes_of_all(np.array([mine.nbytes], np.int64)).view(np.int64)[:, 0]
+        padded = np.zeros(-(-int(sizes.max()) // 4) * 4, np.uint8)
+        padded[: mine.nbytes] = np.ascontiguousarray(mine).reshape(-1).view(np.uint8)
+        shape = (-1, *mine.shape[1:])  # the first axis may differ
+        everyones = zip(self._bytes_of_all(padded), sizes, strict=True)
+        if (sizes == mine.nbytes).all():
+            return [raw[:size].view(mine.dtype).reshape(mine.shape) for raw, size in everyones]
+        return [raw[:size].view(mine.dtype).reshape(shape) for raw, size in everyones]
+
+    def _bytes_of_all(self, mine: np.ndarray) -> np.ndarray:
+        found = np.empty((self.size, mine.nbytes), np.uint8)
+        if self._exchange(self._address, found.ctypes.data, mine.ctypes.data, mine.nbytes):
+            raise ConnectionError("a rank is gone")
+        return found
+
+    def abort(self) -> None:
+        """Ends all waits of all ranks. Any thread may call it."""
+        self._abort(self._address)
+
+    @property
+    def aborted(self) -> bool:
+        return bool(self._aborted(self._address))
+
+    def arrived(self, rank: int) -> int:
+        """How many meetings a rank has come to."""
+        return self._arrived(self._address, rank)
+
+    def behind(self, rank: int) -> bool:
+        """Whether the others may be waiting for a rank."""
+        return bool(self._behind(self._address, rank))
+
+    # -- commands of rank 0 to the others
+
+    def give(self) -> None:
+        """Rank 0: gives the others the command that it has left where they read it."""
+        self._give(self._address)
+
+    def settle(self) -> bool:
+        """Rank 0: waits until the others have carried out all commands. False if the ranks are aborted."""
+        return self._settle(self._address) == 0
+
+    def next(self) -> bool:
+        """Another rank: waits for a command. False if the ranks are aborted."""
+        return self._next(self._address) == 0
+
+    def done(self) -> None:
+        """Another rank: the last command is carried out."""
+        self._done(self._address)
