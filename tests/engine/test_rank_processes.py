@@ -69,7 +69,7 @@ def test_answers_of_processes_equal_those_of_one_rank(tmp_path, kind, size, opti
     core = ranked_core(folder, size, block_size=16, num_blocks=60, max_chunk=29, max_num_batched_tokens=61, **options)
     assert len(children()) == size - 1 and core.info.num_parameters == parameters and core.info.grade == "exact"
     assert f"{size} ranks of 1 threads" in core.summary[1]
-    core.runner.cache.fill_(np.nan)
+    core.runner.cache.fill_(np.nan)  # type: ignore[attr-defined]
     same(expected, together(core, requests, seed=size, preempt=0.2, cancel=("r2",)), leave_out=("r2",))
     assert core.stats().preemptions > 0
     core.close()
