@@ -155,9 +155,9 @@ class EngineDead(KvasirError):
 
 class EngineLost(EngineDead):
     """The engine has died, or cannot compute the request at present, and another engine can continue it. deaths, lives:
-    of the request from now on, see types.Request."""
+    of the request from now on, see types.Request; None if they are not known."""
 
-    def __init__(self, message: str, hint: str = "", *, deaths: int = 0, lives: int = 0):
+    def __init__(self, message: str, hint: str = "", *, deaths: int | None = None, lives: int | None = None):
         super().__init__(message, hint)
         self.deaths = deaths
         self.lives = lives

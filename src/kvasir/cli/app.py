@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags, sampler_flags
+from kvasir.cli.fleet import app as fleet_app
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
@@ -24,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(fleet_app, name="fleet")
 
 SERVER = "http://127.0.0.1:8000"
 _MODEL = "Folder, .gguf file, name in the store, hub id (org/name), or kvasir-mini (bundled)."

@@ -201,7 +201,7 @@ class _Bars:
 
 
 def ps(url: str, key: str | None, as_json: bool) -> None:
-    models = _ask(url, key, "GET", "/api/ps").get("models", [])
+    models = ask(url, key, "GET", "/api/ps").get("models", [])
     if as_json:
         return print_json(models)
     rows = [(m["name"], bytes_text(m["size"]), m["context_length"], _until(m["expires_at"])) for m in models]
@@ -214,17 +214,19 @@ def _until(expires: str) -> str:
 
 
 def stop(name: str, url: str, key: str | None) -> None:
-    _ask(url, key, "POST", "/api/generate", {"model": name, "keep_alive": 0})
+    ask(url, key, "POST", "/api/generate", {"model": name, "keep_alive": 0})
     print(f"{name} unloads when its running requests end")
 
 
-def _ask(url: str, key: str | None, method: str, path: str, body: dict | None = None) -> Any:
-    """The JSON in the server's response. Raises KvasirError with the server's error message."""
+def ask(
+    url: str, key: str | None, method: str, path: str, body: dict | None = None, seconds: float = _ANSWER_SECONDS
+) -> Any:
+    """The JSON in the server's response, which may take `seconds`. Raises KvasirError with the server's message."""
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     data = None if body is None else json.dumps(body).encode()
     try:
         request = Request(url.rstrip("/") + path, data, headers, method=method)
-        with build_opener(ProxyHandler({})).open(request, timeout=_ANSWER_SECONDS) as response:
+        with build_opener(ProxyHandler({})).open(request, timeout=seconds) as response:
             return json.loads(response.read(_MAX_ANSWER))
     except HTTPError as error:
         hint = "give one with --api-key" if error.code == 401 else ""

@@ -105,6 +105,44 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What a fleet knows of a replica. status: "ready", "starting", "trying" (requests that may have killed it),
+    "silent", "draining", "refused" or "ended", for a reason. open: choices there. backlog: predicted seconds until it
+    has computed the prompts that it was sent. routed: requests. lost: of these, that it died with; moved: that were
+    moved away. predicted, hit: prompt tokens expected and found in its prefix cache. restarts: since the start. pid: of
+    its process, 0 if unknown. blocks_used, blocks_total: of its KV memory."""
+
+    index: int
+    status: str
+    reason: str = ""
+    open: int = 0
+    backlog: float = 0.0
+    routed: int = 0
+    lost: int = 0
+    moved: int = 0
+    predicted: int = 0
+    hit: int = 0
+    restarts: int = 0
+    pid: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+
+
+@runtime_checkable
+class Fleet(Protocol):
+    """What an engine of several replicas offers besides the protocol of an engine; see fleet.operations."""
+
+    @property
+    def views(self) -> tuple[ReplicaView, ...]: ...
+
+    async def restart_replica(self, index: int, grace: float = 0.0) -> None: ...
+
+    async def restart_all(self, grace: float = 0.0) -> None: ...
+
+    async def scale(self, count: int, grace: float = 0.0) -> None: ...
+
+
 @runtime_checkable
 class Launches(Protocol):
     """An engine that may begin its start before there is an event loop."""

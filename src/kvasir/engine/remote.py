@@ -1,6 +1,6 @@
 """RemoteEngine: an engine in another process or on another machine, served there by an EngineHost.
 
-When the connection breaks, its requests end with EngineDead, and it is made again, with growing pauses. Whoever has a
+When the connection breaks, its requests end with EngineLost, and it is made again, with growing pauses. Whoever has a
 journal of them (a fleet) continues them elsewhere; the host aborts them.
 """
 
@@ -21,7 +21,7 @@ from kvasir.engine.client import EngineState
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
 from kvasir.engine.streams import Streams
 from kvasir.engine.wire import to_error
-from kvasir.errors import ConfigError, EngineDead, KvasirError, QueueFull
+from kvasir.errors import ConfigError, EngineDead, EngineLost, KvasirError, QueueFull
 from kvasir.fields import MAX_N
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
@@ -195,7 +195,7 @@ class RemoteEngine:
 
     def _need(self) -> FrameSocket:
         if self._link is None:
-            raise EngineDead(self._down.reason if self._down and self._down.reason else "the engine is not connected")
+            raise EngineLost(self._down.reason if self._down and self._down.reason else "the engine is not connected")
         return self._link
 
     def _send(self, message: wire.FromClient) -> None:
@@ -279,7 +279,7 @@ class RemoteEngine:
             return
         link.abort()
         self._down = EngineState("restarting" if self._lasts and not self._stopped else "ended", reason)
-        self._streams.fail_all(EngineDead(reason))
+        self._streams.fail_all(EngineLost(reason))
         self._handles.clear()
         self._ids.clear()
         for answer in self._questions.values():

@@ -114,8 +114,8 @@ class ErrorReport(_Message, frozen=True):
     retry_after: float | None = 1.0
     tokens: int = 0
     context: int = 0
-    deaths: int = 0
-    lives: int = 0
+    deaths: int | None = None
+    lives: int | None = None
 
 
 class Deltas(_Message, frozen=True):

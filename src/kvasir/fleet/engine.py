@@ -20,7 +20,8 @@ from kvasir.engine.client import Checks, Engine
 from kvasir.engine.journal import SUSPECT_LIVES
 from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
 from kvasir.fleet.cost import ANSWER, choose
-from kvasir.fleet.members import ASK_SECONDS, Members
+from kvasir.fleet.members import ASK_SECONDS
+from kvasir.fleet.operations import Operations
 from kvasir.fleet.replica import Replica, Routed, measured
 from kvasir.fleet.totals import look_of, stats_of
 from kvasir.snapshot import Snapshot
@@ -32,7 +33,7 @@ log = logging.getLogger("kvasir.fleet")
 USUAL = Target(2.0, 0.1)  # of a class without targets
 
 
-class FleetEngine(Members):
+class FleetEngine(Operations):
     """make(index): an engine that is not started; replicas that die must end their streams with EngineLost."""
 
     def __init__(
@@ -95,20 +96,29 @@ class FleetEngine(Members):
             entry.returned |= entry.moving
         except EngineLost as error:
             replica.counts.lost += 1
-            entry.returned, entry.deaths, entry.lives = True, error.deaths, error.lives
+            entry.returned = True
+            if error.lives is None:
+                self._outlive(entry)
+            else:
+                entry.deaths, entry.lives = error.deaths or 0, error.lives
         except QueueFull:
             entry.full.add(replica.index)
             if all(other.index in entry.full for other in self.replicas if other.takes):
                 raise
-        except EngineDead as error:
+        except EngineDead:
             if not replica.engine.ended or self._dead:
                 raise
             replica.counts.lost += 1
-            entry.returned, entry.lives = True, entry.lives + 1
-            if entry.lives >= SUSPECT_LIVES:
-                raise EngineDead(f"{entry.lives} engines ended with this request", "it is not retried") from error
+            entry.returned = True
+            self._outlive(entry)
         finally:
             replica.leave(entry)
+
+    def _outlive(self, entry: Routed) -> None:
+        """Counts an engine that ended with a request, whoever is to blame. Raises EngineDead if there were too many."""
+        entry.lives += 1
+        if entry.lives >= SUSPECT_LIVES:
+            raise EngineDead(f"{entry.lives} engines ended with this request", "it will not be retried")
 
     async def _place(self, entry: Routed) -> Replica | None:
         """The replica for a request, once one takes it; None if choices of it end before that. Raises EngineDead,
@@ -187,7 +197,7 @@ class FleetEngine(Members):
 
     async def stats(self) -> EngineStats:
         await asyncio.gather(*map(self._hear, self._answering()))
-        return stats_of(self.replicas, len(self.adapters))
+        return stats_of(self.replicas, self._gone, len(self.adapters))
 
     async def look(self) -> Snapshot:
         asked = (asyncio.wait_for(r.engine.look(), ASK_SECONDS) for r in self._answering())
@@ -195,7 +205,7 @@ class FleetEngine(Members):
         found = [r for r in results if isinstance(r, Snapshot)]
         if not found:
             raise EngineDead("no replica answers", "try again later")
-        return look_of(found, stats_of(self.replicas, len(self.adapters)))
+        return look_of(found, stats_of(self.replicas, self._gone, len(self.adapters)))
 
     async def alive(self, timeout: float = 1.0) -> bool:
         answers = await asyncio.gather(*(r.engine.alive(timeout) for r in self.replicas if r.takes))

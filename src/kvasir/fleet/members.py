@@ -37,6 +37,8 @@ class Members:
         self._info: ModelInfo | None = None
         self._dead: str | None = "the fleet has not been started"
         self._tasks: set[asyncio.Task] = set()
+        self._operating = asyncio.Lock()
+        self._gone: list[Replica] = []  # replicas that were taken away
 
     @property
     def info(self) -> ModelInfo:
@@ -139,7 +141,7 @@ class Members:
         """Notes what has changed in a replica since the last look."""
         if not replica.answers and (replica.welcome or replica.refused):
             replica.welcome, replica.refused = False, ""
-            replica.restarts += 1
+            replica.restarts += not replica.draining
         if replica.answers and not replica.welcome and not replica.refused and not replica.welcoming:
             self._begin(self._welcome(replica))
         if (status := replica.status) is not replica.seen:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import chain, zip_longest
 
+from kvasir.engine.client import ReplicaView
 from kvasir.engine.cumulative_stats import ended, total
 from kvasir.fleet.cost import ReplicaFacts, first_seconds
 from kvasir.fleet.replica import Replica, measured
@@ -21,10 +22,11 @@ TPOT = 0.1  # seconds per token that the backlog's prediction assumes as the tar
 MEANS = ("prefill_token_seconds", "decode_row_seconds", "key_seconds", "step_overhead_seconds", "chunk_tokens")
 
 
-def stats_of(replicas: Sequence[Replica], adapters: int) -> EngineStats:
+def stats_of(replicas: Sequence[Replica], gone: Sequence[Replica], adapters: int) -> EngineStats:
     """The sum of the replicas' statistics as last reported, and some of each. Gauges of replicas that are away are 0.
-    adapters: how many names the fleet has."""
+    gone: replicas that were taken away, whose counters still count. adapters: how many names the fleet has."""
     found = [r.totals.add(r.stats if r.answers else ended(r.stats)) for r in replicas]
+    found += [r.totals.add(EngineStats()) for r in gone]
     whole: EngineStats = reduce(lambda a, b: total(a, b, gauges=True), found)
     there = [r.stats for r in replicas if r.answers]
     means = {name: sum(getattr(s, name) for s in there) / max(1, len(there)) for name in MEANS}
@@ -45,7 +47,7 @@ def _of(replica: Replica, facts: ReplicaFacts) -> ReplicaStats:
     return ReplicaStats(
         ready=int(replica.takes),
         open_answers=replica.rows,
-        backlog_seconds=first_seconds(facts, 0) if replica.answers and facts.backlog else 0.0,
+        backlog_seconds=_backlog(replica, facts),
         routed=counts.routed,
         lost=counts.lost,
         moved=counts.moved,
@@ -53,6 +55,36 @@ def _of(replica: Replica, facts: ReplicaFacts) -> ReplicaStats:
         predicted_tokens=counts.predicted,
         hit_tokens=counts.hit,
     )
+
+
+def view_of(replicas: Sequence[Replica]) -> tuple[ReplicaView, ...]:
+    """What is known of each replica."""
+    return tuple(_view(r, r.facts(m, TPOT)) for r, m in zip(replicas, measured(replicas), strict=True))
+
+
+def _view(replica: Replica, facts: ReplicaFacts) -> ReplicaView:
+    counts, stats = replica.counts, replica.stats if replica.answers else EngineStats()
+    return ReplicaView(
+        index=replica.index,
+        status=replica.status,
+        reason=replica.refused or replica.engine.state.reason,
+        open=replica.rows,
+        backlog=_backlog(replica, facts),
+        routed=counts.routed,
+        lost=counts.lost,
+        moved=counts.moved,
+        predicted=counts.predicted,
+        hit=counts.hit,
+        restarts=replica.restarts,
+        pid=stats.pid,
+        blocks_used=stats.blocks_used,
+        blocks_total=stats.blocks_total,
+    )
+
+
+def _backlog(replica: Replica, facts: ReplicaFacts) -> float:
+    """Predicted seconds until it has computed the prompts that it was sent."""
+    return first_seconds(facts, 0) if replica.answers and facts.backlog else 0.0
 
 
 def look_of(snapshots: Sequence[Snapshot], stats: EngineStats) -> Snapshot:

@@ -1,0 +1,85 @@
+"""`kvasir fleet`: the replicas of a running server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+HELP = "Show and change the replicas of a running server.\n\nExample: kvasir fleet status --url http://127.0.0.1:8000"
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+
+Url = Annotated[str, typer.Option(help="Where the server is.")]
+Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server; changes need the scope management.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Grace = Annotated[float, typer.Option(help="Seconds for a replica to finish its requests before they move.", min=0)]
+LONGEST = 3600.0  # seconds that a change may take, besides its grace
+SERVER = "http://127.0.0.1:8000"
+
+
+@app.command()
+def status(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
+    """List the replicas with their states and loads.
+
+    Example: kvasir fleet status
+    """
+    _show(url, api_key, "GET", "/fleet", None, json)
+
+
+@app.command()
+def restart(
+    replica: Annotated[int | None, typer.Argument(help="Number of a replica (default: all, in turn).", min=0)] = None,
+    grace: Grace = 0.0,
+    url: Url = SERVER,
+    api_key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Replace replicas while they serve; no stream breaks.
+
+    Example: kvasir fleet restart --grace 10
+    """
+    path = "/fleet/restart" if replica is None else f"/fleet/replicas/{replica}/restart"
+    _show(url, api_key, "POST", path, {"grace": grace}, json)
+
+
+@app.command()
+def scale(
+    replicas: Annotated[int, typer.Argument(help="How many there are to be; at most --max-replicas.", min=1)],
+    grace: Grace = 0.0,
+    url: Url = SERVER,
+    api_key: Key = None,
+    json: AsJson = False,
+) -> None:
+    """Start or end replicas while they serve; no stream breaks.
+
+    Example: kvasir fleet scale 4
+    """
+    _show(url, api_key, "POST", "/fleet/scale", {"replicas": replicas, "grace": grace}, json)
+
+
+def _show(url: str, key: str | None, method: str, path: str, body: dict[str, Any] | None, as_json: bool) -> None:
+    """Prints the replicas that the server answers with."""
+    from kvasir.cli.show import print_json, print_table
+    from kvasir.cli.store import ask
+
+    seconds = LONGEST + (body or {}).get("grace", 0.0)
+    answer = ask(url, key, method, path, body, seconds)
+    if as_json:
+        return print_json(answer)
+    columns = ("replica", "status", ">open", ">backlog", ">routed", ">lost", ">moved", ">hits", ">restarts", ">pid")
+    rows = [
+        (
+            str(r["index"]),
+            f"{r['status']}: {r['reason']}" if r["reason"] else r["status"],
+            str(r["open"]),
+            f"{r['backlog']:.2f} s",
+            str(r["routed"]),
+            str(r["lost"]),
+            str(r["moved"]),
+            f"{r['hit']} of {r['predicted']}",
+            str(r["restarts"]),
+            str(r["pid"] or ""),
+        )
+        for r in answer["replicas"]
+    ]
+    print_table(columns, rows)

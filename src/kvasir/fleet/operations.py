@@ -1,0 +1,112 @@
+"""What an operator does to a fleet while it serves: replace replicas, add some, take some away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from kvasir.engine.client import ReplicaView
+from kvasir.errors import EngineDead, InvalidRequest, KvasirError
+from kvasir.fleet.members import TICK, Members
+from kvasir.fleet.replica import Replica
+from kvasir.fleet.totals import view_of
+
+log = logging.getLogger("kvasir.fleet")
+
+LONGEST_PAUSE = 30.0  # seconds between two attempts to start a replica
+
+
+class Operations(Members):
+    """One operation runs at a time; later ones wait for it."""
+
+    @property
+    def views(self) -> tuple[ReplicaView, ...]:
+        """What is known of each replica, in the order of their numbers."""
+        return view_of(self.replicas)
+
+    async def restart_replica(self, index: int, grace: float = 0.0) -> None:
+        """Replaces a replica by a new one. It takes no more requests, and has `grace` seconds for those that it has;
+        then they go on elsewhere. Returns when the new one takes requests. Raises InvalidRequest if there is no such
+        replica, KvasirError if the new one cannot start: that is then tried again and again in the background."""
+        async with self._operating:
+            await self._replace(self._replica(index), grace)
+
+    async def restart_all(self, grace: float = 0.0) -> None:
+        """Replaces one replica after another. Raises KvasirError if a new one cannot start; the rest is left alone."""
+        async with self._operating:
+            for replica in list(self.replicas):
+                await self._replace(replica, grace)
+
+    async def scale(self, count: int, grace: float = 0.0) -> None:
+        """Starts or takes away replicas until there are `count`. Raises InvalidRequest if there may not be as many,
+        KvasirError if one cannot start."""
+        async with self._operating:
+            if not 1 <= count <= self.most:
+                raise InvalidRequest(f"{count} replicas", f"expected 1 to {self.most} (--max-replicas)", "replicas")
+            while len(self.replicas) > count:
+                last = self.replicas[-1]
+                await self._retire(last, grace)
+                self.replicas.remove(last)
+                self._gone.append(last)
+            while len(self.replicas) < count:
+                taken = {r.index for r in self.replicas}
+                index = next(i for i in range(self.most) if i not in taken)
+                replica = Replica(index, self._make(index))
+                await self._start(replica)
+                self.replicas.append(replica)
+                self.replicas.sort(key=lambda r: r.index)
+
+    def _replica(self, index: int) -> Replica:
+        found = next((r for r in self.replicas if r.index == index), None)
+        if found is None:
+            known = ", ".join(str(r.index) for r in self.replicas)
+            raise InvalidRequest(f"there is no replica {index}", f"expected one of {known}", "index")
+        return found
+
+    async def _replace(self, replica: Replica, grace: float) -> None:
+        await self._retire(replica, grace)
+        new = Replica(replica.index, self._make(replica.index))
+        new.counts, new.totals, new.restarts = replica.counts, replica.totals, replica.restarts + 1
+        self.replicas[self.replicas.index(replica)] = new
+        try:
+            await self._start(new)
+        except KvasirError as error:
+            log.error("replica %d does not start: %s", new.index, error)
+            self._begin(self._start_again(new))
+            raise
+
+    async def _retire(self, replica: Replica, grace: float) -> None:
+        """Ends a replica; its requests go on elsewhere."""
+        replica.draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace
+        while replica.open and replica.answers and loop.time() < deadline:
+            await asyncio.sleep(TICK)
+        await self._move_all(replica)
+        if replica.answers:
+            await self._hear(replica)
+        replica.totals.add(replica.stats)
+        replica.totals.end()
+        await replica.engine.stop()
+
+    async def _start(self, replica: Replica) -> None:
+        """Returns when the replica takes requests. Raises KvasirError."""
+        await replica.engine.start()
+        await self._welcome(replica)
+        if replica.refused:
+            await replica.engine.stop()
+            raise EngineDead(f"the new replica takes no requests: {replica.refused}")
+
+    async def _start_again(self, replica: Replica) -> None:
+        """Tries to start a replica until it takes requests or is replaced."""
+        pause = 1.0
+        while replica in self.replicas:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            async with self._operating:
+                if replica not in self.replicas:
+                    return
+                replica.engine = self._make(replica.index)
+                with contextlib.suppress(KvasirError):
+                    return await self._start(replica)
