@@ -10,7 +10,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.engine.cumulative_stats import CumulativeStats, total
+from kvasir.engine.cumulative_stats import CumulativeStats, ended, total
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.metrics import Histogram, is_gauge
 from kvasir.statistics import ClassStats, EngineStats, TierStats
@@ -83,3 +83,12 @@ async def test_the_totals_of_an_engine_do_not_fall_when_it_dies():
     await asyncio.wait_for(collect(engine, request("b", [1, 2], max_tokens=20)), 30)
     assert (await engine.stats()).generated_tokens == (await engine.look()).stats.generated_tokens == 50
     await engine.stop()
+
+
+def test_gauges_by_name_are_empty_once_their_engine_is_away():
+    away = ended(EngineStats(adapters_running={"x": 1}, adapters_loads=2, waiting=3))
+    assert (away.adapters_running, away.adapters_loads, away.waiting) == ({}, 2, 0)
+    here = EngineStats(adapters_running={"x": 1, "y": 2}, adapters_loads=5)
+    for both in (total(away, here, gauges=True), total(here, away, gauges=True)):
+        assert (both.adapters_running, both.adapters_loads) == ({"x": 1, "y": 2}, 7)
+    assert total(here, here, gauges=True).adapters_running == {"x": 2, "y": 4}

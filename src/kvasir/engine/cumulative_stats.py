@@ -44,10 +44,11 @@ def total(before: Any, now: Any, gauges: bool = False) -> Any:
 
 
 def ended(stats: Any) -> Any:
-    """The counters of stats that no longer change; gauges are 0."""
+    """The counters of stats that no longer change; gauges are 0, or empty."""
     if isinstance(stats, dict):
         return {name: ended(value) for name, value in stats.items()}
     if not is_dataclass(stats) or isinstance(stats, Histogram):
         return stats
-    kept = {f.name: 0 if is_gauge(f) else ended(getattr(stats, f.name)) for f in fields(stats)}
+    values = {f: getattr(stats, f.name) for f in fields(stats)}
+    kept = {f.name: type(value)() if is_gauge(f) else ended(value) for f, value in values.items()}
     return replace(stats, **kept)  # type: ignore[type-var]

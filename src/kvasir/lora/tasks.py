@@ -86,13 +86,16 @@ def _of_task(name: str, array: np.ndarray, tasks: int, index: int) -> np.ndarray
 
 def _joined(updates: dict[str, Update]) -> tuple[Update, ...]:
     """The updates; what is added to the only token type, and so to each row of tokens, is one more rank of their
-    table's. Raises UnsupportedModel for several types."""
+    table's. Raises UnsupportedModel for several types, ModelFileError for types of another width."""
     for name, types in list(updates.items()):
         words = updates.get(f"{name.removesuffix(_TYPES)}{_WORDS}")
         if not name.endswith(_TYPES) or words is None:
             continue
         if types.a.shape[1] != 1:
             raise UnsupportedModel(f"the adapter changes {quoted(name)}, which has {types.a.shape[1]} types")
+        if len(types.b) != len(words.b):
+            message = f"the adapter's {quoted(name)} has width {len(types.b)}, and {quoted(words.module)} {len(words.b)}"
+            raise ModelFileError(message, _HINT)
         wide = [array.astype(np.float32) for array in (words.a, words.b, types.b, types.a)]
         a = np.concatenate([wide[0], np.ones((1, words.a.shape[1]), np.float32)])
         b = np.concatenate([wide[1], wide[2] @ wide[3]], axis=1)
