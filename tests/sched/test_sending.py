@@ -85,3 +85,16 @@ def test_the_second_engine_computes_only_the_end(engines):
     (tokens,) = run(engines.decode, whole)["a"]
     assert tokens[:1] == first
     assert engines.decode.stats().tier_loaded_tokens == 9 * SIZE  # a token of the last block must be computed
+
+
+def test_a_request_waits_for_blocks_on_their_way(engines):
+    one, whole = engines.pair("a", PROMPT)
+    engines.decode.add(whole)
+    for _ in range(5):
+        assert engines.decode.step() == []
+    run(engines.prefill, one)
+    tokens = []
+    while engines.decode.has_work():
+        tokens += [t for delta in engines.decode.step() for t in delta.token_ids]
+    assert [tokens] == by_hand(whole, 256, 512)
+    assert engines.decode.stats().tier_loaded_tokens == 9 * SIZE

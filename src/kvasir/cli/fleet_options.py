@@ -19,23 +19,31 @@ class FleetOptions:
         *("--replicas", "--data-parallel-size", "-dp", "--dp-size"),
     )
     max_replicas: int | None = option(None, "Most replicas while the server runs (default: as many as at the start).")
+    prefill_replicas: int | None = option(None, "Of the replicas those that compute prompts and first tokens only.")
+    decode_replicas: int | None = option(None, "Of the replicas those that continue what these have begun.")
     router_policy: str = option(
         "cost", f"Which replica gets a request: {', '.join(POLICIES[:-1])} or {POLICIES[-1]}; cost predicts seconds."
     )
 
     @property
+    def count(self) -> int:
+        """Replicas at the start."""
+        return (self.prefill_replicas or 0) + (self.decode_replicas or 0) or self.replicas
+
+    @property
     def most(self) -> int:
         """Replicas among which the machine is divided."""
-        return max(self.replicas, self.max_replicas or 1)
+        return max(self.count, self.max_replicas or 1)
 
     def check(self, options: EngineOptions, alone: bool) -> None:
         """Raises ConfigError. alone: whether the server has a single model."""
-        for name in ("replicas", "max_replicas"):
+        for name in ("replicas", "max_replicas", "prefill_replicas", "decode_replicas"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_REPLICAS:
                 raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST_REPLICAS}")
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.replicas})", "raise it")
+        self._check_roles(options)
+        if self.max_replicas is not None and self.max_replicas < self.count:
+            raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.count})", "raise it")
         if self.router_policy not in POLICIES:
             raise ConfigError(f"router_policy is {self.router_policy!r:.80}", f"expected one of {', '.join(POLICIES)}")
         if self.most == 1:
@@ -44,3 +52,21 @@ class FleetOptions:
             raise ConfigError("replicas apply to a single model, and this server has several", "name one model")
         if options.cache_offer or options.cache_peer:
             raise ConfigError("cache_offer and cache_peer are for one engine", "leave them out, or use one replica")
+
+    def _check_roles(self, options: EngineOptions) -> None:
+        """Raises ConfigError for roles that do not add up, or need what the options exclude."""
+        if self.prefill_replicas is None and self.decode_replicas is None:
+            return
+        if self.prefill_replicas is None or self.decode_replicas is None:
+            raise ConfigError("prefill_replicas and decode_replicas belong together", "give both")
+        if self.replicas not in (1, self.count):
+            raise ConfigError(
+                f"replicas is {self.replicas}, and {self.count} have roles", "leave --replicas out, or give their sum"
+            )
+        if self.max_replicas not in (None, self.count):
+            raise ConfigError("replicas with roles keep their number", "leave --max-replicas out")
+        if options.role != "both" or options.transfer_listen or options.transfer_peer or not options.prefix_cache:
+            raise ConfigError(
+                "replicas with roles exchange blocks among themselves",
+                "leave out --role, --transfer-listen, --transfer-peer and --no-prefix-cache",
+            )

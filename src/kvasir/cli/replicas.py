@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from kvasir.cli.fleet_options import FleetOptions
 from kvasir.config import GIB, EngineOptions
 from kvasir.device import has_driver, processors_by_core
 from kvasir.engine.progress import Progress
+from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.fleet.engine import FleetEngine
 
@@ -23,9 +25,13 @@ def fleet_of(
     computes = options.device == "cpu" or not has_driver()
     processors = shares(processors_by_core(), fleet.most) if computes and not options.threads else [()] * fleet.most
 
+    sockets = [make_socket_path() for _ in range(fleet.decode_replicas or 0)]
+    for path in sockets:
+        atexit.register(remove_socket, path)
+
     def make(index: int) -> ProcessEngine:
         return ProcessEngine(
-            divided(options, fleet.most, index),
+            with_role(divided(options, fleet.most, index), fleet, index, [str(path) for path in sockets]),
             hang_seconds=hang_seconds,
             progress=None if index else progress,
             hands_over=True,
@@ -34,7 +40,7 @@ def fleet_of(
         )
 
     policy, waiting = fleet.router_policy, options.max_waiting
-    return FleetEngine(make, fleet.replicas, most=fleet.most, policy=policy, max_waiting=waiting)
+    return FleetEngine(make, fleet.count, most=fleet.most, policy=policy, max_waiting=waiting)
 
 
 def divided(options: EngineOptions, count: int, index: int) -> EngineOptions:
@@ -46,6 +52,17 @@ def divided(options: EngineOptions, count: int, index: int) -> EngineOptions:
         return own
     folder = str(Path(options.cache_dir) / f"replica-{index}")
     return replace(own, cache_dir=folder, cache_disk=max(1, (options.cache_disk or 16 * GIB) // count))
+
+
+def with_role(options: EngineOptions, fleet: FleetOptions, index: int, sockets: Sequence[str]) -> EngineOptions:
+    """The options of a replica with its role, if the fleet has roles: those that compute prompts come first. sockets:
+    where the others take blocks."""
+    if not sockets:
+        return options
+    first = fleet.prefill_replicas or 0
+    if index < first:
+        return replace(options, role="prefill", transfer_peer=list(sockets))
+    return replace(options, role="decode", transfer_listen=sockets[index - first])
 
 
 def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:

@@ -115,7 +115,6 @@ class JournalEntry:
             request,
             resume_ids=tuple(tuple(self.streamed.get(i, ())) for i in answers),
             resume_carries=tuple(self.carries.get(i, b"") for i in answers),
-            takes=None,  # blocks that came for it are lost
         )
 
 
@@ -243,6 +242,7 @@ class Journal:
             entry.deaths += 1
         for entry in sent:
             entry.stage, entry.returned = RequestStage.HELD, True
+            entry.request = replace(entry.request, takes=None)  # the blocks that came for it are lost
         suspects = [e.request.id for e in taken if e.is_suspect]
         failed = taken if len(taken) == 1 and taken[0].deaths >= SUSPECT_DEATHS else []
         self._trial, self._adding = set(), None

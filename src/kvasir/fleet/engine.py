@@ -19,6 +19,7 @@ from contextlib import aclosing
 from kvasir.engine.client import Checks, Engine
 from kvasir.engine.journal import SUSPECT_LIVES
 from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
+from kvasir.fleet import roles
 from kvasir.fleet.cost import ANSWER, choose
 from kvasir.fleet.members import ASK_SECONDS
 from kvasir.fleet.operations import Operations
@@ -84,13 +85,17 @@ class FleetEngine(Operations):
         """The request's deltas from one replica, until its choices have ended or it must go elsewhere."""
         replica.enter(entry, self._predicted(replica, entry))
         try:
-            stream = replica.engine.submit(entry.to_send(self._clock()))
+            request = roles.routed(replica, entry, entry.to_send(self._clock()), self.replicas)
+            stream = replica.engine.submit(request)
             async with aclosing(stream):  # type: ignore[type-var]
                 async for delta in stream:
                     if entry.moving and delta.finish_reason is FinishReason.ABORT:
                         continue
                     entry.take(delta)
                     replica.saw(entry, delta)
+                    if roles.hands_over(replica, entry, self.replicas):
+                        entry.moving = True
+                        await replica.engine.abort(request.id)
                     yield delta
             replica.counts.moved += entry.moving
             entry.returned |= entry.moving
@@ -157,6 +162,7 @@ class FleetEngine(Operations):
     def _choose(self, entry: Routed) -> Replica | None:
         """The replica that the policy chooses among those that take the request; None if there is none."""
         able = [r for r in self.replicas if r.takes and r.index not in entry.full]
+        able = roles.able(able, entry)
         length = len(entry.request.prompt_ids) + (entry.request.params.max_tokens or 0)
         fitting = [r for r in able if length <= r.engine.info.max_model_len] or able
         if len(fitting) < 2:
@@ -172,7 +178,7 @@ class FleetEngine(Operations):
 
     def _predicted(self, replica: Replica, entry: Routed) -> int:
         """Leading tokens of the request that the replica is expected to have in its prefix cache."""
-        return 0
+        return roles.received(replica, entry)
 
     # -- the rest of the protocol ------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ log = logging.getLogger("kvasir.fleet")
 TICK = 0.02  # seconds between two looks at the replicas' states
 REPORT = 0.5  # seconds between two reports of a replica
 ASK_SECONDS = 2.0  # timeout of a question to a replica
-OWN = frozenset(("max_model_len", "adapter_bytes", "targets"))  # facts of a model in which replicas may differ
+# Facts of a model in which replicas may differ.
+OWN = frozenset(("max_model_len", "adapter_bytes", "targets", "role", "engine_id", "transfers_at"))
 
 
 class Members:

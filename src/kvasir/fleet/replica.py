@@ -13,7 +13,7 @@ from kvasir.engine.journal import JournalEntry
 from kvasir.fleet.cost import ReplicaFacts
 from kvasir.sched.budget import StepTime
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta
+from kvasir.types import Delta, Transfer
 
 
 class ReplicaStatus(StrEnum):
@@ -36,7 +36,7 @@ class Routed(JournalEntry):
     the replica is expected to compute, 0 once a token came. predicted: prompt tokens expected in its cache. moving: it
     is leaving its replica for another. rows, held: its choices and tokens, as the replica counts them. aborted: choices
     that are not wanted any more. full: replicas whose queues are full. changed: set when it may have a place, or is
-    aborted."""
+    aborted. transfer: of its prompt's blocks to `target`, which is to continue it."""
 
     replica: Replica | None = None
     uncached: int = 0
@@ -47,6 +47,8 @@ class Routed(JournalEntry):
     aborted: set[int] = field(default_factory=set)
     full: set[int] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    transfer: Transfer | None = None
+    target: Replica | None = None
 
     @property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
@@ -27,11 +27,12 @@ MAX_INCOMING = 4096  # transfers that are remembered
 @dataclass(slots=True, eq=False)
 class Incoming:
     """What is known of a transfer. moved: when it last made progress. deadline: until when a request waits for it; 0:
-    none does. ended: nothing more will come."""
+    none does. ended: nothing more will come. names: of its parts that are here."""
 
     moved: float
     deadline: float = 0.0
     ended: bool = False
+    names: set[Name] = field(default_factory=set)
 
 
 class Inbox:
@@ -66,6 +67,7 @@ class Inbox:
                     self._changed.notify_all()
                     return False
                 self._parts[name] = (transfer, block, payload)
+                incoming.names.add(name)
                 self._num_bytes += payload.nbytes
                 self._meter.save("saved", payload.nbytes)
             self._changed.notify_all()
@@ -102,6 +104,8 @@ class Inbox:
     def _remove(self, name: Name) -> tuple[str, StoredBlock, memoryview]:
         found = self._parts.pop(name)
         self._num_bytes -= found[2].nbytes
+        if incoming := self._incoming.get(found[0]):
+            incoming.names.discard(name)
         return found
 
     # -- the scheduler's side ------------------------------------------------------------------------------------
@@ -123,10 +127,12 @@ class Inbox:
         return incoming is None or incoming.ended or now > min(incoming.deadline, incoming.moved + STALL_SECONDS)
 
     def forget(self, transfer: str) -> None:
-        """No request waits for this transfer any more."""
+        """No request waits for this transfer any more; what it did not load, its prefix cache had."""
         with self._changed:
             if incoming := self._incoming.get(transfer):
                 incoming.deadline = 0.0
+                for name in list(incoming.names):
+                    self._remove(name)
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         """Always True: only requests that name a transfer wait for it."""

@@ -1,0 +1,136 @@
+"""A fleet of real engines of which some compute prompts and others continue them: answers are those of one engine, bit
+for bit, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvasir.cli.fleet_options import FleetOptions
+from kvasir.cli.replicas import with_role
+from kvasir.config import EngineOptions
+from kvasir.engine.subprocess import ProcessEngine
+from kvasir.errors import ConfigError
+from kvasir.fleet.engine import FleetEngine
+from kvasir.types import Request
+from tests.engine.cores import core_of
+from tests.engine.test_process import until
+from tests.engine.test_tier_models import needs_native
+from tests.oracle import Answer, Answers, mixed_requests, plain, same
+
+OPTIONS = EngineOptions("kvasir-mini", block_size=16, num_blocks=80, threads=1)
+REQUESTS = [replace(r, id=f"q{i}") for i, r in enumerate(mixed_requests(2000, 400, longest=150, count=20, seed=5))]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Answers:
+    core = core_of("kvasir-mini", block_size=16, num_blocks=80, threads=1)
+    found = plain(core, REQUESTS)
+    core.close()
+    return found
+
+
+@asynccontextmanager
+async def fleet(folder: Path, prefill: int = 1, decode: int = 1) -> AsyncIterator[FleetEngine]:
+    chosen = FleetOptions(prefill_replicas=prefill, decode_replicas=decode)
+    sockets = [str(folder / f"run{i}" / "blocks") for i in range(decode)]
+
+    def make(index: int) -> ProcessEngine:
+        return ProcessEngine(with_role(OPTIONS, chosen, index, sockets), hands_over=True, patient=True)
+
+    engine = FleetEngine(make, chosen.count)
+    await engine.start()
+    try:
+        yield engine
+        await until(lambda: all(r.takes for r in engine.replicas))
+        await engine.check()
+    finally:
+        await engine.stop()
+
+
+async def answer(engine: FleetEngine, request: Request, answers: Answers) -> None:
+    for i in range(request.params.n):
+        answers[request.id, i] = Answer()
+    async for delta in engine.submit(request):
+        answers[request.id, delta.index].take(delta)
+
+
+async def all_of(engine: FleetEngine) -> Answers:
+    answers: Answers = {}
+    await asyncio.wait_for(asyncio.gather(*(answer(engine, r, answers) for r in REQUESTS)), 300)
+    return answers
+
+
+async def again_and_again(engine: FleetEngine, expected: Answers, done: asyncio.Event) -> None:
+    while not done.is_set():
+        same(expected, await all_of(engine))
+
+
+async def stats_of(engine: FleetEngine) -> list:
+    return [await r.engine.stats() for r in engine.replicas]
+
+
+@needs_native
+async def test_prompts_are_computed_by_one_and_continued_by_the_other(tmp_path, monkeypatch, expected):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    async with fleet(tmp_path) as engine:
+        same(expected, await all_of(engine))
+        first, second = await stats_of(engine)
+        long = [r for r in REQUESTS if len(r.prompt_ids) >= 16 and r.params.max_tokens != 1]
+        assert engine.replicas[0].counts.routed >= len(long) > 8
+        assert second.tier_loaded_tokens > 0.7 * sum(len(r.prompt_ids) // 16 * 16 for r in long)
+        assert second.prompt_tokens < first.prompt_tokens
+        assert second.generated_tokens > first.generated_tokens
+
+
+@needs_native
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+async def test_deaths_cost_time_only(tmp_path, monkeypatch, expected, count):
+    """Each replica dies several times, at random moments. Never with a single request, which would be the suspect."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rng, done = random.Random(count), asyncio.Event()
+    async with fleet(tmp_path, count, count) as engine:
+        work = asyncio.create_task(again_and_again(engine, expected, done))
+        for replica in engine.replicas * 3:
+            await asyncio.sleep(rng.random() * 0.3)
+            await until(lambda replica=replica: replica.takes and len(replica.open) > 3)
+            restarts = replica.restarts
+            os.kill(replica.engine.pid, signal.SIGKILL)
+            await until(lambda replica=replica, restarts=restarts: replica.restarts > restarts)
+        done.set()
+        await work
+
+
+@pytest.mark.parametrize(
+    ("fleet", "engine", "message"),
+    [
+        ({"prefill_replicas": 1}, {}, "belong together"),
+        ({"prefill_replicas": 0, "decode_replicas": 1}, {}, "expected 1 to"),
+        ({"prefill_replicas": 1, "decode_replicas": 1, "replicas": 3}, {}, "their sum"),
+        ({"prefill_replicas": 1, "decode_replicas": 1, "max_replicas": 4}, {}, "--max-replicas"),
+        ({"prefill_replicas": 1, "decode_replicas": 1}, {"prefix_cache": False}, "--no-prefix-cache"),
+        ({"prefill_replicas": 1, "decode_replicas": 1}, {"transfer_listen": "/x/y"}, "--transfer-listen"),
+    ],
+)
+def test_contradictory_options_are_refused(fleet, engine, message):
+    with pytest.raises(ConfigError) as error:
+        FleetOptions(**fleet).check(replace(OPTIONS, **engine), alone=True)
+    assert message in f"{error.value} {error.value.hint}"
+
+
+def test_roles_by_index():
+    chosen = FleetOptions(prefill_replicas=2, decode_replicas=2)
+    found = [with_role(OPTIONS, chosen, i, ["/a/x", "/b/x"]) for i in range(4)]
+    assert [o.role for o in found] == ["prefill", "prefill", "decode", "decode"]
+    assert [o.transfer_listen for o in found] == [None, None, "/a/x", "/b/x"]
+    assert found[1].transfer_peer == ["/a/x", "/b/x"] and chosen.count == chosen.most == 4
+    assert with_role(OPTIONS, FleetOptions(), 0, []) is OPTIONS
