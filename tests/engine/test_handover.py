@@ -3,6 +3,7 @@ bit for bit."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,8 +12,10 @@ import pytest
 
 from kvasir.engine.core import EngineCore
 from kvasir.engine.journal import Journal
+from kvasir.errors import ConfigError
 from kvasir.kv.transfer.exchange import BlockExchange
 from kvasir.types import Request, Transfer
+from kvasir.weights.find import ASSETS
 from tests.engine.cores import core_of, random_model
 from tests.engine.test_tier_models import needs_native
 from tests.kv._tiers import until
@@ -81,7 +84,7 @@ def address(tmp_path) -> str:
     ("model", "executor"),
     [
         pytest.param("kvasir-mini", "auto", marks=needs_native),
-        pytest.param("gemma3", "program", marks=needs_native),
+        pytest.param("gemma3", "program", marks=[needs_native, pytest.mark.slow]),
         pytest.param("qwen3-next", "program", marks=[needs_native, pytest.mark.slow]),
         pytest.param("llama", "eager", marks=pytest.mark.slow),
         pytest.param("mistral", "eager", marks=pytest.mark.slow),
@@ -99,3 +102,61 @@ def test_answers_of_two_engines_are_those_of_one(tmp_path, address, model, execu
         prompts = sum(len(r.prompt_ids) // 16 * 16 for r in requests if not r.params.prompt_logprobs)
         assert second.stats().tier_loaded_tokens >= 0.8 * prompts
         assert exchange_of(first).outbox.num_bytes == 0
+
+
+@needs_native
+def test_other_weights_are_refused_and_computed(tmp_path, address):
+    pytest.importorskip("torch")
+    folders = [tmp_path / str(seed) for seed in range(2)]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        random_model("llama", folder, seed)
+    requests = [replace(r, params=replace(r.params, n=1)) for r in mixed_requests(300, 400, longest=150, count=3)]
+    with two(str(folders[0]), address, str(folders[1])) as (first, second):
+        for request in requests:
+            first.add(replace(request, sends=Transfer(request.id, address)))
+        while first.has_work():
+            first.step()
+        until(lambda: not any(exchange_of(first).outbox.is_open(r.id) for r in requests))
+        answers = {(r.id, 0): Answer() for r in requests}
+        for request in requests:
+            second.add(replace(request, takes=Transfer(request.id, seconds=0.1)))
+        while second.has_work():
+            for delta in second.step():
+                answers[delta.id, delta.index].take(delta)
+        same(plain(core_of(str(folders[1]), block_size=16, threads=1), requests), answers)
+        assert second.stats().tier_loads == {}
+
+
+@needs_native
+def test_the_same_weights_in_other_files_of_the_same_content_are_the_same(tmp_path, address):
+    """Copies have other paths and times."""
+    copies = []
+    for name in ("one", "two"):
+        shutil.copytree(ASSETS / "kvasir-mini", tmp_path / name)
+        copies.append(str(tmp_path / name))
+    requests = mixed_requests(2000, 400, longest=100, count=3)
+    with two(copies[0], address, copies[1]) as (first, second):
+        expected = plain(core_of("kvasir-mini", block_size=16, threads=1), requests)
+        same(expected, handed_over(first, second, requests, address))
+        assert second.stats().tier_loaded_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"role": "prefill"}, "--transfer-listen"),
+        ({"role": "other", "transfer_peer": ["10.0.0.1"]}, "expected one of both"),
+        ({"transfer_key": "x"}, "--transfer-listen"),
+        ({"transfer_listen": "x/y", "prefix_cache": False}, "--no-prefix-cache"),
+        ({"transfer_listen": "nothing"}, "HOST:PORT"),
+        ({"transfer_listen": "127.0.0.1:0"}, "--transfer-key"),
+        ({"transfer_peer": ["10.0.0.1"]}, "--transfer-cert"),
+        ({"transfer_listen": "/tmp/" + 100 * "x"}, "too long"),
+        ({"transfer_peer": ["/tmp/x/y"], "transfer_memory": 1000}, "8 blocks"),
+    ],
+)
+def test_contradictory_options_are_refused(options, message):
+    with pytest.raises(ConfigError) as error:
+        core_of("kvasir-mini", **options)
+    assert message in f"{error.value} {error.value.hint}"
