@@ -1,5 +1,5 @@
-"""Ranks beside other features: a program that several ranks share takes the place of the engine's own, and the answers
-are those of one rank. A sum that goes over the ranks in another order must turn its cell red."""
+"""Ranks beside other features: as processes, or as a program that several ranks share in the place of the engine's own.
+The answers are those of one rank. A sum that goes over the ranks in another order must turn its cell red."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kvasir.ops import native
 from kvasir.program import meetings
 from tests.composition import models
 from tests.composition.cells import Cell
+from tests.composition.features import FEATURES
 from tests.engine.test_oracle_ranks import share
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
@@ -46,6 +47,52 @@ def ran(size: int, model: str, features: tuple[str, ...]) -> str:
     found = Cell((*features, model)).run(shared)
     assert all(program.seconds > 0 for program in programs[:1])
     return found.word
+
+
+class Processes(Cell):
+    """A cell of an engine whose ranks are processes."""
+
+    def __init__(self, size: int, *names: str):
+        super().__init__(names)
+        self.size = size
+
+    @property
+    def refused(self) -> bool:
+        return super().refused or any(feature.name in REFUSED for feature in self.features)
+
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        return {**options, "tensor_parallel": self.size, "threads": max(self.size, options["threads"])}
+
+
+# What ranks refuse by name: other executors, drafters with weights, changes of matrices that they share.
+REFUSED = {"eager executor", "drafts: a model", "drafts: DFlash", "drafts: DSpark", "adapter: everything"}
+FAST = ("adapters summed",)
+
+
+def is_shared(core: Any) -> None:
+    assert any(" ranks of " in line for line in core.summary)
+
+
+@pytest.mark.parametrize(
+    "name", [f.name if f.name in FAST else pytest.param(f.name, marks=pytest.mark.slow) for f in FEATURES]
+)
+def test_every_feature_beside_processes(name):
+    cell = Processes(2, name)
+    assert cell.run(is_shared).word == ("refused" if cell.refused else "equal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (4, ("llama", "forced preemption", "adapters summed", "float32", "overlap")),
+        (8, ("qwen3-moe", "neighbours", "mirostat", "prompt logprobs", "KV int8")),
+        (2, ("mixtral", "abort of neighbours", "steps of 29 tokens", "n", "restart")),
+    ],
+)
+def test_processes_beside_several_features(size, names):
+    assert Processes(size, *names).run(is_shared).word == "equal"
 
 
 @pytest.mark.parametrize(("size", "model", "features"), ALL)

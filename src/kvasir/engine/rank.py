@@ -54,7 +54,7 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
         return 2
     channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped)))
     program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads)
-    follower = Follower(program, mesh, spec.steps, spec.rows, channel)
+    follower = Follower(program, mesh, spec.steps, spec.rows, channel, Channel.of(spec.packing))
     channel.send(messages.encode(messages.RankReady()))
     try:
         follower.serve()

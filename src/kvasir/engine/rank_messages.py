@@ -8,13 +8,15 @@ from kvasir.config import EngineOptions
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a rank's process is. parent: the id of the engine's process. segment, steps, rows: open files. threads: of
+    """What a rank's process is. parent: the id of the engine's process. packing: the open file of the channel
+    for adapters. segment, steps, rows: open files. threads: of
     this rank. spins: see SharedRank. processors: that it runs on, None for any."""
 
     options: EngineOptions
     rank: int
     size: int
     parent: int
+    packing: int
     segment: int
     steps: int
     rows: int

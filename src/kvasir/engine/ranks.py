@@ -66,14 +66,18 @@ class RankProcesses:
         nodes = devices.memory_nodes()
         shares = devices.shares(nodes, size) if len(nodes) > 1 or options.pin else None
         self._channels: list[Channel] = []
+        self._packing: list[Channel] = []
         self._processes: list[subprocess.Popen] = []
         try:
             for rank in range(1, size):
+                own, theirs = Channel.pair()
+                self._packing.append(own)
                 spec = messages.RankSpec(
-                    options, rank, size, os.getpid(), *self._files, self.threads, spins, LONGEST_WAIT,
+                    options, rank, size, os.getpid(), theirs.fileno(), *self._files, self.threads, spins, LONGEST_WAIT,
                     shares[rank] if shares else None,
                 )  # fmt: skip
                 self._spawn(spec)
+                theirs.close()
         except BaseException:
             self.close()
             raise
@@ -89,7 +93,7 @@ class RankProcesses:
         # Standard output belongs to the engine's supervisor.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=engine_environment(),
-            pass_fds=(theirs.fileno(), *self._files),
+            pass_fds=(theirs.fileno(), spec.packing, *self._files),
         )  # fmt: skip
         self._processes.append(process)
         theirs.close()
@@ -134,15 +138,25 @@ class RankProcesses:
     # -- messages
 
     def send(self, message: Bytes) -> None:
+        self._send(self._channels, message)
+
+    def receive(self) -> Sequence[Bytes]:
+        return self._receive(self._channels)
+
+    def ask(self, message: Bytes) -> Callable[[], Sequence[Bytes]]:
+        self._send(self._packing, message)
+        return lambda: self._receive(self._packing)
+
+    def _send(self, channels: Sequence[Channel], message: Bytes) -> None:
         try:
-            for channel in self._channels:
+            for channel in channels:
                 channel.send(message)
         except OSError as error:
             raise self._fault() from error
 
-    def receive(self) -> Sequence[Bytes]:
+    def _receive(self, channels: Sequence[Channel]) -> Sequence[Bytes]:
         try:
-            return [channel.receive() for channel in self._channels]
+            return [channel.receive() for channel in channels]
         except (OSError, EOFError) as error:
             raise self._fault() from error
 
@@ -194,10 +208,10 @@ class RankProcesses:
             return
         self._closing = True
         self.mesh.abort()
-        for channel, process in zip(self._channels, self._processes, strict=False):
+        for channel in (*self._channels, *self._packing):
             channel.close()
-            if not self._made:
-                process.kill()
+        for process in self._processes if not self._made else ():
+            process.kill()
         deadline = time.monotonic() + END_SECONDS
         for process in self._processes:
             try:

@@ -8,12 +8,17 @@ from kvasir.program import commands
 from kvasir.program.commands import LOGITS, STEP, StepMemory
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank
+from kvasir.program.shared_packing import FollowingPacking
 
 
 class Follower:
-    """program: of this rank. steps, rows: files in memory that all ranks have open. channel: to rank 0."""
+    """program: of this rank. steps, rows: files in memory that all ranks have open. channel, packing: to rank 0, the
+    latter for adapters."""
 
-    def __init__(self, program: Program, mesh: SharedRank, steps: int, rows: int, channel: Channel):
+    def __init__(
+        self, program: Program, mesh: SharedRank, steps: int, rows: int, channel: Channel, packing: Channel
+    ):  # fmt: skip
+        self._packing = FollowingPacking(program.marshal.adapters, packing)
         self.program, self.mesh, self.channel, self._rows = program, mesh, channel, rows
         self._memory = StepMemory(steps, len(program.states), program.struct.max_tokens)
 
@@ -43,4 +48,8 @@ class Follower:
                 cache.import_(group, block, data)
             case commands.FillCache(value):
                 cache.fill_(value)
+            case commands.SetAdapter(adapter, key, rank, dropped):
+                packed = None if key is None else self._packing.take(key, rank)
+                self.program.set_adapter(adapter, packed)
+                self._packing.drop(dropped)
         return b""

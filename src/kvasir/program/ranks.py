@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from kvasir.plan import Bytes
 from kvasir.program.cache import NativeCache
 from kvasir.program.changes import PackedAdapter
 from kvasir.program.program import Program
+from kvasir.program.shared_packing import shared_squares, whole_squares
 
 
 class RankedCache:
@@ -176,17 +177,11 @@ class RankedProgram:
         adapters = [program.marshal.adapters for program in self.programs]
         for one in adapters:
             one.check(adapter)
-        columns: dict[str, dict[tuple[int, int], np.ndarray]] = {}
         own = [one.squares(adapter) for one in adapters]
-        slots = [one.places.slots for one in adapters]
-        for squares, mine in zip(own, slots, strict=True):
-            for name in squares.keys() & mine.keys():
-                columns.setdefault(name, {})[mine[name].shard.columns] = squares[name]
-        for squares, mine in zip(own, slots, strict=True):
-            for name in squares.keys() & mine.keys():
-                if mine[name].shard.parts > 1:
-                    squares[name] = np.concatenate([columns[name][at] for at in sorted(columns[name])], 1)
-        return RankedAdapter([one.pack(adapter, squares) for one, squares in zip(adapters, own, strict=True)])
+        whole = whole_squares(map(shared_squares, adapters, own))
+        packed = [one.pack(adapter, {**squares, **whole}) for one, squares in zip(adapters, own, strict=True)]
+        rank = max(part.rank for part in packed)  # ranks exchange products of equal widths
+        return RankedAdapter([replace(part, rank=rank) for part in packed])
 
     def set_adapter(self, adapter: int, packed: RankedAdapter | None) -> None:
         """See Program.set_adapter."""

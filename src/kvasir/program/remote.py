@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.commands import CALL, LOGITS, StepMemory
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank
+from kvasir.program.shared_packing import SharedAdapter, SharedPacking
 
 
 class Others(Protocol):
@@ -37,6 +38,11 @@ class Others(Protocol):
 
     def receive(self) -> Sequence[Bytes]:
         """The answers of all, by rank. Raises DeviceFault if one is gone."""
+        ...
+
+    def ask(self, message: Bytes) -> Callable[[], Sequence[Bytes]]:
+        """Sends a message about an adapter to each; returns a function that waits for their answers. For any thread,
+        one message at a time. Raises as `send` and `receive`."""
         ...
 
     def lost(self) -> str:
@@ -109,17 +115,6 @@ class RemoteCache:
         self._own.fill_(value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RemoteAdapter:
-    """A packed adapter: the part of rank 0, and the key of the others' parts. rank: the greatest of all parts. nbytes:
-    of all parts."""
-
-    own: Any
-    key: int
-    rank: int
-    nbytes: int
-
-
 class RemoteProgram:
     """The program of rank 0, which leads those of the other ranks: it samples, and they compute what it says. States,
     pieces and results are its own. After the loss of a rank every call raises DeviceFault."""
@@ -132,6 +127,7 @@ class RemoteProgram:
         self.states, self.pieces, self.results, self.struct = lead.states, lead.pieces, lead.results, lead.struct
         self.lowered, self.pool, self.vocab, self.types = lead.lowered, lead.pool, lead.vocab, lead.types
         self.trace, self._closed = lead.trace, False
+        self._packing = SharedPacking(lead.marshal.adapters, others.ask)
 
     def bind(self, rows: RowArrays) -> RowArrays:
         """See Program.bind. Returns rows of the same sizes in memory that all ranks share."""
@@ -210,13 +206,15 @@ class RemoteProgram:
         """See Program.lacks."""
         return self.lead.lacks(adapter)
 
-    def pack_adapter(self, adapter: ModelChanges) -> RemoteAdapter:
+    def pack_adapter(self, adapter: ModelChanges) -> SharedAdapter:
         """See Program.pack_adapter."""
-        raise ValueError("adapters on ranks")
+        return self._packing.pack(adapter)
 
-    def set_adapter(self, adapter: int, packed: RemoteAdapter | None) -> None:
+    def set_adapter(self, adapter: int, packed: SharedAdapter | None) -> None:
         """See Program.set_adapter."""
-        raise ValueError("adapters on ranks")
+        key, rank = (None, 0) if packed is None else (packed.key, packed.rank)
+        self._calls.call(commands.SetAdapter(adapter, key, rank, self._packing.dropped()))
+        self.lead.set_adapter(adapter, packed and replace(packed.own, rank=packed.rank))
 
     def close(self) -> None:
         """Waits for a step in progress, then ends the threads and the other ranks."""
