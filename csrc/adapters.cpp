@@ -246,16 +246,18 @@ Vectors vectors_of(const Adapters& all, const AdaptedRows& rows, int64_t slot, i
     return own;
 }
 
-void change_lookup(const Adapters& all, int64_t slot, const int64_t* ids, float* out, int64_t width, int64_t first,
-                   int64_t last) {
+void change_lookup(const Adapters& all, int64_t slot, const TableRows& table, const int64_t* ids, float* out,
+                   int64_t width, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
+        const int64_t at = ids[row] - table.first;
+        if (at < 0 || at >= table.count) continue;
         const InEffect* found = all.in_effect + row * MAX_APPLIED;
         float* to = out + row * width;
         for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
             const LowRank& change = all.tables[found[level].id][slot];
-            if (change.replacement) kernels().lookup(*change.replacement, to, width, ids + row, 1);
+            if (change.replacement) kernels().lookup(*change.replacement, to, width, &at, 1);
             if (!change.rows) continue;
-            const int32_t id = static_cast<int32_t>(ids[row]);
+            const int32_t id = static_cast<int32_t>(at);
             const int64_t place = first_from(change.ids, change.rows->rows, id);
             if (place < change.rows->rows && change.ids[place] == id) {
                 kernels().lookup(*change.rows, to, width, &place, 1);
@@ -265,7 +267,7 @@ void change_lookup(const Adapters& all, int64_t slot, const int64_t* ids, float*
             const LowRank& change = all.tables[found[level].id][slot];
             if (!change.b) continue;
             float inner[MAX_RANK];
-            kernels().lookup(*change.a, inner, MAX_RANK, ids + row, 1);
+            kernels().lookup(*change.a, inner, MAX_RANK, &at, 1);
             kernels().scale(inner, inner, found[level].scale, change.a->cols);
             expand_one(change, inner, found[level].scale, to);
         }

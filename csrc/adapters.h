@@ -87,9 +87,13 @@ struct Vectors {
 };
 Vectors vectors_of(const Adapters& all, const AdaptedRows& rows, int64_t slot, int64_t row, Vectors own);
 
+// The ids whose rows of a table this rank has.
+struct TableRows {
+    int64_t first, count;
+};
 // Applies the changes of a table to the rows [first, last) that were looked up by `ids`. out: [rows, width].
-void change_lookup(const Adapters& all, int64_t slot, const int64_t* ids, float* out, int64_t width, int64_t first,
-                   int64_t last);
+void change_lookup(const Adapters& all, int64_t slot, const TableRows& table, const int64_t* ids, float* out,
+                   int64_t width, int64_t first, int64_t last);
 
 // Applies the low-rank changes of one expert, `expert` of those of this rank, to its product for a token row.
 void change_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, const float* x, float* out);

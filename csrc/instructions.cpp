@@ -267,17 +267,15 @@ void run_embed(const Instr& in, const Program& p, Range r) {
     const int64_t* ids = in.n[1] ? p.positions : p.tokens;
     const int64_t width = in.n[0], first = in.n[2];
     float* out = at<float>(in.p[1]) + r.begin * width;
-    if (!in.n[3]) {
-        kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
-        if (!p.adapted || !in.n[4]) return;
-        return change_lookup(*p.adapters, in.n[4] - 1, ids, at<float>(in.p[1]), width, r.begin, r.end);
-    }
-    for (int64_t row = r.begin; row < r.end; ++row, out += width) {
+    if (!in.n[3]) kernels().lookup(table, out, width, ids + r.begin, r.end - r.begin);
+    for (int64_t row = r.begin; in.n[3] && row < r.end; ++row, out += width) {
         int64_t id = ids[row] - first;
         if ((id < 0 || id >= table.rows) && in.n[3] == 2) id = 0;
         if (id >= 0 && id < table.rows) kernels().lookup(table, out, width, &id, 1);
         else std::memset(out, 0, static_cast<size_t>(width) * sizeof *out);
     }
+    if (!p.adapted || !in.n[4]) return;
+    change_lookup(*p.adapters, in.n[4] - 1, {first, table.rows}, ids, at<float>(in.p[1]), width, r.begin, r.end);
 }
 
 // Adds rows to all streams but the first.

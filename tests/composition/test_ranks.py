@@ -65,8 +65,10 @@ class Processes(Cell):
         return {**options, "tensor_parallel": self.size, "threads": max(self.size, options["threads"])}
 
 
-# What ranks refuse by name: other executors, drafters with weights, changes of matrices that they share.
-REFUSED = {"eager executor", "drafts: a model", "drafts: DFlash", "drafts: DSpark", "adapter: everything"}
+# What ranks refuse by name: other executors, drafters with weights.
+REFUSED = {"eager executor", "drafts: a model", "drafts: DFlash", "drafts: DSpark"}
+# What the cell counts is of one process.
+ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads"}
 FAST = ("adapters summed",)
 
 
@@ -75,7 +77,12 @@ def is_shared(core: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [f.name if f.name in FAST else pytest.param(f.name, marks=pytest.mark.slow) for f in FEATURES]
+    "name",
+    [
+        f.name if f.name in FAST else pytest.param(f.name, marks=pytest.mark.slow)
+        for f in FEATURES
+        if f.name not in ELSEWHERE
+    ],
 )
 def test_every_feature_beside_processes(name):
     cell = Processes(2, name)

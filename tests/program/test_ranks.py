@@ -272,19 +272,23 @@ def test_a_single_rank_has_no_meetings(folders):
 def test_adapters_of_every_kind_are_equal_or_refused_by_name(folders):
     model = whole(folders("qwen3-moe"))
     given = everything(model.model, 1)
-    # Ranks share the rows of the table, and the sums of a matrix that is replaced.
-    saved = {name: array for name, array in given.saved.items() if "norm" in name or "head" in name or "q." in name}
-    shared = replace(given, tables={}, saved=saved, tokens={"head": given.tokens["head"]})
-    expected = of_everything(program_of(model), shared)
-    program = ranked_of(folders("qwen3-moe"), 2)
-    assert same(of_everything(program, shared), expected)
-    assert "table 'embed'" in program.lacks(given)
-    assert "'embed'" in program.lacks(replace(shared, tokens=given.tokens))
-    down = {"layers.0.attn.out.weight": np.zeros((64, 64), np.float32)}
-    assert "'layers.0.attn.out.weight'" in program.lacks(replace(shared, saved=down))
-    program.close()
+    table = np.random.default_rng(2).standard_normal((300, 64)).astype(np.float32)
+    replaced = replace(given, tables={}, tokens={}, saved={"embed.weight": table})
+    program = program_of(model)
+    expected = [of_everything(program, adapter) for adapter in (given, replaced)]
+    assert not same(*expected)
+    for size in (2, 4):
+        program = ranked_of(folders("qwen3-moe"), size)
+        assert same(of_everything(program, given), expected[0])
+        assert same(of_everything(program, replaced), expected[1])
+        # Ranks share the sums of this matrix, and the columns whose norms DoRA needs.
+        out = {"layers.0.attn.out.weight": np.zeros((64, 256), np.float32)}
+        assert "'layers.0.attn.out.weight'" in program.lacks(replace(given, saved=out))
+        scaled = {"embed": replace(given.tables["embed"], magnitude=np.ones(64, np.float32))}
+        assert "DoRA" in program.lacks(replace(given, tables=scaled))
+        program.close()
     program = ranked_of(folders("qwen3-moe"), 8)  # each rank has a part of each expert
-    assert "layers.0.mlp.experts.0" in program.lacks(shared)
+    assert "layers.0.mlp.experts.0" in program.lacks(given)
     program.close()
 
 

@@ -51,6 +51,9 @@ def unknown(places: Places, adapter: ModelChanges) -> str:
     for path in (*adapter.tables, *adapter.tokens):
         if path not in places.tables and not (path == _HEAD and path in places.slots):
             return f"a change of the table {quoted(path)}"
+    for path, change in adapter.tables.items():
+        if change.magnitude is not None and path in places.tables and not places.tables[path].whole:
+            return f"a magnitude (DoRA) of the table {quoted(path)}, whose rows ranks share"
     return next(
         (f"a tensor that replaces {quoted(full)}" for full in adapter.saved if not _replaceable(places, full)), ""
     )
@@ -137,10 +140,10 @@ class _Packing:
 
     def change_table(self, path: str, change: Change) -> None:
         """Of a table, whose rows are looked up in the transposed A."""
-        entry, table = self._entry(path), self.places.tables[path]
-        if (change.a.shape[1:], change.b.shape[:1]) != ((table.rows,), (table.cols,)):
-            raise ValueError(f"{path} needs A [rank, {table.rows}] and B [{table.cols}, rank]")
-        self._matrix(entry, "a", change.a.T)
+        entry, (table, rows, size) = self._entry(path), self.places.tables[path]
+        if (change.a.shape[1:], change.b.shape[:1]) != ((size,), (table.cols,)):
+            raise ValueError(f"{path} needs A [rank, {size}] and B [{table.cols}, rank]")
+        self._matrix(entry, "a", change.a.T[slice(*rows)])
         self._matrix(entry, "b", _scaled(change.b, change.scale))
         if change.magnitude is not None:
             self._vector(entry, "factors", factors_of(change.magnitude, np.sqrt(_column_squares(table, change))))
@@ -155,7 +158,7 @@ class _Packing:
             return self._replace_norm(name, entry, kind, array)
         slot = self.places.slots.get(name)
         if slot is None:
-            return self._matrix(entry, "replacement", array)
+            return self._matrix(entry, "replacement", array[slice(*self.places.tables[name].rows)])
         rows = array[slice(*slot.shard.rows)]
         if kind == "bias":
             return self._vector(entry, "vector", rows)
@@ -170,7 +173,7 @@ class _Packing:
     def replace_rows(self, path: str, rows: Replaced) -> None:
         """Rows of a table or of the head."""
         ids, slot = np.array(rows.ids, np.int64), None if path in self.places.tables else self.places.slots[path]
-        first, last = slot.shard.rows if slot else (0, 1 << 31)
+        first, last = slot.shard.rows if slot else self.places.tables[path].rows
         order = np.argsort(ids)
         order = order[(ids[order] >= first) & (ids[order] < last)]
         if len(order):

@@ -123,7 +123,7 @@ class Marshal:
         ids, weight, first, or_first = instruction.inputs
         (out,) = instruction.buffers
         part = 0 if first is None else 1 + or_first
-        place = -1 if part else self.adapters.places.table(weight)
+        place = -1 if or_first else self.adapters.places.table(weight)
         n = [weight.cols, int(ids.base is self._positions.base), first or 0, part, 1 + place]
         self._set(instr, "embedding", [weight.address, self._at(out)], n)
 

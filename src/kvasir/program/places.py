@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvasir.layers.adapters import Slot
+from kvasir.layers.embedding import Embedding
 from kvasir.layers.module import Module
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program.trace import Trace
@@ -24,6 +25,18 @@ class Expert(NamedTuple):
     matrix: PackedMatrix
 
 
+class Table(NamedTuple):
+    """An embedding of `size` ids. matrix: the rows of ids [first, last) `rows`, which this rank has."""
+
+    matrix: PackedMatrix
+    rows: tuple[int, int]
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        return self.rows == (0, self.size)
+
+
 class Places:
     """The places of a program, collected while it is built.
 
@@ -38,7 +51,7 @@ class Places:
         found = (node.inputs[1] for node in trace.graph.nodes if node.op == "linear")
         self.matrices = {trace.slots[id(weight)].name: weight for weight in found if id(weight) in trace.slots}
         self.biased: set[str] = set()
-        self.tables: dict[str, PackedMatrix] = {}
+        self.tables: dict[str, Table] = {}
         self.norms: dict[str, Module] = {}
         self.experts: dict[str, Expert] = {}
         self.held: dict[str, int] = {}
@@ -59,10 +72,10 @@ class Places:
 
     def table(self, weight: Any) -> int:
         """The number of a table, -1 if adapters do not change it."""
-        path, _ = self._trace.modules.get(id(weight), ("", None))
-        if not path:
+        path, module = self._trace.modules.get(id(weight), ("", None))
+        if not isinstance(module, Embedding):
             return -1
-        self.tables[path] = weight
+        self.tables[path] = Table(weight, module.rows, module.size)
         return self._place(path)
 
     def norm(self, weight: Any) -> int:
