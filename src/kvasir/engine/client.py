@@ -7,10 +7,11 @@ torch).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
@@ -141,6 +142,16 @@ class Fleet(Protocol):
     async def restart_all(self, grace: float = 0.0) -> None: ...
 
     async def scale(self, count: int, grace: float = 0.0) -> None: ...
+
+
+@runtime_checkable
+class ShowsCache(Protocol):
+    """An engine whose prefix cache can be followed."""
+
+    def follow_cache(self, take: Callable[[CacheChanges], None]) -> None:
+        """Calls `take` with a snapshot of the prefix cache as soon as there is one, then with each change. A new
+        process begins with a new snapshot. Calling it again gives another snapshot."""
+        ...
 
 
 @runtime_checkable

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, load_of, look, record
+from kvasir.kv.changes import CacheChanges, ChangeLog
 from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
+from kvasir.sched.admission import PRIVATE
 from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
 from kvasir.snapshot import Snapshot, StepRecord
@@ -129,6 +131,17 @@ class EngineCore:
     def drop_adapter(self, content: str) -> None:
         """Ends the pin of an adapter, and removes it from memory once no request uses it."""
         self.scheduler.adapters.drop(content)
+
+    def follow_cache(self) -> CacheChanges:
+        """Reports what the prefix cache holds; from now on `cache_changes` reports what changes."""
+        tree, numbers = self.scheduler.kv.tree, self.scheduler.prefixes.numbers
+        tree.log = tree.log or ChangeLog(tree.block_size, numbers.pair, lambda space: not space.startswith(PRIVATE))
+        return tree.log.snapshot(tree.nodes())
+
+    def cache_changes(self) -> CacheChanges | None:
+        """What has changed in the prefix cache since the last call, if it is followed."""
+        log = self.scheduler.kv.tree.log
+        return log.take() if log else None
 
     def expires(self) -> float | None:
         """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""

@@ -22,6 +22,7 @@ from kvasir.engine.streams import Streams
 from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
 from kvasir.fields import MAX_N
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
@@ -45,6 +46,7 @@ class InProcessEngine(TakesAdapters):
             lambda info: self._commands.put(lambda core: core.pin_adapter(info)),
             lambda content: self._commands.put(lambda core: core.drop_adapter(content)),
         )
+        self._follower: Callable[[CacheChanges], None] | None = None  # of the prefix cache
         self._thread: threading.Thread | None = None
         self._launched = False  # whether the thread is one that `start` has not waited for yet
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,6 +143,10 @@ class InProcessEngine(TakesAdapters):
             return False
         return True
 
+    def follow_cache(self, take: Callable[[CacheChanges], None]) -> None:
+        self._follower = take
+        self._commands.put(lambda core: self._call(take, core.follow_cache()))
+
     async def check(self) -> None:
         """Checks that nothing leaked. Raises AssertionError."""
         await self._ask(EngineCore.check)
@@ -207,6 +213,8 @@ class InProcessEngine(TakesAdapters):
             added = core.advance()
             if added:
                 self._deliver(added)
+            if (changes := core.cache_changes()) and self._follower:
+                self._call(self._follower, changes)
 
     def _deliver(self, added: list[Delta | Tokens]) -> None:
         """Hands the results of a step to the event loop. Blocks while the loop has AHEAD unread results, so that the

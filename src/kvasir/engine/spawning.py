@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +34,14 @@ def end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def close_pipes(process: subprocess.Popen | None) -> None:
+    """Closes the pipes of a process that has ended, whose output the event loop may read."""
+    if process is None or process.stdout is None or process.stdout.closed:
+        return
+    asyncio.get_running_loop().remove_reader(process.stdout)
+    for pipe in (process.stdout, process.stdin):
+        with contextlib.suppress(OSError):
+            if pipe:
+                pipe.close()

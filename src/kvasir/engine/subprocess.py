@@ -31,10 +31,11 @@ from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
 from kvasir.engine.progress import Progress
 from kvasir.engine.sockets import make_socket_path, remove_socket
-from kvasir.engine.spawning import end, spawn
+from kvasir.engine.spawning import close_pipes, end, spawn
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
 from kvasir.errors import EngineDead, EngineLost, QueueFull
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
@@ -89,6 +90,7 @@ class ProcessEngine(TakesAdapters):
         pin, drop = (lambda x, kind=kind: self._command(kind(x)) for kind in (wire.PinAdapter, wire.DropAdapter))
         self._adapters = Adapters(self._read_adapter, pin, drop)
         self._cumulative = CumulativeStats()
+        self._follower: Callable[[CacheChanges], None] | None = None  # of the prefix cache
         self._questions: dict[int, asyncio.Future] = {}
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task] = []
@@ -212,6 +214,10 @@ class ProcessEngine(TakesAdapters):
         assert answer.snapshot is not None
         return replace(answer.snapshot, stats=self._named(self._cumulative.add(answer.snapshot.stats)))
 
+    def follow_cache(self, take: Callable[[CacheChanges], None]) -> None:
+        self._follower = take
+        self._command(wire.FollowCache())
+
     async def check(self) -> None:
         """Checks that nothing leaked in the engine. Raises AssertionError."""
         await self._query("check")
@@ -252,7 +258,7 @@ class ProcessEngine(TakesAdapters):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._command(wire.Stop())
         await asyncio.to_thread(self._end_process)
-        self._close_pipes()
+        close_pipes(self._process)
         self._close_socket()
         self._context.term()
 
@@ -302,6 +308,8 @@ class ProcessEngine(TakesAdapters):
                 self._journal.forget(request_id)
                 self._streams.fail(request_id, wire.to_error(event))
                 self._flush()
+            case wire.CacheReport(changes) if self._follower:
+                self._follower(changes)
             case wire.Reply(number, error=error, fault=fault):
                 answer = self._questions.get(number)
                 if answer is not None and not answer.done():
@@ -330,12 +338,14 @@ class ProcessEngine(TakesAdapters):
         except BaseException:
             self._process.kill()
             self._end_process()
-            self._close_pipes()
+            close_pipes(self._process)
             self._close_socket()
             raise
         remove_socket(self._address)  # it is connected; a process that is killed later leaves no files
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
+        if self._follower:
+            self._command(wire.FollowCache())
         self._state = EngineState()
         self._partial_line = b""
         os.set_blocking(self._stdout.fileno(), False)
@@ -434,7 +444,7 @@ class ProcessEngine(TakesAdapters):
         self._ready = False
         self._cumulative.end()
         self._close_socket()
-        self._close_pipes()
+        close_pipes(self._process)
         for answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(EngineDead("the engine process exited"))
@@ -475,15 +485,6 @@ class ProcessEngine(TakesAdapters):
     def _end_process(self) -> None:
         if self._process is not None:
             end(self._process)
-
-    def _close_pipes(self) -> None:
-        if self._stdout.closed:
-            return
-        asyncio.get_running_loop().remove_reader(self._stdout)
-        for pipe in (self._stdout, self._process and self._process.stdin):
-            with contextlib.suppress(OSError):
-                if pipe:
-                    pipe.close()
 
     def _close_socket(self) -> None:
         if getattr(self, "_receiver", None):

@@ -24,6 +24,7 @@ from kvasir.errors import (
     TextTooLong,
     UnsupportedModel,
 )
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_delta
@@ -90,6 +91,12 @@ class DropAdapter(_Message, frozen=True):
     content: str
 
 
+class FollowCache(_Message, frozen=True):
+    """Asks for a snapshot of the prefix cache, and for all its changes from then on."""
+
+    pass
+
+
 class Stop(_Message, frozen=True):
     """Asks the engine to stop."""
 
@@ -150,6 +157,12 @@ class Reply(_Message, frozen=True):
     fault: ErrorReport | None = None
 
 
+class CacheReport(_Message, frozen=True):
+    """A snapshot of the prefix cache, or what has changed in it."""
+
+    changes: CacheChanges
+
+
 class Progress(_Message, frozen=True):
     """Progress of the start: `done` of `total` bytes of weights are loaded or, then, kernels are compiled."""
 
@@ -158,8 +171,8 @@ class Progress(_Message, frozen=True):
     kernels: bool = False
 
 
-Command = Add | Abort | Pause | EngineQuery | ReadAdapter | PinAdapter | DropAdapter | Stop
-Event = Ready | ErrorReport | Deltas | Reply | Progress
+Command = Add | Abort | Pause | FollowCache | EngineQuery | ReadAdapter | PinAdapter | DropAdapter | Stop
+Event = Ready | ErrorReport | Deltas | Reply | CacheReport | Progress
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

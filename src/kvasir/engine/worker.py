@@ -65,6 +65,8 @@ class EngineWorker:
                 added = self.core.advance()
                 if added:
                     self.send(wire.Deltas.of(added))
+                if changes := self.core.cache_changes():
+                    self.send(wire.CacheReport(changes))
                 self._busy_until = time.monotonic()
         finally:
             self._reader.shutdown(cancel_futures=True)
@@ -115,6 +117,8 @@ class EngineWorker:
                 self.core.abort(id, index)
             case wire.Pause(id, whether):
                 self.core.pause(id, whether)
+            case wire.FollowCache():
+                self.send(wire.CacheReport(self.core.follow_cache()))
             case wire.EngineQuery(number, what):
                 self.send(self._answer(number, what))
             case wire.ReadAdapter(number, path):

@@ -178,7 +178,7 @@ class FleetEngine(Operations):
 
     def _predicted(self, replica: Replica, entry: Routed) -> int:
         """Leading tokens of the request that the replica is expected to have in its prefix cache."""
-        return roles.received(replica, entry)
+        return max(replica.predicted(entry), roles.received(replica, entry))
 
     # -- the rest of the protocol ------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from kvasir.engine.client import Engine, EngineState, Launches
+from kvasir.engine.client import Engine, EngineState, Launches, ShowsCache
 from kvasir.errors import ConfigError, EngineDead
 from kvasir.fleet.adapters import FleetAdapters
 from kvasir.fleet.replica import Replica, ReplicaStatus, Routed
+from kvasir.kv.changes import CacheChanges
 from kvasir.types import ModelInfo
 
 log = logging.getLogger("kvasir.fleet")
@@ -94,6 +95,7 @@ class Members:
             raise
         self._dead = None
         for replica in self.replicas:
+            self._follow_cache(replica)
             replica.welcome = True
         self._begin(self._watch())
 
@@ -143,6 +145,7 @@ class Members:
         if not replica.answers and (replica.welcome or replica.refused):
             replica.welcome, replica.refused = False, ""
             replica.restarts += not replica.draining
+            replica.map.forget()
         if replica.answers and not replica.welcome and not replica.refused and not replica.welcoming:
             self._begin(self._welcome(replica))
         if (status := replica.status) is not replica.seen:
@@ -165,12 +168,26 @@ class Members:
                 log.error("replica %d takes no requests: %s", replica.index, replica.refused)
                 return
             await self._adapters.share(replica.engine)
+            self._follow_cache(replica)
             replica.welcome = True
             self._follow(replica)
         except EngineDead as error:
             log.warning("replica %d: %s", replica.index, error)
         finally:
             replica.welcoming = False
+
+    def _follow_cache(self, replica: Replica) -> None:
+        """Keeps the map of a replica's prefix cache, if its engine shows it."""
+        engine = replica.engine
+        if not isinstance(engine, ShowsCache):
+            return
+
+        def take(changes: CacheChanges) -> None:
+            known = replica.map.block_size
+            if replica.engine is engine and not replica.map.take(changes) and known:
+                engine.follow_cache(take)  # changes are missing: another snapshot
+
+        engine.follow_cache(take)
 
     async def _hear(self, replica: Replica) -> None:
         """Asks a replica for its statistics, and notes whether it answers."""

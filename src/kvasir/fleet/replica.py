@@ -11,6 +11,7 @@ from kvasir.engine.client import Engine
 from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import JournalEntry
 from kvasir.fleet.cost import ReplicaFacts
+from kvasir.fleet.prefix_map import PrefixMap, keys_of
 from kvasir.sched.budget import StepTime
 from kvasir.statistics import EngineStats
 from kvasir.types import Delta, Transfer
@@ -34,9 +35,10 @@ class ReplicaStatus(StrEnum):
 class Routed(JournalEntry):
     """An open request of the fleet. replica: where it is; None while no replica takes it. uncached: prompt tokens that
     the replica is expected to compute, 0 once a token came. predicted: prompt tokens expected in its cache. moving: it
-    is leaving its replica for another. rows, held: its choices and tokens, as the replica counts them. aborted: choices
-    that are not wanted any more. full: replicas whose queues are full. changed: set when it may have a place, or is
-    aborted. transfer: of its prompt's blocks to `target`, which is to continue it."""
+    is leaving its replica for another. rows, held, promised: its choices, tokens and new blocks, as the replica counts
+    them. keys: hashes of its blocks, by tokens and block size. aborted: choices that are not wanted any more. full:
+    replicas whose queues are full. changed: set when it may have a place, or is aborted. transfer: of its prompt's
+    blocks to `target`, which is to continue it."""
 
     replica: Replica | None = None
     uncached: int = 0
@@ -44,6 +46,8 @@ class Routed(JournalEntry):
     moving: bool = False
     rows: int = 0
     held: int = 0
+    promised: list[bytes] = field(default_factory=list)
+    keys: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     full: set[int] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,6 +58,14 @@ class Routed(JournalEntry):
     def tokens(self) -> int:
         """Of the prompt, with what has been streamed of the longest choice."""
         return len(self.request.prompt_ids) + max(map(len, self.streamed.values()), default=0)
+
+    def keys_for(self, block_size: int) -> list[bytes]:
+        """The hashes of its blocks."""
+        place = self.tokens, block_size
+        if place not in self.keys:
+            ids = (*self.request.prompt_ids, *max(self.streamed.values(), key=len, default=()))
+            self.keys = {place: keys_of(self.request, ids, block_size)}
+        return self.keys[place]
 
 
 @dataclass(slots=True)
@@ -82,6 +94,7 @@ class Replica:
         self.refused = ""
         self.open: dict[str, Routed] = {}
         self.rows = self.held = self.pending = 0  # choices, tokens and uncomputed prompt tokens of the open requests
+        self.map = PrefixMap()
         self.counts = ReplicaCounts()
         self.totals = CumulativeStats()
         self.stats = EngineStats()  # as last reported
@@ -129,11 +142,19 @@ class Replica:
         cached: tokens of the request's prompt."""
         return ReplicaFacts(cached, len(self.open), self.backlog, self.rows, self.held, model, tpot)
 
+    def predicted(self, entry: Routed) -> int:
+        """Leading tokens of a request that are expected in the prefix cache."""
+        size = self.map.block_size
+        return size and size * self.map.cached(entry.keys_for(size))
+
     def enter(self, entry: Routed, predicted: int) -> None:
         """Counts a request that goes there. predicted: tokens of its prompt expected in the prefix cache."""
         entry.replica, entry.predicted = self, predicted
-        entry.uncached = max(0, entry.tokens - predicted)
+        entry.uncached = max(0, entry.tokens - entry.predicted)
         entry.rows, entry.held = len(entry.open), entry.tokens
+        if size := self.map.block_size:
+            entry.promised = entry.keys_for(size)[entry.predicted // size :]
+        self.map.promise(entry.promised)
         self.open[entry.request.id] = entry
         self.counts.routed += 1
         self._count(entry, 1)
@@ -141,6 +162,7 @@ class Replica:
     def leave(self, entry: Routed) -> None:
         """Counts a request out."""
         self._count(entry, -1)
+        self._settle(entry)
         entry.replica, entry.uncached, entry.moving = None, 0, False
         self.open.pop(entry.request.id, None)
 
@@ -161,6 +183,12 @@ class Replica:
             self.counts.predicted += entry.predicted
             self.counts.hit += delta.cached_tokens
             entry.uncached = entry.predicted = 0
+            self._settle(entry)
+
+    def _settle(self, entry: Routed) -> None:
+        """The cache itself reports the blocks of a request from now on."""
+        self.map.promise(entry.promised, -1)
+        entry.promised = []
 
     def reported(self, stats: EngineStats) -> None:
         """Takes the engine's statistics."""

@@ -38,11 +38,12 @@ class PrefixNode:
     a prefix of another, so children that share a prefix of any length are neighbours.
     fixed: only in a root; for each group of fixed size, the blocks that all sequences of the namespace share.
     digests: keys of the leading full blocks (tiers.block), computed on demand; b"" from the first marked block on.
+    hashes: of the full blocks that a ChangeLog has reported; see there.
     A node removed from its tree has no parent and no ids.
     """
 
     __slots__ = (
-        *("blocks", "children", "created", "digests", "fixed", "heads", "hits", "ids"),
+        *("blocks", "children", "created", "digests", "fixed", "hashes", "heads", "hits", "ids"),
         *("last_used", "low", "namespace", "parent", "priority", "start"),
     )
 
@@ -59,6 +60,7 @@ class PrefixNode:
         self.heads: list[bytes] = []
         self.children: list[PrefixNode] = []
         self.digests: list[bytes] = []
+        self.hashes: list[bytes] = []
         self.created = self.last_used = self.hits = 0
         self.priority = LOWEST
 
@@ -109,13 +111,13 @@ class PrefixNode:
         upper.created, upper.last_used, upper.hits = self.created, self.last_used, self.hits
         upper.priority = self.priority
         upper.low = [min(low, num_blocks) for low in self.low]
-        upper.digests = self.digests[:num_blocks]
+        upper.digests, upper.hashes = self.digests[:num_blocks], self.hashes[:num_blocks]
         self.parent.children[self.parent.slot(head)] = upper
         self.parent, self.start, self.ids = upper, self.start + num_blocks, self.ids[cut:]
         self.low = [max(0, low - num_blocks) for low in self.low]
         for b in self.blocks:
             del b[:num_blocks]
-        del self.digests[:num_blocks]
+        del self.digests[:num_blocks], self.hashes[:num_blocks]
         upper.add(self.ids[: len(head)], self)
         return upper
 

@@ -18,55 +18,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from kvasir.caches import CacheKind
 from kvasir.kv.blocks import blocks_for
+from kvasir.kv.changes import ChangeLog
 from kvasir.kv.eviction import Evictor
+from kvasir.kv.hit import Hit, Stats
 from kvasir.kv.node import ID_BYTES, LOWEST, PrefixNode, common
 from kvasir.kv.pins import Pins
 from kvasir.kv.policy import Policy, lru
 from kvasir.kv.pool import SCRATCH, BlockPool
 from kvasir.kv.tiers.block import StoredBlock, fixed_chain, marked
 from kvasir.plan import CacheGroup
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """The first `tokens` of a prompt are in the cache.
-
-    blocks: the block table of each group, SCRATCH where the group does not need a block. The hit holds no reference to
-    them, so it is valid only until the tree changes. If `tokens` ends inside a block, the last blocks may also hold
-    tokens of another sequence: a sequence that continues there copies them first (BlockTable.make_own).
-    node: the last node that matched. kinds: the cache kind of each group.
-    """
-
-    tokens: int
-    blocks: tuple[list[int], ...]
-    node: PrefixNode | None = None
-    kinds: tuple[CacheKind, ...] = ()
-
-    def whole(self, block_size: int) -> Hit | None:
-        """The hit shortened to full blocks, None if there are none. It is for a sequence that continues from a later
-        token: groups that forget may lack blocks needed to continue from its end."""
-        n = self.tokens // block_size * block_size
-        tables = tuple(ids[: kind.blocks(n, block_size)] for kind, ids in zip(self.kinds, self.blocks, strict=True))
-        return Hit(n, tables, self.node, self.kinds) if n else None
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Totals of all groups. nodes, blocks: in the tree. idle: blocks that only the tree holds. pinned: blocks that pins
-    hold. hits, hit_tokens: counted by `use`. evicted: blocks freed by `evict`."""
-
-    nodes: int
-    blocks: int
-    idle: int
-    pinned: int
-    hits: int
-    hit_tokens: int
-    evicted: int
-
 
 # (name of the block, its index in the sequence, per group the evicted block id or SCRATCH)
 OnEvict = Callable[[StoredBlock, int, tuple[int, ...]], None]
@@ -103,6 +65,7 @@ class PrefixTree:
         self._tick = 0
         self._nodes = self._dead = 0
         self._hits = self._hit_tokens = self._evicted = 0
+        self.log: ChangeLog | None = None  # is told of all blocks that come and go, if someone follows them
 
     # -- matching ----------------------------------------------------------------------------------------------
 
@@ -268,6 +231,8 @@ class PrefixTree:
             blocks[whole:] = new
             leaf.low[g] = min(leaf.low[g], whole)
         self._evictor.push(leaf)
+        if self.log:
+            self.log.gained(leaf)
 
     def _rename(self, leaf: PrefixNode, head: bytes) -> None:
         """Updates the head of a leaf whose first block has more tokens. Its place among its siblings does not change:
@@ -299,6 +264,8 @@ class PrefixTree:
         parent.add(self._head(ids, start), leaf)
         self._nodes += 1
         self._evictor.push(leaf)
+        if self.log:
+            self.log.gained(leaf)
         return leaf
 
     def _head(self, ids: bytes, block: int) -> bytes:
@@ -377,6 +344,8 @@ class PrefixTree:
             while end and not any(blocks[end - 1] for blocks in node.blocks):
                 end -= 1
             if end:
+                if self.log:
+                    self.log.lost(node, end)
                 node.shorten(end, self._block_bytes)
                 self._evictor.push_end(node)
                 return
@@ -392,6 +361,8 @@ class PrefixTree:
         self._roots.pop(root.namespace, None)
 
     def _bury(self, node: PrefixNode) -> None:
+        if self.log:
+            self.log.lost(node, 0)
         node.parent, node.ids = None, b""
         self._nodes -= 1
         self._dead += 1

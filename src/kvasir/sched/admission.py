@@ -19,6 +19,7 @@ from kvasir.seeds import answer_seed
 from kvasir.types import Request, Task
 
 _SAME = tuple(row.name for row in SAMPLER)
+PRIVATE = b"request:"  # begins the namespace of a request that shares no prefixes
 SHARED = b"shared:"  # only blocks in namespaces with this prefix may be saved to a tier that outlives the engine
 
 
@@ -132,7 +133,7 @@ def namespace(request: Request, private: bool) -> bytes:
     """What two sequences of a model must have in common, besides ids and marks, to share cached blocks."""
     scope = inputs.scope(request.inputs, request.adapters)
     if private:
-        kind, parts = b"request:", (request.id,)
+        kind, parts = PRIVATE, (request.id,)
     else:
         kind, parts = b"inputs:" if inputs.scope(request.inputs, ()) else SHARED, (request.cache_salt or "",)
     return kind + hashlib.sha256("\0".join(f"{len(p)}:{p}" for p in parts).encode() + scope).digest()

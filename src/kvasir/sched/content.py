@@ -26,6 +26,7 @@ class MarkIds:
 
     def __init__(self, most: int = 1 << 16):
         self._numbers: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._pairs: dict[int, tuple[int, bytes]] = {}
         self._most = most
         self._next = FIRST
 
@@ -36,9 +37,14 @@ class MarkIds:
             assert self._next >= LAST, "no numbers for marks are left"  # a new process starts at FIRST again
             number, self._next = self._next, self._next - 1
             if len(self._numbers) >= self._most:
-                self._numbers.popitem(last=False)
+                del self._pairs[self._numbers.popitem(last=False)[1]]
+            self._pairs[number] = token, mark
         self._numbers[token, mark] = number
         return number
+
+    def pair(self, number: int) -> tuple[int, bytes] | None:
+        """The id and mark that a number stands for; None if the pair was evicted."""
+        return self._pairs.get(number)
 
 
 class SequenceContent:
