@@ -82,7 +82,7 @@ struct Ranks {
     Segment* segment;
     float* slots;  // [2][size][SLOT_FLOATS]
     int32_t rank, size;
-    int32_t pauses;   // spins before a rank yields
+    int32_t pauses;   // spins before a rank yields; below 0 it sleeps at once
     int32_t periods;  // sleeps of PERIOD after which a wait for another rank aborts all; 0 for none
     uint32_t met = 0, given = 0;
 
@@ -122,7 +122,7 @@ bool Ranks::await(Event& event, uint32_t count, bool patient) {
         if (happened()) return !aborted();
         relax();
     }
-    for (int32_t i = 0; i < YIELDS; ++i) {
+    for (int32_t i = 0; i < YIELDS && pauses >= 0; ++i) {
         if (happened() || aborted()) return !aborted();
         sched_yield();
     }
@@ -324,7 +324,7 @@ KVASIR_API int64_t kvasir_ranks_bytes(int32_t size) {
 }
 
 // A rank's view of a segment, for one thread at a time; null on failure. pauses: spins before a wait yields, 0 if the
-// ranks have more threads than the machine has processors. periods: tenths of a second, not counting those in which this
+// ranks have more threads than the machine has processors, below 0 to sleep at once. periods: tenths of a second, not counting those in which this
 // process was stopped, after which a wait for another rank aborts all ranks; 0 for no limit.
 KVASIR_API void* kvasir_ranks_open(void* segment, int32_t rank, int32_t size, int32_t pauses, int32_t periods) {
     if (size < 1 || size > kvasir::MAX_RANKS || (size & (size - 1)) || rank < 0 || rank >= size) return nullptr;
@@ -406,6 +406,19 @@ KVASIR_API int32_t kvasir_ranks_exchange(void* context, void* out, const void* m
             }
         });
     return ranks.aborted() ? -1 : 0;
+}
+
+// The nanoseconds of so many meetings that sum `floats` floats of all ranks, for measurements; -1 once they are aborted.
+KVASIR_API int64_t kvasir_ranks_measure(void* context, float* x, int64_t floats, int64_t meetings) {
+    Ranks& ranks = *static_cast<Ranks*>(context);
+    const kvasir::Meeting m = {&ranks, kvasir::MEET_SUM, ranks.size, 1, 0, floats, {}};
+    const kvasir::Team alone = {0, 1, nullptr};
+    timespec begun, ended;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (int64_t i = 0; i < meetings; ++i) kvasir::meet_sum(m, x, x, 1, floats, nullptr, alone);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    if (ranks.aborted()) return -1;
+    return (ended.tv_sec - begun.tv_sec) * int64_t{1'000'000'000} + ended.tv_nsec - begun.tv_nsec;
 }
 
 // Lets the system kill this process when the thread that started it ends, even while it is stopped. -1 where it cannot.

@@ -62,6 +62,11 @@ class EngineOptions:
         "4 or 8. The answers are the same.",
         *("--tensor-parallel", "--tensor-parallel-size", "-tp"),
     )
+    expert_parallel: bool = option(
+        False,
+        "Refuse ranks that cannot share a mixture's experts by their ids, which they do wherever there are enough.",
+        *("--expert-parallel", "--enable-expert-parallel"),
+    )
     prefix_cache: bool = option(True, "Reuse computed prefixes across requests.")
     cache_eviction: str = option("lru", "Eviction policy of the prefix cache: lru, lfu, fifo or priority.")
     cache_host: int | None = option(
@@ -277,6 +282,8 @@ def _check_ranks(options: EngineOptions) -> None:
     if size not in RANKS:
         raise ConfigError(f"tensor_parallel is {size}", "expected 1, 2, 4 or 8: these keep the order of sums")
     if size == 1:
+        if options.expert_parallel:
+            raise ConfigError("expert_parallel without ranks", "set their number with --tensor-parallel")
         return
     if sys.platform != "linux":
         raise ConfigError("ranks need Linux: they meet in shared memory", "leave --tensor-parallel out")

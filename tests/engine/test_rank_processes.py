@@ -32,7 +32,7 @@ SLOW: list[Any] = [
     ("mini", 4, {"quantize": "q4"}),
     ("llama", 4, {"dtype": "float32"}),
     ("mixtral", 2, {"dtype": "bfloat16", "overlap": True}),
-    ("qwen3-moe", 4, {"dtype": "bfloat16"}),
+    ("qwen3-moe", 4, {"dtype": "bfloat16", "expert_parallel": True}),
     ("qwen3-next", 2, {"dtype": "float32"}),
     ("gpt2", 2, {"quantize": "q8"}),
     ("deepseek-v2", 2, {"dtype": "bfloat16"}),
@@ -60,7 +60,8 @@ def _exists(fd: str) -> bool:
 @pytest.mark.parametrize(("kind", "size", "options"), CASES)
 def test_answers_of_processes_equal_those_of_one_rank(tmp_path, kind, size, options):
     folder = "kvasir-mini" if kind == "mini" else random_model(kind, tmp_path)
-    core = core_of(folder, executor="program", threads=1, max_num_seqs=1, num_blocks=40, **options)
+    alone = {name: value for name, value in options.items() if name != "expert_parallel"}
+    core = core_of(folder, executor="program", threads=1, max_num_seqs=1, num_blocks=40, **alone)
     requests = mixed_requests(core.info.vocab_size, 256, longest=100)
     expected = plain(core, requests)
     parameters = core.info.num_parameters
@@ -178,12 +179,21 @@ def test_an_engine_in_this_process_dies_with_a_rank_and_leaves_no_process():
         ({"tensor_parallel": 2, "executor": "eager"}, "program executor"),
         ({"tensor_parallel": 2, "device": "cuda"}, "program executor"),
         ({"tensor_parallel": 2, "speculate": "mtp"}, "no drafter with weights"),
+        ({"expert_parallel": True}, "without ranks"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         check(EngineOptions("kvasir-mini", **options))
     check(EngineOptions("kvasir-mini", tensor_parallel=2, speculate="ngram,suffix"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "size", "reason"), [("llama", 2, "no mixture"), ("mixtral", 8, "fewer experts")])
+def test_experts_that_cannot_be_shared_by_id_are_refused(tmp_path, kind, size, reason):
+    with pytest.raises(ConfigError, match=reason):
+        ranked_core(random_model(kind, tmp_path), size, expert_parallel=True)
+    assert not children()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from kvasir.engine import rank_messages as messages
 from kvasir.engine.watchdog import Watchdog, use_of
 from kvasir.environment import engine_environment
 from kvasir.errors import ConfigError, DeviceFault
+from kvasir.layers.moe import MoE
 from kvasir.memory import Footprint
 from kvasir.parallel import ExpertShare, Mesh
 from kvasir.parallel.channel import Channel
@@ -48,6 +50,14 @@ def of_ranks(size: int, one: Footprint) -> Footprint:
     return replace(one, buffers=size * one.buffers + segment_bytes(size), angles=size * one.angles)
 
 
+def _not_by_id(model: Any) -> str:
+    """Why the ranks do not share the model's experts by id; "" if they do."""
+    shares = [part.share for _, part in model.walk() if isinstance(part, MoE)]
+    if not shares:
+        return "the model has no mixture"
+    return "" if all(share and share.experts.parts > 1 for share in shares) else "a mixture has fewer experts"
+
+
 class RankProcesses:
     """The other ranks of a model, as `program.remote.Others`. threads: of each rank.
 
@@ -57,6 +67,7 @@ class RankProcesses:
     def __init__(self, options: EngineOptions, device: devices.Device, on_loss: Callable[[str], None] | None = None):
         size = options.tensor_parallel
         self.size, self._on_loss, self._reason, self._closing = size, on_loss, "", False
+        self._by_expert = options.expert_parallel
         self._made = False  # whether the others wait for commands
         self.threads = max(1, (options.threads or device.threads) // size)
         spins = size * self.threads <= device.processors
@@ -115,6 +126,8 @@ class RankProcesses:
                 f"{self.size} ranks cannot share {loaded.architecture}: no sum of its matrices has so many segments",
                 "use fewer, or leave --tensor-parallel out",
             )
+        if self._by_expert and (reason := _not_by_id(loaded.model)):
+            raise ConfigError(f"{self.size} ranks cannot share experts by id: {reason}", "leave --expert-parallel out")
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
         held = [loaded.held, *(event.held for event in theirs)]
         note = f"ranks hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"

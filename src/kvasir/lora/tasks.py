@@ -94,7 +94,9 @@ def _joined(updates: dict[str, Update]) -> tuple[Update, ...]:
         if types.a.shape[1] != 1:
             raise UnsupportedModel(f"the adapter changes {quoted(name)}, which has {types.a.shape[1]} types")
         if len(types.b) != len(words.b):
-            message = f"the adapter's {quoted(name)} has width {len(types.b)}, and {quoted(words.module)} {len(words.b)}"
+            message = (
+                f"the adapter's {quoted(name)} has width {len(types.b)}, and {quoted(words.module)} {len(words.b)}"
+            )
             raise ModelFileError(message, _HINT)
         wide = [array.astype(np.float32) for array in (words.a, words.b, types.b, types.a)]
         a = np.concatenate([wide[0], np.ones((1, words.a.shape[1]), np.float32)])

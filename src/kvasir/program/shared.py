@@ -14,7 +14,7 @@ from kvasir.ops import native
 from kvasir.parallel import MAX_RANKS, Cut, Mesh
 
 SUM, COLUMNS, PICK, EXPERTS = range(4)  # MeetingKind
-PAUSES = 1000  # spins of a rank that waits, some ten microseconds, if no other thread needs its processor
+PAUSES = 100  # spins of a rank that waits, a few microseconds, if every rank has processors of its own
 PERIODS = 10  # of a native wait in a second
 
 
