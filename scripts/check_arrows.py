@@ -59,6 +59,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
         *("engine.pace", "engine.scoring", "engine.thinking", "engine.turns"),
+        # of several API processes: an engine behind sockets
+        *("engine.adapter_shelf", "engine.frames", "engine.host", "engine.remote", "engine.sockets", "engine.wire"),
     ),
     "cli": EVERYTHING,
     "__init__": ("engine",),

@@ -35,7 +35,8 @@ GIVEN = {
 }
 
 
-SERVER_OPTIONS = [field.name for field in fields(OperationOptions) if field.name != "engine_timeout"]  # the engine's
+OTHERS = ("engine_timeout", "api_workers")  # of the engine, and of processes
+SERVER_OPTIONS = [field.name for field in fields(OperationOptions) if field.name not in OTHERS]
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIONS)
@@ -60,6 +61,9 @@ def test_every_option_reaches_the_settings(name):
         (["--stream-idle-timeout", "-1"], "stream_idle_timeout"),
         (["--max-connections", "0"], "max_connections"),
         (["--engine-timeout", "0"], "engine_timeout"),
+        (["--api-workers", "0"], "api_workers"),
+        (["--api-server-count", "65"], "api_workers"),
+        (["kvasir-mini", "--api-workers", "2"], "several"),
         (["--trusted-proxy", "proxy.example"], "trusted proxy"),
         (["--keys", "absent.json"], "absent.json"),
         (["--host", "0.0.0.0"], "no API key"),

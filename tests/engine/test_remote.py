@@ -24,6 +24,7 @@ from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.errors import (
     ConfigError,
     EngineDead,
+    EngineLost,
     InvalidRequest,
     ModelFileError,
     ModelNotFound,
@@ -120,8 +121,9 @@ async def test_a_client_that_drops_frees_its_requests_alone(engine, path):
             kept = asyncio.create_task(collect(stays, asked := request("x", [2], max_tokens=300)))
             await until(lambda: got)
             link_of(drops).abort()
-            with pytest.raises(EngineDead, match="broke"):
+            with pytest.raises(EngineLost, match="broke") as found:
                 await task
+            assert (found.value.deaths, found.value.lives) == (0, 1)
         assert await kept == expected(asked)
         await idle(engine)
 

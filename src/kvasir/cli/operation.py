@@ -13,6 +13,11 @@ from kvasir.config import option
 
 @dataclass(frozen=True, slots=True)
 class OperationOptions:
+    api_workers: int = option(
+        1,
+        "Processes that speak HTTP and text before one engine; more than one serves more tokens per second.",
+        *("--api-workers", "--api-server-count", "-asc"),
+    )
     tls_cert: Path | None = option(None, "PEM file of the server's certificate chain; enables HTTPS.")
     tls_key: Path | None = option(None, "PEM file of the certificate's private key, unencrypted.")
     tls_ca: Path | None = option(None, "PEM file of CAs; clients must present a certificate signed by one.")

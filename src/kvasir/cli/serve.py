@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kvasir.adapters import by_model, parse_adapters
+from kvasir.cli.api_workers import check_workers, serve_by_workers
 from kvasir.cli.fleet_options import FleetOptions
+from kvasir.cli.front_maker import FrontMaker
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
-from kvasir.cli.replicas import fleet_of
 from kvasir.cli.resolve import resolve, with_adapters
 from kvasir.config import EngineOptions, check
-from kvasir.engine.client import Engine
-from kvasir.engine.front import Front
-from kvasir.engine.load_text import load_prompts, load_tasks, load_text
-from kvasir.engine.progress import described
-from kvasir.engine.subprocess import ProcessEngine
+from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
-from kvasir.fleet.engine import FleetEngine
 from kvasir.memory import host_memory
 from kvasir.serve.auth.keys import read_keys
 from kvasir.serve.hosting.offers import GivenOffers, Offer, StoreOffers, offer_of
@@ -59,6 +52,7 @@ def run(
     check(options)
     _check(engine, list(given), shelf)
     fleet.check(options, alone)
+    check_workers(operation.api_workers, alone)
     settings = ServeSettings(
         host=host,
         port=port,
@@ -72,6 +66,8 @@ def run(
         **operation.settings(),
     )
     make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet)
+    if alone and operation.api_workers > 1:
+        return serve_by_workers(make, options, settings, entry, operation.api_workers)
     if alone:
         return _serve_one(make, options, settings, entry)
     from kvasir.serve.hosting.model_manager import ModelManager
@@ -95,8 +91,7 @@ def run(
 
 def _serve_one(make: FrontMaker, options: EngineOptions, settings: ServeSettings, entry: ModelEntry | None) -> None:
     """Serves one model. Its engine loads it while this process loads the text half and imports the server."""
-    engine = make.engine(options, progress=_show_progress if sys.stderr.isatty() else None, patient=True)
-    engine.launch()
+    engine = make.launched(options)
     try:
         with ThreadPoolExecutor(1) as thread:
             text = thread.submit(load_text, options)
@@ -142,54 +137,6 @@ def _offer(engine: EngineOptions, ref: str) -> Offer:
     return Offer(ref, ref, size, read_details(files), lambda: options, created=int(time.time()), adapters=adapters)
 
 
-class FrontMaker:
-    """Creates the front of a model, and its engine in a separate process."""
-
-    def __init__(
-        self,
-        seed: int | None,
-        tool_format: str,
-        reasoning_format: str,
-        engine_timeout: float,
-        fleet: FleetOptions = FleetOptions(),
-    ):
-        """Raises ConfigError if engine_timeout (seconds) is out of range."""
-        if not 0.1 <= engine_timeout <= 86400:
-            raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
-        self._engine_timeout = engine_timeout
-        self._fleet = fleet
-        self._options = {"default_seed": seed, "tool_format": tool_format, "reasoning_format": reasoning_format}
-
-    def engine(self, options: EngineOptions, **more: Any) -> ProcessEngine | FleetEngine:
-        """The model's engine, which is not started yet: a process, or several."""
-        if self._fleet.most > 1:
-            return fleet_of(options, self._fleet, hang_seconds=self._engine_timeout, **more)
-        return ProcessEngine(options, hang_seconds=self._engine_timeout, **more)
-
-    def front(self, options: EngineOptions, engine: Engine, *text: Any) -> Front:
-        """The front of an engine. text: what load_text returned."""
-        given = {
-            "trust_special_tokens": options.trust_special_tokens,
-            "prompts": load_prompts(options),
-            "adapters": (*load_tasks(options), *parse_adapters(options.lora or ())),
-        }
-        return Front(engine, *text, warm=True, **given, **self._options)
-
-    async def __call__(self, options: EngineOptions) -> Front:
-        """A started front. Raises KvasirError."""
-        check(options)
-        engine = self.engine(options)
-        engine.launch()
-        try:
-            front = self.front(options, engine, *await asyncio.to_thread(load_text, options))
-        except BaseException:
-            engine.abandon()
-            raise
-        await front.start()
-        print("\n".join(("loaded", *(f"  {line}" for line in front.summary()))), flush=True)
-        return front
-
-
 def _available() -> int:
     return host_memory()[1]
 
@@ -197,8 +144,3 @@ def _available() -> int:
 def _has_gpu() -> bool:
     """Whether an engine may choose a GPU. This process cannot see the GPU's memory, since it does not import torch."""
     return Path("/dev/nvidiactl").exists()
-
-
-def _show_progress(done: int, total: int, kernels: bool = False) -> None:
-    end = "\n" if done >= total else ""
-    print(f"\r{described(done, total, kernels)}", end=end, file=sys.stderr, flush=True)

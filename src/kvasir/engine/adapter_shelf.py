@@ -106,6 +106,11 @@ class AdapterShelf:
         self._always.pop(name, None)
         self._on_unload(name)
 
+    @property
+    def scales(self) -> tuple[dict[str, float], dict[str, float]]:
+        """(defaults, always): the scales of the adapters of requests that select none, and of all requests, by name."""
+        return dict(self._defaults), dict(self._always)
+
     # -- selection -----------------------------------------------------------------------------------------
 
     def default(self, name: str) -> float:

@@ -76,6 +76,7 @@ class RemoteEngine:
         self._link: FrameSocket | None = None
         self._streams = Streams(self._set_paused)
         self._handles: dict[str, int] = {}
+        self._fates: dict[str, tuple[int, int]] = {}  # deaths and lives of each request
         self._ids: dict[int, str] = {}
         self._next = itertools.count(1)
         self._questions: dict[int, asyncio.Future[wire.Answer]] = {}
@@ -108,8 +109,9 @@ class RemoteEngine:
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
-        link = self._need()
-        if link.queued > MOST_QUEUED:
+        if self._link is None:
+            raise self._lost(self._reason, request.deaths, request.lives)
+        if self._link.queued > MOST_QUEUED:
             raise QueueFull("the engine's host reads too slowly", "try again later")
         stream = self._streams.run(request, self._send_request, self._cancel)
         try:
@@ -121,6 +123,7 @@ class RemoteEngine:
 
     def _forget(self, request_id: str) -> int | None:
         """Removes the handle of a request that has ended."""
+        self._fates.pop(request_id, None)
         handle = self._handles.pop(request_id, None)
         if handle is not None:
             del self._ids[handle]
@@ -129,6 +132,7 @@ class RemoteEngine:
     def _send_request(self, request: Request) -> None:
         handle = next(self._next)
         self._handles[request.id], self._ids[handle] = handle, request.id
+        self._fates[request.id] = request.deaths, request.lives
         self._send(wire.Submit(handle, request))
 
     def _cancel(self, request_id: str) -> None:
@@ -195,8 +199,19 @@ class RemoteEngine:
 
     def _need(self) -> FrameSocket:
         if self._link is None:
-            raise EngineLost(self._down.reason if self._down and self._down.reason else "the engine is not connected")
+            raise EngineDead(self._reason)
         return self._link
+
+    @property
+    def _reason(self) -> str:
+        """Why there is no connection."""
+        return self._down.reason if self._down and self._down.reason else "the engine is not connected"
+
+    def _lost(self, reason: str, deaths: int, lives: int) -> EngineDead:
+        """What a request raises without a connection. deaths, lives: of the request."""
+        if self._lasts and not self._stopped:
+            return EngineLost(reason, deaths=deaths, lives=lives)
+        return EngineDead(reason)
 
     def _send(self, message: wire.FromClient) -> None:
         if self._link is not None:
@@ -279,7 +294,9 @@ class RemoteEngine:
             return
         link.abort()
         self._down = EngineState("restarting" if self._lasts and not self._stopped else "ended", reason)
-        self._streams.fail_all(EngineLost(reason))
+        for request_id, (deaths, lives) in self._fates.items():
+            self._streams.fail(request_id, self._lost(reason, deaths, lives + 1))
+        self._fates.clear()
         self._handles.clear()
         self._ids.clear()
         for answer in self._questions.values():

@@ -25,6 +25,7 @@ def check_request(info: ModelInfo, request: Request) -> None:
     _need(params.max_tokens is not None, "max_tokens is missing", "max_tokens")
     for name in (request.id, request.tenant, request.cache_salt or ""):
         _need(len(name) <= MAX_NAME, f"a name of {len(name)} characters", "id")
+    _need(min(request.deaths, request.lives) >= 0, "deaths or lives are negative", "deaths")
     _need(abs(request.priority) <= MAX_PRIORITY, "priority is out of range", "priority")
     _need(0 < request.weight < math.inf, "weight is out of range", "weight")
     for seconds in (request.waited, request.deadline, request.cache_ttl):

@@ -44,6 +44,7 @@ from kvasir.serve.telemetry.access import AccessLog
 from kvasir.serve.telemetry.audit import AuditLog
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.serve.telemetry.metrics import HttpMeter, Metered
+from kvasir.serve.telemetry.reports import WorkerReport
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
 OPEN_PATHS = frozenset(("/health", "/v1/health", *static.FILES))
@@ -55,6 +56,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app = FastAPI(title="Kvasir", version=__version__, docs_url=None, redoc_url=None)
     app.state.catalogue = catalogue
     app.state.http_meter = HttpMeter()
+    app.state.reports = _no_reports  # of the other processes of this server
     app.state.drain_gate = DrainGate()
     app.state.answer_memory = AnswerMemory(catalogue.settings.answer_memory)
     settings = catalogue.settings
@@ -76,6 +78,10 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     _wrap(app, catalogue.settings, catalogue.quotas, Managing(app.state.routes))
     app.openapi = lambda: schema_of(app)  # type: ignore[method-assign]
     return app
+
+
+async def _no_reports() -> list[WorkerReport]:
+    return []
 
 
 def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Managing) -> None:

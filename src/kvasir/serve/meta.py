@@ -16,6 +16,7 @@ from kvasir.serve.hosting.catalogue import catalogue_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.telemetry.metrics import CONTENT_TYPE, ModelMetrics, exposition
+from kvasir.serve.telemetry.reports import WorkerReport, total_of
 
 router = APIRouter(tags=["server"])
 
@@ -46,10 +47,13 @@ async def _state(serving: Serving) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: HTTPRequest) -> Response:
-    """The metrics of all loaded models, in Prometheus' text format. For an engine that does not respond, only those
-    that the API process counts."""
+    """The metrics of all loaded models and of all processes, in Prometheus' text format. For an engine that does not
+    respond, only those that the API processes count."""
     models = await asyncio.gather(*map(_metrics_of, catalogue_of(request).loaded()))
-    return Response(exposition(models, request.app.state.http_meter), media_type=CONTENT_TYPE)
+    own = WorkerReport.of(request.app.state.http_meter, {model.model: model.meter for model in models})
+    total = total_of(own, await request.app.state.reports())
+    models = [replace(model, meter=total.fronts[model.model]) for model in models]
+    return Response(exposition(models, total.http), media_type=CONTENT_TYPE)
 
 
 async def _metrics_of(serving: Serving) -> ModelMetrics:

@@ -7,32 +7,31 @@ import contextlib
 import errno
 import functools
 import logging
-import signal
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from kvasir import __version__
 from kvasir.errors import ConfigError
 from kvasir.serve.app import create_app
-from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.hosting.catalogue import Catalogue
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.connections import Connections, descriptors
 from kvasir.serve.http.drain import DrainGate
 from kvasir.serve.http.protocol import bounded_protocol
-from kvasir.serve.records.batches import Batches
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.metrics import HttpMeter
+from kvasir.serve.upkeep import Upkeep
 from kvasir.serve.watch import FileWatch
 
 log = logging.getLogger("kvasir.serve")
 
-SWEEP = 3600.0  # seconds between two removals of old records
 UNREAD = 16  # a refused client may still send UNREAD times the bound on a body
 GRACE = 5  # seconds for requests to end after their engine has ended, and again for connections to close
 
@@ -42,8 +41,13 @@ def run(catalogue: Catalogue) -> None:
 
     Raises KvasirError if the engine cannot start or the address is taken.
     """
+    run_in_loop(serve(catalogue))
+
+
+def run_in_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` in an event loop of the kind that servers use."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(catalogue))
+        runner.run(work)
 
 
 def _loop_factory():
@@ -91,12 +95,13 @@ class Server(uvicorn.Server):
     """uvicorn with a shutdown in three phases: new requests are refused and running ones continue for `drain` seconds;
     then the engines end, which gives each remaining stream an error event; then the connections close."""
 
-    def __init__(self, catalogue: Catalogue):
+    def __init__(self, catalogue: Catalogue, wrap: Callable[[FastAPI], ASGIApp] = lambda app: app):
+        """wrap: adds an outermost layer to the application."""
         settings = catalogue.settings
-        app = create_app(catalogue)
+        app = self.app = create_app(catalogue)
         super().__init__(
             uvicorn.Config(
-                app,
+                wrap(app),
                 http=bounded_protocol(
                     app.state.connections,
                     settings.max_headers,
@@ -118,44 +123,21 @@ class Server(uvicorn.Server):
         self._gate: DrainGate = app.state.drain_gate
         self._connections: Connections = app.state.connections
         self._connections.most = descriptors(settings.max_connections)
-        self._batches: Batches = app.state.batches
-        self._kept = (app.state.responses, app.state.batches)
         meter: HttpMeter = app.state.http_meter
-        self._logs = meter.logs.values()
-        self._watches = []
+        watches = []
         if tls := settings.tls:
             self.config.load()
             self.config.ssl = tls.context()
-            self._watches.append(FileWatch("tls", tls.files, self.renew_tls, meter.reloads))
-        if settings.keys_file:
-            ring: KeyRing = app.state.ring
-            self._watches.append(FileWatch("keys", [settings.keys_file], ring.reload, meter.reloads))
+            watches.append(FileWatch("tls", tls.files, self.renew_tls, meter.reloads))
+        self._upkeep = Upkeep(app, settings, watches)
         self._listeners: list[socket.socket] = []
         self.servers: list[asyncio.Server] = []
         self._catalogue = catalogue
         self._drain = settings.drain
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._batches.start()
-        watching = [asyncio.ensure_future(work) for work in (*(watch.run() for watch in self._watches), self._sweep())]
-        try:
-            with self._reloading():
-                await super().serve(sockets)
-        finally:
-            await settle(*watching)
-            await asyncio.gather(*(asyncio.to_thread(lines.close) for lines in self._logs))
-            for kept in self._kept:
-                kept.close()
-
-    async def _sweep(self) -> None:
-        """Removes expired records, once at the start and then periodically."""
-        while True:
-            for kept in self._kept:
-                try:
-                    await kept.sweep()
-                except Exception:
-                    log.exception("expired records could not be removed")
-            await asyncio.sleep(SWEEP)
+        async with self._upkeep.running():
+            await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's own; for TLS with a bound on the duration of a handshake."""
@@ -211,24 +193,8 @@ class Server(uvicorn.Server):
             if connection.transport.get_extra_info("sslcontext") is not self.config.ssl:
                 connection.shutdown()
 
-    @contextlib.contextmanager
-    def _reloading(self) -> Iterator[None]:
-        """Makes SIGHUP reopen all files; it ends a server that has none, as by default."""
-        loop = asyncio.get_running_loop()
-        if not (self._watches or self._logs) or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
-
     def reload(self) -> None:
-        for watch in self._watches:
-            watch.ask()
-        for lines in self._logs:
-            lines.reopen()
+        self._upkeep.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server but, unlike uvicorn's own, not the process: the caller still has to end the engine. A second
@@ -238,7 +204,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gate.close()
-        await self._batches.stop()
+        await self._upkeep.end_batches()
         tasks = [asyncio.ensure_future(phase) for phase in (self._empty(), self._force())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await settle(*tasks)

@@ -127,6 +127,20 @@ class Account:
         if self._tokens is not None:
             self._tokens = take(drain(self._tokens, self._clock()), tokens)
 
+    @property
+    def is_limited(self) -> bool:
+        limits = self._limits
+        return any((limits.requests_per_minute, limits.tokens_per_minute, limits.concurrent))
+
+    @property
+    def buckets(self) -> tuple[Bucket | None, Bucket | None]:
+        """Of requests and of tokens."""
+        return self._requests, self._tokens
+
+    def mirror(self, buckets: tuple[Bucket | None, Bucket | None]) -> None:
+        """Takes over the buckets of the account that counts for this one, in another process of this machine."""
+        self._requests, self._tokens = buckets
+
     def headers(self, anthropic: bool = False) -> list[tuple[bytes, bytes]]:
         """Response headers with the limits and what remains of them, under the names of the OpenAI API or of
         Anthropic's."""
@@ -198,7 +212,11 @@ class Quotas:
         for key in keys:
             self.accounts[key.name].limit(key.limits)
 
-    def prompt(self, tenant: str, tokens: int) -> None:
+    async def open(self, tenant: str) -> Held:
+        """As `Account.open`, of a tenant that has an account."""
+        return self.accounts[tenant].open()
+
+    async def prompt(self, tenant: str, tokens: int) -> None:
         if account := self.accounts.get(tenant):
             account.prompt(tokens)
 
@@ -233,7 +251,7 @@ class QuotaGuard:
             await send(message)
 
         try:
-            place = account.open()
+            place = await self.quotas.open(key.name)
         except LimitExceeded as error:
             return await refuse(fault_of(error), scope, receive, reporting)
         scope["state"]["place"] = place
@@ -245,6 +263,6 @@ class QuotaGuard:
 
 def hold_place(scope: Scope, work: asyncio.Task) -> None:
     """Keeps the request's place until `work`, which it started in the background, has ended too."""
-    place: OpenRequest | None = scope["state"].get("place")
+    place: Held | None = scope["state"].get("place")
     if place is not None:
         place.hold(work)

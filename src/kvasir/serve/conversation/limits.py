@@ -11,11 +11,11 @@ from kvasir.serve.hosting.serving import Serving
 from kvasir.types import Request
 
 
-def charge(serving: Serving, requests: Sequence[Request], asked: HTTPRequest, *, whole: bool) -> None:
+async def charge(serving: Serving, requests: Sequence[Request], asked: HTTPRequest, *, whole: bool) -> None:
     """Reserves memory for the choices of one HTTP request, and counts its prompts against its key's limit. whole:
     the choices are buffered until all are complete. Raises InvalidRequest, LimitExceeded."""
     asked.scope["state"]["reservation"].take(requests, whole)
-    serving.quotas.prompt(requests[0].tenant, sum(len(r.prompt_ids) for r in requests))
+    await serving.quotas.prompt(requests[0].tenant, sum(len(r.prompt_ids) for r in requests))
 
 
 def check_logprobs(serving: Serving, **asked: int | None) -> None:

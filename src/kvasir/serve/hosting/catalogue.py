@@ -56,11 +56,16 @@ class Catalogue(ABC):
 
     store: ModelStore | None = None
 
-    def __init__(self, settings: ServeSettings, clock: Callable[[], int] = time.monotonic_ns):
-        """clock: nanoseconds, for the limits of keys."""
+    def __init__(
+        self,
+        settings: ServeSettings,
+        clock: Callable[[], int] = time.monotonic_ns,
+        quotas: Quotas | None = None,
+    ):
+        """clock: nanoseconds, for the limits of keys. quotas: those of another process, which counts."""
         self.settings = settings
         self.folders = AdapterFolders(settings.lora_dirs, settings.lora_resolve)
-        self.quotas = Quotas(settings.all_keys, clock)
+        self.quotas = quotas or Quotas(settings.all_keys, clock)
 
     @abstractmethod
     async def start(self) -> None:
@@ -109,8 +114,9 @@ class OneModel(Catalogue):
         settings: ServeSettings,
         clock: Callable[[], int] = time.monotonic_ns,
         entry: ModelEntry | None = None,
+        quotas: Quotas | None = None,
     ):
-        super().__init__(settings, clock)
+        super().__init__(settings, clock, quotas)
         self._serving = Serving(front, settings, self.quotas, entry)
 
     async def start(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,6 +19,7 @@ from kvasir.serve.hosting.catalogue import catalogue_of, loaded_as
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.page.tiles import tiles
+from kvasir.serve.telemetry.reports import plain, summed
 from kvasir.snapshot import AnswerState, BlockMap, Snapshot
 from kvasir.statistics import FrontStats
 
@@ -55,7 +57,9 @@ async def live(request: HTTPRequest) -> Response:
         raise EngineDead("no model is loaded", "send a request to a model first")
     snapshot = await serving.lookout.look()
     key: Key | None = request.scope["state"].get("key")
-    latency = {name: percentiles(values) for name, values in latest(FrontStats, serving.front.meter)}
+    fronts = (report.fronts.get(serving.names[0]) for report in await request.app.state.reports())
+    meter = reduce(summed, (front for front in fronts if front), plain(serving.front.meter))
+    latency = {name: percentiles(values) for name, values in latest(FrontStats, meter)}
     content = to_json(snapshot, key.name if key else "")
     return json_response({**content, "latency": latency})
 

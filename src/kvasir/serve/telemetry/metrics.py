@@ -15,7 +15,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir.engine.meter import Meter
 from kvasir.metrics import Histogram, StatisticRow, rows, samples
 from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
@@ -74,19 +73,19 @@ class ModelMetrics:
     """The metrics of one model. stats: None if the engine did not respond. max_adapters: in one step."""
 
     model: str
-    meter: Meter
+    meter: FrontStats
     stats: EngineStats | None
     max_adapters: int = 0
 
 
-def exposition(models: Iterable[ModelMetrics], http: HttpMeter) -> bytes:
+def exposition(models: Iterable[ModelMetrics], http: HttpStats) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Scrape(models, http))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 
 class _Scrape:
-    def __init__(self, models: Iterable[ModelMetrics], http: HttpMeter):
+    def __init__(self, models: Iterable[ModelMetrics], http: HttpStats):
         self.models = models
         self.http = http
 

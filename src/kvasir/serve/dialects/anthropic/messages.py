@@ -61,7 +61,7 @@ _NAMES = {
 async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     job = await to_job(wire, serving, request)
-    charge(serving, [job.core], request, whole=not wire.stream)
+    await charge(serving, [job.core], request, whole=not wire.stream)
     if not wire.stream:
         return json_response(await while_connected(request.receive, job.response()))
     id = request.scope["state"].get("request_id")

@@ -75,7 +75,7 @@ async def _answer(
 ) -> Response:
     """prompts: per prompt, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
-    charge(serving, requests, request, whole=not wire.stream)
+    await charge(serving, requests, request, whole=not wire.stream)
     job = LlamaCppJob(wire, serving, requests)
     if not wire.stream:
         await while_connected(request.receive, job.run())

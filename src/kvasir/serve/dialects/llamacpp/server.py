@@ -171,7 +171,7 @@ async def embedding(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
     fields = scheduling_fields(wire, serving, request)
     ids = [await prompt_ids(one, serving, "content") for one in given]
     requests = [serving.front.resolve_embedding(one, **fields) for one in ids]
-    charge(serving, requests, request, whole=False)
+    await charge(serving, requests, request, whole=False)
     vectors = await while_connected(request.receive, all_of(serving.front.embed, requests))
     norm = 2 if wire.embd_normalize is None else wire.embd_normalize
 

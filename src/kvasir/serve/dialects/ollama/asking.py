@@ -34,5 +34,5 @@ async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker
         text = await serving.front.decode(job.core.prompt_ids)
         shown = {**head(wire.model), **shape(AnswerPart()), "done": False}
         return json_response({**shown, "_debug_info": {"rendered_template": text}})
-    charge(serving, [job.core], request, whole=not wire.streams)
+    await charge(serving, [job.core], request, whole=not wire.streams)
     return await job.respond(request, wire.streams)

@@ -92,5 +92,5 @@ async def to_requests(
 
 
 async def _vectors(requests: Sequence[Request], serving: Serving, request: HTTPRequest) -> list[tuple[float, ...]]:
-    charge(serving, requests, request, whole=False)
+    await charge(serving, requests, request, whole=False)
     return await while_connected(request.receive, all_of(serving.front.embed, requests))

@@ -61,7 +61,7 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model, adapter=wire.lora_path, param="lora_path")
     begun, created = time.monotonic(), int(time.time())
     core, reading = await _to_core(wire, serving, request)
-    charge(serving, [core], request, whole=not wire.stream)
+    await charge(serving, [core], request, whole=not wire.stream)
     if wire.stream:
         events = chat_events(wire, core, reading, serving, created, begun)
         return EventStream(events, to_response=error_response, to_event=error_event, ping=serving.settings.ping)

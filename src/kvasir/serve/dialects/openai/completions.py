@@ -58,7 +58,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model, adapter=for_all(wire.lora_path), param=PARAM)
     prompts = await to_requests(wire, serving, request)
-    charge(serving, prompts, request, whole=not wire.stream)
+    await charge(serving, prompts, request, whole=not wire.stream)
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
         return EventStream(job.events(), to_response=error_response, to_event=error_event, ping=serving.settings.ping)

@@ -51,7 +51,7 @@ def check_count(serving: Serving, count: int, param: str) -> None:
 
 async def results_of(requests: Sequence[Request], serving: Serving, request: HTTPRequest) -> list[tuple[float, ...]]:
     """The results of requests, in order. Counts their prompts against the key's limits first."""
-    charge(serving, requests, request, whole=False)
+    await charge(serving, requests, request, whole=False)
     return await while_connected(request.receive, all_of(serving.front.embed, requests))
 
 

@@ -48,7 +48,7 @@ async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
     given = wire.parameters or Parameters()
     serving = await serving_of(request, wire.model, adapter=given.adapter_id, param=_ADAPTER)
     core = await to_request(wire, given, serving, request)
-    charge(serving, [core], request, whole=True)
+    await charge(serving, [core], request, whole=True)
     answers = await while_connected(request.receive, serving.front.complete(core))
     ranked = best(answers, len(answers), always=True)
     shape = (ranked, core, _prefix(wire, given), bool(given.details), _special_ids(serving))
@@ -64,7 +64,7 @@ async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Respon
         if value:
             raise InvalidRequest(f"{name} cannot be streamed", "use /generate", param=f"parameters.{name}")
     core = await to_request(wire, given, serving, request)
-    charge(serving, [core], request, whole=False)
+    await charge(serving, [core], request, whole=False)
     return EventStream(
         _events(wire, given, core, serving),
         to_response=lambda fault: response_of(fault, request.scope),

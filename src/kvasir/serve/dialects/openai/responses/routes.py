@@ -45,7 +45,7 @@ def responses_of(request: HTTPRequest) -> Responses:
 async def create_response(wire: ResponseRequest, request: HTTPRequest) -> Response:
     serving, responses = await serving_of(request, wire.model), responses_of(request)
     making = await begin(wire, serving, request, responses)
-    charge(serving, [making.core], request, whole=True)
+    await charge(serving, [making.core], request, whole=True)
     if wire.background:
         run = await _run(wire, making, request)
         return _follow(request, run, 0) if wire.stream else json_response(making.response | {"status": "queued"})

@@ -1,0 +1,15 @@
+"""The API worker of echo_main."""
+
+import signal
+import sys
+
+from kvasir.engine.front import Front
+from kvasir.serve.workers.spec import WorkerSpec, decode
+from kvasir.serve.workers.worker import end_with_main, run
+from tests.serve.fakes import byte_tokenizer, template
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    spec = decode(sys.stdin.buffer.readline(), WorkerSpec)
+    end_with_main()
+    run(Front(spec.remote_engine(), byte_tokenizer(), template()), spec)
