@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import threading
@@ -205,21 +206,41 @@ def test_a_proof_for_another_challenge_is_none(where):
 
 
 def test_memory_that_is_not_what_it_says_ends_the_link(server):
-    """Memory that is too short, a pipe that would block, a file that cannot be read: none harms the receiver."""
+    """Memory that is too short or may become shorter, a pipe, a file that cannot be read: none harms the receiver."""
+    largest = max(group.num_bytes for group in FACTS.groups)
+    size = frames.WINDOW * largest
     read, write = os.pipe()
-    short = os.memfd_create("short")
-    os.ftruncate(short, 10)
+    short, loose = (os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in ("short", "loose"))
+    os.ftruncate(short, size - 1)
+    os.ftruncate(loose, size)
+    fcntl.fcntl(short, fcntl.F_ADD_SEALS, stream.SEALS)
     unreadable = os.open(os.devnull, os.O_WRONLY)
+    sound = stream.Slots(largest).fd
+    pairs = [(fd, (largest, frames.WINDOW)) for fd in (read, short, loose, unreadable)]
+    pairs += [(sound, given) for given in ((1 << 63, 1 << 31), (largest, 5), (size, 1), (0, 4))]
     try:
-        for fd in (read, short, unreadable):
+        for fd, given in pairs:
             with sender(server) as found:
-                head = FRAME.pack(frames.SHARE, frames.SHARED.size) + frames.SHARED.pack(1 << 63, 1 << 31)
+                head = FRAME.pack(frames.SHARE, frames.SHARED.size) + frames.SHARED.pack(*given)
                 socket.send_fds(found.sock, [head], [fd, fd, fd])
                 say(found, slot(3, SOUND))
                 assert_closed(found)
     finally:
-        for fd in (read, write, short, unreadable):
+        for fd in (read, write, short, loose, unreadable, sound):
             os.close(fd)
+    assert_sound(server)
+
+
+def test_slots_that_there_are_not_end_the_link(server):
+    largest = max(group.num_bytes for group in FACTS.groups)
+    slots = stream.Slots(largest)
+    for number in (frames.WINDOW, 1 << 31):
+        with sender(server) as found:
+            head = FRAME.pack(frames.SHARE, frames.SHARED.size) + frames.SHARED.pack(largest, frames.WINDOW)
+            socket.send_fds(found.sock, [head], [slots.fd])
+            say(found, slot(number, SOUND))
+            assert_closed(found)
+    slots.close()
     assert_sound(server)
 
 

@@ -2,15 +2,16 @@
 way, so that one end hashes and copies while the other one does.
 
 Over a socket file the bytes of parts lie in memory that both ends share: the sender copies a part into a free slot, the
-receiver copies it out, then says so. The receiver reads the memory like a file, so whatever the sender does to it can
-only lead to a wrong checksum.
+receiver copies it out, checks its copy, and says so. The memory is sealed: neither end can make it shorter while the
+other one reads or writes it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import socket
-import stat
 from collections import deque
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ EXCHANGE_SECONDS = 20.0  # for one part to be sent and acknowledged
 IDLE_SECONDS = 300.0  # for which a link may be silent
 POLL_SECONDS = 0.2  # between looks whether to end
 
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 Keep = Callable[[str, StoredBlock, int, memoryview], bool]  # transfer, block, group, bytes -> whether it is kept
 
 
@@ -32,10 +34,12 @@ class Slots:
 
     def __init__(self, num_bytes: int):
         self.num_bytes = num_bytes
-        self.fd = os.memfd_create("kvasir-blocks", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("kvasir-blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._next = 0
         try:
             os.ftruncate(self.fd, WINDOW * num_bytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+            self._memory = mmap.mmap(self.fd, WINDOW * num_bytes)
         except OSError:
             os.close(self.fd)
             raise
@@ -44,13 +48,40 @@ class Slots:
         """Copies a part into the next slot; returns its number."""
         slot, self._next = self._next, (self._next + 1) % WINDOW
         at = slot * self.num_bytes
-        while payload:
-            written = os.pwrite(self.fd, payload, at)
-            payload, at = payload[written:], at + written
+        self._memory[at : at + payload.nbytes] = payload
         return slot
 
     def close(self) -> None:
+        self._memory.close()
         os.close(self.fd)
+
+
+class SharedSlots:
+    """The receiver's end of the shared memory behind a descriptor, which it takes over. Raises WireError if it is not
+    sealed or has another size."""
+
+    def __init__(self, fd: int, num_bytes: int, count: int, largest: int):
+        """num_bytes, count: of slots, as the sender says. largest: bytes of the largest part."""
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+            if not sealed or (num_bytes, count) != (largest, WINDOW) or os.fstat(fd).st_size != count * num_bytes:
+                raise WireError("the memory to share is malformed")
+            self._memory = mmap.mmap(fd, count * num_bytes, prot=mmap.PROT_READ)
+        except (OSError, ValueError):
+            raise WireError("the memory to share cannot be used") from None
+        finally:
+            os.close(fd)
+        self._num_bytes = num_bytes
+
+    def read(self, slot: int, num_bytes: int) -> memoryview:
+        """A copy of a part."""
+        if slot >= WINDOW:
+            raise WireError("there is no such slot")
+        at = slot * self._num_bytes
+        return memoryview(self._memory[at : at + num_bytes])
+
+    def close(self) -> None:
+        self._memory.close()
 
 
 class PartSender:
@@ -123,8 +154,8 @@ class PartReceiver:
             frames.SLOT: frames.SLOT_HEAD.size + frames.NAME_BYTES,
             frames.DONE: frames.MAX_ID,
         }
-        self._shared: int | None = None  # the descriptor of the shared memory
-        self._slot_bytes = 0
+        self._largest = largest
+        self._shared: SharedSlots | None = None
 
     def run(self, until: Callable[[str], bool] = lambda transfer: False) -> None:
         """Receives until the end of a transfer for which `until` holds. Raises OSError or WireError when the link
@@ -144,9 +175,8 @@ class PartReceiver:
                     self._link.send(frames.TAKEN, b"\1" if kept else b"\0")
                 kind, length = self._head()
         finally:
-            if self._shared is not None:
-                os.close(self._shared)
-                self._shared = None
+            if self._shared:
+                self._shared.close()
 
     def _head(self) -> tuple[int, int]:
         self._link.begin(IDLE_SECONDS)
@@ -158,21 +188,22 @@ class PartReceiver:
             return self._head()
         self._link.sock.settimeout(IDLE_SECONDS)
         head, found, _, _ = socket.recv_fds(self._link.sock, FRAME.size, 1)
-        for fd in found[1:]:
-            os.close(fd)
-        self._shared = found[0] if found else None
-        self._link.begin(EXCHANGE_SECONDS)
-        if not head:
-            raise WireError("the sender has disconnected")
-        rest = self._link.body(FRAME.size - len(head))
-        kind, length = FRAME.unpack(head + rest)
-        if kind != frames.SHARE:
-            if kind not in self._bounds or length > self._bounds[kind]:
-                raise WireError(f"a frame of kind {kind} and {length} bytes")
-            return kind, length
-        if length != frames.SHARED.size or self._shared is None or not stat.S_ISREG(os.fstat(self._shared).st_mode):
-            raise WireError("the memory to share is malformed")
-        self._slot_bytes, _ = frames.SHARED.unpack(self._link.body(length))
+        try:
+            self._link.begin(EXCHANGE_SECONDS)
+            if not head:
+                raise WireError("the sender has disconnected")
+            kind, length = FRAME.unpack(head + self._link.body(FRAME.size - len(head)))
+            if kind != frames.SHARE:
+                if kind not in self._bounds or length > self._bounds[kind]:
+                    raise WireError(f"a frame of kind {kind} and {length} bytes")
+                return kind, length
+            if length != frames.SHARED.size or not found:
+                raise WireError("the memory to share is missing")
+            slot_bytes, count = frames.SHARED.unpack(self._link.body(length))
+            self._shared = SharedSlots(found.pop(), slot_bytes, count, self._largest)
+        finally:
+            for fd in found:
+                os.close(fd)
         return self._head()
 
     def _part(self, kind: int, length: int) -> bool:
@@ -197,16 +228,6 @@ class PartReceiver:
             raise WireError("a part has another size than its group declares")
         if not slot:
             return memoryview(self._link.body(num_bytes))
-        if self._shared is None or slot[0] >= WINDOW or self._slot_bytes < num_bytes:
-            raise WireError("there is no such slot")
-        buffer = memoryview(bytearray(num_bytes))
-        at, left = slot[0] * self._slot_bytes, buffer
-        while left:
-            try:
-                count = os.preadv(self._shared, [left], at)
-            except (OSError, OverflowError):
-                raise WireError("the shared memory cannot be read") from None
-            if not count:
-                raise WireError("the shared memory ends early")
-            left, at = left[count:], at + count
-        return buffer
+        if self._shared is None:
+            raise WireError("there is no shared memory")
+        return self._shared.read(slot[0], num_bytes)
