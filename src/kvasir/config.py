@@ -291,10 +291,8 @@ def _check_ranks(options: EngineOptions) -> None:
         raise ConfigError(
             "ranks are for the program executor on the CPU", "leave --tensor-parallel, or --executor and --device, out"
         )
-    if parse(options.speculate).weights:
-        raise ConfigError(
-            f"ranks have no drafter with weights ({options.speculate})", "use --speculate ngram,suffix or off"
-        )
+    if parse(options.speculate).weights == "mtp":
+        raise ConfigError("ranks do not draft with the model's own layers (mtp)", "use another drafter, or off")
 
 
 def _check_cache(options: EngineOptions) -> None:

@@ -65,8 +65,8 @@ class Processes(Cell):
         return {**options, "tensor_parallel": self.size, "threads": max(self.size, options["threads"])}
 
 
-# What ranks refuse by name: other executors, drafters with weights.
-REFUSED = {"eager executor", "drafts: a model", "drafts: DFlash", "drafts: DSpark"}
+# What ranks refuse by name.
+REFUSED = {"eager executor"}
 # What the cell counts is of one process.
 ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads"}
 FAST = ("adapters summed",)

@@ -76,7 +76,9 @@ def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int) -> Pr
     for rope in loaded.ropes():
         rope.serve(sizes.max_model_len)
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's
-    cache = NativeCache(loaded.layout, sizes.num_blocks, sizes.block_size, sizes.kv_dtype)
+    # Groups after the model's own are those of a draft model, which only rank 0 has.
+    num_blocks = sizes.num_blocks[: len(loaded.layout.groups)]
+    cache = NativeCache(loaded.layout, num_blocks, sizes.block_size, sizes.kv_dtype)
     return Program(
         loaded.trace, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
         max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, samples=False,

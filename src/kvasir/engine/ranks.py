@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +28,16 @@ from kvasir.environment import engine_environment
 from kvasir.errors import ConfigError, DeviceFault
 from kvasir.layers.moe import MoE
 from kvasir.memory import Footprint
+from kvasir.models.drafting import drafts_blocks
 from kvasir.parallel import ExpertShare, Mesh
 from kvasir.parallel.channel import Channel
 from kvasir.plan import Bytes
 from kvasir.program.program import Program
 from kvasir.program.remote import RemoteProgram
 from kvasir.program.shared import SharedRank, memory_file, segment_bytes
+from kvasir.program.trace import Trace, trace_correct
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.program_draft import draft_traces
 
 log = logging.getLogger("kvasir.engine")
 
@@ -48,6 +51,19 @@ def of_ranks(size: int, one: Footprint) -> Footprint:
     if size == 1:
         return one
     return replace(one, buffers=size * one.buffers + segment_bytes(size), angles=size * one.angles)
+
+
+def _meets(trace: Trace) -> bool:
+    """Whether ranks exchange anything."""
+    return any(isinstance(x, Mesh | ExpertShare) for node in trace.graph.nodes for x in node.inputs)
+
+
+def _of_draft(loaded: LoadedModel) -> Iterator[Trace | None]:
+    assert loaded.draft and loaded.trace
+    layers, joining = draft_traces(loaded.draft, loaded.trace)
+    yield from layers
+    yield joining
+    yield trace_correct(loaded.draft) if drafts_blocks(loaded.draft) else None
 
 
 def _not_by_id(model: Any) -> str:
@@ -121,13 +137,18 @@ class RankProcesses:
         """The model with the bytes of all ranks, once all have loaded their parts. Raises ConfigError if one cannot, or
         if there is nothing that they can share."""
         assert loaded.trace is not None
-        if not any(isinstance(x, Mesh | ExpertShare) for node in loaded.trace.graph.nodes for x in node.inputs):
+        if not _meets(loaded.trace):
             raise ConfigError(
                 f"{self.size} ranks cannot share {loaded.architecture}: no sum of its matrices has so many segments",
                 "use fewer, or leave --tensor-parallel out",
             )
         if self._by_expert and (reason := _not_by_id(loaded.model)):
             raise ConfigError(f"{self.size} ranks cannot share experts by id: {reason}", "leave --expert-parallel out")
+        if loaded.draft and any(one and _meets(one) for one in _of_draft(loaded)):
+            raise ConfigError(
+                "rank 0 drafts alone, and this head uses tables of the model, which ranks share",
+                "use another drafter, like draft=MODEL, ngram or suffix",
+            )
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
         held = [loaded.held, *(event.held for event in theirs)]
         note = f"ranks hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"

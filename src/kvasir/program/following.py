@@ -37,6 +37,8 @@ class Follower:
 
     def _answer(self, message: commands.Message) -> Bytes:
         cache = self.program.cache
+        if getattr(message, "group", 0) >= len(cache.groups):
+            return b""  # of a draft model, which only rank 0 has
         match message:
             case commands.RowShape():
                 self.program.bind(commands.map_rows(self._rows, message))

@@ -76,11 +76,12 @@ class Calls:
 
 
 class RemoteCache:
-    """The caches of all ranks, each with the blocks of its own heads. An exported block is the concatenation of its
-    shards, by rank."""
+    """The caches of all ranks, each with the blocks of its own heads; rank 0's has the layers of a draft model, too. An
+    exported block is the concatenation of its shards, by rank; those of the other ranks have equal sizes."""
 
     def __init__(self, own: NativeCache, size: int, calls: Calls):
         self._own, self._size, self._calls = own, size, calls
+        self._own_bytes: dict[int, int] = {}  # of an exported block, by group
         self.groups, self.block_size, self.num_blocks, self.kv_dtype = (
             own.groups,
             own.block_size,
@@ -104,10 +105,13 @@ class RemoteCache:
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes bytes from `export` into a block."""
-        size, whole = len(data) // self._size, memoryview(data)
-        for rank in range(1, self._size):  # each keeps its own shard
-            self._calls.call(commands.ImportBlock(group, block, rank, bytes(whole[rank * size : (rank + 1) * size])))
-        self._own.import_(group, block, whole[:size])
+        whole = memoryview(data)
+        own = self._own_bytes.get(group) or self._own_bytes.setdefault(group, len(self._own.export(group, 0)))
+        size = (len(whole) - own) // (self._size - 1)
+        for rank in range(1, self._size):
+            shard = whole[own + (rank - 1) * size : own + rank * size]
+            self._calls.call(commands.ImportBlock(group, block, rank, bytes(shard)))
+        self._own.import_(group, block, whole[:own])
 
     def fill_(self, value: float) -> None:
         """See NativeCache.fill_."""
