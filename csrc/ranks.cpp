@@ -23,7 +23,7 @@ namespace kvasir {
 namespace {
 
 constexpr int32_t YIELDS = 1000;
-constexpr int64_t PERIOD = 100'000'000;  // nanoseconds of one sleep
+constexpr int64_t PERIOD = 100'000'000, LONG_PERIOD = 1'000'000'000;  // nanoseconds of a sleep, and of a patient one
 
 // A counter that ranks wait for. It lies in memory that all of them map at different addresses.
 struct alignas(64) Event {
@@ -51,8 +51,8 @@ void relax() {
 
 #if defined(__linux__)
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
-    const timespec period = {0, PERIOD};
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds) {
+    const timespec period = {nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
     syscall(SYS_futex, &word, FUTEX_WAIT, seen, &period, nullptr, 0);
 }
 
@@ -60,7 +60,7 @@ void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_W
 
 #else
 
-void futex_wait(std::atomic<uint32_t>&, uint32_t) {
+void futex_wait(std::atomic<uint32_t>&, uint32_t, int64_t) {
     const timespec moment = {0, 50'000};
     nanosleep(&moment, nullptr);
 }
@@ -141,7 +141,7 @@ bool Ranks::sleep(Event& event, uint32_t count, bool patient) {
             abort();
             break;
         }
-        futex_wait(event.count, seen);
+        futex_wait(event.count, seen, patient ? LONG_PERIOD : PERIOD);
     }
     event.sleepers.fetch_sub(1, std::memory_order_relaxed);
     return happened;
@@ -254,6 +254,7 @@ void meet_columns(const Meeting& m, float* out, const float* x, int64_t rows, co
             if (speaks && r.begin < end) copy(slot + r.begin - first, x + r.begin, end - r.begin);
         },
         [&](uint32_t number, int64_t first, Range r) {
+            if (m.lead_only && ranks.rank) return;
             for (int32_t part = 0; part < m.parts; ++part) {
                 const int64_t width = width_of(part);
                 const float* slot = ranks.part_slot(number, part, m.parts) - first;

@@ -24,7 +24,7 @@ struct Meeting {
     int32_t kind;   // a MeetingKind
     int32_t parts;  // of the sum, 1 if it is not cut; of the columns; of the rows
     int32_t shares;  // of experts: the parts that their ids are cut into, 1 if they are not
-    int32_t reserved;
+    int32_t lead_only;  // whether only rank 0 needs the columns; the others get none
     int64_t width;  // of a row of the result
     int64_t borders[MAX_RANKS + 1];  // of the parts of columns, rows or experts
 };

@@ -83,8 +83,8 @@ def test_a_sum_of_fewer_parts_has_other_bits(folders, monkeypatch):
     expected = results(program_of(whole(folders("llama"))))
     meeting = SharedRank.meeting
 
-    def halved(mesh: Any, kind: int, width: int, parts: int, *rest: Any) -> Any:
-        return meeting(mesh, kind, width, parts // 2 if kind == SUM else parts, *rest)
+    def halved(mesh: Any, kind: int, width: int, parts: int, *rest: Any, **more: Any) -> Any:
+        return meeting(mesh, kind, width, parts // 2 if kind == SUM else parts, *rest, **more)
 
     monkeypatch.setattr(SharedRank, "meeting", halved)
     program = shared_of(folders("llama"), 2)

@@ -41,7 +41,9 @@ from kvasir.runner.program_draft import draft_traces
 
 log = logging.getLogger("kvasir.engine")
 
+PAUSE = 0.25  # seconds between two looks at the ranks
 IDLE_SECONDS = 10.0  # for which a rank may stand still while the others wait for it
+LOAD_SECONDS = 60.0  # the same while rank 0 has loaded its part and waits for theirs: disks may be remote
 LONGEST_WAIT = 600.0  # seconds of a meeting, if nobody watches
 END_SECONDS = 3.0  # until a rank that was asked to stop is killed
 
@@ -84,7 +86,7 @@ class RankProcesses:
         size = options.tensor_parallel
         self.size, self._on_loss, self._reason, self._closing = size, on_loss, "", False
         self._by_expert = options.expert_parallel
-        self._made = False  # whether the others wait for commands
+        self._made = self._waits = False  # whether the others wait for commands, and rank 0 for them before that
         self.threads = max(1, (options.threads or device.threads) // size)
         spins = size * self.threads <= device.processors
         self._files = memory_file("ranks", segment_bytes(size)), memory_file("steps"), memory_file("rows")
@@ -163,7 +165,9 @@ class RankProcesses:
         return RemoteProgram(program, self)
 
     def _events(self) -> list[messages.RankEvent]:
+        self._waits = True
         found = [messages.decode_event(answer) for answer in self.receive()]
+        self._waits = False
         for event in found:
             if isinstance(event, messages.RankFailed):
                 raise ConfigError(event.message, event.hint)
@@ -204,18 +208,21 @@ class RankProcesses:
     # -- supervision
 
     def _watch(self) -> None:
-        dogs = [Watchdog(IDLE_SECONDS) for _ in self._processes]
+        dogs = [Watchdog(LOAD_SECONDS) for _ in self._processes]
         ends, last, arrived = select.poll(), time.monotonic(), dict[int, int]()
         for channel in self._channels:
             ends.register(channel.fileno(), 0)  # only that the other end is closed
         while not self._closing:
-            ends.poll(1000 * dogs[0].pause)
+            ends.poll(1000 * PAUSE)
             now = time.monotonic()
+            if self._made and dogs[0].floor == LOAD_SECONDS:
+                dogs = [Watchdog(IDLE_SECONDS) for _ in self._processes]
             for rank, (process, dog) in enumerate(zip(self._processes, dogs, strict=True), 1):
                 if process.poll() is not None:
                     return self._lose(f"rank {rank} exited with status {process.returncode}")
                 before, arrived[rank] = arrived.get(rank), self.mesh.arrived(rank)
-                if self.mesh.behind(rank) and arrived[rank] == before:
+                owes = self.mesh.behind(rank) and arrived[rank] == before if self._made else self._waits
+                if owes:
                     dog.tick(now - last, use_of(process.pid))
                 else:
                     dog.heard()

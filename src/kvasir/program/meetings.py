@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvasir.ops.graph import CHOSEN
 from kvasir.parallel import Cut, Mesh, picked, side_by_side, tree_sum
 from kvasir.program.adapters import Adapters
 from kvasir.program.lower import Instruction
@@ -25,7 +26,9 @@ def shared_meeting(instruction: Instruction) -> MeetingStruct | None:
     if instruction.op == "all_reduce":
         return mesh.meeting(SUM, width, instruction.inputs[2])
     cut: Cut = instruction.inputs[-1]
-    return mesh.meeting(COLUMNS if instruction.op == "all_gather" else PICK, width, cut.parts, cut)
+    if instruction.op == "pick_rows":
+        return mesh.meeting(PICK, width, cut.parts, cut)
+    return mesh.meeting(COLUMNS, width, cut.parts, cut, lead_only=instruction.domain == CHOSEN)  # only it samples
 
 
 def meeting(

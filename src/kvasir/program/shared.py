@@ -26,7 +26,7 @@ class MeetingStruct(ctypes.Structure):
         ("kind", c_int32),
         ("parts", c_int32),
         ("shares", c_int32),
-        ("reserved", c_int32),
+        ("lead_only", c_int32),
         ("width", c_int64),
         ("borders", c_int64 * (MAX_RANKS + 1)),
     )
@@ -78,9 +78,11 @@ class SharedRank(Mesh):
 
     # -- meetings
 
-    def meeting(self, kind: int, width: int, parts: int, borders: Cut | None = None, shares: int = 1) -> MeetingStruct:
-        """The operands of a collective that a step performs."""
-        found = MeetingStruct(self._address, kind, parts, shares, 0, width)
+    def meeting(
+        self, kind: int, width: int, parts: int, borders: Cut | None = None, shares: int = 1, lead_only: bool = False
+    ) -> MeetingStruct:
+        """The operands of a collective that a step performs. lead_only: whether only rank 0 needs the result."""
+        found = MeetingStruct(self._address, kind, parts, shares, lead_only, width)
         for i, border in enumerate(borders.borders if borders else ()):
             found.borders[i] = border
         return found
