@@ -39,8 +39,19 @@ async def all_ready(engine: FleetEngine) -> None:
     await until(lambda: all(r.takes for r in engine.replicas))
 
 
+def process(replica: Replica) -> ProcessEngine:
+    assert isinstance(replica.engine, ProcessEngine)
+    return replica.engine
+
+
+def pid(replica: Replica) -> int:
+    found = process(replica).pid
+    assert found is not None
+    return found
+
+
 def kill(replica: Replica, kind: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(replica.engine.pid, kind)
+    os.kill(pid(replica), kind)
 
 
 async def at_both(engine: FleetEngine, seconds: float = 0.05) -> None:

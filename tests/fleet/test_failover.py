@@ -11,7 +11,7 @@ import pytest
 from kvasir.errors import EngineDead, InvalidRequest, QueueFull
 from kvasir.types import FinishReason
 from tests.engine.test_process import collect, expected, until
-from tests.fleet.fleets import all_ready, at_both, kill, running
+from tests.fleet.fleets import all_ready, at_both, kill, process, running
 from tests.sched.drive import request
 
 PHASES = {
@@ -98,7 +98,7 @@ async def test_a_slow_readers_stream_continues_when_it_is_read(monkeypatch):
             delta = await anext(stream)
             got.setdefault(delta.index, []).extend(delta.token_ids)
         (home,) = (r for r in engine.replicas if r.open)
-        await until(lambda: home.engine._journal.entries["slow"].paused)
+        await until(lambda: process(home)._journal.entries["slow"].paused)
         kill(home)
         await until(lambda: home.restarts)
         async for delta in stream:
@@ -130,7 +130,7 @@ async def test_a_stream_that_is_left_frees_all_that_it_holds():
         await anext(stream)
         with pytest.raises(InvalidRequest, match="already in use"):
             await collect(engine, request("a", [3]))
-        await stream.aclose()
+        await stream.aclose()  # type: ignore[attr-defined]
         task = asyncio.create_task(collect(engine, request("b", [3], max_tokens=400)))
         await asyncio.sleep(0.02)
         task.cancel()
@@ -140,7 +140,7 @@ async def test_a_stream_that_is_left_frees_all_that_it_holds():
 async def test_a_full_queue_is_refused_only_when_all_are_full():
     async with running(2, max_rows=1, step_seconds=0.01) as engine:
         for replica in engine.replicas:
-            replica.engine._max_waiting = 1
+            process(replica)._max_waiting = 1
         engine._max_waiting = 1
         for replica in engine.replicas:
             kill(replica)

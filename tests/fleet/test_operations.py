@@ -10,7 +10,7 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError
 from kvasir.fleet.engine import FleetEngine
 from tests.engine.test_process import FAKE, collect, expected, until
-from tests.fleet.fleets import at_both, fleet, kill, running
+from tests.fleet.fleets import at_both, fleet, kill, pid, running
 from tests.sched.drive import request
 
 
@@ -23,9 +23,9 @@ async def test_all_replicas_are_replaced_one_after_another_under_load():
         requests = streams()
         tasks = [asyncio.create_task(collect(engine, r)) for r in requests]
         await at_both(engine)
-        pids = [r.engine.pid for r in engine.replicas]
+        pids = [pid(r) for r in engine.replicas]
         await engine.restart_all()
-        assert not {r.engine.pid for r in engine.replicas} & set(pids)
+        assert not {pid(r) for r in engine.replicas} & set(pids)
         assert await asyncio.wait_for(asyncio.gather(*tasks), 120) == [expected(r) for r in requests]
         assert sum(r.counts.moved for r in engine.replicas) > 0
         stats = await engine.stats()

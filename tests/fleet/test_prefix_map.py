@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -104,7 +105,14 @@ def test_names_depend_on_salts_adapters_and_contents():
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 
-FAKE = {"vocab_size": 256, "num_blocks": 120, "max_rows": 8, "max_model_len": 512, "block_size": 8, "max_loras": 4}
+FAKE: dict[str, Any] = {
+    "vocab_size": 256,
+    "num_blocks": 120,
+    "max_rows": 8,
+    "max_model_len": 512,
+    "block_size": 8,
+    "max_loras": 4,
+}
 
 
 async def test_what_is_predicted_is_found(tmp_path):

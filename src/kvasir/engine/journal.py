@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Self
 
 from kvasir.types import Delta, FinishReason, Request
 
@@ -61,7 +62,7 @@ class JournalEntry:
     paused: bool = False
 
     @classmethod
-    def of(cls, request: Request, now: float) -> JournalEntry:
+    def of(cls, request: Request, now: float) -> Self:
         """The entry of a request that arrives; what it brings from other engines counts."""
         entry = cls(request, now - request.waited, done=set(request.done), deaths=request.deaths, lives=request.lives)
         if request.resume_ids:

@@ -64,7 +64,6 @@ class FleetEngine(Operations):
         if request.id in self._open:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
         entry = Routed.of(request, self._clock())
-        assert isinstance(entry, Routed)
         self._open[request.id] = entry
         try:
             while entry.open:
