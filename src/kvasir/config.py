@@ -148,6 +148,12 @@ class EngineOptions:
     rope_scaling: str | None = option(None, "Rope settings in place of the model's, as JSON: kind, factor, lengths.")
     hf_overrides: str | None = option(None, "Fields in place of those in the model's config.json, as a JSON object.")
     host_share: float = 1.0  # fraction of the memory that an engine takes by default, if several share a machine
+    loads_adapters: bool = False  # whether clients may load adapters while the engine runs
+
+    @property
+    def expects_adapters(self) -> bool:
+        """Whether the engine makes room for adapters before the first one is loaded."""
+        return bool(self.lora) or self.loads_adapters
 
 
 @dataclass(frozen=True, slots=True)

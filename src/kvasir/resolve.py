@@ -72,7 +72,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         max_loras=min(options.max_loras, options.max_cpu_loras or options.max_loras),
         max_cpu_loras=options.max_cpu_loras or options.max_loras,
         max_lora_rank=options.max_lora_rank,
-        expects_adapters=bool(options.lora),
+        expects_adapters=options.expects_adapters,
         lora_memory=_lora_memory(options, free),
         targets=slo_targets(options),
         long_rope=_long_rope(model, length, notes),

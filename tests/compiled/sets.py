@@ -77,12 +77,14 @@ def adapters() -> None:
     forward.add_adapters()
     for bucket in BUCKETS:
         forward.run_rows(bucket, adapted=True)
+        forward.run_chosen(min(bucket, 64), adapted=True)
     for format in ("Q4_K", "Q8_0"):
         rows, cols = 1024, 4096
         weight = matrix(format, rows, cols, choose_segments(rows, cols, unit(format), True))
         for count in (16, 128):
             x, ids = meta(count, cols, dtype="bfloat16"), meta(count, dtype="int32")
-            delta, both = Delta(meta(count, rows), ids), Delta(meta(2, count, rows), ids)
+            delta = Delta(meta(count, rows), meta(count, rows), ids)
+            both = Delta(meta(2, count, rows), meta(2, count, rows), ids)
             product(x, weight, meta(weight.segments, count, rows), delta=delta)
             whole_product(x, weight, meta(count, rows), delta=delta)
             gate = matrix(format, rows, cols)

@@ -1,64 +1,84 @@
-"""Low-rank adapters: against the reference, and the bits of a row alone and beside any others."""
+"""What adapters change in products: against the reference, and the bits of a row alone and beside any others."""
 
 import pytest
 
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from kvasir.ops.linear import triton as linear
+from kvasir.ops.linear import triton_in_effect as effects
 from kvasir.ops.linear import triton_low_rank as kernels
 from tests.triton.test_linear import close, gated, inputs, joined, made, parts, whole
 
-SLOT = 1  # of the first matrix in the tables
+PLACE = 1  # of the first matrix in the tables
 ADAPTERS = 6
 
 
 class Adapter(NamedTuple):
-    """Matrices by part, None for one that it leaves alone."""
+    """Matrices by part, None for one that it leaves alone. more: other fields of entries, by part."""
 
     pairs: list[tuple[torch.Tensor, torch.Tensor] | None]
+    more: tuple[dict[int, torch.Tensor], ...] = ()
 
 
-def adapter(seed, rank, cols, rows):
+def normal(rng, *shape):
+    return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+
+
+def adapter(seed, rank, cols, rows, *more):
     """Random matrices. rows: of each part."""
     rng = np.random.default_rng(seed)
-
-    def normal(*shape):
-        return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
-
-    return Adapter([(normal(rank, cols) / cols**0.5, normal(n, rank) / rank**0.5) for n in rows])
+    return Adapter([(normal(rng, rank, cols) / cols**0.5, normal(rng, n, rank) / rank**0.5) for n in rows], more)
 
 
 def tables_of(adapters):
     """The tables of adapters by id, and what they point to."""
-    tables, kept = torch.zeros(ADAPTERS, dtype=torch.int64), []
+    tables, kept = torch.zeros(ADAPTERS, effects.TABLE_FIELDS, dtype=torch.int64), []
     for id, its in adapters.items():
-        entries = torch.zeros(SLOT + len(its.pairs), kernels.ENTRY_FIELDS, dtype=torch.int64)
+        entries = torch.zeros(PLACE + len(its.pairs), effects.ENTRY_FIELDS, dtype=torch.int64)
         for part, pair in enumerate(its.pairs):
             if pair is not None:
                 a, b = pair
-                entries[SLOT + part] = torch.tensor([a.data_ptr(), b.data_ptr(), len(a)])
-        tables[id] = entries.data_ptr()
+                entries[PLACE + part, :3] = torch.tensor([a.data_ptr(), b.data_ptr(), len(a)])
+        for part, fields in enumerate(its.more):
+            for field, values in fields.items():
+                entries[PLACE + part, field] = values.data_ptr()
+        scales = any({effects.FACTOR, effects.ROWS} & set(fields) for fields in its.more)
+        tables[id] = torch.tensor([entries.data_ptr(), effects.SCALES if scales else 0])
         kept.append((entries, its))
     return tables, kept
 
 
-def delta_of(x, ids, adapters, rows, beside=True):
+def effect_of(ids, tables):
+    """ids: of each row, one id or several, or (id, scale)."""
+    lists: list[Any] = [one if isinstance(one, list) else [one] if one else [] for one in ids]
+    pairs = [[one if isinstance(one, tuple) else (one, 1.0) for one in row] for row in lists]
+    adapters_TL = torch.zeros(len(ids), effects.LEVELS, dtype=torch.int32)
+    scales_TL = torch.full((len(ids), effects.LEVELS), torch.nan)
+    applied_T = torch.tensor([len(row) for row in pairs], dtype=torch.int32)
+    for t, row in enumerate(pairs):
+        for level, (id, scale) in enumerate(row):
+            adapters_TL[t, level], scales_TL[t, level] = id, scale
+            applied_T[t] |= int(tables[id, 1])
+    return effects.InEffect(adapters_TL, scales_TL, applied_T)
+
+
+def delta_of(x, ids, adapters, rows, beside=True, dtype="float32"):
     """The deltas of all parts: [T, N] beside each other, or [parts, T, N]. Not written: NaN."""
     tables, kept = tables_of(adapters)
-    adapters_T = torch.tensor(ids, dtype=torch.int32)
+    effect = effect_of(ids, tables)
     segments, _ = kernels.split(x.shape[1])
-    inner = torch.full((len(rows), segments, len(x), kernels.MAX_RANK), torch.nan)
+    inner = torch.full((len(rows), segments, effects.LEVELS, len(x), kernels.MAX_RANK), torch.nan)
     shape = (len(x), sum(rows)) if beside else (len(rows), len(x), rows[0])
-    delta = torch.full(shape, torch.nan)
-    kernels.shrink(x, adapters_T, tables, SLOT, inner)
-    kernels.grow(inner, adapters_T, tables, SLOT, delta, rows)
+    delta, factors = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    kernels.shrink(x, effect, tables, PLACE, inner)
+    kernels.grow(x, inner, effect, tables, PLACE, delta, factors, rows, dtype)
     assert kept
-    return linear.Delta(delta, adapters_T)
+    return linear.Delta(delta, factors, effect.applied_T)
 
 
 def exact(x, pair):
@@ -173,9 +193,98 @@ def test_gate_and_up_are_adapted_before_the_activation(dtype):
     assert torch.equal(bits(out[[1, 3, 4]]), bits(gated(x, gate, up, "relu")[[1, 3, 4]]))
 
 
+def changed(y, x, its, scale=1.0):
+    """The reference of what one adapter does to the product of the first matrix, in float64."""
+    fields = its.more[0] if its.more else {}
+    if its.pairs[0] is not None:
+        y = y + scale * exact(x, its.pairs[0])
+    y = y + scale * fields[effects.BIAS].double() if effects.BIAS in fields else y
+    return y * fields[effects.FACTOR].double() if effects.FACTOR in fields else y
+
+
+def test_adapters_of_a_row_apply_in_their_order_with_their_scales():
+    rng, rows, x = np.random.default_rng(4), [70], inputs(5, 100)
+    weight = made(70, 100, "float32")
+    scaled = adapter(1, 5, 100, rows, {effects.FACTOR: 1 + normal(rng, 70) / 4, effects.BIAS: normal(rng, 70)})
+    plain, biased = adapter(2, 20, 100, rows), adapter(3, 3, 100, rows, {effects.BIAS: normal(rng, 70)})
+    adapters = {1: scaled, 2: plain, 4: biased}
+    ids = [[(2, 0.5), 1, (4, -2.0)], [1, (2, 3.0)], [(4, 0.25)], [], [1, 2, 4, 2, 1, 4, 2, 1]]
+    delta = delta_of(x, ids, adapters, rows)
+    got = torch.full((1, 5, 70), torch.nan)
+    linear.product(x, weight, got, delta=delta)
+    expected = parts(x, weight)[0].double()
+    for t, row in enumerate(ids):
+        for one in row:
+            id, scale = one if isinstance(one, tuple) else (one, 1.0)
+            expected[t] = changed(expected[t], x[t : t + 1], adapters[id], scale)
+    close(got[0], expected)
+    for t, row in enumerate(ids):
+        alone = delta_of(x[t : t + 1], [row], adapters, rows)
+        assert torch.equal(bits(alone.values[0]), bits(delta.values[t]))
+        if any(one == 1 for one in row):
+            assert torch.equal(bits(alone.factors[0]), bits(delta.factors[t]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_last_adapter_that_replaces_rows_counts_and_the_others_add_to_them(dtype):
+    rng, x = np.random.default_rng(5), inputs(4, 96)
+    weight = made(70, 96, dtype, segments=2)
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    whole_rows, some = normal(rng, 70, 96).to(kind), normal(rng, 3, 96).to(kind)
+    places = torch.full((70,), -1, dtype=torch.int32)
+    places[torch.tensor([0, 69, 30])] = torch.arange(3, dtype=torch.int32)
+    shift, own = normal(rng, 70), made(70, 96, dtype, segments=2)
+    own.data[:, :] = torch.nan  # the model's own rows may be anything
+    adapters = {
+        1: Adapter([None], ({effects.ROWS: whole_rows},)),
+        2: Adapter([None], ({effects.ROWS: some, effects.PLACES: places, effects.SHIFT: shift},)),
+        3: adapter(3, 4, 96, [70]),
+    }
+    delta = delta_of(x, [[3, 1], [1, 2], [2, 1, 3], 2], adapters, [70], dtype=dtype)
+    got = torch.full((2, 4, 70), torch.nan)
+    linear.product(x, own, got, delta=delta)
+    rounded = x.to(kind).double()
+    y = rounded @ whole_rows.double().T
+    mixed = y.clone()
+    mixed[:, [0, 69, 30]] = rounded @ some.double().T
+    low = exact(x, adapters[3].pairs[0])
+    close(joined(got)[:3], torch.stack([(y + low)[0], (mixed + shift)[1], (y + low + shift)[2]]))
+    linear.product(x, weight, got, delta=delta)
+    expected = exact_product(x, weight)[3]
+    expected[[0, 69, 30]] = mixed[3, [0, 69, 30]]
+    close(joined(got)[3], expected + shift)
+    out = torch.full((4, 70), torch.nan)
+    linear.whole_product(x, weight, out, None, delta)
+    assert torch.equal(bits(out), bits(joined(got)))
+
+
+def exact_product(x, weight):
+    return x.to(weight.data.dtype).double() @ weight.data.double().T
+
+
+def test_adapters_are_in_effect_from_their_first_positions_on():
+    rows = torch.zeros(3, effects.LEVELS, effects.ROW_FIELDS, dtype=torch.int32)
+    scale = torch.tensor([0.5]).view(torch.int32)
+    for level, (id, start) in enumerate(((3, 0), (2, 4), (5, 2))):
+        rows[1, level] = torch.tensor([id, start, scale])
+    tables = torch.zeros(ADAPTERS, effects.TABLE_FIELDS, dtype=torch.int64)
+    tables[5, 1] = effects.SCALES
+    rows_T, positions_T = torch.tensor([[0, 1, 1, 1, 2], [9, 0, 2, 7, 9]], dtype=torch.int32)
+    found = effect_of([0] * 5, tables)
+    effects.find_in_effect(rows_T, positions_T, rows, tables, found)
+    assert found.adapters_TL[:, :4].tolist() == [[0] * 4, [3, 0, 0, 0], [3, 5, 0, 0], [3, 2, 5, 0], [0] * 4]
+    assert found.applied_T.tolist() == [0, 1, 2 + effects.SCALES, 3 + effects.SCALES, 0]
+    assert (found.scales_TL[3, :3] == 0.5).all()
+    chosen = effect_of([0] * 2, tables)
+    effects.find_in_effect(rows_T, positions_T, rows, tables, chosen, torch.tensor([3, 0], dtype=torch.int32))
+    assert torch.equal(chosen.adapters_TL, found.adapters_TL[[3, 0]])
+
+
 def test_shapes_are_checked():
-    x, ids, tables = inputs(2, 64), torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    x, tables = inputs(2, 64), torch.zeros(1, 2, dtype=torch.int64)
+    effect = effect_of([0, 0], tables)
     with pytest.raises(ValueError, match="inner must be"):
-        kernels.shrink(x, ids, tables, 0, torch.zeros(1, 2, 2, kernels.MAX_RANK))
+        kernels.shrink(x, effect, tables, 0, torch.zeros(1, 2, effects.LEVELS, 2, kernels.MAX_RANK))
+    inner, delta = torch.zeros(1, 1, effects.LEVELS, 2, kernels.MAX_RANK), torch.zeros(2, 8)
     with pytest.raises(ValueError, match="2 matrices for 1 parts"):
-        kernels.grow(torch.zeros(1, 1, 2, kernels.MAX_RANK), ids, tables, 0, torch.zeros(2, 8), [4, 4])
+        kernels.grow(x, inner, effect, tables, 0, delta, delta, [4, 4], "float32")

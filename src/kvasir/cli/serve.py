@@ -46,6 +46,7 @@ def run(
     shelf: ModelsOptions,
     fleet: FleetOptions = FleetOptions(),
 ) -> None:
+    engine = replace(engine, loads_adapters=bool(operation.lora_dir))
     given = dict.fromkeys(models)
     alone = len(given) == 1
     options, entry = resolve(engine) if alone else (engine, None)

@@ -126,6 +126,7 @@ def facts_of(model: Model, options: EngineOptions, progress: Progress | None) ->
         footprint=lambda tokens: of_ranks(options.tensor_parallel, footprint_of(
             loaded, kind=model.device.kind, tokens=tokens, rows=options.max_num_seqs, threads=model.threads,
             block_size=options.block_size, kv_dtype=model.kv_dtype, progress=compiled,
+            adapters=options.expects_adapters,
         )),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ step's buffers on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvasir.caches import CacheKind
+from kvasir.graph.adapter_places import Places
 from kvasir.graph.adapters import Adapters
 from kvasir.graph.fold import ACTIVATIONS, Call
 from kvasir.graph.layout import BYTES, Layout, lay_out
@@ -31,6 +32,7 @@ from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
 from kvasir.ops.heads.triton import join_heads
 from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
+from kvasir.ops.linear.triton_in_effect import LEVELS, ROW_FIELDS, InEffect
 from kvasir.ops.moe.triton import (
     TILE_FIELDS,
     combine,
@@ -52,7 +54,8 @@ WHOLE_FROM = 128  # token rows from which one program computes all segments of a
 class StepBuffers:
     """A step as the kernels read it, at fixed addresses. pieces: see `graph.triton.expand`. tables: block ids by cache
     group and row, int32 [rows + 1, blocks]; the last row's are 0, the scratch block. ids: int32 [rows + 1, max ids].
-    chosen: int32, token rows whose logits are computed. adapters: of the rows, int32 [rows + 1], 0 for none."""
+    chosen: int32, token rows whose logits are computed. adapters: of the rows, int32 [rows + 1, LEVELS, ROW_FIELDS]:
+    see ops/linear/triton_in_effect."""
 
     pieces: Tensor
     ids: Tensor
@@ -62,7 +65,6 @@ class StepBuffers:
     positions_T: Tensor
     ids_T: Tensor
     adapters: Tensor
-    adapters_T: Tensor
 
     @classmethod
     def empty(
@@ -77,7 +79,7 @@ class StepBuffers:
         return cls(
             pieces=zeros(pieces, 5), ids=zeros(rows + 1, ids), tables=tables, chosen=zeros(chosen),
             rows_T=zeros(tokens), positions_T=zeros(tokens), ids_T=zeros(tokens),
-            adapters=zeros(rows + 1), adapters_T=zeros(tokens),
+            adapters=zeros(rows + 1, LEVELS, ROW_FIELDS),
         )  # fmt: skip
 
 
@@ -135,8 +137,9 @@ class Forward:
         *, max_tokens: int, max_chosen: int, positions: int, dtype: str, lender: Forward | None = None,
     ):  # fmt: skip
         self.cache, self.step, self.dtype = cache, step, dtype
+        self.places = Places.of(trace, calls)
         self.adapters: Adapters | None = None
-        self._trace, self._calls = trace, calls
+        self._effect: InEffect | None = None  # of the launches that are made, None without adapters
         self.device = cache.device
         self.hidden, self.logits, self.exports = trace.hidden, trace.logits, dict(trace.exports)
         self.given = trace.rows  # written before a step, as `value`
@@ -155,7 +158,7 @@ class Forward:
         self._tiles: Tensor | None = None
         self._num_tiles = torch.zeros(1, dtype=torch.int32, device=self.device)
         found = [(call, self._bind(call)) for call in calls]
-        self._rows = [(call, run) for call, run in found if call.domain == ROWS]
+        self._rows = [run for call, run in found if call.domain == ROWS]
         self._chosen = [run for call, run in found if call.domain == CHOSEN]
 
     @property
@@ -170,30 +173,29 @@ class Forward:
     def add_adapters(self) -> Adapters:
         """Makes room for adapters, unless it is there."""
         if self.adapters is None:
-            self.adapters = Adapters.of(self._trace, self._calls, len(self.step.rows_T), self.device)
+            step = self.step
+            self.adapters = Adapters(self.places, tokens=len(step.rows_T), chosen=len(step.chosen), device=self.device)
         return self.adapters
 
     # -- a step
 
     def run_rows(self, bucket: int, adapted: bool = False) -> None:
         """Computes all token rows of the step, padded to `bucket`. adapted: with the adapters of the rows."""
-        step, adapters = self.step, self.adapters if adapted else None
-        adapters_T = step.adapters_T[:bucket]
-        expand(
-            step.pieces, step.ids, *(part[:bucket] for part in (step.rows_T, step.positions_T, step.ids_T)),
-            *((step.adapters, adapters_T) if adapters else ()),
-        )  # fmt: skip
+        step = self.step
+        expand(step.pieces, step.ids, *(part[:bucket] for part in (step.rows_T, step.positions_T, step.ids_T)))
         for work in self._works.values():
             work.plan(step.pieces)
-        for call, run in self._rows:
-            if adapters and adapters.changes_call(call):
-                run(bucket, delta=adapters.launch(call, self.value(call.reads[0], bucket), adapters_T))
-            else:
-                run(bucket)
+        self._run(self._rows, bucket, (step.rows_T[:bucket], step.positions_T[:bucket]) if adapted else None)
 
-    def run_chosen(self, bucket: int) -> None:
-        """Computes the logits of the chosen rows, padded to `bucket`."""
-        for run in self._chosen:
+    def run_chosen(self, bucket: int, adapted: bool = False) -> None:
+        """Computes the logits of the chosen rows, padded to `bucket`. adapted: as above."""
+        step = self.step
+        self._run(self._chosen, bucket, (step.rows_T, step.positions_T, step.chosen[:bucket]) if adapted else None)
+
+    def _run(self, runs: Sequence[Callable[[int], None]], bucket: int, adapted: tuple[Tensor, ...] | None) -> None:
+        """adapted: of the tokens whose adapters are in effect, as `Adapters.find` takes them."""
+        self._effect = self.add_adapters().find(self.step.adapters, *adapted) if adapted else None
+        for run in runs:
             run(bucket)
 
     def value(self, value: Traced, count: int) -> Tensor:
@@ -227,8 +229,8 @@ class Forward:
 
     # -- calls
 
-    def _bind(self, call: Call) -> Callable[..., None]:
-        """The function that launches a call for a bucket. If adapters may change the call, it also takes a `delta`."""
+    def _bind(self, call: Call) -> Callable[[int], None]:
+        """The function that launches a call for a bucket."""
         if call.kind in _ELEMENTWISE:
             return partial(self._elementwise, call)
         return partial(getattr(self, f"_{call.kind}"), call, **self._prepared(call))
@@ -285,31 +287,43 @@ class Forward:
         [x], [out] = call.reads, call.writes
         take_rows(self.value(x, self._max_tokens), self.step.chosen[:count], self.value(out, count))
 
-    def _qkv(self, call: Call, count: int, weight: Any, delta: Delta | None = None) -> None:
-        self._multiply(call, count, weight, delta)
+    def _qkv(self, call: Call, count: int, weight: Any) -> None:
+        self._multiply(call, count, weight)
 
-    def _product(self, call: Call, count: int, delta: Delta | None = None) -> None:
-        self._multiply(call, count, call.takes["weight"], delta)
+    def _product(self, call: Call, count: int) -> None:
+        self._multiply(call, count, call.takes["weight"])
 
-    def _multiply(self, call: Call, count: int, weight: Any, delta: Delta | None) -> None:
-        x, out = self.value(call.reads[0], count), self._parts(call.writes[0], count)
-        if len(out) < weight.segments:
-            whole_product(x, weight, out[0], delta=delta)
-        else:
-            product(x, weight, out, delta=delta)
+    def _multiply(self, call: Call, count: int, weight: Any) -> None:
+        out_STN = self._parts(call.writes[0], count)
+        for x, rows, delta in self._inputs(call, count):
+            if len(out_STN) < weight.segments:
+                whole_product(x, weight, out_STN[0, rows], delta=delta)
+            else:
+                product(x, weight, out_STN[:, rows], delta=delta)
 
-    def _linear(self, call: Call, count: int, delta: Delta | None = None) -> None:
+    def _linear(self, call: Call, count: int) -> None:
         weight, bias = call.takes["weight"], call.takes["bias"]
-        x, out = self.value(call.reads[0], count), self.value(call.writes[0], count)
-        if weight.segments == 1:
-            product(x, weight, out[None], bias, delta)
-        else:
-            whole_product(x, weight, out, bias, delta)
-
-    def _gated(self, call: Call, count: int, delta: Delta | None = None) -> None:
-        takes = call.takes
         out = self.value(call.writes[0], count)
-        gated_product(self.value(call.reads[0], count), takes["gate"], takes["up"], out, takes["act"], delta)
+        for x, rows, delta in self._inputs(call, count):
+            if weight.segments == 1:
+                product(x, weight, out[None, rows], bias, delta)
+            else:
+                whole_product(x, weight, out[rows], bias, delta)
+
+    def _gated(self, call: Call, count: int) -> None:
+        takes, out = call.takes, self.value(call.writes[0], count)
+        for x, rows, delta in self._inputs(call, count):
+            gated_product(x, takes["gate"], takes["up"], out[rows], takes["act"], delta)
+
+    def _inputs(self, call: Call, count: int) -> Iterator[tuple[Tensor, slice, Delta | None]]:
+        """The inputs of a product, the rows that they are, and how adapters change them: all rows, or some at a time.
+        A sum in several parts has few rows, and those all at once."""
+        x = self.value(call.reads[0], count)
+        if self._effect is None or self.adapters is None:
+            yield x, slice(None), None
+            return
+        for rows, delta in self.adapters.deltas(call, x, self._effect):
+            yield x[rows], rows, delta
 
     def _join(self, call: Call, count: int) -> None:
         parts, residual = call.reads

@@ -19,10 +19,10 @@ NO_TOKEN = 1 << 30  # the first token of a piece without tokens
 
 @triton.jit
 def expand_kernel(
-    pieces, ids, adapters, rows_T, positions_T, ids_T, adapters_T, num_tokens, row_stride, scratch,
+    pieces, ids, rows_T, positions_T, ids_T, num_tokens, row_stride, scratch,
     P: tl.constexpr, WIDTH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """rows_T, positions_T, ids_T and adapters_T of B tokens."""
+    """rows_T, positions_T and ids_T of B tokens."""
     tokens = tl.program_id(0) * B + tl.arange(0, B)
     place = tl.arange(0, P)
     firsts = tl.load(pieces + place * WIDTH + 3)
@@ -39,25 +39,19 @@ def expand_kernel(
     tl.store(rows_T + tokens, row, mask=inside)
     tl.store(positions_T + tokens, position, mask=inside)
     tl.store(ids_T + tokens, found, mask=inside)
-    if adapters is not None:
-        tl.store(adapters_T + tokens, tl.load(adapters + row, mask=inside, other=0), mask=inside)
 
 
-def expand(
-    pieces: Tensor, ids: Tensor, rows_T: Tensor, positions_T: Tensor, ids_T: Tensor,
-    adapters: Tensor | None = None, adapters_T: Tensor | None = None,
-) -> None:  # fmt: skip
-    """The row, position and id of each token of a step, and the adapter if `adapters` is given; the last row and
-    position 0 for tokens of no piece.
+def expand(pieces: Tensor, ids: Tensor, rows_T: Tensor, positions_T: Tensor, ids_T: Tensor) -> None:
+    """The row, position and id of each token of a step; the last row and position 0 for tokens of no piece.
 
     pieces: int32 [P, 5], P a power of two: row, start, count, first token, flags, in ascending order of the first
-    token; unused ones have a count of 0 and NO_TOKEN. ids: int32 [rows + 1, max ids]. adapters: int32 [rows + 1].
+    token; unused ones have a count of 0 and NO_TOKEN. ids: int32 [rows + 1, max ids].
     Results: int32 [T].
     """
     count = len(rows_T)
     launch(
         expand_kernel, (-(-count // _BLOCK),),
-        pieces, ids, adapters, rows_T, positions_T, ids_T, adapters_T, count, ids.stride(0), len(ids) - 1,
+        pieces, ids, rows_T, positions_T, ids_T, count, ids.stride(0), len(ids) - 1,
         P=len(pieces), WIDTH=pieces.shape[1], B=_BLOCK, num_warps=4, bytes=4 * (pieces.numel() + 4 * count),
     )  # fmt: skip
 

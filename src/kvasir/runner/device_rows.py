@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvasir.graph.forward import StepBuffers
-from kvasir.plan import StepPlan
+from kvasir.plan import Adapted, StepPlan
 from kvasir.runner.rows import Rows
 
 _CHUNK = 4096  # values that are written at a time
@@ -73,7 +73,7 @@ class DeviceRows:
     def __init__(self, host: Rows, step: StepBuffers):
         self.host, self.step = host, step
         self.writer = Writer(step.ids.device)
-        self._adapters = np.zeros(len(step.adapters), np.int32)  # as the device has them
+        self._adapters = np.zeros(tuple(step.adapters.shape), np.int32)  # as the device has them
 
     def follow(self, plan: StepPlan) -> None:
         """Applies a plan to both. A joined row replaces whatever occupied its place: the plan that left it may have
@@ -87,9 +87,9 @@ class DeviceRows:
         self._write_tables(plan, joined)
         self._write_adapters(joined)
 
-    def adapter(self, row: int) -> int:
-        """The adapter that the device has for a row, 0 for none."""
-        return int(self._adapters[row])
+    def adapters(self, row: int, end: int) -> set[int]:
+        """The adapters that the device has for a row and that are in effect at one of the positions before `end`."""
+        return {adapter for adapter, start, _ in self._adapters[row].tolist() if adapter and start < end}
 
     def write_ids(self, row: int, first: int, end: int) -> None:
         """Copies ids [first, end) of a row to the device."""
@@ -118,9 +118,17 @@ class DeviceRows:
 
     def _write_adapters(self, joined: set[int]) -> None:
         """An adapter that is not loaded counts as none: the runner computes nothing of its rows."""
-        loaded, found = self.host.adapters, {row: self.host[row].adapter for row in joined}
-        wanted = {row: adapter if adapter in loaded else 0 for row, adapter in found.items()}
-        if changed := [row for row in wanted if wanted[row] != self._adapters[row]]:
-            rows = np.array(changed)
-            self._adapters[rows] = [wanted[row] for row in changed]
-            self.writer.write(self.step.adapters, rows, self._adapters[rows])
+        wanted = {row: self._fields(self.host[row].adapters) for row in joined}
+        if changed := [row for row in wanted if not np.array_equal(wanted[row], self._adapters[row])]:
+            rows, size = np.array(changed), self._adapters[0].size
+            self._adapters[rows] = np.stack([wanted[row] for row in changed])
+            at = (rows[:, None] * size + np.arange(size)).reshape(-1)
+            self.writer.write(self.step.adapters, at, self._adapters[rows].reshape(-1))
+
+    def _fields(self, adapters: Sequence[Adapted]) -> np.ndarray:
+        """The fields of a row's adapters, as in ops/linear/triton_in_effect."""
+        fields = np.zeros_like(self._adapters[0])
+        loaded = [one for one in adapters if one.adapter in self.host.adapters]
+        for at, (adapter, scale, start) in enumerate(loaded[: len(fields)]):
+            fields[at] = adapter, start, np.float32(scale).view(np.int32)
+        return fields

@@ -31,10 +31,11 @@ _SCORES = 4  # float32 copies of what attention computes at a time: keys, values
 
 def footprint_of(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str,
-    progress: Progress | None = None,
+    progress: Progress | None = None, adapters: bool = False,
 ) -> Footprint:  # fmt: skip
     """The footprint in bytes. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
-    progress: of compiling kernels, which the graph executor does on a GPU to measure what they take."""
+    progress: of compiling kernels, which the graph executor does on a GPU to measure what they take. adapters: whether
+    the graph executor makes room for them."""
     model = loaded.model
     groups = len(loaded.layout.groups)
     ids = 1 + (loaded.draft is not None)  # perhaps also in the draft model's vocabulary
@@ -45,6 +46,7 @@ def footprint_of(
         from kvasir.runner.graph_trial import recorded_bytes
 
         sizes: Any = {"tokens": tokens, "rows": rows, "block_size": block_size, "kv_dtype": kv_dtype}
+        sizes["adapters"] = adapters
         buffers, samplers = graph_memory(loaded, **sizes)
         if kind == "cuda":
             buffers += recorded_bytes(loaded, kind=kind, progress=progress, **sizes)

@@ -16,18 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvasir.graph.adapter_packing import PackedAdapter, pack
 from kvasir.graph.adapters import Adapters
 from kvasir.graph.draws import Draws
 from kvasir.graph.forward import Forward
 from kvasir.graph.triton import NO_TOKEN
-from kvasir.layers.adapters import slots
 from kvasir.layers.kv_cache import KVCache
 from kvasir.lora import Adapter
-from kvasir.ops.linear.triton_low_rank import MAX_RANK
 from kvasir.plan import Join
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
-from kvasir.runner.computed import PackedPairs, check_pairs, pack_pairs
+from kvasir.runner.computed import refuse
 from kvasir.runner.device_rows import DeviceRows
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.graph_replays import Record, Replays
@@ -52,7 +51,7 @@ class GraphExecutor:
     """model: pools embeddings. max_tokens, max_chosen: the largest buckets. record: makes a replay of launches. copies:
     transfers blocks while the device computes."""
 
-    computes = frozenset(("drafted",))
+    computes = frozenset(("drafted", "adapters"))
     queues = True
     columns = False
 
@@ -94,13 +93,14 @@ class GraphExecutor:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
     def check_adapter(self, adapter: Adapter) -> None:
-        check_pairs(adapter, slots(self.model), MAX_RANK, NAME)
+        if what := self.forward.places.unknown(adapter):
+            refuse(NAME, what)
 
-    def pack_adapter(self, adapter: Adapter) -> PackedPairs:
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
         self.check_adapter(adapter)
-        return pack_pairs(adapter)
+        return pack(self.forward.places, adapter, self.cache.device)
 
-    def set_adapter(self, adapter: int, packed: PackedPairs | None) -> None:
+    def set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
         self.submit(self._set_adapter, adapter, packed).result()
 
@@ -123,8 +123,8 @@ class GraphExecutor:
 
     # -- on the thread
 
-    def _set_adapter(self, adapter: int, packed: PackedPairs | None) -> None:
-        self.add_adapters().set(adapter, packed.pairs if packed else {})
+    def _set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
+        self.add_adapters().set(adapter, packed)
         (self.rows.host.adapters.add if packed is not None else self.rows.host.adapters.discard)(adapter)
 
     @torch.inference_mode()
@@ -141,13 +141,20 @@ class GraphExecutor:
         found = Results(saved=move_blocks(self._blocks, step.plan))
         if step.works:
             self._write_pieces(step)
-            adapted = any(self.rows.adapter(work.row) for work in step.works)
-            self.replays("adapted rows" if adapted else "rows", step.starts[-1])
+            self._choose_launches(step)
+            self.replays("rows", step.starts[-1])
             self._keep(found, step)
             self.after(step)
             if self.sampler:
                 found.sampling = self.sampler.sample(step)
         return found
+
+    def _choose_launches(self, step: ExecutorStep) -> None:
+        """Launches with adapters only where they change something of the step."""
+        found = {adapter for work in step.works for adapter in self.rows.adapters(work.row, work.end)}
+        adapters = self.forward.adapters
+        chosen = adapters is not None and adapters.change_chosen(found)
+        self.replays.adapted = frozenset(name for name, given in (("rows", found), ("chosen", chosen)) if given)
 
     def _write_pieces(self, step: ExecutorStep) -> None:
         pieces = self._pieces

@@ -28,8 +28,8 @@ class Replays:
     rows of logits. record: makes a replay of launches.
 
         rows           all token rows of a step
-        adapted rows   the same, if some of them have an adapter
         chosen         the logits of the chosen rows
+        adapted <...>  of these, with the adapters of the rows
         sample <i>     tokens from these logits, as LEVELS[i] needs
         read           log-probabilities of known ids from these logits
     """
@@ -38,9 +38,11 @@ class Replays:
         self.max_tokens, self.max_chosen = max_tokens, max_chosen
         self._forward, self._draws, self._record = forward, draws, record
         self._recorded: dict[tuple[str, int], Run] = {}
+        self.adapted: frozenset[str] = frozenset()  # the kinds that are launched with adapters
 
     def __call__(self, name: str, count: int) -> None:
         """Makes the launches for `count` rows, padded to their bucket."""
+        name = f"adapted {name}" if name in self.adapted else name
         self._replay(name, bucket_of(count, self._most(name)))()
 
     def record_all(self, progress: Progress | None = None) -> None:
@@ -64,11 +66,10 @@ class Replays:
         return ((name, bucket) for name in self._names() for bucket in buckets(self._most(name)))
 
     def _names(self) -> Iterator[str]:
-        yield "rows"
-        if self._forward.adapters:
-            yield "adapted rows"
+        adapted = self._forward.adapters is not None
+        yield from ("rows", "adapted rows") if adapted else ("rows",)
         if self._forward.logits is not None:
-            yield "chosen"
+            yield from ("chosen", "adapted chosen") if adapted else ("chosen",)
         if self._draws:
             yield from (f"sample {level}" for level in range(len(LEVELS)))
             yield "read"
@@ -82,12 +83,10 @@ class Replays:
         return self._recorded[name, bucket]
 
     def _launch(self, name: str, bucket: int) -> None:
-        if name == "rows":
-            self._forward.run_rows(bucket)
-        elif name == "adapted rows":
-            self._forward.run_rows(bucket, adapted=True)
-        elif name == "chosen":
-            self._forward.run_chosen(bucket)
+        if name.endswith("rows"):
+            self._forward.run_rows(bucket, adapted=name == "adapted rows")
+        elif name.endswith("chosen"):
+            self._forward.run_chosen(bucket, adapted=name == "adapted chosen")
         else:
             assert self._draws is not None and self._forward.logits is not None
             logits = self._forward.value(self._forward.logits, bucket)

@@ -24,10 +24,10 @@ _BLOCKS = 16  # of the longest sequence
 
 def recorded_bytes(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str,
-    progress: Progress | None = None,
+    progress: Progress | None = None, adapters: bool = False,
 ) -> int:  # fmt: skip
     """Bytes besides tensors. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
-    progress: of compiling the kernels."""
+    progress: of compiling the kernels. adapters: with launches for them."""
     layout, dtype = loaded.layout, torch_dtype(kv_dtype)
     groups = cache_groups(layout, block_size, kv_dtype)
     capacity = Capacity(
@@ -36,7 +36,7 @@ def recorded_bytes(
     )  # fmt: skip
     free, tensors = devices.available(kind), devices.allocated(kind)
     cache = KVCache(layout, [2] * len(groups), block_size, dtype, torch.device(kind))
-    executor = make_executor(loaded, cache, capacity)
+    executor = make_executor(loaded, cache, capacity, adapters=adapters)
     draft = make_draft(loaded, cache, capacity, executor) if loaded.draft else None
     executor.replays.record_all(progress)
     if draft:

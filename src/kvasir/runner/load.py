@@ -196,7 +196,7 @@ def exports_of(model: Any, hidden: tuple[str, ...]) -> tuple[str, ...]:
 def _load_graph(
     files: ModelFiles, dtype: str, device: str, progress: Progress | None, options: LoadOptions
 ) -> LoadedModel:
-    from kvasir.graph.adapters import changes_of
+    from kvasir.graph.adapter_places import Places
     from kvasir.graph.fold import fold
     from kvasir.graph.matrices import stack_experts
     from kvasir.ops.linear.triton_matrix import LAYOUTS
@@ -210,7 +210,7 @@ def _load_graph(
         if part:
             stack_experts(part)
     traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
-    changes_of(traced, fold(traced))  # both raise for an op without a kernel
+    Places.of(traced, fold(traced))  # both raise for an op without a kernel
     notes = (*loaded.notes, *_cache_notes(device))
     return replace(loaded, trace=traced, executor="graph", notes=notes)
 

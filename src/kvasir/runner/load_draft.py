@@ -101,10 +101,10 @@ def _check_program(traced: Trace) -> None:
 
 def _check_calls(traced: Trace) -> None:
     """Raises CannotTrace for an op without a Triton kernel."""
-    from kvasir.graph.adapters import changes_of
+    from kvasir.graph.adapter_places import Places
     from kvasir.graph.fold import fold
 
-    changes_of(traced, fold(traced))
+    Places.of(traced, fold(traced))
 
 
 def _joined(loaded: LoadedModel, more: Any) -> LoadedModel:

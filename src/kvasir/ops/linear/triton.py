@@ -23,6 +23,7 @@ import triton.language as tl
 from kvasir.ops.kernels import activated, begin, rounded
 from kvasir.ops.launch import INTERPRETED, for_large_tiles, launch, on_hip
 from kvasir.ops.linear.triton_decode import levels, min_of, scale_of
+from kvasir.ops.linear.triton_in_effect import SCALES
 from kvasir.ops.linear.triton_matrix import (
     CHUNK,
     FORMATS,
@@ -64,11 +65,17 @@ __all__ = [
 
 
 class Delta(NamedTuple):
-    """What low-rank adapters add to a product (ops/linear/triton_low_rank). values: float32 [T, N], or [2, T, N] of
-    gate and up; read for rows with an adapter. adapters_T: int32 [T], 0 for none."""
+    """How adapters change a product (ops/linear/triton_low_rank): factors * product + values. Both are float32 [T, N],
+    or [2, T, N] of gate and up. applied_T: as of `InEffect`: values are read for rows with an adapter, factors for rows
+    with the flag SCALES; where a factor is 0, the result is the value alone."""
 
     values: Tensor
-    adapters_T: Tensor
+    factors: Tensor
+    applied_T: Tensor
+
+
+_SCALES = tl.constexpr(SCALES)
+DTYPES = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}
 
 
 class Tiles(NamedTuple):
@@ -100,7 +107,7 @@ def tiles(weight: DeviceMatrix, count: int, accumulators: int = 1, hip: bool = F
         if weight.format == "MXFP4" and accumulators == 2 and block_n == 64:
             block_t = min(block_t, 32)
     if accumulators > 4 or (size == 4 and layout):
-        block_t = min(block_t, 32)
+        block_t = min(block_t, 16 if accumulators > 5 and layout else 32)
     if layout and layout.bits == 8 and accumulators == 2 and block_n == 64:
         block_t = min(block_t, 32)
     weights = layout.bits // 4 if layout else 2 * size  # half bytes
@@ -270,12 +277,17 @@ def _rows(x_stride, count, N, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
-def _adapted(acc, delta, adapters_T, n, t, live, N):
-    """acc plus what the adapters of the rows add; rows without one keep their bits."""
-    has = tl.load(adapters_T + t, mask=live, other=0) != 0
-    at = delta + t.to(tl.int64)[None, :] * N + n[:, None]
-    added = acc + tl.load(at, mask=(n < N)[:, None] & has[None, :], other=0.0)
-    return tl.where(has[None, :], added, acc)
+def _adapted(acc, delta, factors, applied_T, n, t, live, N, first):
+    """acc as the adapters of the rows change it; rows without one keep their bits. first: whether it is the segment
+    that gets the delta."""
+    applied = tl.load(applied_T + t, mask=live, other=0)
+    scaled, has = (applied >= _SCALES)[None, :], (applied != 0)[None, :]
+    at, real = t.to(tl.int64)[None, :] * N + n[:, None], (n < N)[:, None]
+    factor = tl.load(factors + at, mask=real & scaled, other=1.0)
+    acc = tl.where(factor == 0.0, 0.0, acc * factor)  # also where the product is not finite
+    if first:
+        acc = tl.where(has, acc + tl.load(delta + at, mask=real & has, other=0.0), acc)
+    return acc
 
 
 @triton.jit
@@ -289,7 +301,7 @@ def _store(acc, bias, out, n, t, live, N, UPCAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["count"])
 def _product(
-    x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, FORMAT: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, delta, factors, applied_T, count, N, K, width, FORMAT: tl.constexpr,
     DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -301,15 +313,14 @@ def _product(
         x, x_offsets, live, data, scales, mins, rows, K, first, first + width,
         FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
     )  # fmt: skip
-    if delta is not None:  # noqa: SIM102  the first condition is resolved when the kernel is compiled
-        if s == 0:
-            acc = _adapted(acc, delta, adapters_T, n, t, live, N)
+    if delta is not None:
+        acc = _adapted(acc, delta, factors, applied_T, n, t, live, N, s == 0)
     _store(acc, bias, out + s.to(tl.int64) * count * N, n, t, live, N, UPCAST)
 
 
 @triton.jit(do_not_specialize=["count"])
 def _whole(
-    x, x_stride, data, scales, mins, bias, out, delta, adapters_T, count, N, K, width, S: tl.constexpr,
+    x, x_stride, data, scales, mins, bias, out, delta, factors, applied_T, count, N, K, width, S: tl.constexpr,
     FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -323,9 +334,8 @@ def _whole(
             x, x_offsets, live, data, scales, mins, rows, K, s * width, (s + 1) * width,
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
-        if delta is not None:  # noqa: SIM102  the first condition is resolved when the kernel is compiled
-            if s == 0:
-                acc = _adapted(acc, delta, adapters_T, n, t, live, N)
+        if delta is not None:
+            acc = _adapted(acc, delta, factors, applied_T, n, t, live, N, s == 0)
         if S >= 2:
             if s % 2 == 0:
                 one = acc
@@ -346,7 +356,7 @@ def _whole(
 
 @triton.jit(do_not_specialize=["count"])
 def _gated(
-    x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, delta, adapters_T, count, N, K,
+    x, x_stride, gate, gate_scales, gate_mins, up, up_scales, up_mins, out, delta, factors, applied_T, count, N, K,
     ACT: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr, EVEN: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -369,8 +379,9 @@ def _gated(
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
     if delta is not None:
-        first = _adapted(first, delta, adapters_T, n, t, live, N)
-        second = _adapted(second, delta + count.to(tl.int64) * N, adapters_T, n, t, live, N)
+        behind = count.to(tl.int64) * N
+        first = _adapted(first, delta, factors, applied_T, n, t, live, N, True)
+        second = _adapted(second, delta + behind, factors + behind, applied_T, n, t, live, N, True)
     _store(activated(first, ACT) * second, None, out, n, t, live, N, UPCAST)
 
 
@@ -378,7 +389,8 @@ def product(
     x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None, delta: Delta | None = None
 ) -> None:
     """out[s] = the sum of x W^T over segment s, float32 [S, T, N]. x: [T, K], float32 or the matrix's dtype. bias:
-    float32 [N], added if there is one segment; the consumer of several adds it. delta: added to the first segment."""
+    float32 [N], added if there is one segment; the consumer of several adds it. delta: changes the sum,
+    and is added to the first segment."""
     if bias is not None and weight.segments > 1:
         raise ValueError("a bias is added where the segments are joined")
     hip = on_hip()
@@ -396,8 +408,8 @@ def whole_product(
 
 
 def _accumulators(segments: int, adapted: bool) -> int:
-    """Of a tree over the segments, and what adapters add; two would mean two matrices."""
-    return 1 if segments == 1 else max(3, segments.bit_length()) + adapted
+    """Of a tree over the segments, and what adapters change; two would mean two matrices."""
+    return 1 if segments == 1 else max(3, segments.bit_length()) + 2 * adapted
 
 
 def _run(
@@ -426,7 +438,7 @@ def gated_product(
     x: Tensor, gate: DeviceMatrix, up: DeviceMatrix, out: Tensor, act: str, delta: Delta | None = None
 ) -> None:
     """out = act(x gate^T) * (x up^T), [T, N] in float32 or rounded to a 16-bit dtype. gate, up: of one format and
-    shape, of one segment. act: a name that ops/kernels.activated knows. delta: added to both before `act`."""
+    shape, of one segment. act: a name that ops/kernels.activated knows. delta: changes both before `act`."""
     if gate.shape != up.shape or gate.format != up.format or gate.segments > 1 or up.segments > 1:
         raise ValueError("gate and up must be of one shape and format, in one segment")
     count, (rows, cols) = len(x), gate.shape
@@ -443,14 +455,13 @@ def gated_product(
     )
 
 
-_NO_DELTA = (None, None)
+_NO_DELTA = (None, None, None)
 
 
 def _options(weight: DeviceMatrix, tile: Tiles) -> dict[str, Any]:
-    dtype = {"float32": tl.float32, "float16": tl.float16, "bfloat16": tl.bfloat16}[weight.dtype]
     even = weight.cols // weight.segments % tile.block_k == 0
     return {
-        **{"FORMAT": weight.format, "DTYPE": dtype, "EVEN": even, "UPCAST": INTERPRETED},
+        **{"FORMAT": weight.format, "DTYPE": DTYPES[weight.dtype], "EVEN": even, "UPCAST": INTERPRETED},
         **{"BLOCK_N": tile.block_n, "BLOCK_T": tile.block_t, "BLOCK_K": tile.block_k},
         **{"num_warps": tile.num_warps, "num_stages": tile.num_stages},
         **for_large_tiles(),

@@ -1,0 +1,121 @@
+"""What adapters may change in the calls of a forward, by numbers (places) in the tables of device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kvasir.errors import quoted
+from kvasir.graph.fold import Call
+from kvasir.graph.layout import weights_of
+from kvasir.layers.adapters import ModelChanges, Slot
+from kvasir.ops.graph import CHOSEN, CannotTrace
+from kvasir.ops.linear.triton_low_rank import MAX_RANK, split
+from kvasir.program.trace import Trace
+
+_KINDS = ("qkv", "product", "linear", "gated")  # of calls that products of adapters change
+HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A call whose products adapters may change. first: the number of its first matrix. rows, cols: of the matrices.
+    apart: whether they have results of their own, as gate and up do. dtype: of rows that replace those of the matrices.
+    domain: of the call."""
+
+    first: int
+    rows: tuple[int, ...]
+    cols: int
+    apart: bool
+    dtype: str
+    domain: str
+
+    def inner(self, count: int) -> tuple[int, ...]:
+        """The shape of the products a x, for `count` rows, without the levels and ranks of each."""
+        return len(self.rows), split(self.cols)[0], count
+
+    def delta(self, count: int) -> tuple[int, ...]:
+        return (len(self.rows), count, self.rows[0]) if self.apart else (count, sum(self.rows))
+
+
+@dataclass(slots=True)
+class Places:
+    """calls: by the `id()` of each call that adapters may change. count: of the places. numbers: of the places of each
+    name, a slot or the path of a table; several where calls share it. chosen: places of calls for rows of logits.
+    slots: by name. matrices, tables: those of slots and of tables. biases: of linear layers, by slot."""
+
+    calls: dict[int, Change] = field(default_factory=dict)
+    count: int = 0
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+    chosen: set[int] = field(default_factory=set)
+    slots: dict[str, Slot] = field(default_factory=dict)
+    matrices: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: Trace, calls: Sequence[Call]) -> Places:
+        """Raises CannotTrace if a slot's matrix is read by another kind of call."""
+        places, made = cls(), dict[int, list[str]]()
+        for call in calls:
+            if call.kind == "embedding":
+                places._add_table(trace, call)
+            elif slots := [trace.slots[id(weight)] for weight in weights_of(call) if id(weight) in trace.slots]:
+                places._add_products(call, slots)
+                made[id(call.writes[0].base)] = [slot.name for slot in slots]
+            source = call.writes if call.kind == "linear" else call.reads
+            places._add_biases(made.get(id(source[0].base), ()) if source else (), _biases_of(call))
+        return places
+
+    def _add_products(self, call: Call, slots: Sequence[Slot]) -> None:
+        weights = weights_of(call)
+        if call.kind not in _KINDS or len(slots) < len(weights):
+            raise CannotTrace(f"no Triton kernel for an adapter of {slots[0].name}")
+        rows, first = tuple(weight.rows for weight in weights), weights[0]
+        self.calls[id(call)] = Change(self.count, rows, first.cols, call.kind == "gated", first.dtype, call.domain)
+        for slot, weight in zip(slots, weights, strict=True):
+            if call.domain == CHOSEN:
+                self.chosen.add(self.count)
+            self._number(slot.name)
+            self.slots[slot.name], self.matrices[slot.name] = slot, weight
+
+    def _add_biases(self, names: Sequence[str], biases: Sequence[Tensor | None]) -> None:
+        for name, bias in zip(names, biases, strict=False):
+            if bias is not None:
+                self.biases.setdefault(name, bias)
+
+    def _number(self, name: str) -> None:
+        self.numbers.setdefault(name, []).append(self.count)
+        self.count += 1
+
+    def _add_table(self, trace: Trace, call: Call) -> None: ...
+
+    def unknown(self, adapter: ModelChanges) -> str:
+        """What of an adapter the kernels cannot compute; empty if they can."""
+        for name, change in adapter.matrices.items():
+            if name not in self.slots:
+                return f"a change of {quoted(name)}"
+            if len(change.a) > MAX_RANK:
+                return f"a rank of {len(change.a)} for {quoted(name)}, more than {MAX_RANK}"
+        for path in (*adapter.tables, *adapter.tokens):
+            if path not in self.tables and not (path == HEAD and path in self.slots and path in adapter.tokens):
+                return f"a change of the table {quoted(path)}"
+        return next(
+            (f"a tensor that replaces {quoted(full)}" for full in adapter.saved if not self._replaces(full)), ""
+        )
+
+    def _replaces(self, full: str) -> bool:
+        name, _, kind = full.rpartition(".")
+        return name in self.biases if kind == "bias" else name in self.slots or name in self.tables
+
+
+def _biases_of(call: Call) -> Sequence[Tensor | None]:
+    """What a call adds to each of the products that it computes or reads."""
+    if call.kind == "place_qkv":
+        return call.takes["biases"]
+    if call.kind in ("linear", "join"):
+        return (call.takes["bias"],)
+    return call.takes["constants"] if call.kind == "add_vector" else ()
