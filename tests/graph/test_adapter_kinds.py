@@ -17,7 +17,7 @@ from kvasir.inputs import Adapter
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.types import Request, SamplingParams
 from kvasir.weights.find import find_model
-from tests.graph.models import folder_of
+from tests.graph.models import folder_of, graph_core
 from tests.lora.kinds import everything
 from tests.lora.served import adapted_core, log_probabilities
 from tests.oracle import plain, same, together
@@ -31,29 +31,28 @@ def small(tmp_path, family: str) -> str:
     return folder_of(tmp_path, family, num_hidden_layers=1)
 
 
-def model_of(folder: str):
-    return load_model(find_model(folder), device="cpu", options=LoadOptions("eager")).model
+REFUSED = ("q_norm", "k_norm", "post_norm", ".experts.")
 
 
 def computed(adapter):
     """What the graph executor computes of an adapter of everything."""
-    return replace(
-        adapter,
-        matrices={name: change for name, change in adapter.matrices.items() if ".experts." not in name},
-        saved={name: array for name, array in adapter.saved.items() if "norm" not in name},
-        tables={},
-        tokens={path: rows for path, rows in adapter.tokens.items() if path == "head"},
-    )
+
+    def kept(changes):
+        return {name: change for name, change in changes.items() if not any(part in name for part in REFUSED)}
+
+    return replace(adapter, matrices=kept(adapter.matrices), saved=kept(adapter.saved))
 
 
 def core_of(folder: str, executor: str, dtype: str = "float32", **options) -> EngineCore:
-    adapters = {name: computed(everything(model_of(folder), seed)) for seed, name in enumerate("xyz")}
+    model = load_model(find_model(folder), device="cpu", options=LoadOptions("eager")).model
+    adapters = {name: computed(everything(model, seed)) for seed, name in enumerate("xyz")}
     defaults = {"num_blocks": 40, "max_num_batched_tokens": 64, "max_num_seqs": 5, "device": "cpu"}
     return adapted_core(folder, executor, adapters, dtype=dtype, **{**defaults, **options})
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", "float32"), ("qwen2", "float32"), ("gemma2", "bfloat16"), ("qwen3-moe", "float32")]
+    ("family", "dtype"),
+    [("llama", "float32"), ("llama-biased-tied", "float32"), ("gemma2", "bfloat16"), ("qwen3-moe", "float32")],
 )
 def test_log_probabilities_are_those_of_the_eager_executor(family, dtype, tmp_path):
     folder = small(tmp_path, family)
@@ -99,9 +98,12 @@ def test_adapters_come_and_go_without_new_recordings(tmp_path):
     assert core.runner.executor.replays._recorded == replays
 
 
-def test_what_is_not_computed_is_refused_by_name(tmp_path):
-    folder = small(tmp_path, "qwen3-moe")
-    executor = core_of(folder, "graph").runner.executor
-    whole = everything(model_of(folder), 0)
-    with pytest.raises(UnsupportedModel, match=r"experts.*which the graph executor cannot compute.*--executor eager"):
-        executor.pack_adapter(replace(computed(whole), matrices=whole.matrices))
+@pytest.mark.parametrize(
+    ("family", "what"), [("qwen3-moe", "experts"), ("qwen3", "k_norm.weight"), ("gemma2", "post_norm.weight")]
+)
+def test_what_is_not_computed_is_refused_by_name(family, what, tmp_path):
+    core = graph_core(small(tmp_path, family))
+    with pytest.raises(
+        UnsupportedModel, match=rf"{what}\S*', which the graph executor cannot compute.*--executor eager"
+    ):
+        core.runner.executor.pack_adapter(everything(core.runner.executor.model, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kvasir.graph.adapter_places import Places
 from kvasir.layers.adapters import Change, ModelChanges, Replaced, factors_of
-from kvasir.layers.tensors import tensor_of, torch_dtype
+from kvasir.layers.tensors import TensorPlace, tensor_of, torch_dtype
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.linear.triton_in_effect import (
     BIAS,
@@ -51,6 +52,8 @@ def pack(places: Places, adapter: ModelChanges, device: torch.device) -> PackedA
     packing = _Packing(places, device)
     for name, change in adapter.matrices.items():
         packing.change(name, change)
+    for path, change in adapter.tables.items():
+        packing.change_table(path, change)
     for name, array in adapter.saved.items():
         packing.replace(name, array)
     for path, rows in adapter.tokens.items():
@@ -63,9 +66,15 @@ class _Packing:
         self.places, self.device = places, device
         self.entries = np.zeros((places.count, ENTRY_FIELDS), np.int64)
         self.kept: list[Tensor] = []
+        self.norms: dict[str, Any] = {}  # copies with the adapter's weights
 
     def packed(self) -> PackedAdapter:
-        scales = self.entries[:, [FACTOR, ROWS]].any()
+        for path, norm in self.norms.items():
+            self._put(path, ROWS, norm.weight)
+            if hasattr(norm, "bias"):
+                self._put(path, SHIFT, norm.bias)
+        products = [number for name in self.places.slots for number in self.places.numbers[name]]
+        scales = self.entries[np.ix_(products, [FACTOR, ROWS])].any()
         chosen = self.entries[list(self.places.chosen)].any()
         entries = torch.from_numpy(self.entries).to(self.device, copy=True)
         return PackedAdapter(entries, tuple(self.kept), SCALES if scales else 0, bool(chosen))
@@ -82,10 +91,25 @@ class _Packing:
         if change.magnitude is not None:
             self._put(name, FACTOR, _factor(places.matrices[name], pair.a, pair.b, change.magnitude, self.device))
 
+    def change_table(self, path: str, change: Change) -> None:
+        """A low-rank change of a table, whose matrices are transposed."""
+        table, b = self.places.tables[path], np.float32(change.scale) * change.b.astype(np.float32)
+        if (change.a.shape[1:], b.shape[:1]) != ((table.rows,), (table.cols,)):
+            raise ValueError(f"{path} needs A [rank, {table.rows}] and B [{table.cols}, rank]")
+        a = change.a.astype(np.float32)
+        self._put(path, A, a.T)
+        self._put(path, B, b.T)
+        self.entries[self.places.numbers[path], RANK] = len(a)
+        if change.magnitude is not None:
+            self._put(path, FACTOR, _table_factor(table, a, b, change.magnitude, self.device))
+
     def replace(self, full: str, array: np.ndarray) -> None:
         """A tensor that replaces one of the model."""
         name, _, kind = full.rpartition(".")
-        if kind == "bias":
+        if name in self.places.norms:
+            norm = self.norms.setdefault(name, copy(self.places.norms[name]))
+            norm.put(kind, array, TensorPlace(torch.float32, self.device))
+        elif kind == "bias":
             own = self.places.biases[name].float().cpu().numpy()
             self._put(name, SHIFT, array.astype(np.float32) - own)
         else:
@@ -116,6 +140,15 @@ def _factor(matrix: Any, a: np.ndarray, b: np.ndarray, magnitude: np.ndarray, de
         for first, rows in _rows_of(matrix)
     ]
     return torch.from_numpy(factors_of(magnitude, torch.cat(norms).cpu().numpy()))
+
+
+def _table_factor(table: Any, a: np.ndarray, b: np.ndarray, magnitude: np.ndarray, device: torch.device) -> Tensor:
+    """As `_factor`, of each column of a table."""
+    a_RN, b_DR = (torch.from_numpy(x).to(device) for x in (a, b))
+    squares = torch.zeros(table.cols, dtype=torch.float64, device=device)
+    for first, rows in _rows_of(table):
+        squares += (rows + a_RN[:, first : first + len(rows)].T @ b_DR.T).double().square().sum(0)
+    return torch.from_numpy(factors_of(magnitude, squares.sqrt().cpu().numpy()))
 
 
 def _rows_of(matrix: Any) -> Iterator[tuple[int, Tensor]]:

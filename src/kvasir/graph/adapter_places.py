@@ -12,11 +12,13 @@ from kvasir.errors import quoted
 from kvasir.graph.fold import Call
 from kvasir.graph.layout import weights_of
 from kvasir.layers.adapters import ModelChanges, Slot
+from kvasir.layers.module import Module
 from kvasir.ops.graph import CHOSEN, CannotTrace
 from kvasir.ops.linear.triton_low_rank import MAX_RANK, split
 from kvasir.program.trace import Trace
 
 _KINDS = ("qkv", "product", "linear", "gated")  # of calls that products of adapters change
+_OTHERS = ("embedding", "join", "norm")  # of calls of tables and norms
 HEAD = "head"
 
 
@@ -45,7 +47,8 @@ class Change:
 class Places:
     """calls: by the `id()` of each call that adapters may change. count: of the places. numbers: of the places of each
     name, a slot or the path of a table; several where calls share it. chosen: places of calls for rows of logits.
-    slots: by name. matrices, tables: those of slots and of tables. biases: of linear layers, by slot."""
+    slots: by name. matrices, tables: those of slots and of tables. biases: of linear layers, by slot. norms: by path.
+    others: by the `id()` of each call of a table or a norm, its place."""
 
     calls: dict[int, Change] = field(default_factory=dict)
     count: int = 0
@@ -55,15 +58,20 @@ class Places:
     matrices: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)
+    norms: dict[str, Module] = field(default_factory=dict)
+    others: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace, calls: Sequence[Call]) -> Places:
         """Raises CannotTrace if a slot's matrix is read by another kind of call."""
         places, made = cls(), dict[int, list[str]]()
         for call in calls:
-            if call.kind == "embedding":
-                places._add_table(trace, call)
-            elif slots := [trace.slots[id(weight)] for weight in weights_of(call) if id(weight) in trace.slots]:
+            weight = id(call.takes.get("weight"))
+            if weight in trace.modules and call.kind in _OTHERS:
+                places._add_other(call, *trace.modules[weight])
+            elif call.kind not in _OTHERS and (
+                slots := [trace.slots[id(weight)] for weight in weights_of(call) if id(weight) in trace.slots]
+            ):
                 places._add_products(call, slots)
                 made[id(call.writes[0].base)] = [slot.name for slot in slots]
             source = call.writes if call.kind == "linear" else call.reads
@@ -77,17 +85,25 @@ class Places:
         rows, first = tuple(weight.rows for weight in weights), weights[0]
         self.calls[id(call)] = Change(self.count, rows, first.cols, call.kind == "gated", first.dtype, call.domain)
         for slot, weight in zip(slots, weights, strict=True):
-            if call.domain == CHOSEN:
-                self.chosen.add(self.count)
-            self._number(slot.name)
+            self._number(slot.name, call)
             self.slots[slot.name], self.matrices[slot.name] = slot, weight
+
+    def _add_other(self, call: Call, path: str, module: Module) -> None:
+        self.others[id(call)] = self.count
+        self._number(path, call)
+        if call.kind == "embedding":
+            self.tables[path] = call.takes["weight"]
+        else:
+            self.norms[path] = module
 
     def _add_biases(self, names: Sequence[str], biases: Sequence[Tensor | None]) -> None:
         for name, bias in zip(names, biases, strict=False):
             if bias is not None:
                 self.biases.setdefault(name, bias)
 
-    def _number(self, name: str) -> None:
+    def _number(self, name: str, call: Call) -> None:
+        if call.domain == CHOSEN:
+            self.chosen.add(self.count)
         self.numbers.setdefault(name, []).append(self.count)
         self.count += 1
 
@@ -109,6 +125,8 @@ class Places:
 
     def _replaces(self, full: str) -> bool:
         name, _, kind = full.rpartition(".")
+        if name in self.norms:
+            return True
         return name in self.biases if kind == "bias" else name in self.slots or name in self.tables
 
 

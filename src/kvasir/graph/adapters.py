@@ -16,10 +16,12 @@ from kvasir.graph.adapter_packing import PackedAdapter
 from kvasir.graph.adapter_places import Change, Places
 from kvasir.graph.fold import Call
 from kvasir.layers.adapters import check_id
+from kvasir.ops.embedding.triton_changes import change_lookup
 from kvasir.ops.graph import CHOSEN, ROWS
 from kvasir.ops.linear.triton import Delta
 from kvasir.ops.linear.triton_in_effect import LEVELS, TABLE_FIELDS, InEffect, find_in_effect
 from kvasir.ops.linear.triton_low_rank import MAX_RANK, grow, shrink
+from kvasir.ops.norm.triton_changes import change_norm
 
 MAX_ADAPTERS = 1 << 12  # as in a program
 CHUNK = 512  # rows of a product whose changes are computed at a time
@@ -89,6 +91,18 @@ class Adapters:
         for first in range(0, len(x), CHUNK):
             rows = slice(first, min(first + CHUNK, len(x)))
             yield rows, self._launch(change, x[rows], effect.rows(rows.start, rows.stop))
+
+    def change_lookup(self, call: Call, ids: Tensor, out: Tensor, effect: InEffect) -> None:
+        """Changes the rows that a call has looked up."""
+        if (place := self.places.others.get(id(call))) is not None:
+            table = call.takes["weight"]
+            change_lookup(ids, effect, self.tables, place, out, table.rows, table.dtype)
+
+    def change_norm(self, call: Call, x: Tensor, out: Tensor, effect: InEffect) -> None:
+        """Computes a norm again for the rows whose adapters replace its weights. x, out: [rows, width]."""
+        if (place := self.places.others.get(id(call))) is not None:
+            takes = call.takes
+            change_norm(x, effect, self.tables, place, out, takes["eps"], takes.get("norm_bias") is not None)
 
     def _launch(self, change: Change, x: Tensor, effect: InEffect) -> Delta:
         parts, segments, count = change.inner(len(x))

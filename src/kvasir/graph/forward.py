@@ -281,7 +281,10 @@ class Forward:
 
     def _embedding(self, call: Call, count: int) -> None:
         out, takes = self.value(call.writes[0], count), call.takes
-        lookup(self._ids(call.reads[0], count), takes["weight"], out, or_first=takes["or_first"])
+        ids = self._ids(call.reads[0], count)
+        lookup(ids, takes["weight"], out, or_first=takes["or_first"])
+        if self._effect and self.adapters:
+            self.adapters.change_lookup(call, ids, out, self._effect)
 
     def _choose(self, call: Call, count: int) -> None:
         [x], [out] = call.reads, call.writes
@@ -335,11 +338,16 @@ class Forward:
             bias=takes["bias"], post_weight=takes["post_weight"], norm_bias=takes.get("norm_bias"),
             total=None if in_place else self.value(total, count),
         )  # fmt: skip
+        if self._effect and self.adapters and len(call.writes) > 1:
+            x, out = (self.value(value, count) for value in call.writes)
+            self.adapters.change_norm(call, x, out, self._effect)
 
     def _norm(self, call: Call, count: int) -> None:
         takes, width = call.takes, call.reads[0].shape[-1]
         x, out = (self.value(value, count).view(-1, width) for value in (call.reads[0], call.writes[0]))
         norm(x, takes["weight"], out, takes["eps"], bias=takes["norm_bias"])
+        if self._effect and self.adapters:
+            self.adapters.change_norm(call, x, out, self._effect)
 
     def _grouped_norm(self, call: Call, count: int) -> None:
         groups, width = call.reads[0].shape
