@@ -28,7 +28,7 @@ from kvasir.ops.linear.triton_in_effect import (
     B,
 )
 
-_PIECE = 1 << 24  # values of a matrix that are decoded at a time
+_PIECE = 1 << 21  # values of a matrix that are decoded at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
