@@ -87,6 +87,15 @@ def test_memory_for_rotary_angles_yields_to_the_kv_cache():
     assert config.max_model_len < 1 << 20 and config.kv_bytes > 200 * MIB
 
 
+@pytest.mark.parametrize(
+    ("options", "expects"), [({}, False), ({"lora": ["x=x"]}, True), ({"loads_adapters": True}, True)]
+)
+def test_an_engine_that_will_have_adapters_makes_room_for_them_at_the_start(options, expects):
+    model = ModelFacts(1 << 20, "float32", False, groups(MIB, 0))
+    config = resolve(EngineOptions("m", **options), model, DeviceFacts("cpu", 2048 * MIB, 4))
+    assert config.expects_adapters == expects
+
+
 @pytest.fixture
 def limited():
     """A control group of this machine: a function that sets its limit, and the folder."""

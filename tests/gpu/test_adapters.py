@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the extra gpu is not installed")
 
-from tests.gpu.places import DEVICE, DRY, MARKS  # noqa: E402
+from tests.gpu.places import DEVICE, DRY, MARKS
 
 pytestmark = [*MARKS, pytest.mark.skipif(DRY, reason="tests/graph/test_adapter_kinds.py does this in the interpreter")]
 MODELS = [("llama", "float32"), ("llama", "bfloat16"), ("gemma2", "bfloat16"), ("qwen3-moe", "bfloat16")]
