@@ -351,6 +351,17 @@ class EngineStats:
     tier_bytes_saved: int = counter("", "each tier exports its own")
     tier_queued_bytes: int = gauge("", "work in progress: bytes waiting to be saved")
     tier_evicted: int = counter("", "each tier exports its own")
+    blocks_sent: dict[str, int] = counter(
+        "blocks_sent_parts",
+        "Parts of blocks for other engines, by outcome: sent, refused by the receiver, or dropped for lack of time or "
+        "memory.",
+        Chart(TIERS, "Parts for other engines by outcome"),
+        start=dict,
+        labels=("outcome",),
+    )
+    blocks_sent_bytes: int = counter(
+        "blocks_sent_bytes", "Bytes that other engines have taken.", Chart(TIERS, "Bytes per second", "sent to engines")
+    )
     masked_rows: int = counter(
         "masked_rows",
         "Tokens sampled under the mask of a grammar.",

@@ -331,6 +331,7 @@ class EngineCore:
         self.scheduler.kv.tree.expire(self.scheduler.clock())  # pins also expire while nothing is planned
         s, cache = self.scheduler, self.scheduler.kv.tree.stats()
         tier = s.store.tier.stats() if s.store else None
+        sent = s.tiering.exchange.outbox.stats if s.tiering.exchange else None
         return EngineStats(
             **counted(self, s, s.planner),
             running=len(s.running),
@@ -360,6 +361,8 @@ class EngineCore:
             tier_bytes=tier.num_bytes if tier else 0,
             tier_queued_bytes=tier.queued_bytes if tier else 0,
             tier_evicted=tier.evicted if tier else 0,
+            blocks_sent=dict(sent.parts) if sent else {},
+            blocks_sent_bytes=sent.bytes_sent if sent else 0,
             tier_unused=s.store.unused if s.store else {},
             tiers=s.store.tier.each() if s.store else {},
         )
