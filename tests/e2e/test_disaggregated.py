@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 
 from tests.e2e.server import engine_pid, serving
 from tests.e2e.toy_proxy import toy_proxy
+from tests.kv.test_transfer import certificate
 
 pytestmark = pytest.mark.slow
 
@@ -36,14 +38,23 @@ class Pair:
         return {"remote_host": self.push, "remote_port": 0} if self.push else {}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["fetch", "push"])
+@pytest.fixture(scope="module", params=["fetch", "push", "fetch over TLS"])
 def pair(tmp_path_factory, request) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("sockets")
     os.chmod(folder, 0o700)
     where = str(folder / "blocks")
     flags = ("--threads", "1", "--block-size", "16")
-    listen, connect = ("--transfer-listen", where), ("--transfer-peer", where)
-    first, second = (connect, listen) if request.param else (listen, connect)
+    listen, connect = ["--transfer-listen", where], ["--transfer-peer", where]
+    if request.param.endswith("TLS"):
+        if not shutil.which("openssl"):
+            pytest.skip("no openssl to make certificates with")
+        key = folder / "key"
+        key.write_bytes(os.urandom(16).hex().encode())
+        key.chmod(0o600)
+        secrets = ["--transfer-key", str(key), "--transfer-cert", str(certificate(folder))]
+        listen, connect = ["--transfer-listen", "127.0.0.1:0", *secrets], ["--transfer-peer", "127.0.0.1", *secrets]
+    push = request.param == "push"
+    first, second = (connect, listen) if push else (listen, connect)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with (
@@ -51,7 +62,7 @@ def pair(tmp_path_factory, request) -> Iterator[Pair]:
             serving("kvasir-mini", *flags, "--role", "decode", *second) as (decode, two),
             serving("kvasir-mini", *flags) as (alone, _),
         ):
-            yield Pair(prefill, decode, alone, where if request.param else "", (one, two))
+            yield Pair(prefill, decode, alone, where if push else "", (one, two))
 
 
 def ask(pair: Pair, *bodies: dict[str, Any], path: str = "/v1/completions") -> list[list[dict]]:
@@ -135,3 +146,23 @@ def test_an_address_that_only_a_request_names_is_refused(pair):
     body = {"prompt": "a", "max_tokens": 1, "kv_transfer_params": params}
     response = httpx.post(f"{pair.decode}/v1/completions", json=body, timeout=60)
     assert response.status_code == 400 and "example.org" in response.text and "kv_transfer_params" in response.text
+
+
+def test_one_server_with_roles(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ("--threads", "1", "--block-size", "16")
+    bodies = [
+        {"prompt": f"{i}. {TEXT}", "max_tokens": 20, "temperature": 1.0, "seed": i, "logprobs": 2, "ignore_eos": True}
+        for i in range(4)
+    ]
+    with (
+        serving("kvasir-mini", *flags, "--prefill-replicas", "1", "--decode-replicas", "1") as (both, _),
+        serving("kvasir-mini", *flags) as (alone, _),
+    ):
+        found = [
+            [httpx.post(f"{base}/v1/completions", json=b, timeout=300).json() for b in bodies] for base in (both, alone)
+        ]
+        for one, other in zip(*found, strict=True):
+            assert one["choices"] == other["choices"]
+        metrics = httpx.get(f"{both}/metrics").text
+        assert 'kvasir_blocks_sent_parts_total{model_name="kvasir-mini",outcome="sent"}' in metrics

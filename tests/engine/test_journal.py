@@ -1,9 +1,11 @@
 """What is sent again after a death, and what is not."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvasir.engine.journal import SUSPECT_LIVES, Journal, RequestStage
-from kvasir.types import Delta, FinishReason, Request, SamplingParams
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, Transfer
 
 
 def req(id: str, n: int = 1, deadline: float | None = None) -> Request:
@@ -22,6 +24,18 @@ def test_a_running_stream_resumes_where_it_stopped():
     (again,) = j.to_send()
     assert again.resume_ids == ((7,), (8,)) and again.done == (1,)
     assert again.resume_carries == (b"x", b"")
+
+
+def test_blocks_that_came_for_a_request_are_lost_with_the_engine():
+    """A request whose blocks come from another engine waits for them once; one that sends its own sends them again."""
+    j = Journal()
+    j.add(replace(req("a"), takes=Transfer("t"), sends=Transfer("u")))
+    j.add(replace(req("b"), takes=Transfer("v"), resume_ids=((7,),), resume_carries=(b"",)))
+    sent = j.to_send()
+    assert [r.takes and r.takes.id for r in sent] == ["t", "v"] and sent[1].resume_ids == ((7,),)
+    j.reached("ab", RequestStage.TAKEN)
+    assert j.death() == []
+    assert [(r.takes, r.sends and r.sends.id) for r in j.to_send()] == [(None, "u"), (None, None)]
 
 
 def names(requests) -> list[str]:

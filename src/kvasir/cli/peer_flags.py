@@ -1,5 +1,5 @@
 """Flags of other engines for drafters, and how they map to ours: vLLM's --speculative-config, and llama.cpp's; those
-for adapters are in `peer_lora`.
+for adapters are in `peer_lora`, vLLM's for engines that exchange blocks in `peer_transfer`.
 
 Settings that only tune how a drafter of that engine guesses have no effect here, which a note says: how much is drafted
 follows from measurements, and no draft changes a token. Settings that would place a drafter elsewhere than its model
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.cli.peer_lora import LoraFlags, with_lora_flags
+from kvasir.cli.peer_transfer import FLAG, with_transfer_config
 from kvasir.config import EngineOptions, option
 from kvasir.engine.vllm_drafters import MEASURED, check_kv_dtype, from_vllm, kind_of, source_of
 from kvasir.errors import ConfigError
@@ -51,6 +52,9 @@ class PeerFlags(LoraFlags):
         "num_speculative_tokens, max_model_len.",
         "--speculative-config",
         "-sc",
+    )
+    kv_transfer_config: str | None = option(
+        None, 'As vLLM takes it, for example {"kv_role": "kv_producer"}: kv_role, kv_ip, kv_port.', FLAG
     )
     spec_method: str | None = option(None, "vLLM's method alone, as in --speculative-config.", "--spec-method")
     spec_tokens: int | None = option(None, "vLLM's num_speculative_tokens alone.", "--spec-tokens")
@@ -123,7 +127,7 @@ def with_peer_flags(options: EngineOptions, flags: PeerFlags) -> tuple[EngineOpt
     check_kv_dtype("--cache-type-v-draft", flags.cache_type_v_draft, options.kv_dtype)
     if flags.ctx_size_draft:
         options = replace(options, draft_max_model_len=flags.ctx_size_draft)
-    options = with_lora_flags(options, flags, notes)
+    options = with_transfer_config(with_lora_flags(options, flags, notes), flags.kv_transfer_config, notes)
     config = _vllm_config(options, flags)
     if config is None:
         return replace(options, speculate=_from_llama(options.speculate, flags.model_draft)), notes

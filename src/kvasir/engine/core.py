@@ -23,6 +23,7 @@ from kvasir.types import AdapterInfo, Delta, ModelInfo, Request, Tokens, each_de
 log = logging.getLogger("kvasir.engine")
 
 CLOSE_BYTES = 64 << 20  # bytes that may be queued for writing to the tier before closing runs its next step
+SEND_SECONDS = 1.0  # for blocks that other engines wait for, when closing
 LINGER = 0.005  # seconds to wait for a tier if there is nothing else to do
 LEARNT = 256  # ids from which the drafter learns at a time: below a third of a millisecond
 
@@ -288,8 +289,7 @@ class EngineCore:
 
     def close(self, seconds: float = 4.0) -> None:
         """Closes the core; idempotent. Waits for the step in progress, saves the contents of the prefix cache to the
-        tier and sends what other engines wait for, each for at most `seconds`, and closes the runner even if that
-        fails."""
+        tier for at most `seconds`, sends what other engines wait for, and closes the runner even if that fails."""
         if self._closed:
             return
         self._closed = True
@@ -298,7 +298,7 @@ class EngineCore:
             self._leave_to_tier(seconds)
         finally:
             if exchange := self.scheduler.tiering.exchange:
-                exchange.close(seconds)
+                exchange.close(SEND_SECONDS)
             self.scheduler.adapters.close()
             self.runner.close()
 

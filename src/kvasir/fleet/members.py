@@ -50,7 +50,9 @@ class Members:
     @property
     def summary(self) -> tuple[str, ...]:
         lines = self.replicas[0].engine.summary
-        return (*lines, f"fleet     {len(self.replicas)} replicas as this one") if lines else ()
+        prompts = sum(r.engine.info.role == "prefill" for r in self.replicas) if lines else 0
+        what = f", {prompts} of them for prompts" if prompts else " as this one"
+        return (*lines, f"fleet     {len(self.replicas)} replicas{what}") if lines else ()
 
     @property
     def ended(self) -> bool:
