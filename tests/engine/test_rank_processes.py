@@ -21,7 +21,8 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, DeviceFault, KvasirError
 from kvasir.ops import native
 from kvasir.types import Request, SamplingParams
-from tests.engine.cores import core_of, random_model
+from tests.engine.cores import CLASSIFIERS, core_of, random_model
+from tests.engine.test_pooled_tasks import requests_for
 from tests.oracle import mixed_requests, plain, same, together
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
@@ -78,6 +79,20 @@ def test_answers_of_processes_equal_those_of_one_rank(tmp_path, kind, size, opti
     del core
     gc.collect()
     assert open_files() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*CLASSIFIERS])
+def test_classifiers_and_pairs(tmp_path, kind):
+    """Rank 0 pools and classifies; the types of a pair's tokens go to all ranks."""
+    folder = random_model(kind, tmp_path)
+    core = core_of(folder, dtype="float32", executor="program", threads=1, max_num_seqs=1)
+    requests = requests_for(core.info.tasks[0], "pairs" in kind)
+    expected = plain(core, requests)
+    core.close()
+    core = ranked_core(folder, 2, dtype="float32", block_size=16)
+    same(expected, together(core, requests))
+    core.close()
 
 
 # -- losses --------------------------------------------------------------------------------------------

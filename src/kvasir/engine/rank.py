@@ -53,7 +53,7 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
         channel.send(messages.encode(messages.RankFailed(error.message, error.hint)))
         return 2
     channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped)))
-    program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads)
+    program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads, spec.options.pin)
     follower = Follower(program, mesh, spec.steps, spec.rows, channel, Channel.of(spec.packing))
     channel.send(messages.encode(messages.RankReady()))
     try:
@@ -71,7 +71,7 @@ def _load(spec: messages.RankSpec, mesh: SharedRank) -> LoadedModel:
     return parts.load_part(spec.options, spec.threads, mesh)
 
 
-def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int) -> Program:
+def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int, pin: bool) -> Program:
     assert loaded.trace is not None
     for rope in loaded.ropes():
         rope.serve(sizes.max_model_len)
@@ -81,7 +81,7 @@ def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int) -> Pr
     cache = NativeCache(loaded.layout, num_blocks, sizes.block_size, sizes.kv_dtype)
     return Program(
         loaded.trace, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
-        max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, samples=False,
+        max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, pin=pin, samples=False,
     )  # fmt: skip
 
 

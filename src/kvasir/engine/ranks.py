@@ -41,6 +41,7 @@ from kvasir.runner.program_draft import draft_traces
 
 log = logging.getLogger("kvasir.engine")
 
+STDERR = 2
 PAUSE = 0.25  # seconds between two looks at the ranks
 IDLE_SECONDS = 10.0  # for which a rank may stand still while the others wait for it
 LOAD_SECONDS = 60.0  # the same while rank 0 has loaded its part and waits for theirs: disks may be remote
@@ -121,7 +122,7 @@ class RankProcesses:
         command = [sys.executable, "-m", "kvasir.engine.rank", str(theirs.fileno())]
         # Standard output belongs to the engine's supervisor.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), env=engine_environment(),
+            command, stdin=subprocess.DEVNULL, stdout=STDERR, env=engine_environment(),
             pass_fds=(theirs.fileno(), spec.packing, *self._files),
         )  # fmt: skip
         self._processes.append(process)

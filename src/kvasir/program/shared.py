@@ -10,6 +10,7 @@ from ctypes import c_int32, c_int64, c_void_p
 
 import numpy as np
 
+from kvasir.errors import ConfigError
 from kvasir.ops import native
 from kvasir.parallel import MAX_RANKS, Cut, Mesh
 
@@ -38,8 +39,12 @@ def segment_bytes(size: int) -> int:
 
 
 def memory_file(name: str, size: int = 0) -> int:
-    """A file without a name in the file system, of zeros, which ends with the last process that has it open."""
-    fd = os.memfd_create(f"kvasir-{name}", os.MFD_CLOEXEC)
+    """A file without a name in the file system, of zeros, which ends with the last process that has it open. Raises
+    ConfigError if the system has none."""
+    try:
+        fd = os.memfd_create(f"kvasir-{name}", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise ConfigError(f"ranks need shared memory: {error}", "allow memfd_create, or use one rank") from error
     os.ftruncate(fd, size)
     return fd
 
