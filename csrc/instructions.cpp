@@ -96,7 +96,7 @@ void finish_products(const Instr& in, const Adapting& by, Range r) {
 
 void run_linear(const Instr& in, const Program& p, int64_t rows, const Team& team) {
     const Adapting by = adapting(p, at<int64_t>(in.p[2]), in.n[0], in.n[1], at<float>(in.p[1]));
-    const bool low_rank = by.all && shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], by.x, true, team);
+    const bool low_rank = by.all && !in.n[2] && shrink_adapted(*by.all, *by.rows, by.slots, in.n[0], by.x, true, team);
     run_products(in, by, rows, team);
     if (!by.all) return;
     const LinearPart* parts = at<LinearPart>(in.p[0]);

@@ -28,7 +28,8 @@ enum Op : int32_t {
     OP_LAYER_NORM = 2,  // p: out, x, weight, bias           n: heads, width of one, weight stride, 1 + slot, section
                         // f: eps
     OP_PREPARE = 3,     // p: matrix, out, x                 n: x stride
-    OP_LINEAR = 4,      // p: LinearPart[], x, slots[]       n: count, section (0 token rows, 1 chosen rows)
+    OP_LINEAR = 4,      // p: LinearPart[], x, slots[]       n: count, section (0 token rows, 1 chosen rows), replaces
+                        // replaces: adapters only replace matrices; their A x and B follow, once the ranks have summed
                         // slots: each part's index in the adapters' tables, -1 for none; null if no part has one
     OP_ROPE = 5,        // p: out, x, RopeTable              n: heads, head_dim, half, x stride, out stride
     OP_STORE = 6,       // p: StoreArgs                      n: group

@@ -66,7 +66,7 @@ def _replaceable(places: Places, full: str) -> bool:
     if kind == "bias":
         return name in places.biased
     slot = places.slots.get(name)
-    return name in places.tables or bool(slot and slot.shard.parts == 1 and places.matrices[name].scale == 1.0)
+    return name in places.tables or bool(slot and places.matrices[name].scale == 1.0)
 
 
 def pack(places: Places, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> PackedAdapter:
@@ -162,7 +162,7 @@ class _Packing:
         rows = array[slice(*slot.shard.rows)]
         if kind == "bias":
             return self._vector(entry, "vector", rows)
-        self._matrix(entry, "replacement", rows, slot.segments)
+        self._matrix(entry, "replacement", rows[:, slice(*slot.shard.columns)], slot.segments)
 
     def _replace_norm(self, path: str, entry: Any, tensor: str, array: np.ndarray) -> None:
         norm = self.norms.setdefault(path, copy(self.places.norms[path]))

@@ -271,6 +271,7 @@ def _group(nodes: list[Node]) -> list[Node]:
             and node.op == last.op == "linear"
             and node.inputs[0].x.base is last.inputs[0].x.base
             and node.inputs[0].residual is None
+            and node.inputs[0].replaces == last.inputs[0].replaces
         ):
             grouped[-1] = Node("linear", last.inputs + node.inputs, _outs(last) + _outs(node))
         else:

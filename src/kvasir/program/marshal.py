@@ -178,7 +178,8 @@ class Marshal:
         slots = self.adapters.linear([(p, residual == out) for p, _, out, residual in instruction.products])
         self._keep.append(parts)
         p = [ctypes.addressof(parts), self._at(instruction.buffers[0]), None if slots is None else slots.ctypes.data]
-        self._set(instr, "linear", p, [len(parts), int(instruction.domain == CHOSEN)])
+        replaces = instruction.products[0][0].replaces
+        self._set(instr, "linear", p, [len(parts), int(instruction.domain == CHOSEN), int(replaces)])
 
     def _meeting(self, instr: native.Instr, instruction: Instruction) -> None:
         if args := shared_meeting(instruction):

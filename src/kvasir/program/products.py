@@ -12,8 +12,8 @@ from kvasir.ops.graph import Node, Traced
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix product of a linear instruction. slot: of its adapters. bias: float32 vector. residual: rows to
-    add."""
+    """One matrix product of a linear instruction. slot: of its adapters, which only replace the matrix here if
+    `replaces`. bias: float32 vector. residual: rows to add."""
 
     weight: Any
     x: Traced
@@ -21,6 +21,7 @@ class Product:
     slot: Slot | None = None
     bias: Any = None
     residual: Traced | None = None
+    replaces: bool = False
 
 
 def split_adapters(nodes: Iterable[Node]) -> list[Node]:
@@ -39,7 +40,9 @@ def split_adapters(nodes: Iterable[Node]) -> list[Node]:
         *others, last = tail
         total = last.out.graph.value(last.out.domain, last.out.shape)
         reduced = (product.slot,) if last.op == "all_reduce" else ()
-        found.append(Node("linear", (replace(product, slot=None),), node.out))
+        scaled = getattr(product.weight, "scale", 1.0) != 1.0  # such a matrix is not replaced
+        alone = replace(product, slot=None) if scaled else replace(product, replaces=True)
+        found.append(Node("linear", (alone,), node.out))
         found.append(Node("adapt_inner", (product.x, product.slot, not reduced), None))
         found += [*others, Node(last.op, (*last.inputs, *reduced), total)]
         found.append(Node("adapt_add", (total, product.slot), last.out))
