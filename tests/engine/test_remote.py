@@ -347,7 +347,7 @@ def test_hostile_hosts_end_with_an_error(data, greets):
     async def check() -> None:
         info = FakeEngine(**FAKE)
         await info.start()
-        welcome = remote_wire.encode(remote_wire.Welcome(info.info, ("x",)))
+        welcome = remote_wire.encode(remote_wire.Welcome(info.info, ("x",), ""))
         await info.stop()
 
         async def serve(reader, writer) -> None:

@@ -14,7 +14,10 @@ from kvasir.serve.workers.worker import end_with_main, run
 
 def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads its files at it
-    spec = decode(sys.stdin.buffer.readline(), ApiWorkerSpec)
+    line = sys.stdin.buffer.readline()
+    if not line:  # the main process has ended already
+        return 0
+    spec = decode(line, ApiWorkerSpec)
     end_with_main()
     make = FrontMaker(spec.seed, spec.tool_format, spec.reasoning_format, spec.engine_timeout)
     run(make.front(spec.options, spec.worker.remote_engine(), *load_text(spec.options)), spec.worker)

@@ -41,7 +41,7 @@ def serve_by_workers(
     make: FrontMaker, options: EngineOptions, settings: ServeSettings, entry: ModelEntry | None, count: int
 ) -> None:
     """Serves one model by `count` API workers until the end. Raises KvasirError."""
-    engine = make.launched(options)
+    launched = make.launched(options)
     try:
         from kvasir.serve.hosting.catalogue import OneModel
         from kvasir.serve.server import run_in_loop
@@ -49,13 +49,13 @@ def serve_by_workers(
 
         text, created = make.text, int(time.time())
 
-        def spec(number: int, listener: int, engine_path: Path, main_path: Path) -> bytes:
-            paths = str(engine_path), str(main_path)
+        def spec(number: int, listener: int, *, engine: Path, main: Path) -> bytes:
+            paths = str(engine), str(main)
             worker = WorkerSpec(number, count, listener, *paths, created, settings, entry)
             formats = text["tool_format"], text["reasoning_format"]
             return encode(ApiWorkerSpec(worker, options, text["default_seed"], *formats, make.engine_timeout))
 
-        catalogue = OneModel(make.front(options, engine, *load_text(options)), settings, entry=entry)
+        catalogue = OneModel(make.front(options, launched, *load_text(options)), settings, entry=entry)
         run_in_loop(MainProcess(catalogue, count, MODULE, spec, make.engine_timeout).serve())
     finally:
-        engine.abandon()
+        launched.abandon()

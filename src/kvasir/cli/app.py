@@ -13,6 +13,7 @@ from kvasir.cli.fleet import app as fleet_app
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.replica_command import replica
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 
 app.add_typer(fleet_app, name="fleet")
+app.command()(replica)
 
 SERVER = "http://127.0.0.1:8000"
 _MODEL = "Folder, .gguf file, name in the store, hub id (org/name), or kvasir-mini (bundled)."

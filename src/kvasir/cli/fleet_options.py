@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvasir.config import EngineOptions, option
+from kvasir.engine.remote import HostAddress
 from kvasir.errors import ConfigError
 from kvasir.fleet.cost import POLICIES
+
+# ruff: noqa: RUF009 - what `option` makes is a field
 
 MOST_REPLICAS = 1024
 
@@ -21,6 +25,11 @@ class FleetOptions:
     max_replicas: int | None = option(None, "Most replicas while the server runs (default: as many as at the start).")
     prefill_replicas: int | None = option(None, "Of the replicas those that compute prompts and first tokens only.")
     decode_replicas: int | None = option(None, "Of the replicas those that continue what these have begun.")
+    replica: list[str] | None = option(
+        None, "Address of an engine that `kvasir replica` serves, tls://HOST:PORT (repeatable), instead of own engines."
+    )
+    replica_key: Path | None = option(None, "File with the key of these engines (mode 600).")
+    replica_ca: Path | None = option(None, "PEM file of the CAs of their certificates (default: the system's).")
     router_policy: str = option(
         "cost", f"Which replica gets a request: {', '.join(POLICIES[:-1])} or {POLICIES[-1]}; cost predicts seconds."
     )
@@ -28,6 +37,8 @@ class FleetOptions:
     @property
     def count(self) -> int:
         """Replicas at the start."""
+        if self.replica:
+            return len(self.replica)
         return (self.prefill_replicas or 0) + (self.decode_replicas or 0) or self.replicas
 
     @property
@@ -42,6 +53,7 @@ class FleetOptions:
             if value is not None and not 1 <= value <= MOST_REPLICAS:
                 raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST_REPLICAS}")
         self._check_roles(options)
+        self._check_remote(alone)
         if self.max_replicas is not None and self.max_replicas < self.count:
             raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.count})", "raise it")
         if self.router_policy not in POLICIES:
@@ -52,6 +64,21 @@ class FleetOptions:
             raise ConfigError("replicas apply to a single model, and this server has several", "name one model")
         if options.cache_offer or options.cache_peer:
             raise ConfigError("cache_offer and cache_peer are for one engine", "leave them out, or use one replica")
+
+    def _check_remote(self, alone: bool) -> None:
+        """Raises ConfigError for engines elsewhere beside own ones, or without a key."""
+        if not self.replica:
+            if self.replica_key or self.replica_ca:
+                raise ConfigError("replica_key and replica_ca are for engines elsewhere", "give --replica ADDRESS")
+            return
+        if (self.replicas, self.max_replicas, self.prefill_replicas) != (1, None, None):
+            raise ConfigError("--replica names engines elsewhere, and --replicas makes some here", "give one of them")
+        if not alone:
+            raise ConfigError("replicas apply to a single model, and this server has several", "name one model")
+        if len(set(self.replica)) < len(self.replica):
+            raise ConfigError("the same replica is given twice", "give each address once")
+        if any(not HostAddress.parse(text).path for text in self.replica) and not self.replica_key:
+            raise ConfigError("engines on other machines need a key", "give --replica-key FILE")
 
     def _check_roles(self, options: EngineOptions) -> None:
         """Raises ConfigError for roles that do not add up, or need what the options exclude."""

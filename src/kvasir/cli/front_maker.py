@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.adapters import parse_adapters
 from kvasir.cli.fleet_options import FleetOptions
-from kvasir.cli.replicas import fleet_of
+from kvasir.cli.replicas import fleet_of, remote_fleet_of
 from kvasir.config import EngineOptions, check
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
@@ -43,13 +43,15 @@ class FrontMaker:
 
     def engine(self, options: EngineOptions, **more: Any) -> ProcessEngine | FleetEngine:
         """The model's engine, which is not started yet: a process, or several."""
+        if self._fleet.replica:
+            return remote_fleet_of(options, self._fleet)
         if self._fleet.most > 1:
             return fleet_of(options, self._fleet, hang_seconds=self.engine_timeout, **more)
         return ProcessEngine(options, hang_seconds=self.engine_timeout, **more)
 
     def launched(self, options: EngineOptions) -> ProcessEngine | FleetEngine:
         """The same for a server of one model, already launched; it shows its progress."""
-        engine = self.engine(options, progress=_show_progress if sys.stderr.isatty() else None, patient=True)
+        engine = self.engine(options, progress=show_progress if sys.stderr.isatty() else None, patient=True)
         engine.launch()
         return engine
 
@@ -77,6 +79,6 @@ class FrontMaker:
         return front
 
 
-def _show_progress(done: int, total: int, kernels: bool = False) -> None:
+def show_progress(done: int, total: int, kernels: bool = False) -> None:
     end = "\n" if done >= total else ""
     print(f"\r{described(done, total, kernels)}", end=end, file=sys.stderr, flush=True)

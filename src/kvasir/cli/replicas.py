@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,16 @@ from typing import Any
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.config import GIB, EngineOptions
 from kvasir.device import has_driver, processors_by_core
+from kvasir.engine.host import MIN_KEY
 from kvasir.engine.progress import Progress
+from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.errors import ConfigError
 from kvasir.fleet.engine import FleetEngine
+from kvasir.serve.auth.keys import read_private
+
+START_SECONDS = 60.0  # for the processes of replicas to be ready
 
 
 def fleet_of(
@@ -41,6 +48,38 @@ def fleet_of(
 
     policy, waiting = fleet.router_policy, options.max_waiting
     return FleetEngine(make, fleet.count, most=fleet.most, policy=policy, max_waiting=waiting)
+
+
+def remote_fleet_of(options: EngineOptions, fleet: FleetOptions) -> FleetEngine:
+    """The engine whose replicas other processes or machines serve. Raises ConfigError."""
+    addresses = [HostAddress.parse(text) for text in fleet.replica or ()]
+    key = read_secret(fleet.replica_key) if fleet.replica_key else ""
+    encrypts = any(address.tls and not address.path for address in addresses)
+    tls = client_context(fleet.replica_ca) if encrypts else None
+
+    def make(index: int) -> RemoteEngine:
+        return RemoteEngine(addresses[index], key, tls, patience=START_SECONDS)
+
+    return FleetEngine(make, len(addresses), policy=fleet.router_policy, max_waiting=options.max_waiting)
+
+
+def client_context(ca: Path | None) -> ssl.SSLContext:
+    """The TLS of a client that trusts the authorities in a PEM file, by default the system's. Raises ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{ca}: {error}", "expected certificates in PEM") from None
+
+
+def read_secret(path: Path) -> str:
+    """The key in a file that only its owner may access. Raises ConfigError."""
+    try:
+        key = read_private(path, "a key").decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if len(key) < MIN_KEY or not key.isprintable():
+        raise ConfigError(f"{path} holds no key", f"expected one line of {MIN_KEY} or more printable ASCII characters")
+    return key
 
 
 def divided(options: EngineOptions, count: int, index: int) -> EngineOptions:

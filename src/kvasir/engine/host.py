@@ -12,6 +12,7 @@ import hmac
 import itertools
 import logging
 import os
+import secrets
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ class EngineHost:
         self._strangers = 0
         self._tasks: set[asyncio.Task] = set()
         self._numbers = itertools.count(1)
+        self._instance = secrets.token_hex(8)
         self._closing = False
 
     @property
@@ -120,7 +122,7 @@ class EngineHost:
             return
         finally:
             self._strangers -= 1
-        client = HostedClient(link, self.engine, next(self._numbers))
+        client = HostedClient(link, self.engine, self._instance, next(self._numbers))
         self._clients.add(client)
         try:
             await client.run()

@@ -20,13 +20,14 @@ from kvasir.engine.frames import FrameError, FrameSocket, decoded
 from kvasir.engine.remote_checks import check_request
 from kvasir.engine.streams import entries
 from kvasir.engine.wire import to_fault
-from kvasir.errors import EngineDead, InvalidRequest, KvasirError, QueueFull
+from kvasir.errors import EngineLost, InvalidRequest, KvasirError, QueueFull
 from kvasir.types import AdapterInfo, Request
 
 MAX_OPEN = 16384  # requests of a client
 MAX_QUERIES = 64  # of a client at once
 UNSENT = 1024  # entries of a request in the outbox, see streams.FULL
 PULSE_SECONDS = 1.0
+SHUTTING_DOWN = "the engine's host is shutting down"
 WATCH_SECONDS = 0.2  # between two looks at the engine's state
 
 
@@ -47,11 +48,12 @@ class _Open:
 class HostedClient:
     """refuses: it gets no further requests."""
 
-    def __init__(self, link: FrameSocket, engine: Engine, number: int):
-        """number: makes the ids of its requests unique among all clients."""
+    def __init__(self, link: FrameSocket, engine: Engine, instance: str, number: int):
+        """instance: of the host. number: makes the ids of its requests unique among all clients."""
         self.refuses = False
         self._link = link
         self._engine = engine
+        self._instance = instance
         self._number = number
         self._open: dict[int, _Open] = {}
         self._last = 0  # the greatest handle
@@ -68,7 +70,7 @@ class HostedClient:
 
     async def run(self) -> None:
         """Serves the client until it leaves. Raises FrameError."""
-        self._send(wire.Welcome(self._engine.info, self._engine.summary))
+        self._send(wire.Welcome(self._engine.info, self._engine.summary, self._instance))
         self._tell()
         watching = asyncio.ensure_future(self._watch())
         try:
@@ -105,7 +107,8 @@ class HostedClient:
         if (adapters := self._engine.adapters) != self._adapters:
             self._adapters = adapters
             self._send(wire.AdapterList(adapters))
-        if (state := (self._engine.state, self._engine.ended)) == self._told:
+        own = EngineState("restarting", SHUTTING_DOWN) if self.refuses else self._engine.state
+        if (state := (own, self._engine.ended)) == self._told:
             return False
         self._told = state
         self._send(wire.Beat(*state))
@@ -173,7 +176,7 @@ class HostedClient:
         self._last = handle
         try:
             if self.refuses:
-                raise EngineDead("the engine's host is shutting down")
+                raise EngineLost(SHUTTING_DOWN, deaths=request.deaths, lives=request.lives)
             if len(self._open) >= MAX_OPEN:
                 raise QueueFull(f"this client has {MAX_OPEN} requests open", "try again later")
             check_request(self._engine.info, request)

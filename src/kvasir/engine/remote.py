@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from kvasir.engine import remote_wire as wire
 from kvasir.engine.client import EngineState
+from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
 from kvasir.engine.streams import Streams
 from kvasir.engine.wire import to_error
@@ -30,6 +31,7 @@ from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 log = logging.getLogger("kvasir.engine")
 
 CONNECT_SECONDS = 10.0
+START_PAUSE = 0.5  # seconds between two attempts of `start`
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0
 MOST_QUEUED = 64 << 20  # bytes of requests that the host has not read
 
@@ -67,12 +69,24 @@ class RemoteEngine:
     """Implements `Engine`. A connection that breaks is made again, unless `lasts` is false: then the engine has
     ended."""
 
-    def __init__(self, address: HostAddress, key: str = "", tls: ssl.SSLContext | None = None, *, lasts: bool = True):
-        """key: over TCP, the host's. tls: of an address with TLS; None for one that trusts the system's authorities."""
+    def __init__(
+        self,
+        address: HostAddress,
+        key: str = "",
+        tls: ssl.SSLContext | None = None,
+        *,
+        lasts: bool = True,
+        patience: float = 0.0,
+    ):
+        """key: over TCP, the host's. tls: of an address with TLS; None for one that trusts the system's authorities.
+        patience: seconds for which `start` tries again while nothing answers."""
         self.address = address
         self._key = key
         self._tls = (tls or ssl.create_default_context()) if address.tls and not address.path else None
         self._lasts = lasts
+        self._patience = patience
+        self._instance = ""
+        self._cumulative = CumulativeStats()
         self._link: FrameSocket | None = None
         self._streams = Streams(self._set_paused)
         self._handles: dict[str, int] = {}
@@ -105,7 +119,15 @@ class RemoteEngine:
 
     async def start(self) -> None:
         """Raises EngineDead if nothing answers, ConfigError if the host refuses this client."""
-        await self._connect()
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                await self._connect()
+                break
+            except EngineDead:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(START_PAUSE)
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._beat())]
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
@@ -159,13 +181,13 @@ class RemoteEngine:
 
     async def stats(self) -> EngineStats:
         answer = await self._ask(lambda number: wire.Ask(number, "stats"))
-        return answer.stats or EngineStats()
+        return self._cumulative.add(answer.stats or EngineStats())
 
     async def look(self) -> Snapshot:
         answer = await self._ask(lambda number: wire.Ask(number, "look"))
         if answer.snapshot is None:
             raise EngineDead("the engine's host shows nothing")
-        return answer.snapshot
+        return replace(answer.snapshot, stats=self._cumulative.add(answer.snapshot.stats))
 
     async def alive(self, timeout: float = 1.0) -> bool:
         try:
@@ -255,6 +277,9 @@ class RemoteEngine:
         if self._info is not None and _identity(first.info) != _identity(self._info):
             raise ConfigError(f"the engine at {self.address} now serves another model, or computes it otherwise")
         self._info, self.summary = first.info, first.summary
+        if self._instance and self._instance != first.instance:
+            self._cumulative.end()
+        self._instance = first.instance
 
     async def _run(self) -> None:
         """Takes messages; connects again when the connection breaks."""

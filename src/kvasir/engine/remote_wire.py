@@ -44,10 +44,12 @@ class Hello(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """The host takes requests. `info.numerics` says with which other engines its results agree."""
+    """The host takes requests. `info.numerics` says with which other engines its results agree. instance: of the host;
+    another process has another one."""
 
     info: ModelInfo
     summary: tuple[str, ...]
+    instance: str
 
 
 class Submit(_Message, frozen=True):

@@ -24,7 +24,7 @@ if __name__ == "__main__":
     given = ServeSettings(port=0, keys=keys, **settings)
     created = int(time.time())
 
-    def spec(number: int, listener: int, engine: Path, main: Path) -> bytes:
+    def spec(number: int, listener: int, *, engine: Path, main: Path) -> bytes:
         return encode(WorkerSpec(number, count, listener, str(engine), str(main), created, given))
 
     catalogue = OneModel(make_front(**runner), given)

@@ -10,6 +10,9 @@ from tests.serve.fakes import byte_tokenizer, template
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    spec = decode(sys.stdin.buffer.readline(), WorkerSpec)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(0)
+    spec = decode(line, WorkerSpec)
     end_with_main()
     run(Front(spec.remote_engine(), byte_tokenizer(), template()), spec)

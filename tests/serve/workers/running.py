@@ -32,7 +32,7 @@ class Running:
     @property
     def workers(self) -> list[psutil.Process]:
         """The processes of the API workers."""
-        return [p for p in self.main.children() if "echo_worker" in " ".join(p.cmdline())]
+        return [p for p in self.main.children() if _is_worker(p)]
 
     def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
         """On a connection of its own, so that any worker may get it."""
@@ -41,6 +41,13 @@ class Running:
     def get(self, path: str, **more: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=60, trust_env=False, **more)
 
+    def reached(self) -> bool:
+        """Whether a worker listens."""
+        try:
+            return self.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
     def metric(self, name: str, **labels: str) -> float:
         """A sample of /metrics; 0.0 if it does not exist."""
         for line in self.get("/metrics").text.splitlines():
@@ -48,6 +55,13 @@ class Running:
             if found and all(f'{label}="{value}"' in line for label, value in labels.items()):
                 return float(line.rpartition(" ")[2])
         return 0.0
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "echo_worker" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
 
 
 @contextmanager

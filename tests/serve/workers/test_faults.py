@@ -175,7 +175,7 @@ def test_limits_of_a_key_hold_over_all_workers(tmp_path):
         for stream in held:
             stream.join()
         assert not any(stream.whole for stream in held)
-        until(lambda: len(server.workers) == 3)
+        until(server.reached)
         assert server.post("/v1/completions", short, headers=bearer("two")).status_code == 200
 
 

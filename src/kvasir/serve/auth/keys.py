@@ -123,7 +123,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     /metrics. Raises ConfigError.
     """
     try:
-        entries = msgspec.json.decode(_read_private(path), type=list[_Entry])
+        entries = msgspec.json.decode(read_private(path), type=list[_Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}", "expected a list of keys") from None
     if not 0 < len(entries) <= MAX_KEYS:
@@ -142,21 +142,19 @@ def _to_key(entry: _Entry) -> Key:
     return Key(entry.key, entry.name, slo, entry.weight, limits, entry.scopes, entry.secret_sha256.lower())
 
 
-def _read_private(path: Path) -> bytes:
-    """The bytes of a regular file that others cannot access. The open file is checked, so it cannot be swapped between
-    check and read."""
+def read_private(path: Path, what: str = "API keys") -> bytes:
+    """The bytes of a regular file that others cannot access. what: it holds. The open file is checked, so it cannot be
+    swapped between check and read. Raises ConfigError."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE:
-                raise ConfigError(
-                    f"{path} is not a regular file, or is too large", "expected a JSON file with API keys"
-                )
+                raise ConfigError(f"{path} is not a regular file, or is too large", f"expected a file with {what}")
             if facts.st_mode & 0o077:
                 raise ConfigError(f"{path} is accessible to other users", f"chmod 600 {path}")
             return file.read(MAX_FILE + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "expected a file with API keys") from None
+        raise ConfigError(f"{path}: {error.strerror}", f"expected a file with {what}") from None
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -8,20 +8,22 @@ clients --- one port --- worker 1 ... N      HTTP, TLS, keys, templates, tokeniz
                              |
                        main process ------ engine process
 
-Each worker has a listening socket of its own on the port, between which the kernel divides the connections. The main
-process keeps all of them open: connections that arrive while a worker starts again wait for it.
+Each worker has a socket of its own on the port and listens once it is ready; the kernel divides the connections between
+those that listen. The main process holds the port with a socket that never listens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
 from kvasir.engine.host import EngineHost
@@ -45,7 +47,11 @@ log = logging.getLogger("kvasir.serve")
 LEARN_SECONDS = 2.0  # for workers to take over changed adapters
 MAIN_SOCKET = "main.sock"
 
-Spec = Callable[[int, int, Path, Path], bytes]  # (number, listener's descriptor, engine.sock, main.sock) -> a line
+
+class Spec(Protocol):
+    """Makes the line that a worker is told at its start. listener: descriptor of its socket."""
+
+    def __call__(self, number: int, listener: int, *, engine: Path, main: Path) -> bytes: ...
 
 
 class MainProcess:
@@ -69,15 +75,16 @@ class MainProcess:
         """From the start of the engine until SIGTERM or SIGINT. Raises KvasirError."""
         settings = self._catalogue.settings
         async with contextlib.AsyncExitStack() as stack:
-            listeners = [stack.enter_context(sock) for sock in bind_several(bind(settings), self._count)]
+            holder = stack.enter_context(bind(settings))
+            share(holder)
             app = self.app = create_app(self._catalogue)
             app.state.reports = self._reports
             engine_path = make_socket_path()
             main_path = engine_path.parent / MAIN_SOCKET
             stack.callback(_remove, main_path, engine_path)
-            for number, sock in enumerate(listeners):
-                line, inherited = self._spec(number, sock.fileno(), engine_path, main_path), [sock.fileno()]
-                self._workers.append(ApiProcess(self._module, line, inherited, self._hang))
+            for number in range(self._count):
+                spec = functools.partial(self._spec, number, engine=engine_path, main=main_path)
+                self._workers.append(ApiProcess(self._module, spec, lambda: another(holder), self._hang))
             upkeep = Upkeep(app, settings, on_reload=lambda: self._signal(signal.SIGHUP))
             await stack.enter_async_context(upkeep.running())
             running = [asyncio.ensure_future(worker.run()) for worker in self._workers]
@@ -87,7 +94,7 @@ class MainProcess:
             await stack.enter_async_context(self._hosting(engine_path, main_path))
             with self._handling_signals():
                 await self._until_served(running)
-                print(await summary(self._catalogue, listeners[0].getsockname()[1]), flush=True)
+                print(await summary(self._catalogue, holder.getsockname()[1]), flush=True)
                 await self._signalled.wait()
                 await self._end(app.state.drain_gate, upkeep, running)
 
@@ -237,24 +244,26 @@ class MainProcess:
                 loop.remove_signal_handler(kind)
 
 
-def bind_several(first: socket.socket, count: int) -> list[socket.socket]:
-    """`count` listening sockets on the address of a bound one, which is the first. It was bound alone, so the address
-    was free. Raises ConfigError where the system cannot share a port."""
-    found = [first]
+def share(holder: socket.socket) -> None:
+    """Lets further sockets use the address of a bound one. It was bound alone, so the address was free. Raises
+    ConfigError where the system cannot share a port."""
     try:
-        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        for _ in range(count - 1):
-            found.append(sock := socket.socket(first.family, first.type, first.proto))
-            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-                sock.setsockopt(socket.SOL_SOCKET, option, 1)
-            sock.bind(first.getsockname())
-        for sock in found:
-            sock.listen(socket.SOMAXCONN)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except (AttributeError, OSError) as error:
-        for sock in found:
-            sock.close()
         raise ConfigError(f"API workers cannot share the port: {error}", "leave --api-workers out") from None
-    return found
+
+
+def another(holder: socket.socket) -> socket.socket:
+    """A further socket on the same address, which does not listen yet. Raises OSError."""
+    sock = socket.socket(holder.family, holder.type, holder.proto)
+    try:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1)
+        sock.bind(holder.getsockname())
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 async def _all(*work) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from kvasir.environment import engine_environment
 from kvasir.errors import ConfigError
@@ -24,12 +25,15 @@ WATCH_SECONDS = 0.2
 class ApiProcess:
     """serving: the worker accepts connections. ending: it is not started again."""
 
-    def __init__(self, module: str, spec: bytes, descriptors: Sequence[int], hang_seconds: float):
-        """module: run with the line `spec` on its standard input, whose end tells it that this process has ended.
-        descriptors: those that it inherits. hang_seconds: of silence, after which it is killed."""
+    def __init__(
+        self, module: str, spec: Callable[[int], bytes], listener: Callable[[], socket.socket], hang_seconds: float
+    ):
+        """module: run with a line on its standard input, whose end tells it that this process has ended. listener:
+        makes the socket that it inherits. spec(descriptor of the socket): makes the line. hang_seconds: of silence,
+        after which the worker is killed."""
         self._command = (sys.executable, "-m", module)
         self._spec = spec
-        self._descriptors = descriptors
+        self._listener = listener
         self._hang = hang_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._heard = 0.0
@@ -63,15 +67,15 @@ class ApiProcess:
             await asyncio.sleep(pause)
 
     async def _once(self) -> int:
-        pipe = asyncio.subprocess.PIPE
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, pass_fds=self._descriptors, env=engine_environment()
-        )
+        with self._listener() as listener:  # the worker alone keeps it, so it closes when the worker ends
+            line, more = self._spec(listener.fileno()), {"pass_fds": [listener.fileno()], "env": engine_environment()}
+            process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE, **more)
+        self._process = process
         watching = asyncio.ensure_future(self._watch(process))
         try:
             assert process.stdin is not None
             with contextlib.suppress(OSError):
-                process.stdin.write(self._spec + b"\n")
+                process.stdin.write(line + b"\n")
                 await process.stdin.drain()
             return await process.wait()
         finally:
