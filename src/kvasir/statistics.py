@@ -352,16 +352,10 @@ class EngineStats:
     tier_queued_bytes: int = gauge("", "work in progress: bytes waiting to be saved")
     tier_evicted: int = counter("", "each tier exports its own")
     blocks_sent: dict[str, int] = counter(
-        "blocks_sent_parts",
-        "Parts of blocks for other engines, by outcome: sent, refused by the receiver, or dropped for lack of time or "
-        "memory.",
-        Chart(TIERS, "Parts for other engines by outcome"),
-        start=dict,
-        labels=("outcome",),
-    )
-    blocks_sent_bytes: int = counter(
-        "blocks_sent_bytes", "Bytes that other engines have taken.", Chart(TIERS, "Bytes per second", "sent to engines")
-    )
+        "blocks_sent_parts", "Parts of blocks for other engines, by outcome: sent, refused there, or dropped here.",
+        Chart(TIERS, "Parts for other engines by outcome"), start=dict, labels=("outcome",),
+    )  # fmt: skip
+    blocks_sent_bytes: int = counter("blocks_sent_bytes", "Bytes that other engines have taken.", Chart(TIERS, "Sent"))
     masked_rows: int = counter(
         "masked_rows",
         "Tokens sampled under the mask of a grammar.",

@@ -20,7 +20,8 @@ from kvasir.config import EngineOptions
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
 from kvasir.fleet.engine import FleetEngine
-from kvasir.types import Request
+from kvasir.fleet.replica import Routed
+from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of
 from tests.engine.test_process import until
 from tests.engine.test_tier_models import needs_native
@@ -92,6 +93,22 @@ async def test_prompts_are_computed_by_one_and_continued_by_the_other(tmp_path, 
 
 
 @needs_native
+async def test_conversations_stay_where_their_prefix_is(tmp_path, monkeypatch):
+    """The second prompt continues the first answer, which only the decode replica has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    params = SamplingParams(temperature=0.0, max_tokens=40, seed=0, ignore_eos=True)
+    first = Request("first", tuple(range(100, 200)), params)
+    async with fleet(tmp_path) as engine:
+        told: Answers = {}
+        await answer(engine, first, told)
+        second = Request("second", (*first.prompt_ids, *told["first", 0].tokens, *range(300, 320)), params)
+        routed = [r.counts.routed for r in engine.replicas]
+        await until(lambda: engine.replicas[1].predicted(Routed.of(second, 0.0)) >= 128)  # type: ignore[arg-type]
+        await answer(engine, second, told)
+        assert [r.counts.routed for r in engine.replicas] == [routed[0], routed[1] + 1]
+
+
+@needs_native
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 async def test_deaths_cost_time_only(tmp_path, monkeypatch, expected, count):
@@ -104,7 +121,7 @@ async def test_deaths_cost_time_only(tmp_path, monkeypatch, expected, count):
             await asyncio.sleep(rng.random() * 0.3)
             await until(lambda replica=replica: replica.takes and len(replica.open) > 3)
             restarts = replica.restarts
-            os.kill(replica.engine.pid, signal.SIGKILL)
+            os.kill(replica.engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
             await until(lambda replica=replica, restarts=restarts: replica.restarts > restarts)
         done.set()
         await work

@@ -339,7 +339,11 @@ def test_what_a_mad_receiver_says_is_not_believed(where, lie):
 def test_a_receiver_that_never_answers_delays_nobody(where, monkeypatch):
     monkeypatch.setattr(stream, "EXCHANGE_SECONDS", 0.2)
     ended = threading.Event()
-    with hostile(where, lambda found: ended.wait(20) and None), exchange(None, where) as first:
+
+    def behave(found: BlockSocket) -> None:
+        ended.wait(20)
+
+    with hostile(where, behave), exchange(None, where) as first:
         begun = time.monotonic()
         for i in range(50):
             assert first.outbox.open(Transfer(str(i), str(where), 1.0))

@@ -38,12 +38,15 @@ def able(replicas: Sequence[Replica], entry: Routed) -> list[Replica]:
 
 
 def _starts(entry: Routed, replicas: Sequence[Replica]) -> bool:
-    """Whether a replica of its own should compute the prompt: nothing is computed yet, and the prompt has blocks that
-    may leave the replica."""
+    """Whether a replica of its own should compute the prompt: nothing is computed yet, the prompt has blocks that may
+    leave the replica, and no decode replica is known to have half of them, as of a conversation that it continues."""
     request = entry.request
     if entry.streamed or request.no_cache or request.inputs:
         return False
-    return len(request.prompt_ids) >= max((r.engine.info.block_size for r in replicas), default=1)
+    length = len(request.prompt_ids)
+    if length < max((r.engine.info.block_size for r in replicas), default=1):
+        return False
+    return 2 * max((r.predicted(entry) for r in replicas if role(r) == DECODE), default=0) < length
 
 
 def routed(replica: Replica, entry: Routed, request: Request, replicas: Sequence[Replica]) -> Request:
