@@ -20,6 +20,7 @@ def names(replica) -> list[tuple[str, str]]:
     return [(info.name, info.content) for info in replica.engine.adapters]
 
 
+@pytest.mark.slow
 async def test_all_replicas_have_the_names(tmp_path):
     async with running(2, most=3, **SIZES) as engine:
         x = await engine.load_adapter("x", written(tmp_path, "x"), pinned=True)

@@ -27,7 +27,7 @@ def asked(phase: str, count: int = 8) -> list:
     return [request(f"r{i}", [*prompt, i], n=1 + i % 2, seed=i, temperature=1.0, **params) for i in range(count)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", PHASES)
 async def test_requests_of_a_killed_replica_continue_on_another(phase):
     async with running(2, **PHASES[phase][0]) as engine:
@@ -55,6 +55,7 @@ async def test_requests_of_a_hung_replica_continue_on_another(phase):
         await until(lambda: engine.replicas[0].restarts == 1)
 
 
+@pytest.mark.slow
 async def test_both_replicas_die_and_streams_continue_once_one_is_back():
     async with running(2, step_seconds=0.004) as engine:
         requests = asked("stream")
@@ -124,6 +125,7 @@ async def test_aborts_and_deadlines_hold_while_no_replica_is_there():
         assert (answers[0], answers[2]) == (whole[0], whole[2]) and len(answers[1]) < 80
 
 
+@pytest.mark.slow
 async def test_a_stream_that_is_left_frees_all_that_it_holds():
     async with running(2, step_seconds=0.004) as engine:
         stream = engine.submit(request("a", [1, 2], max_tokens=400, n=3))
@@ -137,6 +139,7 @@ async def test_a_stream_that_is_left_frees_all_that_it_holds():
         await until(lambda: not any(r.open for r in engine.replicas))
 
 
+@pytest.mark.slow
 async def test_a_full_queue_is_refused_only_when_all_are_full():
     async with running(2, max_rows=1, step_seconds=0.01) as engine:
         for replica in engine.replicas:

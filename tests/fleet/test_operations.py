@@ -35,6 +35,7 @@ async def test_all_replicas_are_replaced_one_after_another_under_load():
         assert [stats.replicas[i].restarts for i in "01"] == [1, 1]
 
 
+@pytest.mark.slow
 async def test_a_replica_has_time_to_finish_what_it_has():
     async with running(2, step_seconds=0.004) as engine:
         requests = streams()
@@ -45,6 +46,7 @@ async def test_a_replica_has_time_to_finish_what_it_has():
         assert engine.replicas[1].counts.moved == 0
 
 
+@pytest.mark.slow
 async def test_a_kill_during_a_drain():
     async with running(2, step_seconds=0.004) as engine:
         requests = streams()
@@ -57,6 +59,7 @@ async def test_a_kill_during_a_drain():
         await asyncio.wait_for(restart, 120)
 
 
+@pytest.mark.slow
 async def test_the_only_replica_is_replaced_and_its_streams_wait():
     async with running(1, step_seconds=0.004) as engine:
         requests = streams(4)
@@ -103,6 +106,7 @@ async def test_replicas_that_differ_do_not_serve_together():
     await engine.stop()
 
 
+@pytest.mark.slow
 async def test_a_snapshot_shows_all_replicas():
     async with running(2, step_seconds=0.01) as engine:
         requests = [request(f"r{i}", [i] * 70, max_tokens=30) for i in range(6)]

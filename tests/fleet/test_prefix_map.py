@@ -152,7 +152,7 @@ async def test_what_is_predicted_is_found(tmp_path):
 
 
 async def test_requests_go_where_their_prefix_is():
-    async with running(3, block_size=8) as engine:
+    async with running(3, policy="prefix", block_size=8) as engine:
         await until(lambda: all(r.map.block_size for r in engine.replicas))
         talks = [[i] * 100 for i in range(6)]
         homes = []
