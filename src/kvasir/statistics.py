@@ -329,6 +329,12 @@ class EngineStats:
         Chart(KV, "Blocks evicted", "from the prefix cache"),
         Tile("Preemptions", "count", "{} blocks evicted"),
     )
+    event_batches: int = counter(
+        "kv_event_batches", "Batches of KV cache events published.", Chart(KV, "KV cache events", "published")
+    )
+    event_batches_dropped: int = counter(
+        "kv_event_batches_dropped", "Batches that a slow subscriber missed.", Chart(KV, "KV cache events", "dropped")
+    )
     classes: dict[ServiceClass, ClassStats] = each("service_class", ClassStats)
     tiers: dict[str, TierStats] = each("tier", TierStats)  # by tier: "host", "disk", "peer"
     tier_unused: dict[str, int] = counter(

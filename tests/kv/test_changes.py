@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis.stateful import invariant, rule
 
-from kvasir.kv.changes import CacheChanges, ChangeLog, chain, root_hash
+from kvasir.kv.changes import BlockRun, CacheChanges, CacheScope, ChangeLog, block_hash, chain, root_hash
 from kvasir.kv.node import ID_BYTES
 from kvasir.plan import unpack_ids
 from tests.kv.test_radix_any_order import Serving
@@ -18,7 +18,9 @@ class Followed(Serving):
     @rule()
     def join(self):
         if self.tree.log is None:
-            self.tree.log = ChangeLog(self.world.block_size, lambda number: None)
+            self.tree.log = ChangeLog(self.world.block_size, lambda number: None, contents=True)
+            for namespace in (b"", b"other"):
+                self.tree.log.name(namespace, lambda salt=namespace.decode(): CacheScope(salt=salt))
         changes = self.tree.log.snapshot(self.tree.nodes())
         assert changes.snapshot
         self.number, self.seen = changes.number, set()
@@ -31,10 +33,21 @@ class Followed(Serving):
             if run.stored:
                 assert not names & self.seen, "a block came twice"
                 assert run.parent in self.seen or run.parent in self.roots(), "a block came before the one it follows"
+                self.check_contents(run)
                 self.seen |= names
             else:
                 assert names <= self.seen, "a block that was not there is gone"
                 self.seen -= names
+
+    def check_contents(self, run: BlockRun) -> None:
+        """The contents of blocks give their hashes."""
+        of, size, before = run.contents, self.world.block_size * ID_BYTES, run.parent
+        assert of is not None and of.first == (run.parent in self.roots())
+        assert not of.first or run.parent == root_hash(of.scope.salt.encode())
+        for i, name in enumerate(run.each()):
+            before = block_hash(before, of.ids[i * size : (i + 1) * size])
+            assert before == name
+        assert len(of.ids) == len(list(run.each())) * size
 
     def roots(self) -> set[bytes]:
         return {root_hash(namespace) for namespace in (b"", b"other")}

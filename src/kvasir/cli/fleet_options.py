@@ -33,6 +33,12 @@ class FleetOptions:
     router_policy: str = option(
         "cost", f"Which replica gets a request: {', '.join(POLICIES[:-1])} or {POLICIES[-1]}; cost predicts seconds."
     )
+    kv_events: str | None = option(
+        None,
+        'Publish changes of the prefix cache as vLLM does: {"enable_kv_cache_events": true, "publisher": "zmq", '
+        '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}; * is the address of --host.',
+        *("--kv-events", "--kv-events-config"),
+    )
 
     @property
     def count(self) -> int:
@@ -58,6 +64,11 @@ class FleetOptions:
             raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.count})", "raise it")
         if self.router_policy not in POLICIES:
             raise ConfigError(f"router_policy is {self.router_policy!r:.80}", f"expected one of {', '.join(POLICIES)}")
+        if self.kv_events is not None and (self.replica or not alone or not options.prefix_cache):
+            raise ConfigError(
+                "kv_events is for a server of a single model whose engines are here and have a prefix cache",
+                "name one model, without --replica and --no-prefix-cache, or leave --kv-events out",
+            )
         if self.most == 1:
             return
         if not alone:

@@ -12,8 +12,10 @@ from kvasir.cli.replicas import fleet_of, remote_fleet_of
 from kvasir.config import EngineOptions, check
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
+from kvasir.engine.kv_events import KvEvents, KvEventsConfig
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
 from kvasir.engine.progress import described
+from kvasir.engine.publishing import PublishingEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
 from kvasir.fleet.engine import FleetEngine
@@ -29,12 +31,14 @@ class FrontMaker:
         reasoning_format: str,
         engine_timeout: float,
         fleet: FleetOptions = FleetOptions(),
+        events: KvEventsConfig | None = None,
     ):
-        """Raises ConfigError if engine_timeout (seconds) is out of range."""
+        """events: how changes of prefix caches are published. Raises ConfigError if engine_timeout (seconds) is out of
+        range."""
         if not 0.1 <= engine_timeout <= 86400:
             raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
         self.engine_timeout = engine_timeout
-        self._fleet = fleet
+        self._fleet, self._events = fleet, events
         self.text: dict[str, Any] = {
             "default_seed": seed,
             "tool_format": tool_format,
@@ -46,7 +50,9 @@ class FrontMaker:
         if self._fleet.replica:
             return remote_fleet_of(options, self._fleet)
         if self._fleet.most > 1:
-            return fleet_of(options, self._fleet, hang_seconds=self.engine_timeout, **more)
+            return fleet_of(options, self._fleet, events=self._events, hang_seconds=self.engine_timeout, **more)
+        if self._events:
+            return PublishingEngine(options, events=KvEvents(self._events), hang_seconds=self.engine_timeout, **more)
         return ProcessEngine(options, hang_seconds=self.engine_timeout, **more)
 
     def launched(self, options: EngineOptions) -> ProcessEngine | FleetEngine:

@@ -14,7 +14,9 @@ from kvasir.cli.fleet_options import FleetOptions
 from kvasir.config import GIB, EngineOptions
 from kvasir.device import has_driver, processors_by_core
 from kvasir.engine.host import MIN_KEY
+from kvasir.engine.kv_events import KvEvents, KvEventsConfig, check_ranks
 from kvasir.engine.progress import Progress
+from kvasir.engine.publishing import PublishingEngine
 from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.subprocess import ProcessEngine
@@ -26,9 +28,19 @@ START_SECONDS = 60.0  # for the processes of replicas to be ready
 
 
 def fleet_of(
-    options: EngineOptions, fleet: FleetOptions, *, hang_seconds: float, progress: Progress | None = None, **more: Any
+    options: EngineOptions,
+    fleet: FleetOptions,
+    *,
+    hang_seconds: float,
+    progress: Progress | None = None,
+    events: KvEventsConfig | None = None,
+    **more: Any,
 ) -> FleetEngine:
-    """The engine, which is not started. progress: follows the first replica."""
+    """The engine, which is not started. progress: follows the first replica. events: how the changes of the prefix
+    caches are published. Raises ConfigError if the replicas' ports overlap."""
+    publishers = [KvEvents(events, index) for index in range(fleet.most)] if events else []
+    if events:
+        check_ranks(events, fleet.most)
     computes = options.device == "cpu" or not has_driver()
     processors = shares(processors_by_core(), fleet.most) if computes and not options.threads else [()] * fleet.most
 
@@ -37,14 +49,15 @@ def fleet_of(
         atexit.register(remove_socket, path)
 
     def make(index: int) -> ProcessEngine:
-        return ProcessEngine(
-            with_role(divided(options, fleet.most, index), fleet, index, [str(path) for path in sockets]),
-            hang_seconds=hang_seconds,
-            progress=None if index else progress,
-            hands_over=True,
-            processors=processors[index],
+        own = with_role(divided(options, fleet.most, index), fleet, index, [str(path) for path in sockets])
+        given: dict[str, Any] = {
+            "hang_seconds": hang_seconds,
+            "progress": None if index else progress,
+            "hands_over": True,
+            "processors": processors[index],
             **more,
-        )
+        }
+        return PublishingEngine(own, events=publishers[index], **given) if events else ProcessEngine(own, **given)
 
     policy, waiting = fleet.router_policy, options.max_waiting
     return FleetEngine(make, fleet.count, most=fleet.most, policy=policy, max_waiting=waiting)

@@ -16,6 +16,7 @@ from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.resolve import resolve, with_adapters
 from kvasir.config import EngineOptions, check
+from kvasir.engine.kv_events import parse_kv_events
 from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
 from kvasir.memory import host_memory
@@ -66,7 +67,8 @@ def run(
         drain=drain,
         **operation.settings(),
     )
-    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet)
+    events = parse_kv_events(fleet.kv_events, host)
+    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet, events)
     if alone and operation.api_workers > 1:
         return serve_by_workers(make, options, settings, entry, operation.api_workers)
     if alone:

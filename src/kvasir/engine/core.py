@@ -133,10 +133,13 @@ class EngineCore:
         """Ends the pin of an adapter, and removes it from memory once no request uses it."""
         self.scheduler.adapters.drop(content)
 
-    def follow_cache(self) -> CacheChanges:
-        """Reports what the prefix cache holds; from now on `cache_changes` reports what changes."""
+    def follow_cache(self, contents: bool = False) -> CacheChanges:
+        """Reports what the prefix cache holds; from now on `cache_changes` reports what changes. contents: with what
+        the blocks were computed from, of those that are computed from now on."""
         tree, numbers = self.scheduler.kv.tree, self.scheduler.prefixes.numbers
-        tree.log = tree.log or ChangeLog(tree.block_size, numbers.pair, lambda space: not space.startswith(PRIVATE))
+        if tree.log is None or (contents and not tree.log.contents):
+            shares = lambda namespace: not namespace.startswith(PRIVATE)  # noqa: E731
+            tree.log = ChangeLog(tree.block_size, numbers.pair, shares, contents)
         return tree.log.snapshot(tree.nodes())
 
     def cache_changes(self) -> CacheChanges | None:

@@ -57,6 +57,8 @@ class ProcessEngine(TakesAdapters):
     """`options` for a model, or `fake` options for the FakeRunner. `progress` is called during the start with bytes of
     loaded weights, then with numbers of compiled kernels (`kernels` is true)."""
 
+    follows_contents = False  # whether followers of the prefix cache get the contents of blocks
+
     def __init__(
         self,
         options: EngineOptions | None = None,
@@ -216,7 +218,7 @@ class ProcessEngine(TakesAdapters):
 
     def follow_cache(self, take: Callable[[CacheChanges], None]) -> None:
         self._follower = take
-        self._command(wire.FollowCache())
+        self._command(wire.FollowCache(self.follows_contents))
 
     async def check(self) -> None:
         """Checks that nothing leaked in the engine. Raises AssertionError."""
@@ -345,7 +347,7 @@ class ProcessEngine(TakesAdapters):
         self._info, self.summary = ready.info, ready.summary
         self._ready = True
         if self._follower:
-            self._command(wire.FollowCache())
+            self._command(wire.FollowCache(self.follows_contents))
         self._state = EngineState()
         self._partial_line = b""
         os.set_blocking(self._stdout.fileno(), False)

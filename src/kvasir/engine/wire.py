@@ -92,9 +92,10 @@ class DropAdapter(_Message, frozen=True):
 
 
 class FollowCache(_Message, frozen=True):
-    """Asks for a snapshot of the prefix cache, and for all its changes from then on."""
+    """Asks for a snapshot of the prefix cache, and for all its changes from then on. contents: with the contents of
+    blocks."""
 
-    pass
+    contents: bool = False
 
 
 class Stop(_Message, frozen=True):

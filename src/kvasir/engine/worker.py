@@ -117,8 +117,8 @@ class EngineWorker:
                 self.core.abort(id, index)
             case wire.Pause(id, whether):
                 self.core.pause(id, whether)
-            case wire.FollowCache():
-                self.send(wire.CacheReport(self.core.follow_cache()))
+            case wire.FollowCache(contents):
+                self.send(wire.CacheReport(self.core.follow_cache(contents)))
             case wire.EngineQuery(number, what):
                 self.send(self._answer(number, what))
             case wire.ReadAdapter(number, path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,17 +20,41 @@ from hashlib import sha256
 from kvasir.kv.node import ID_BYTES, PrefixNode
 
 HASH_BYTES = 16
+MOST_SCOPES = 1 << 16  # namespaces that a log remembers
 Mark = tuple[int, bytes]  # index in the block, hash of the inputs that begin there
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScope:
+    """What a namespace stands for. adapters: names of those in effect from the first token on, in order, with their
+    scales unless 1; salt: of the cache; inputs: hash of other inputs of the whole sequence. Empty for none."""
+
+    adapters: str = ""
+    salt: str = ""
+    inputs: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContents:
+    """What blocks were computed from. ids: packed, of all blocks. marks: by index in the run. first: whether the run is
+    at the beginning of a sequence."""
+
+    ids: bytes
+    scope: CacheScope = CacheScope()
+    marks: tuple[Mark, ...] = ()
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
     """Blocks that follow one another in a sequence. hashes: of each, one after another. stored: they came, otherwise
-    they went. parent: hash of the block before them; only if they came."""
+    they went. parent: hash of the block before them; only if they came. contents: only if they came, and are asked
+    for."""
 
     hashes: bytes
     stored: bool = True
     parent: bytes = b""
+    contents: RunContents | None = None
 
     def each(self) -> Iterator[bytes]:
         """The hashes."""
@@ -64,18 +89,28 @@ class ChangeLog:
     """Collects the changes of one tree, from the moment at which it is attached to it (`PrefixTree.log`).
 
     pair: gives the id and the mark that a negative id stands for, None if that is not known any more; such blocks, and
-    those after them, are not reported. reports: whether blocks of a namespace are."""
+    those after them, are not reported. reports: whether blocks of a namespace are. contents: whether runs have their
+    contents; those of namespaces that were not `named` since the log was made are not reported then."""
 
     def __init__(
         self,
         block_size: int,
         pair: Callable[[int], tuple[int, bytes] | None],
         reports: Callable[[bytes], bool] = lambda namespace: True,
+        contents: bool = False,
     ):
         self._block_size, self._block_bytes = block_size, block_size * ID_BYTES
         self._pair, self._reports = pair, reports
+        self.contents = contents
+        self._scopes: OrderedDict[bytes, CacheScope] = OrderedDict()  # the least recently named first
         self._runs: list[BlockRun] = []
         self._number = 0
+
+    def name(self, namespace: bytes, scope: Callable[[], CacheScope]) -> None:
+        """Called before blocks of a namespace come, if the log has contents."""
+        self._scopes[namespace] = self._scopes.pop(namespace, None) or scope()
+        if len(self._scopes) > MOST_SCOPES:
+            self._scopes.popitem(last=False)
 
     def snapshot(self, nodes: Iterable[PrefixNode]) -> CacheChanges:
         """All blocks of a tree, parents first. Discards the changes that were not taken."""
@@ -102,7 +137,15 @@ class ChangeLog:
             before = before and self._hash(before, node.ids[i * self._block_bytes : (i + 1) * self._block_bytes])
             node.hashes.append(before)
         if new := b"".join(node.hashes[first:]):
-            self._runs.append(BlockRun(new, True, parent))
+            end = first + len(new) // HASH_BYTES
+            contents = self._contents(node, first, end) if self.contents else None
+            self._runs.append(BlockRun(new, True, parent, contents))
+
+    def _contents(self, node: PrefixNode, first: int, end: int) -> RunContents:
+        """Of the blocks of a node from `first` to `end`, whose marks are known."""
+        ids = array("i", node.ids[first * self._block_bytes : end * self._block_bytes])
+        marks = self._unmarked(ids) or []
+        return RunContents(ids.tobytes(), self._scopes[node.namespace], tuple(marks), not node.start + first)
 
     def lost(self, node: PrefixNode, num_blocks: int) -> None:
         """Reports that all blocks of a node after the first `num_blocks` are gone."""
@@ -116,20 +159,26 @@ class ChangeLog:
             return node.hashes[-1]
         if node.parent is not None and node.parent.parent is not None:
             return node.parent.hashes[-1]
-        return root_hash(node.namespace) if self._reports(node.namespace) else b""
+        known = not self.contents or node.namespace in self._scopes
+        return root_hash(node.namespace) if known and self._reports(node.namespace) else b""
 
     def _hash(self, parent: bytes, ids: bytes) -> bytes:
         """b"" if the block has a mark that is not known."""
         numbers = array("i", ids)
+        marks = self._unmarked(numbers)
+        return b"" if marks is None else block_hash(parent, numbers.tobytes(), marks)
+
+    def _unmarked(self, ids: array[int]) -> list[Mark] | None:
+        """The marks of ids, which get the ids that the marks replace; None if one is not known."""
         marks: list[Mark] = []
-        for i, number in enumerate(numbers if min(numbers) < 0 else ()):
+        for i, number in enumerate(ids if min(ids) < 0 else ()):
             if number < 0:
                 pair = self._pair(number)
                 if pair is None:
-                    return b""
-                numbers[i], mark = pair
+                    return None
+                ids[i], mark = pair
                 marks.append((i, mark))
-        return block_hash(parent, numbers.tobytes() if marks else ids, marks)
+        return marks
 
 
 def chain(namespace: bytes, ids: Sequence[int], marks: dict[int, bytes], block_size: int) -> Iterator[bytes]:

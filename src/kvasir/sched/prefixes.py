@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvasir import inputs
+from kvasir.kv.changes import CacheScope
 from kvasir.kv.node import ID_BYTES, common
 from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.sched.content import MarkIds
@@ -106,6 +108,8 @@ class Prefixes:
     def _insert(self, seq: Sequence) -> None:
         """Embeddings take nothing from the tree, and add nothing to it: it would only displace what others use."""
         if seq.counts.stored and not seq.suspect and not seq.embeds:
+            if (log := self._tree.log) and log.contents:
+                log.name(seq.content.namespace, lambda: scope_of(seq.request))
             ids, priority = seq.content.key(seq.tokens[: seq.counts.stored]), -seq.request.priority
             self._tree.insert(seq.content.namespace, ids, seq.blocks.ids, priority)
 
@@ -119,3 +123,9 @@ class Prefixes:
         held = [s for neighbours in self._computing.values() for s in neighbours]
         expected = {s for s in running if s.counts.stored < s.prompt_len and not s.embeds}
         assert set(held) == expected, "a prompt in prefill is lost"
+
+
+def scope_of(request: Request) -> CacheScope:
+    """What the namespace of a request that shares prefixes stands for; see admission.namespace."""
+    adapters = [a.name if a.scale == 1.0 else f"{a.name}:{a.scale:g}" for a in request.adapters if not a.start]
+    return CacheScope("+".join(adapters), request.cache_salt or "", inputs.scope(request.inputs, ()))
