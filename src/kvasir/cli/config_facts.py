@@ -185,7 +185,7 @@ def run(path: Path, max_model_len: int | None, json: bool) -> None:
         for need in facts.needs
     )  # fmt: skip
     columns = ("weights in", ">devices", ">weights", ">KV per token", *(f">with {length} tokens" for length in lengths))
-    print_table(columns, rows, "Memory on each device, for one sequence with keys and values in bfloat16")
+    print_table(columns, rows, "Memory on each device or rank, for one sequence with keys and values in bfloat16")
 
 
 def as_dict(path: Path, facts: ConfigFacts) -> dict[str, Any]:
