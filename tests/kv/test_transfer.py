@@ -349,3 +349,12 @@ def test_held_transfers_make_room_for_new_ones(tmp_path):
             assert first.outbox.num_bytes <= 5 * size
         assert not first.outbox.is_open("a") and first.outbox.is_open("c")
         assert not first.outbox.open(Transfer("c")), "its id is in use"
+
+
+def test_few_addresses_have_senders_at_a_time(tmp_path, monkeypatch):
+    """A client that may name every port of a host makes no thread for each."""
+    monkeypatch.setattr(outbox, "MAX_SENDERS", 3)
+    with exchange(None, tmp_path / "run" / "0") as first:
+        opened = [first.outbox.open(Transfer(str(i), str(tmp_path / "run" / str(i)), 0.2)) for i in range(6)]
+        assert opened == [True] * 3 + [False] * 3
+        assert first.outbox.open(Transfer("again", str(tmp_path / "run" / "0")))

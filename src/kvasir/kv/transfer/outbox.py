@@ -28,6 +28,7 @@ log = logging.getLogger("kvasir.kv")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to connect
 IDLE_SECONDS = 60.0  # after which a link without transfers is closed
 MAX_OPEN = 4096  # transfers
+MAX_SENDERS = 64  # addresses, each with a thread
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +76,12 @@ class Outbox:
     # -- the scheduler's side ------------------------------------------------------------------------------------
 
     def open(self, transfer: Transfer) -> bool:
-        """Begins a transfer. False if its id is in use, or too many are open."""
+        """Begins a transfer. False if its id is in use, or there are too many transfers or addresses."""
         with self._changed:
             self._expire()
             if self._closing or transfer.id in self._open or len(self._open) >= MAX_OPEN:
+                return False
+            if transfer.address and transfer.address not in self._senders and len(self._senders) >= MAX_SENDERS:
                 return False
             channel = transfer.address or transfer.id
             self._open[transfer.id] = Outgoing(transfer, channel, time.monotonic() + transfer.seconds)
