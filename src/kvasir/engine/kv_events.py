@@ -40,15 +40,16 @@ _encode = msgspec.msgpack.Encoder().encode
 @dataclass(frozen=True, slots=True)
 class KvEventsConfig:
     """vLLM's KVEventsConfig. endpoint: bound if its host is * (or ::, or with ipc), else connected to; replay_endpoint
-    is bound in any case. buffer_steps: batches that can be replayed. hwm: batches that wait for a subscriber.
-    max_queue_size has no effect: nothing is queued before publishing. host: the address that * stands for."""
+    is bound in any case. buffer_steps: batches that can be replayed. hwm: batches that wait for a subscriber, by
+    default as many (vLLM's 100,000 may take gigabytes). max_queue_size has no effect: nothing is queued before
+    publishing. host: the address that * stands for."""
 
     enable_kv_cache_events: bool | None = None
     publisher: str | None = None
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
-    hwm: int = 100_000
+    hwm: int = 10_000
     max_queue_size: int = 100_000
     topic: str = ""
     host: str = "127.0.0.1"

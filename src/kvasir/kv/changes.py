@@ -166,7 +166,7 @@ class ChangeLog:
         """b"" if the block has a mark that is not known."""
         numbers = array("i", ids)
         marks = self._unmarked(numbers)
-        return b"" if marks is None else block_hash(parent, numbers.tobytes(), marks)
+        return b"" if marks is None else block_hash(parent, numbers.tobytes() if marks else ids, marks)
 
     def _unmarked(self, ids: array[int]) -> list[Mark] | None:
         """The marks of ids, which get the ids that the marks replace; None if one is not known."""
