@@ -9,6 +9,7 @@ import random
 import shutil
 import ssl
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -418,6 +419,35 @@ async def test_another_version_is_refused(engine, path, monkeypatch):
         monkeypatch.setattr(remote_wire, "Hello", lambda version, key: original(7, key))
         with pytest.raises(ConfigError, match="version"):
             await client.start()
+
+
+# -- readers that are behind ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_reader_that_is_behind_gets_the_same_in_fewer_deltas(seed):
+    """Each choice has its tokens in order, with their log-probabilities; its first delta is as it came."""
+    random_ = random.Random(seed)
+    asked = request("r", [1], n=2)
+    came = {i: [random_delta(random_, i, 1.0 + step) for step in range(30)] for i in range(2)}
+    came = {i: [d for d in some if not d.finish_reason] for i, some in came.items()}
+    for i, some in came.items():
+        some.append(Delta("r", i, (7,), finish_reason=FinishReason.LENGTH, at=99.0))
+    queue = [replace(d, id="r") for i in random_.sample([0, 1], 2) for d in came[i]]
+
+    def all_at_once(_) -> None:
+        merging.deliver(queue)
+
+    merging = streams.Streams(lambda *_: None, merges=True)
+    got = [d async for d in merging.run(asked, all_at_once, lambda _: None)]
+    for i, some in came.items():
+        mine = [d for d in got if d.index == i]
+        assert [t for d in mine for t in d.token_ids] == [t for d in some for t in d.token_ids]
+        assert [x for d in mine for x in d.logprobs] == [x for d in some for x in d.logprobs]
+        assert (mine[0].token_ids, mine[0].at) == (some[0].token_ids, some[0].at)
+        assert sum(d.drafted for d in mine) == sum(d.drafted for d in some)
+        assert [d.at for d in mine] == sorted(d.at for d in mine) and mine[-1].finish_reason is FinishReason.LENGTH
+    assert len(got) < len(queue)
 
 
 # -- the outbox ------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class RemoteEngine:
         self._instance = ""
         self._cumulative = CumulativeStats()
         self._link: FrameSocket | None = None
-        self._streams = Streams(self._set_paused)
+        self._streams = Streams(self._set_paused, merges=True)
         self._handles: dict[str, int] = {}
         self._fates: dict[str, tuple[int, int]] = {}  # deaths and lives of each request
         self._ids: dict[int, str] = {}

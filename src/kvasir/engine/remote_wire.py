@@ -20,6 +20,7 @@ from dataclasses import replace
 import msgspec
 
 from kvasir.engine.client import EngineState
+from kvasir.engine.streams import is_plain
 from kvasir.engine.wire import ErrorReport
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
@@ -157,22 +158,6 @@ encode = msgspec.msgpack.Encoder().encode
 from_client = msgspec.msgpack.Decoder(FromClient)
 from_host = msgspec.msgpack.Decoder(FromHost)
 hello = msgspec.msgpack.Decoder(Hello)
-
-
-def is_plain(delta: Delta) -> bool:
-    """Whether a delta is one token and nothing else, and so fits into Columns."""
-    return (
-        len(delta.token_ids) == 1
-        and delta.finish_reason is None
-        and not delta.logprobs
-        and not delta.carry
-        and not delta.cached_tokens
-        and not delta.drafted
-        and delta.error is None
-        and delta.stop_token is None
-        and delta.embedding is None
-        and delta.prompt_logprobs is None
-    )
 
 
 class Outbox:

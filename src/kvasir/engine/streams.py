@@ -23,6 +23,22 @@ def entries(delta: Delta) -> int:
     return 1 + len(delta.token_ids) + sum(1 + len(entry.top) for entry in read if entry is not None)
 
 
+def is_plain(delta: Delta) -> bool:
+    """Whether a delta is one token and nothing else."""
+    return (
+        len(delta.token_ids) == 1
+        and delta.finish_reason is None
+        and not delta.logprobs
+        and not delta.carry
+        and not delta.cached_tokens
+        and not delta.drafted
+        and delta.error is None
+        and delta.stop_token is None
+        and delta.embedding is None
+        and delta.prompt_logprobs is None
+    )
+
+
 class _Queue:
     """The deltas that a request's reader has not read. waiting: set when there is something to read."""
 
@@ -47,14 +63,31 @@ class _Queue:
         self.unread -= size
         return item
 
+    def merged(self, delta: Delta) -> Delta:
+        """The delta as one with the plain ones that wait after it, up to one of another choice."""
+        if not is_plain(delta):
+            return delta
+        ids, at = [*delta.token_ids], delta.at
+        while self.items:
+            following, size = self.items[0]
+            if isinstance(following, BaseException) or following.index != delta.index or not is_plain(following):
+                break
+            self.items.popleft()
+            self.unread -= size
+            ids.append(following.token_ids[0])
+            at = following.at
+        return delta if len(ids) == 1 else Delta(delta.id, delta.index, tuple(ids), at=at)
+
 
 class Streams:
     """Owns the queues of all open requests. All methods run on the event loop."""
 
-    def __init__(self, pause: Callable[[str, bool], None]) -> None:
-        """pause(id, whether): makes the engine pause or resume a request."""
+    def __init__(self, pause: Callable[[str, bool], None], merges: bool = False) -> None:
+        """pause(id, whether): makes the engine pause or resume a request. merges: a reader that is behind gets several
+        tokens of a choice in one delta, except the first."""
         self._queues: dict[str, _Queue] = {}
         self._pause = pause
+        self._merges = merges
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._queues
@@ -103,10 +136,14 @@ class Streams:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
         queue = self._queues[request.id] = _Queue()
         open_answers = set(range(request.params.n)) - set(request.done)
+        begun: set[int] = set()
         try:
             send(request)
             while open_answers:
                 item = await queue.get()
+                if self._merges and not isinstance(item, BaseException):
+                    item = queue.merged(item) if item.index in begun else item
+                    begun.add(item.index)
                 if queue.paused and queue.unread <= LOW:
                     queue.paused = False
                     self._pause(request.id, False)
