@@ -92,7 +92,7 @@ async def test_adapters_salts_and_images_are_in_hashes_and_extra_keys(tmp_path):
             "salt": {"cache_salt": "0:secret"},
             "adapter": {"adapters": (Adapter("x"),)},
             "scaled": {"adapters": (Adapter("x", 0.5),), "cache_salt": "0:s"},
-            "late": {"adapters": (Adapter("x", start=12),)},
+            "late": {"adapters": (Adapter("x", start=12),), "cache_salt": "0:l"},
             "image": {"inputs": image, "sources": sources_of(image)},
             "encoded": {"inputs": Inputs(encoded=CONTENTS[1]), "sources": sources_of(Inputs(encoded=CONTENTS[1]))},
         }
@@ -109,8 +109,9 @@ async def test_adapters_salts_and_images_are_in_hashes_and_extra_keys(tmp_path):
         assert found["salt"] == [(blocks[0], ["secret"], None), *((own, None, None) for own in blocks[1:])]
         assert found["adapter"] == [(own, ["x"], "x") for own in blocks]
         assert [extra for _, extra, _ in found["scaled"]] == [["x:0.5", "s"], ["x:0.5"], ["x:0.5"]]
-        ((own, (late,), lora), last) = found["late"]
-        assert (own, lora, last) == (blocks[1], None, (blocks[2], None, None)) and late[1] == 4
+        (begin, (own, (late,), lora), last) = found["late"]
+        assert begin == (blocks[0], ["l"], None) and last == (blocks[2], None, None)
+        assert (own, lora, late[1]) == (blocks[1], None, 4)
         assert found["image"] == [(blocks[1], [mark], None), (blocks[2], None, None)], "the first block is shared"
         (first, *rest) = (extra for _, extra, _ in found["encoded"])
         assert len(first) == 1 and len(first[0]) == 64 and rest == [None, None]
