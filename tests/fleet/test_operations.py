@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import psutil
 import pytest
 
 from kvasir.engine.subprocess import ProcessEngine
-from kvasir.errors import ConfigError, InvalidRequest, KvasirError
+from kvasir.errors import ConfigError, EngineDead, InvalidRequest, KvasirError
 from kvasir.fleet.engine import FleetEngine
 from tests.engine.test_process import FAKE, collect, expected, until
-from tests.fleet.fleets import at_both, fleet, kill, pid, running
+from tests.fleet.fleets import at_both, fleet, kill, pid, process, running
 from tests.sched.drive import request
 
 
@@ -123,3 +124,20 @@ async def test_a_snapshot_shows_all_replicas():
         views = engine.views
         assert [v.status for v in views] == ["ready"] * 2 and sum(v.open for v in views) == 6
         await asyncio.gather(*tasks)
+
+
+async def test_a_stop_during_a_restart_leaves_no_process():
+    engine = fleet(2, step_seconds=0.004)
+    await engine.start()
+    task = asyncio.create_task(collect(engine, request("r", [1], max_tokens=300)))
+    await until(lambda: any(r.rows for r in engine.replicas))
+    restart = asyncio.create_task(engine.restart_all())
+    pids = {pid(r) for r in engine.replicas}
+    await until(lambda: process(engine.replicas[0]).pid not in pids | {None})
+    pids |= {pid(r) for r in engine.replicas}
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await restart
+    with pytest.raises(EngineDead):
+        await task
+    await until(lambda: not any(map(psutil.pid_exists, pids)))

@@ -121,11 +121,12 @@ class Members:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(r.engine.stop() for r in self.replicas))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs work in the background; it ends with the fleet."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # -- what is known of replicas -----------------------------------------------------------------------------
 

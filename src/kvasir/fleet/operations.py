@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from kvasir.engine.client import ReplicaView
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
@@ -29,33 +31,54 @@ class Operations(Members):
         """Replaces a replica by a new one. It takes no more requests, and has `grace` seconds for those that it has;
         then they go on elsewhere. Returns when the new one takes requests. Raises InvalidRequest if there is no such
         replica, KvasirError if the new one cannot start: that is then tried again and again in the background."""
-        async with self._operating:
-            await self._replace(self._replica(index), grace)
+        await self._operate(lambda: self._replace(self._replica(index), grace))
 
     async def restart_all(self, grace: float = 0.0) -> None:
         """Replaces one replica after another. Raises KvasirError if a new one cannot start; the rest is left alone."""
-        async with self._operating:
-            for replica in list(self.replicas):
-                await self._replace(replica, grace)
+        await self._operate(lambda: self._replace_all(grace))
 
     async def scale(self, count: int, grace: float = 0.0) -> None:
         """Starts or takes away replicas until there are `count`. Raises InvalidRequest if there may not be as many,
         KvasirError if one cannot start."""
-        async with self._operating:
-            if not 1 <= count <= self.most:
-                raise InvalidRequest(f"{count} replicas", f"expected 1 to {self.most} (--max-replicas)", "replicas")
-            while len(self.replicas) > count:
-                last = self.replicas[-1]
-                await self._retire(last, grace)
-                self.replicas.remove(last)
-                self._gone.append(last)
-            while len(self.replicas) < count:
-                taken = {r.index for r in self.replicas}
-                index = next(i for i in range(self.most) if i not in taken)
-                replica = Replica(index, self._make(index))
-                await self._start(replica)
-                self.replicas.append(replica)
-                self.replicas.sort(key=lambda r: r.index)
+        if not 1 <= count <= self.most:
+            raise InvalidRequest(f"{count} replicas", f"expected 1 to {self.most} (--max-replicas)", "replicas")
+        await self._operate(lambda: self._scale(count, grace))
+
+    async def _operate(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does what an operator asks for, after what was asked before; the end of the fleet ends it. Raises EngineDead
+        in that case."""
+
+        async def alone() -> None:
+            async with self._operating:
+                if self._dead is not None:
+                    raise EngineDead(self._dead)
+                await work()
+
+        task = self._begin(alone())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise  # the caller left; the operation goes on
+            raise EngineDead(self._dead or "the fleet ends") from None
+
+    async def _replace_all(self, grace: float) -> None:
+        for replica in list(self.replicas):
+            await self._replace(replica, grace)
+
+    async def _scale(self, count: int, grace: float) -> None:
+        while len(self.replicas) > count:
+            last = self.replicas[-1]
+            await self._retire(last, grace)
+            self.replicas.remove(last)
+            self._gone.append(last)
+        while len(self.replicas) < count:
+            taken = {r.index for r in self.replicas}
+            index = next(i for i in range(self.most) if i not in taken)
+            replica = Replica(index, self._make(index))
+            await self._start(replica)
+            self.replicas.append(replica)
+            self.replicas.sort(key=lambda r: r.index)
 
     def _replica(self, index: int) -> Replica:
         found = next((r for r in self.replicas if r.index == index), None)
