@@ -18,6 +18,7 @@ from kvasir.graph.adapter_places import Places
 from kvasir.graph.adapters import MAX_ADAPTERS
 from kvasir.graph.fold import fold
 from kvasir.layers.adapters import head_slot, slots
+from kvasir.lora import TokenRows
 from kvasir.ops.graph import CannotTrace
 from kvasir.ops.launch import recording
 from kvasir.ops.linear.triton_low_rank import MAX_RANK
@@ -25,6 +26,7 @@ from kvasir.runner.graph_memory import graph_memory
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 from tests.graph.models import folder_of, graph_core
+from tests.layers.adapted import adapter_of
 from tests.lora.adapters import give
 
 RANK = 4
@@ -89,6 +91,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path):
         give(core.runner, 1, {slot: wide})
     with pytest.raises(UnsupportedModel, match="a change of 'up', which the graph executor cannot compute"):
         give(core.runner, 1, {"up": (a, b, scale)})
+    rows = np.zeros((1, core.runner.executor.model.head.inputs), np.float32)
+    both = adapter_of({}, saved={"head.weight": rows.repeat(9, 0)}, tokens={"head": TokenRows((3,), rows)})
+    with pytest.raises(UnsupportedModel, match="rows of 'head' and all of it"):
+        core.runner.executor.pack_adapter(both)
     for adapter in (0, -1, MAX_ADAPTERS):
         with pytest.raises(ValueError, match="adapter ids"):
             give(core.runner, adapter, good)

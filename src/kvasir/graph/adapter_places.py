@@ -119,6 +119,8 @@ class Places:
         for path in (*adapter.tables, *adapter.tokens):
             if path not in self.tables and not (path == HEAD and path in self.slots and path in adapter.tokens):
                 return f"a change of the table {quoted(path)}"
+        if both := next((path for path in adapter.tokens if f"{path}.weight" in adapter.saved), ""):
+            return f"rows of {quoted(both)} and all of it"
         return next(
             (f"a tensor that replaces {quoted(full)}" for full in adapter.saved if not self._replaces(full)), ""
         )
