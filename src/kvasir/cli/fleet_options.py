@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvasir.config import EngineOptions, option
-from kvasir.engine.remote import HostAddress
 from kvasir.errors import ConfigError
 from kvasir.fleet.cost import POLICIES
 
@@ -78,6 +77,8 @@ class FleetOptions:
 
     def _check_remote(self, alone: bool) -> None:
         """Raises ConfigError for engines elsewhere beside own ones, or without a key."""
+        from kvasir.engine.remote import HostAddress  # not for --help
+
         if not self.replica:
             if self.replica_key or self.replica_ca:
                 raise ConfigError("replica_key and replica_ca are for engines elsewhere", "give --replica ADDRESS")
