@@ -7,14 +7,18 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.server import engine_pid, serving
+from tests.e2e.server import SRC, engine_pid, serving
 from tests.e2e.toy_proxy import toy_proxy
 from tests.kv.test_transfer import certificate
 
@@ -164,5 +168,39 @@ def test_one_server_with_roles(tmp_path, monkeypatch):
         ]
         for one, other in zip(*found, strict=True):
             assert one["choices"] == other["choices"]
+        metrics = httpx.get(f"{both}/metrics").text
+        assert 'kvasir_blocks_sent_parts_total{model_name="kvasir-mini",outcome="sent"}' in metrics
+
+
+@contextmanager
+def replica(key: Path, *flags: str) -> Iterator[str]:
+    """`kvasir replica` in a process of its own; its address."""
+    command = [sys.executable, "-m", "kvasir.cli", "replica", "kvasir-mini", "--port", "0", "--replica-key", str(key)]
+    env = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*command, "--threads", "1", "--block-size", "16", *flags], env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        yield next(line.split()[1] for line in process.stdout if line.strip().startswith("address"))
+    finally:
+        process.terminate()
+        process.communicate(timeout=40)
+
+
+def test_one_server_before_replicas_with_roles(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key, where = tmp_path / "key", str(tmp_path / "run" / "blocks")
+    key.write_text("k" * 32)
+    key.chmod(0o600)
+    body = {"prompt": TEXT, "max_tokens": 20, "temperature": 1.0, "seed": 1, "logprobs": 2, "ignore_eos": True}
+    with (
+        replica(key, "--role", "decode", "--transfer-listen", where) as second,
+        replica(key, "--role", "prefill", "--transfer-peer", where) as first,
+        serving("kvasir-mini", "--replica", first, "--replica", second, "--replica-key", str(key)) as (both, _),
+        serving("kvasir-mini", "--threads", "1", "--block-size", "16") as (alone, _),
+    ):
+        found = [httpx.post(f"{base}/v1/completions", json=body, timeout=300).json() for base in (both, alone)]
+        assert found[0]["choices"] == found[1]["choices"]
         metrics = httpx.get(f"{both}/metrics").text
         assert 'kvasir_blocks_sent_parts_total{model_name="kvasir-mini",outcome="sent"}' in metrics
