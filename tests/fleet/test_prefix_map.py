@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.engine.fake import FakeEngine
+from kvasir.engine.host import EngineHost
+from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.fleet.engine import FleetEngine
 from kvasir.fleet.prefix_map import PrefixMap, keys_of
 from kvasir.inputs import Adapter
@@ -185,3 +187,31 @@ async def test_a_dead_replicas_cache_is_forgotten_and_a_new_one_is_followed():
         for i in range(6):
             await collect(engine, request(f"b{i}", [i] * 100))
         await until(lambda: home.map.gaps == 1 and len(home.map))
+
+
+async def test_engines_behind_sockets_are_followed(tmp_path):
+    """By two fleets at once, and again after a connection broke."""
+    engines = [FakeEngine(**FAKE) for _ in range(2)]
+    hosts = [EngineHost(engine) for engine in engines]
+    for i, (engine, host) in enumerate(zip(engines, hosts, strict=True)):
+        await engine.start()
+        await host.listen_unix(tmp_path / f"{i}.sock")
+    fleets = [
+        FleetEngine(lambda i: RemoteEngine(HostAddress(tmp_path / f"{i}.sock")), 2, policy="prefix") for _ in range(2)
+    ]
+    for one in fleets:
+        await one.start()
+    await until(lambda: all(r.map.block_size for one in fleets for r in one.replicas))
+    for i in range(4):
+        await collect(fleets[i % 2], request(f"a{i}", [i] * 60, max_tokens=2))
+    await until(lambda: all(sum(len(r.map) for r in one.replicas) == 4 * 7 for one in fleets))
+    for i in range(4):
+        await collect(fleets[0], request(f"b{i}", [i] * 60, max_tokens=2))
+    assert sum(r.counts.predicted for r in fleets[0].replicas) == 4 * 56
+    remote = fleets[1].replicas[0].engine
+    assert isinstance(remote, RemoteEngine) and remote._link is not None
+    remote._link.abort()
+    await until(lambda: len(fleets[1].replicas[0].map) == 0)
+    await until(lambda: len(fleets[1].replicas[0].map) == len(fleets[0].replicas[0].map))
+    for part in (*fleets, *hosts, *engines):
+        await (part.close() if isinstance(part, EngineHost) else part.stop())

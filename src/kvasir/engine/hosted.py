@@ -15,12 +15,14 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from kvasir.engine import remote_wire as wire
+from kvasir.engine.cache_fan import CacheFan
 from kvasir.engine.client import Engine, EngineState
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
 from kvasir.engine.remote_checks import check_request
 from kvasir.engine.streams import entries
 from kvasir.engine.wire import to_fault
 from kvasir.errors import EngineLost, InvalidRequest, KvasirError, QueueFull
+from kvasir.kv.changes import CacheChanges
 from kvasir.types import AdapterInfo, Request
 
 MAX_OPEN = 16384  # requests of a client
@@ -48,11 +50,13 @@ class _Open:
 class HostedClient:
     """refuses: it gets no further requests."""
 
-    def __init__(self, link: FrameSocket, engine: Engine, instance: str, number: int):
-        """instance: of the host. number: makes the ids of its requests unique among all clients."""
+    def __init__(self, link: FrameSocket, engine: Engine, instance: str, number: int, fan: CacheFan):
+        """instance: of the host. number: makes the ids of its requests unique among all clients. fan: of the engine's
+        prefix cache."""
         self.refuses = False
         self._link = link
         self._engine = engine
+        self._fan = fan
         self._instance = instance
         self._number = number
         self._open: dict[int, _Open] = {}
@@ -80,6 +84,7 @@ class HostedClient:
                 if self._link.behind:
                     await self._link.drain()
         finally:
+            self._fan.leave(self._report)
             watching.cancel()
             work = [watching, *self._work, *(one.task for one in self._open.values() if one.task)]
             self._open.clear()
@@ -91,6 +96,10 @@ class HostedClient:
 
     def _send(self, message: wire.FromHost) -> None:
         self._link.write(wire.encode(message))
+
+    def _report(self, changes: CacheChanges) -> None:
+        if not self._link.behind:
+            self._send(wire.CacheReport(changes))
 
     async def _watch(self) -> None:
         """Tells the client what changes, and sends signs of life."""
@@ -159,6 +168,8 @@ class HostedClient:
                 if one := self._open.get(handle):
                     one.paused = whether
                     one.goes.clear() if whether else one.goes.set()
+            case wire.FollowCache():
+                self._fan.follow(self._report)
             case wire.Ask(number) | wire.LoadAdapter(number) | wire.UnloadAdapter(number):
                 if self._queries >= MAX_QUERIES:
                     raise FrameError(f"more than {MAX_QUERIES} queries at once")

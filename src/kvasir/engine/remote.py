@@ -24,6 +24,7 @@ from kvasir.engine.streams import Streams
 from kvasir.engine.wire import to_error
 from kvasir.errors import ConfigError, EngineDead, EngineLost, KvasirError, QueueFull
 from kvasir.fields import MAX_N
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
@@ -88,6 +89,7 @@ class RemoteEngine:
         self._instance = ""
         self._cumulative = CumulativeStats()
         self._link: FrameSocket | None = None
+        self._follower: Callable[[CacheChanges], None] | None = None  # of the prefix cache
         self._streams = Streams(self._set_paused, merges=True)
         self._handles: dict[str, int] = {}
         self._fates: dict[str, tuple[int, int]] = {}  # deaths and lives of each request
@@ -235,6 +237,10 @@ class RemoteEngine:
             return EngineLost(reason, deaths=deaths, lives=lives)
         return EngineDead(reason)
 
+    def follow_cache(self, take: Callable[[CacheChanges], None]) -> None:
+        self._follower = take
+        self._send(wire.FollowCache())
+
     def _send(self, message: wire.FromClient) -> None:
         if self._link is not None:
             self._link.write(wire.encode(message))
@@ -253,6 +259,8 @@ class RemoteEngine:
             reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
             raise EngineDead(f"the engine at {self.address} cannot be reached: {reason}") from None
         self._link, self._down = link, None
+        if self._follower:
+            self._send(wire.FollowCache())
 
     async def _open(self) -> FrameSocket:
         address = self.address
@@ -337,6 +345,8 @@ class RemoteEngine:
         match message:
             case wire.Steps():
                 self._deliver(message)
+            case wire.CacheReport(changes) if self._follower:
+                self._follower(changes)
             case wire.Fault(handle, number, error):
                 if request_id := self._ids.get(handle):
                     self._streams.fail(request_id, to_error(error))

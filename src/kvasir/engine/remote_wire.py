@@ -22,6 +22,7 @@ import msgspec
 from kvasir.engine.client import EngineState
 from kvasir.engine.streams import is_plain
 from kvasir.engine.wire import ErrorReport
+from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
@@ -98,6 +99,17 @@ class UnloadAdapter(_Message, frozen=True):
     name: str
 
 
+class FollowCache(_Message, frozen=True):
+    """Asks for a snapshot of the prefix cache, and for its changes from then on. Changes are left out while the client
+    does not read; the gap in their numbers shows that."""
+
+
+class CacheReport(_Message, frozen=True):
+    """A snapshot of the prefix cache, or what has changed in it."""
+
+    changes: CacheChanges
+
+
 class Columns(_Message, frozen=True):
     """One token for each of many choices, and nothing else. tokens: packed int32. at: as in a Delta."""
 
@@ -151,8 +163,8 @@ class Beat(_Message, frozen=True):
     ended: bool = False
 
 
-FromClient = Submit | Abort | Pause | Ask | LoadAdapter | UnloadAdapter | Beat
-FromHost = Welcome | Steps | Fault | Answer | AdapterList | Beat
+FromClient = Submit | Abort | Pause | FollowCache | Ask | LoadAdapter | UnloadAdapter | Beat
+FromHost = Welcome | Steps | CacheReport | Fault | Answer | AdapterList | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 from_client = msgspec.msgpack.Decoder(FromClient)
