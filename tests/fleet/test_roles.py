@@ -93,6 +93,7 @@ async def test_prompts_are_computed_by_one_and_continued_by_the_other(tmp_path, 
 
 
 @needs_native
+@pytest.mark.slow
 async def test_conversations_stay_where_their_prefix_is(tmp_path, monkeypatch):
     """The second prompt continues the first answer, which only the decode replica has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -133,10 +133,10 @@ def test_several_transfers_at_once(two):
         assert_equal(two, blocks[name])
 
 
-def test_a_link_that_breaks_is_made_again(two, monkeypatch):
+def test_a_link_that_breaks_is_made_again(local, monkeypatch):
     """Every third part breaks the link, before or after it is kept; nothing is lost and nothing is kept twice."""
     blocks, count = blocks_of(30), [0]
-    keep = two.second.inbox.keep
+    keep = local.second.inbox.keep
 
     def breaking(*args) -> bool:
         count[0] += 1
@@ -147,13 +147,13 @@ def test_a_link_that_breaks_is_made_again(two, monkeypatch):
             raise OSError("the cable is cut after it")
         return kept
 
-    monkeypatch.setattr(two.second.inbox, "keep", breaking)
-    two.begin("a")
-    two.put("a", blocks)
-    two.first.outbox.finish("a")
-    until(lambda: two.second.inbox.settled("a"))
-    assert_equal(two, blocks)
-    assert two.second.inbox.stats().saves == {"saved": 30}
+    monkeypatch.setattr(local.second.inbox, "keep", breaking)
+    local.begin("a")
+    local.put("a", blocks)
+    local.first.outbox.finish("a")
+    until(lambda: local.second.inbox.settled("a"))
+    assert_equal(local, blocks)
+    assert local.second.inbox.stats().saves == {"saved": 30}
 
 
 def test_damage_on_the_way_is_noticed_and_the_part_sent_again(local, monkeypatch):
