@@ -1,8 +1,9 @@
 """The engine protocol below every server and API: an engine takes Requests and streams Deltas, ids in and ids out.
 
-Three implementations: `inproc.InProcessEngine` (a thread in the caller's process), `subprocess.ProcessEngine` (a
-supervised process connected by a Unix socket), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner: no
-torch).
+Implementations: `inproc.InProcessEngine` (a thread in the caller's process), `subprocess.ProcessEngine` (a supervised
+process connected by a Unix socket), `remote.RemoteEngine` (the engine of another process or machine),
+`fleet.engine.FleetEngine` (several engines as one), `fake.FakeEngine` (the real scheduler and pool over the FakeRunner:
+no torch).
 """
 
 from __future__ import annotations

@@ -86,11 +86,11 @@ class MainProcess:
                 spec = functools.partial(self._spec, number, engine=engine_path, main=main_path)
                 self._workers.append(ApiProcess(self._module, spec, lambda: another(holder), self._hang))
             upkeep = Upkeep(app, settings, on_reload=lambda: self._signal(signal.SIGHUP))
-            await stack.enter_async_context(upkeep.running())
             running = [asyncio.ensure_future(worker.run()) for worker in self._workers]
             stack.push_async_callback(settle, *running)
-            stack.push_async_callback(self._catalogue.stop)
             await self._catalogue.start()
+            stack.push_async_callback(self._catalogue.stop)
+            await stack.enter_async_context(upkeep.running())
             await stack.enter_async_context(self._hosting(engine_path, main_path))
             with self._handling_signals():
                 await self._until_served(running)

@@ -54,7 +54,11 @@ class ApiProcess:
         attempts = 0
         while not self.ending:
             begun = time.monotonic()
-            status = await self._once()
+            try:
+                status = await self._once()
+            except OSError as error:  # for example, if no file descriptor is left
+                log.error("an API worker could not be started: %s", error)
+                status = -1
             if self.ending:
                 return
             if not self.serving.is_set() and not self.restarts:
