@@ -72,6 +72,7 @@ def alone():
         yield url
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("asked", ASKED)
 def test_responses_are_those_of_one_process(server, alone, asked):
     path, body = ASKED[asked]
