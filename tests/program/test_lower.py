@@ -99,7 +99,8 @@ def test_foldable_nodes_are_folded(case):
     trace, program = case
     ops = [instruction.op for instruction in program.instructions]
     assert "add_vector" not in ops or trace.batch.graph.nodes[0].op == "embedding"
-    assert not {"silu", "gelu_tanh"} & set(ops) or "gated" not in ops
+    limited = "clamp" in ops  # between the activation and its product, in some layers
+    assert limited or not {"silu", "gelu_tanh"} & set(ops) or "gated" not in ops
     traced = [node.op for node in trace.graph.nodes]
     calls = ops.count("call")
     assert len(ops) - calls < len(traced) + sum(op == "linear" for op in ops) * 2

@@ -63,10 +63,10 @@ def test_a_layers_keys_and_values_are_there_when_it_ends(case):
 
 def test_the_inputs_of_linears_are_the_same_batched(case):
     options, requests, expected = case
-    alone = core_of(**options, threads=1, max_num_seqs=1, num_blocks=40)
+    alone = core_of(**options, threads=1, max_num_seqs=1, num_blocks=40, speculate="off")
     first = Calibrating(alone)
     same(expected, plain(alone, requests))
-    core = crowded(options)
+    core = crowded(options, speculate="off", overlap=False)  # a wrong guess, or a step too many, has rows of its own
     second = Calibrating(core)
     same(expected, together(core, requests, seed=5, preempt=0.1))
     assert first.seen.keys() == second.seen.keys() == {*first.trace.names.values()}
