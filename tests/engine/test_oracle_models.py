@@ -153,12 +153,15 @@ def test_drafts_change_no_answer(case):
 @mostly_programs
 def test_a_tiny_pool_changes_no_answer(case):
     folder, options, requests, expected = case
-    small = {"block_size": 16, "num_blocks": 12, "max_num_seqs": 6, "max_chunk": 48}
+    small = {"block_size": 16, "max_num_seqs": 6, "max_chunk": 48, "speculate": "off"}
+    preemptions = 0
     for overlap in overlaps(folder, options["executor"]):
-        core = core_of(folder, **options, **small, threads=1, overlap=overlap, speculate="off")
-        same(expected, together(core, requests, seed=4))
-        if not all(group.kind.keeps_starts for group in core.runner.cache.groups):  # two blocks of each are enough
-            assert core.stats().preemptions > 0, "the pool was not tiny enough"
+        for blocks in (12, 13):  # windows and chance decide which is tiny enough
+            core = core_of(folder, **options, **small, num_blocks=blocks, threads=1, overlap=overlap)
+            same(expected, together(core, requests, seed=4))
+            preemptions += core.stats().preemptions
+    if not all(group.kind.keeps_starts for group in core.runner.cache.groups):  # two blocks of each are enough
+        assert preemptions > 0, "no pool was tiny enough"
 
 
 @pytest.mark.few(4)
