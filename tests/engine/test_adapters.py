@@ -142,6 +142,7 @@ def test_a_request_takes_no_row_from_another_before_its_adapter_is_there(tmp_pat
         bench.step()
     assert bench.core.scheduler.preemptions == 0 and len(bench.tokens["patient"]) >= 10
     gate.set()
+    assert bench.core.scheduler.adapters.wait(60)
     bench.drain()
     assert bench.core.scheduler.preemptions == 1 and list(bench.ends) == ["urgent", "patient"]
 

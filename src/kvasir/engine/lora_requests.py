@@ -73,13 +73,14 @@ class LoraRequests:
         """The same for each of `count` prompts; every object is loaded once. given: one for all, or a list of one or
         None for each."""
         if isinstance(given, str) or not isinstance(given, Sequence):
-            return [await self.chosen(lora, given)] * count
+            one: Any = given
+            return [await self.chosen(lora, one)] * count
         if len(given) != count:
             message = f"{count} prompts and {len(given)} LoRA requests"
             raise InvalidRequest(message, "give one for all prompts, or one or None for each", PARAM)
-        distinct = {id(one): one for one in given}
-        found = {key: await self.chosen(lora, one) for key, one in distinct.items()}
-        return [found[id(one)] for one in given]
+        distinct = {id(each): each for each in given}
+        found = {key: await self.chosen(lora, each) for key, each in distinct.items()}
+        return [found[id(each)] for each in given]
 
 
 def _field(request: NamesAdapter, name: str) -> str:
