@@ -15,6 +15,7 @@ from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.replica_command import replica
 from kvasir.cli.sampler import SamplerOptions
+from kvasir.cli.simulate_command import simulate
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 
@@ -28,7 +29,6 @@ app = typer.Typer(
 )
 
 app.add_typer(fleet_app, name="fleet")
-app.command()(replica)
 
 SERVER = "http://127.0.0.1:8000"
 _MODEL = "Folder, .gguf file, name in the store, hub id (org/name), or kvasir-mini (bundled)."
@@ -392,57 +392,6 @@ def bench(
 
 
 @app.command()
-def simulate(
-    trace: Annotated[Path | None, typer.Argument(help="Azure's .csv or Mooncake's .jsonl.")] = None,
-    rate: Annotated[str, typer.Option(help="Speed-up of the trace's arrivals; several separated by commas.")] = "1",
-    policy: Annotated[str, typer.Option(help="ours, fcfs, static; several separated by commas, or all.")] = "ours",
-    memory: Annotated[int, typer.Option(help="Size of the KV cache in tokens.", min=1)] = 400_000,
-    costs: Annotated[
-        str | None, typer.Option(help="Seconds per prefill token, decode row, key, step: a,b,c,d or a file.")
-    ] = None,
-    calibrate: Annotated[str | None, typer.Option(help="Model to measure the costs with on this machine.")] = None,
-    rows: Annotated[int, typer.Option(help="Maximum sequences per step.", min=1)] = 256,
-    step_tokens: Annotated[int, typer.Option(help="Maximum tokens per step.", min=1)] = 2048,
-    block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", min=1)] = 64,
-    replicas: Annotated[int, typer.Option(help="Engines that compute whole requests.", min=1)] = 1,
-    prefill: Annotated[int, typer.Option(help="Instead: engines that compute prompts.", min=0)] = 0,
-    decode: Annotated[int, typer.Option(help="And engines that compute their answers.", min=0)] = 0,
-    router: Annotated[
-        str, typer.Option(help="cost, round-robin, least-busy, dynamo, prefix; several separated by commas, or all.")
-    ] = "cost",
-    transfer: Annotated[
-        float, typer.Option(help="Seconds to send a token's keys and values to another engine.", min=0)
-    ] = 5e-6,
-    coarse: Annotated[bool, typer.Option(help="Engines as fluids: for thousands of them.")] = False,
-    goodput: Annotated[
-        bool, typer.Option(help="Also find the rate at which 90 % of the requests are in time.")
-    ] = False,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N requests.", min=1)] = None,
-    adapters: Annotated[int, typer.Option(help="Adapters, of which each request has one.", min=0)] = 0,
-    zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity; 0: all have the same.")] = 1.0,
-    max_loras: Annotated[int, typer.Option(help="Adapters in memory.", min=1)] = 64,
-    lora_seconds: Annotated[float, typer.Option(help="Time in which an adapter is loaded.")] = 0.05,
-    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
-) -> None:
-    """Replay a trace in virtual time with the real scheduler and a simulated machine, or a fleet of them.
-
-    Example: kvasir simulate azure_llm_2023_conv.csv --rate 0.5,1,2 --policy all --limit 2000
-
-    Example: kvasir simulate azure_llm_2023_conv.csv --rate 4 --prefill 2 --decode 3 --goodput
-    """
-    from kvasir.cli import simulate as command
-    from kvasir.cli.simulate.adapters import AdapterSetup
-    from kvasir.cli.simulate.replica import Setup
-
-    chosen = AdapterSetup(adapters, zipf, max_loras, lora_seconds)
-    base = Setup(
-        "", (0.0, 0.0, 0.0, 0.0), 1.0, memory, rows, step_tokens, block_size,
-        replicas=replicas, prefill=prefill, decode=decode, transfer=transfer, adapters=chosen,
-    )  # fmt: skip
-    command.run(trace, rate, policy, costs, calibrate, base, router, coarse, goodput, limit, out)
-
-
-@app.command()
 def inspect(
     model: Model,
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = False,
@@ -504,3 +453,7 @@ def doctor(
     from kvasir.cli import doctor as command
 
     command.run(json, models or ())
+
+
+app.command()(simulate)
+app.command()(replica)
