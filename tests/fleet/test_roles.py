@@ -128,6 +128,20 @@ async def test_deaths_cost_time_only(tmp_path, monkeypatch, expected, count):
         await work
 
 
+@needs_native
+@pytest.mark.slow
+async def test_all_are_replaced_under_load(tmp_path, monkeypatch, expected):
+    """While one is away, nothing is known of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = asyncio.Event()
+    async with fleet(tmp_path) as engine:
+        work = asyncio.create_task(again_and_again(engine, expected, done))
+        await until(lambda: all(r.open for r in engine.replicas))
+        await engine.restart_all()
+        done.set()
+        await work
+
+
 @pytest.mark.parametrize(
     ("fleet", "engine", "message"),
     [

@@ -44,7 +44,7 @@ def restart(
 
 @app.command()
 def scale(
-    replicas: Annotated[int, typer.Argument(help="How many there are to be; at most --max-replicas.", min=1)],
+    replicas: Annotated[int, typer.Argument(help="How many there are to be; at most --max-replicas.", min=0)],
     grace: Grace = 0.0,
     url: Url = SERVER,
     api_key: Key = None,
@@ -83,3 +83,5 @@ def _show(url: str, key: str | None, method: str, path: str, body: dict[str, Any
         for r in answer["replicas"]
     ]
     print_table(columns, rows)
+    if scaling := answer.get("scaling"):
+        print("wanted: {target} ({least} to {most})".format(**scaling))

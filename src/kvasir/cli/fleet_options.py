@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvasir.config import EngineOptions, option
 from kvasir.errors import ConfigError
+from kvasir.fleet.autoscale import Limits
 from kvasir.fleet.cost import POLICIES
 
 # ruff: noqa: RUF009 - what `option` makes is a field
@@ -22,6 +23,14 @@ class FleetOptions:
         *("--replicas", "--data-parallel-size", "-dp", "--dp-size"),
     )
     max_replicas: int | None = option(None, "Most replicas while the server runs (default: as many as at the start).")
+    min_replicas: int | None = option(
+        None, "Let the load change the number of replicas, down to this one; 0: without requests there is none."
+    )
+    scale_down_delay: float = option(
+        300.0,
+        "Seconds of less load after which replicas end.",
+        *("--scale-down-delay", "--downscale-delay-s"),
+    )
     prefill_replicas: int | None = option(None, "Of the replicas those that compute prompts and first tokens only.")
     decode_replicas: int | None = option(None, "Of the replicas those that continue what these have begun.")
     replica: list[str] | None = option(
@@ -44,12 +53,22 @@ class FleetOptions:
         """Replicas at the start."""
         if self.replica:
             return len(self.replica)
-        return (self.prefill_replicas or 0) + (self.decode_replicas or 0) or self.replicas
+        return (self.prefill_replicas or 0) + (self.decode_replicas or 0) or max(self.replicas, self.min_replicas or 1)
 
     @property
     def most(self) -> int:
         """Replicas among which the machine is divided."""
         return max(self.count, self.max_replicas or 1)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a fleet, if only of one replica that comes and goes."""
+        return self.most > 1 or self.min_replicas is not None
+
+    @property
+    def limits(self) -> Limits | None:
+        """Of the number of replicas, if the load changes it."""
+        return None if self.min_replicas is None else Limits(self.min_replicas, self.most, self.scale_down_delay)
 
     def check(self, options: EngineOptions, alone: bool) -> None:
         """Raises ConfigError. alone: whether the server has a single model."""
@@ -59,8 +78,9 @@ class FleetOptions:
                 raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST_REPLICAS}")
         self._check_roles(options)
         self._check_remote(alone)
+        self._check_limits()
         if self.max_replicas is not None and self.max_replicas < self.count:
-            raise ConfigError(f"max_replicas is {self.max_replicas}, below replicas ({self.count})", "raise it")
+            raise ConfigError(f"max_replicas is {self.max_replicas}, below the {self.count} at the start", "raise it")
         if self.router_policy not in POLICIES:
             raise ConfigError(f"router_policy is {self.router_policy!r:.80}", f"expected one of {', '.join(POLICIES)}")
         if self.kv_events is not None and (self.replica or not alone or not options.prefix_cache):
@@ -68,12 +88,26 @@ class FleetOptions:
                 "kv_events is for a server of a single model whose engines are here and have a prefix cache",
                 "name one model, without --replica and --no-prefix-cache, or leave --kv-events out",
             )
-        if self.most == 1:
+        if not self.several:
             return
         if not alone:
             raise ConfigError("replicas apply to a single model, and this server has several", "name one model")
         if options.cache_offer or options.cache_peer:
             raise ConfigError("cache_offer and cache_peer are for one engine", "leave them out, or use one replica")
+
+    def _check_limits(self) -> None:
+        """Raises ConfigError for limits of the number of replicas where it cannot change, or that are out of range."""
+        if not 0 <= self.scale_down_delay <= 86400:
+            raise ConfigError(f"scale_down_delay is {self.scale_down_delay}", "expected 0 to 86400 seconds")
+        if self.min_replicas is None:
+            return
+        if not 0 <= self.min_replicas <= MOST_REPLICAS:
+            raise ConfigError(f"min_replicas is {self.min_replicas}", f"expected 0 to {MOST_REPLICAS}")
+        if self.replica or self.prefill_replicas:
+            raise ConfigError(
+                "min_replicas is for replicas that this server starts and that have no roles",
+                "leave out --min-replicas, or --replica, --prefill-replicas and --decode-replicas",
+            )
 
     def _check_remote(self, alone: bool) -> None:
         """Raises ConfigError for engines elsewhere beside own ones, or without a key."""

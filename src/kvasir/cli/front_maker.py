@@ -49,7 +49,7 @@ class FrontMaker:
         """The model's engine, which is not started yet: a process, or several."""
         if self._fleet.replica:
             return remote_fleet_of(options, self._fleet)
-        if self._fleet.most > 1:
+        if self._fleet.several:
             return fleet_of(options, self._fleet, events=self._events, hang_seconds=self.engine_timeout, **more)
         if self._events:
             return PublishingEngine(options, events=KvEvents(self._events), hang_seconds=self.engine_timeout, **more)

@@ -59,8 +59,8 @@ def fleet_of(
         }
         return PublishingEngine(own, events=publishers[index], **given) if events else ProcessEngine(own, **given)
 
-    policy, waiting = fleet.router_policy, options.max_waiting
-    return FleetEngine(make, fleet.count, most=fleet.most, policy=policy, max_waiting=waiting)
+    given = {"policy": fleet.router_policy, "max_waiting": options.max_waiting, "limits": fleet.limits}
+    return FleetEngine(make, fleet.count, most=fleet.most, **given)
 
 
 def remote_fleet_of(options: EngineOptions, fleet: FleetOptions) -> FleetEngine:

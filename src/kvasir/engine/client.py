@@ -131,12 +131,24 @@ class ReplicaView:
     blocks_total: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FleetScale:
+    """How many replicas a fleet should have at present, and between which limits its load changes that."""
+
+    target: int
+    least: int
+    most: int
+
+
 @runtime_checkable
 class Fleet(Protocol):
     """What an engine of several replicas offers besides the protocol of an engine; see fleet.operations."""
 
     @property
     def views(self) -> tuple[ReplicaView, ...]: ...
+
+    @property
+    def scaling(self) -> FleetScale | None: ...
 
     async def restart_replica(self, index: int, grace: float = 0.0) -> None: ...
 

@@ -20,21 +20,20 @@ from kvasir.engine.client import Checks, Engine
 from kvasir.engine.journal import SUSPECT_LIVES
 from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
 from kvasir.fleet import roles
+from kvasir.fleet.autoscale import Limits
 from kvasir.fleet.cost import ANSWER, choose
 from kvasir.fleet.members import ASK_SECONDS
-from kvasir.fleet.operations import Operations
 from kvasir.fleet.replica import Replica, Routed, measured
+from kvasir.fleet.scaling import USUAL, Scaling
 from kvasir.fleet.totals import look_of, stats_of
 from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
-from kvasir.types import AdapterInfo, Delta, FinishReason, Request, Target
+from kvasir.types import AdapterInfo, Delta, FinishReason, Request
 
 log = logging.getLogger("kvasir.fleet")
 
-USUAL = Target(2.0, 0.1)  # of a class without targets
 
-
-class FleetEngine(Operations):
+class FleetEngine(Scaling):
     """make(index): an engine that is not started; replicas that die must end their streams with EngineLost."""
 
     def __init__(
@@ -45,14 +44,14 @@ class FleetEngine(Operations):
         most: int | None = None,
         policy: str = "cost",
         max_waiting: int = 1024,
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """policy: one of cost.POLICIES. most: replicas that there may be at once; None for `count`. max_waiting:
-        choices that may wait while no replica takes requests."""
-        super().__init__(make, count, most)
+        choices that may wait while no replica takes requests. limits: see Scaling."""
+        super().__init__(make, count, most, limits, clock)
         self._policy = policy
         self._max_waiting = max_waiting
-        self._clock = clock
         self._turn = 0  # requests routed so far
 
     # -- requests ----------------------------------------------------------------------------------------------
@@ -79,6 +78,7 @@ class FleetEngine(Operations):
                         yield delta
         finally:
             del self._open[request.id]
+            self._busy = self._clock()
 
     async def _on(self, replica: Replica, entry: Routed) -> AsyncGenerator[Delta]:
         """The request's deltas from one replica, until its choices have ended or it must go elsewhere."""
@@ -92,6 +92,8 @@ class FleetEngine(Operations):
                         continue
                     entry.take(delta)
                     replica.saw(entry, delta)
+                    if not entry.answered:
+                        self._answered(entry)
                     if roles.hands_over(replica, entry, self.replicas):
                         entry.moving = True
                         await replica.engine.abort(request.id)
@@ -137,6 +139,7 @@ class FleetEngine(Operations):
             if replica := self._choose(entry):
                 return replica
             self._refuse_beyond_bound(entry)
+            self._missing.set()
             deadline = entry.request.deadline
             left = None if deadline is None else deadline - (now - entry.arrived)
             try:
@@ -201,8 +204,8 @@ class FleetEngine(Operations):
         await self._adapters.unload(name)
 
     async def stats(self) -> EngineStats:
-        await asyncio.gather(*map(self._hear, self._answering()))
-        return stats_of(self.replicas, self._gone, len(self.adapters))
+        await asyncio.gather(*map(self._hear, [] if self.asleep else self._answering()))
+        return stats_of(self.replicas, self._gone.values(), len(self.adapters))
 
     async def look(self) -> Snapshot:
         asked = (asyncio.wait_for(r.engine.look(), ASK_SECONDS) for r in self._answering())
@@ -210,11 +213,11 @@ class FleetEngine(Operations):
         found = [r for r in results if isinstance(r, Snapshot)]
         if not found:
             raise EngineDead("no replica answers", "try again later")
-        return look_of(found, stats_of(self.replicas, self._gone, len(self.adapters)))
+        return look_of(found, stats_of(self.replicas, self._gone.values(), len(self.adapters)))
 
     async def alive(self, timeout: float = 1.0) -> bool:
         answers = await asyncio.gather(*(r.engine.alive(timeout) for r in self.replicas if r.takes))
-        return any(answers)
+        return self.asleep or any(answers)
 
     async def check(self) -> None:
         """Checks that nothing leaked in the replicas that answer. Raises AssertionError."""
@@ -230,5 +233,6 @@ class FleetEngine(Operations):
         if self._dead is not None:
             raise EngineDead(self._dead)
         if not (found := [r for r in self.replicas if r.answers]):
-            raise EngineDead("no replica answers", "try again later")
+            hint = "a request starts one" if self.asleep else "try again later"
+            raise EngineDead("no replica answers", hint)
         return found

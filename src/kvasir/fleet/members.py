@@ -40,7 +40,8 @@ class Members:
         self._dead: str | None = "the fleet has not been started"
         self._tasks: set[asyncio.Task] = set()
         self._operating = asyncio.Lock()
-        self._gone: list[Replica] = []  # replicas that were taken away
+        self._gone: dict[int, Replica] = {}  # replicas that were taken away, by index
+        self._summary: tuple[str, ...] = ()
 
     @property
     def info(self) -> ModelInfo:
@@ -49,10 +50,14 @@ class Members:
 
     @property
     def summary(self) -> tuple[str, ...]:
+        return self._summary
+
+    def _described(self) -> tuple[str, ...]:
         lines = self.replicas[0].engine.summary
-        prompts = sum(r.engine.info.role == "prefill" for r in self.replicas) if lines else 0
+        prompts = sum(r.engine.info.role == "prefill" for r in self.replicas)
         what = f", {prompts} of them for prompts" if prompts else " as this one"
-        return (*lines, f"fleet     {len(self.replicas)} replicas{what}") if lines else ()
+        count = "1 replica" if len(self.replicas) == 1 else f"{len(self.replicas)} replicas"
+        return (*lines, f"fleet     {count}{what}") if lines else ()
 
     @property
     def ended(self) -> bool:
@@ -67,7 +72,7 @@ class Members:
         if any(r.takes for r in self.replicas):
             return EngineState()
         away = [s for s in states if s.status != "ended"]
-        return min(away or states, key=lambda s: s.next_attempt or 0.0)
+        return min(away or states, key=lambda s: s.next_attempt or 0.0, default=EngineState("starting"))
 
     # -- from start to end -------------------------------------------------------------------------------------
 
@@ -95,7 +100,7 @@ class Members:
             ready = [r for r, result in zip(self.replicas, results, strict=True) if result is None]
             await asyncio.gather(*(r.engine.stop() for r in ready))
             raise
-        self._dead = None
+        self._dead, self._summary = None, self._described()
         for replica in self.replicas:
             self._follow_cache(replica)
             replica.welcome = True

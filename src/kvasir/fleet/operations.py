@@ -20,7 +20,9 @@ LONGEST_PAUSE = 30.0  # seconds between two attempts to start a replica
 
 
 class Operations(Members):
-    """One operation runs at a time; later ones wait for it."""
+    """One operation runs at a time; later ones wait for it. least: replicas that there may be."""
+
+    least: int
 
     @property
     def views(self) -> tuple[ReplicaView, ...]:
@@ -40,8 +42,9 @@ class Operations(Members):
     async def scale(self, count: int, grace: float = 0.0) -> None:
         """Starts or takes away replicas until there are `count`. Raises InvalidRequest if there may not be as many,
         KvasirError if one cannot start."""
-        if not 1 <= count <= self.most:
-            raise InvalidRequest(f"{count} replicas", f"expected 1 to {self.most} (--max-replicas)", "replicas")
+        if not self.least <= count <= self.most:
+            bounds = f"expected {self.least} to {self.most} (--max-replicas)"
+            raise InvalidRequest(f"{count} replicas", bounds, "replicas")
         await self._operate(lambda: self._scale(count, grace))
 
     async def _operate(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -71,14 +74,30 @@ class Operations(Members):
             last = self.replicas[-1]
             await self._retire(last, grace)
             self.replicas.remove(last)
-            self._gone.append(last)
-        while len(self.replicas) < count:
-            taken = {r.index for r in self.replicas}
-            index = next(i for i in range(self.most) if i not in taken)
-            replica = Replica(index, self._make(index))
+            self._gone[last.index] = last
+        free = sorted(set(range(self.most)) - {r.index for r in self.replicas})
+        added = [self._add(index) for index in free[: max(0, count - len(self.replicas))]]
+        for error in await asyncio.gather(*added, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _add(self, index: int) -> None:
+        """Starts a replica more. It counts on where the last one with its number ended. Raises KvasirError."""
+        before = self._gone.pop(index, None)
+        replica = Replica(index, self._make(index))
+        replica.coming = True
+        if before:
+            replica.counts, replica.totals, replica.restarts = before.counts, before.totals, before.restarts
+        self.replicas.append(replica)
+        self.replicas.sort(key=lambda r: r.index)
+        try:
             await self._start(replica)
-            self.replicas.append(replica)
-            self.replicas.sort(key=lambda r: r.index)
+        except KvasirError:
+            self.replicas.remove(replica)
+            if before:
+                self._gone[index] = before
+            raise
+        replica.coming = False
 
     def _replica(self, index: int) -> Replica:
         found = next((r for r in self.replicas if r.index == index), None)
@@ -117,9 +136,9 @@ class Operations(Members):
         """Returns when the replica takes requests. Raises KvasirError."""
         await replica.engine.start()
         await self._welcome(replica)
-        if replica.refused:
+        if wrong := replica.refused:
             await replica.engine.stop()
-            raise EngineDead(f"the new replica takes no requests: {replica.refused}")
+            raise EngineDead(f"the new replica takes no requests: {wrong}")
 
     async def _start_again(self, replica: Replica) -> None:
         """Tries to start a replica until it takes requests or is replaced."""

@@ -38,7 +38,7 @@ class Routed(JournalEntry):
     is leaving its replica for another. rows, held, promised: its choices, tokens and new blocks, as the replica counts
     them. keys: hashes of its blocks, by tokens and block size. aborted: choices that are not wanted any more. full:
     replicas whose queues are full. changed: set when it may have a place, or is aborted. transfer: of its prompt's
-    blocks to `target`, which is to continue it."""
+    blocks to `target`, which is to continue it. answered: its first token came."""
 
     replica: Replica | None = None
     uncached: int = 0
@@ -53,6 +53,7 @@ class Routed(JournalEntry):
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     transfer: Transfer | None = None
     target: Replica | None = None
+    answered: bool = False
 
     @property
     def tokens(self) -> int:
@@ -81,12 +82,13 @@ class ReplicaCounts:
 
 
 class Replica:
-    """index: its place in the fleet. welcome: it was found equal to the others and has their adapters."""
+    """index: its place in the fleet. welcome: it was found equal to the others and has their adapters. coming: it was
+    added and its first start is under way."""
 
     def __init__(self, index: int, engine: Engine):
         self.index = index
         self.engine = engine
-        self.welcome = self.welcoming = False
+        self.welcome = self.welcoming = self.coming = False
         self.seen: ReplicaStatus | None = None  # at the last look
         self.asked = False  # for a report that has not come yet
         self.draining = False

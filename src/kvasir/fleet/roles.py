@@ -44,9 +44,10 @@ def _starts(entry: Routed, replicas: Sequence[Replica]) -> bool:
     if entry.streamed or request.no_cache or request.inputs:
         return False
     length = len(request.prompt_ids)
-    if length < max((r.engine.info.block_size for r in replicas), default=1):
+    there = [r for r in replicas if r.takes]
+    if length < max((r.engine.info.block_size for r in there), default=1):
         return False
-    return 2 * max((r.predicted(entry) for r in replicas if role(r) == DECODE), default=0) < length
+    return 2 * max((r.predicted(entry) for r in there if role(r) == DECODE), default=0) < length
 
 
 def routed(replica: Replica, entry: Routed, request: Request, replicas: Sequence[Replica]) -> Request:

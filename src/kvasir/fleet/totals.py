@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, zip_longest
@@ -22,7 +22,7 @@ TPOT = 0.1  # seconds per token that the backlog's prediction assumes as the tar
 MEANS = ("prefill_token_seconds", "decode_row_seconds", "key_seconds", "step_overhead_seconds", "chunk_tokens")
 
 
-def stats_of(replicas: Sequence[Replica], gone: Sequence[Replica], adapters: int) -> EngineStats:
+def stats_of(replicas: Sequence[Replica], gone: Iterable[Replica], adapters: int) -> EngineStats:
     """The sum of the replicas' statistics as last reported, and some of each. Gauges of replicas that are away are 0.
     gone: replicas that were taken away, whose counters still count. adapters: how many names the fleet has."""
     found = [r.totals.add(r.stats if r.answers else ended(r.stats)) for r in replicas]

@@ -46,7 +46,8 @@ class ScaleRequest(Wire):
 
 @router.get("/fleet")
 async def status(request: HTTPRequest) -> Response:
-    """The replicas with their states, their load, and what became of the requests routed to them."""
+    """The replicas with their states, their load, and what became of the requests routed to them; `scaling`: how many
+    there should be at present and the limits, if the number follows the load."""
     return json_response(_views(_fleet(request)))
 
 
@@ -68,7 +69,8 @@ async def restart_all(wire: RestartRequest, request: HTTPRequest) -> Response:
 
 @router.post("/fleet/scale", tags=[MANAGEMENT])
 async def scale(wire: ScaleRequest, request: HTTPRequest) -> Response:
-    """Starts or ends replicas until there are as many; at most those of --max-replicas."""
+    """Starts or ends replicas until there are as many; at most those of --max-replicas. With --min-replicas the load
+    changes the number later."""
     fleet = _fleet(request)
     await fleet.scale(wire.replicas, wire.grace)
     return json_response(_views(fleet))
@@ -83,4 +85,5 @@ def _fleet(request: HTTPRequest) -> Fleet:
 
 
 def _views(fleet: Fleet) -> dict[str, Any]:
-    return {"replicas": [asdict(view) for view in fleet.views]}
+    found = {"replicas": [asdict(view) for view in fleet.views]}
+    return found | {"scaling": asdict(fleet.scaling)} if fleet.scaling else found
