@@ -103,7 +103,10 @@ def test_answers_of_two_engines_are_those_of_one(tmp_path, address, model, execu
         assert second.stats().tier_loaded_tokens >= 0.8 * prompts
         until(lambda: exchange_of(first).outbox.num_bytes == 0)
         sent = first.stats()
-        assert sent.blocks_sent["sent"] * 16 >= prompts and sent.blocks_sent_bytes > 0
+        windows = any(
+            group.kind.forgets for group in first.scheduler.capacity.groups
+        )  # only their last blocks are sent
+        assert sent.blocks_sent["sent"] * 16 >= (1 if windows else prompts) and sent.blocks_sent_bytes > 0
 
 
 @needs_native

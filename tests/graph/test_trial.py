@@ -29,8 +29,8 @@ class Gpu:
         self.expected = 0
         make = graph_trial.make_executor
 
-        def made(*args):
-            executor = make(*args)
+        def made(*args, **options):
+            executor = make(*args, **options)
             self.executors.add(executor)
             self.expected = len(executor.replays) * PER_REPLAY
             return executor

@@ -21,7 +21,7 @@ SCHEMA = {
     "required": ["a", "n"],
     "additionalProperties": False,
 }
-OPTIONS = {"executor": "eager", "dtype": "float32", "threads": 1}
+OPTIONS = {"executor": "eager", "dtype": "float32", "threads": 1, "speculate": "off"}
 
 
 def crowded(folder: str, **more) -> tuple[EngineCore, Queued]:
