@@ -99,7 +99,7 @@ async def test_a_slow_readers_stream_continues_when_it_is_read(monkeypatch):
             delta = await anext(stream)
             got.setdefault(delta.index, []).extend(delta.token_ids)
         (home,) = (r for r in engine.replicas if r.open)
-        await until(lambda: process(home)._journal.entries["slow"].paused)
+        await until(lambda: [*process(home)._journal.entries.values()][0].paused)
         kill(home)
         await until(lambda: home.restarts)
         async for delta in stream:
@@ -153,3 +153,14 @@ async def test_a_full_queue_is_refused_only_when_all_are_full():
         with pytest.raises(QueueFull):
             await collect(engine, request("second", [2]))
         assert await first == expected(request("first", [1]))
+
+
+async def test_an_id_used_again_gets_no_tokens_of_the_time_before():
+    """The client left, and the replica does not know it yet."""
+    async with running(1, step_seconds=0.001) as engine:
+        for turn in range(20):
+            before = engine.submit(request("same", [1 + turn], max_tokens=100))
+            await anext(before)
+            await before.aclose()  # type: ignore[attr-defined]
+            again = request("same", [100 + turn], max_tokens=5)
+            assert await collect(engine, again) == expected(again)

@@ -72,12 +72,13 @@ async def all_of(engine: FleetEngine) -> Answers:
 
 
 async def again_and_again(engine: FleetEngine, expected: Answers, done: asyncio.Event, copies: int = 1) -> None:
-    """Each time with another salt, so that no replica has the prompts."""
+    """Each time with another salt, so that no replica has the prompts, and with the same ids, of which a replica may
+    still send tokens of the time before."""
 
     async def one(copy: int) -> None:
         answers: Answers = {}
         salt = str(next(salts))
-        requests = [replace(r, id=f"{r.id} {salt}", cache_salt=salt) for r in REQUESTS]
+        requests = [replace(r, id=f"{r.id} {copy}", cache_salt=salt) for r in REQUESTS]
         await asyncio.wait_for(asyncio.gather(*(answer(engine, r, answers) for r in requests)), 300)
         same(expected, {(id.split()[0], i): found for (id, i), found in answers.items()})
 

@@ -11,10 +11,12 @@ same way.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 from kvasir.engine.client import Checks, Engine
 from kvasir.engine.journal import SUSPECT_LIVES
@@ -53,6 +55,7 @@ class FleetEngine(Scaling):
         self._policy = policy
         self._max_waiting = max_waiting
         self._turn = 0  # requests routed so far
+        self._numbers = itertools.count()  # of what is sent to replicas
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -83,20 +86,22 @@ class FleetEngine(Scaling):
     async def _on(self, replica: Replica, entry: Routed) -> AsyncGenerator[Delta]:
         """The request's deltas from one replica, until its choices have ended or it must go elsewhere."""
         replica.enter(entry, self._predicted(replica, entry))
+        entry.sent_id = f"{entry.request.id}/{next(self._numbers)}"
         try:
             request = roles.routed(replica, entry, entry.to_send(self._clock()), self.replicas)
-            stream = replica.engine.submit(request)
+            stream = replica.engine.submit(replace(request, id=entry.sent_id))
             async with aclosing(stream):  # type: ignore[type-var]
                 async for delta in stream:
                     if entry.moving and delta.finish_reason is FinishReason.ABORT:
                         continue
+                    delta = replace(delta, id=entry.request.id)
                     entry.take(delta)
                     replica.saw(entry, delta)
                     if not entry.answered:
                         self._answered(entry)
                     if roles.hands_over(replica, entry, self.replicas):
                         entry.moving = True
-                        await replica.engine.abort(request.id)
+                        await replica.engine.abort(entry.sent_id)
                     yield delta
             replica.counts.moved += entry.moving
             entry.returned |= entry.moving
@@ -191,7 +196,7 @@ class FleetEngine(Scaling):
         entry.aborted.update(entry.open if index is None else (index,))
         entry.changed.set()
         if entry.replica is not None and not entry.moving:
-            await entry.replica.engine.abort(request_id, index)
+            await entry.replica.engine.abort(entry.sent_id, index)
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:

@@ -219,7 +219,7 @@ class Members:
         for entry in list(replica.open.values()):
             if not entry.moving:
                 entry.moving = True
-                await replica.engine.abort(entry.request.id)
+                await replica.engine.abort(entry.sent_id)
 
 
 def difference(a: ModelInfo, b: ModelInfo) -> str:

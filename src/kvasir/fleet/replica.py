@@ -38,7 +38,8 @@ class Routed(JournalEntry):
     is leaving its replica for another. rows, held, promised: its choices, tokens and new blocks, as the replica counts
     them. keys: hashes of its blocks, by tokens and block size. aborted: choices that are not wanted any more. full:
     replicas whose queues are full. changed: set when it may have a place, or is aborted. transfer: of its prompt's
-    blocks to `target`, which is to continue it. answered: its first token came."""
+    blocks to `target`, which is to continue it. answered: its first token came. sent_id: its id at the replica, another
+    one each time: a replica that it left, and comes back to, may still send tokens for the id that it had before."""
 
     replica: Replica | None = None
     uncached: int = 0
@@ -54,6 +55,7 @@ class Routed(JournalEntry):
     transfer: Transfer | None = None
     target: Replica | None = None
     answered: bool = False
+    sent_id: str = ""
 
     @property
     def tokens(self) -> int:

@@ -173,4 +173,4 @@ class Scaling(Operations):
         for entry in list(self._open.values()):
             if entry.replica and not entry.answered and not entry.moving and not entry.replica.draining:
                 entry.moving = True
-                await entry.replica.engine.abort(entry.request.id)
+                await entry.replica.engine.abort(entry.sent_id)
