@@ -99,7 +99,7 @@ async def test_a_slow_readers_stream_continues_when_it_is_read(monkeypatch):
             delta = await anext(stream)
             got.setdefault(delta.index, []).extend(delta.token_ids)
         (home,) = (r for r in engine.replicas if r.open)
-        await until(lambda: [*process(home)._journal.entries.values()][0].paused)
+        await until(lambda: next(iter(process(home)._journal.entries.values())).paused)
         kill(home)
         await until(lambda: home.restarts)
         async for delta in stream:
