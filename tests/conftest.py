@@ -23,6 +23,7 @@ SLOW_SECONDS = 1200
 gc.disable()  # until the tests are collected: what that makes is a million objects that stay
 heed()  # before any test starts a process
 prepare_torch()  # as every engine does before torch is imported
+os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton obeys what is set when it is first imported, here by any test
 lane.LEAST = 1  # tests have few rows; test servers are separate processes and use the package's value
 
 settings.register_profile(

@@ -3,7 +3,3 @@ processes that test kernels in Triton's interpreter.
 
     KVASIR_GPU_DRY=1 .venv/bin/python -m pytest -m gpu tests/gpu/test_graph.py       a trial without a GPU
 """
-
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,6 +1,2 @@
 """The graph executor in Triton's interpreter: it proves indexing and scheduling, not the order of sums on a GPU, which
 tests/compiled and tests/gpu do."""
-
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,5 +1,1 @@
 """Tests of the Triton kernels, in Triton's interpreter: it runs them on the CPU, one program after another."""
-
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
