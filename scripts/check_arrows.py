@@ -23,7 +23,17 @@ from pathlib import Path
 PACKAGE = "kvasir"
 GROUND = (
     *("types", "caches", "inputs", "validate", "seeds", "plan", "config", "resolve", "environment", "errors", "memory"),
-    *("metrics", "snapshot", "statistics", "replica_statistics", "fields", "json_file", "speculation", "adapters"),
+    *(
+        "metrics",
+        "snapshot",
+        "statistics",
+        "replica_statistics",
+        "batch_statistics",
+        "fields",
+        "json_file",
+        "speculation",
+        "adapters",
+    ),
 )
 THINKING = ("text", "parse", "kv", "sched", "guided", "spec")
 COMPUTING = (

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvasir.batch_statistics import BatchStats
 from kvasir.metrics import StatisticRow, rows
 from kvasir.statistics import EngineStats, FrontStats, HttpStats
 
@@ -30,6 +31,7 @@ A histogram has `_bucket`, `_sum` and `_count`. Totals continue when an engine i
 """
 SECTIONS: tuple[tuple[str, str, type, tuple[str, ...]], ...] = (
     ("The server", "Metrics of the whole server.", HttpStats, ()),
+    ("Batches", "Metrics of [batches](dialects.md#files-and-batches), of the whole server.", BatchStats, ()),
     (
         "Requests and choices",
         "Metrics of a model as its clients see it. A request has `n` choices, one by default.",

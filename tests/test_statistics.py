@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir import statistics
+from kvasir.batch_statistics import BatchStats
 from kvasir.engine import core
 from kvasir.metrics import STATISTIC, Each, Histogram, counter, each, gauge, histogram, recent, rows, samples
 from kvasir.runner.fake import FakeRunner
@@ -23,7 +24,7 @@ EXPORTED = [row for row in TABLE if row.is_exported]
 
 
 def test_every_field_of_every_holder_is_a_row():
-    holders = [HttpStats, FrontStats, EngineStats]
+    holders = [HttpStats, BatchStats, FrontStats, EngineStats]
     for holder in holders:
         for of in fields(holder):
             declared = of.metadata.get(STATISTIC)

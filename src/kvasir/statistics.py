@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from kvasir.batch_statistics import BATCHES, BatchStats
 from kvasir.metrics import (
     STATISTIC,
     TOKEN_SECONDS,
@@ -37,7 +38,7 @@ OTHER_ADAPTERS = "all others"  # no adapter's name has a space
 # Rows of the dashboard, in order.
 REQUESTS, LATENCY, TEXT = "Requests", "Latency by class", "Tokens"
 KV, TIERS, ENGINE, OPERATION = "KV memory and prefix cache", "Tiers", "Engine", "Operation"
-DASHBOARD = (REQUESTS, LATENCY, TEXT, KV, TIERS, ENGINE, FLEET, OPERATION)
+DASHBOARD = (REQUESTS, LATENCY, TEXT, BATCHES, KV, TIERS, ENGINE, FLEET, OPERATION)
 
 
 # -- the server -----------------------------------------------------------------------------------------------------
@@ -485,6 +486,7 @@ class EngineStats:
 def table() -> Iterator[StatisticRow]:
     """All statistics with the names of their labels."""
     yield from rows(HttpStats)
+    yield from rows(BatchStats)
     yield from rows(FrontStats, ("model_name",))
     yield from rows(EngineStats, ("model_name",))
 

@@ -255,3 +255,14 @@ def test_more_prompts_than_may_wait_are_all_completed():
         assert len(outputs) == 12 and {len(output.outputs) for output in outputs} == {2}
         assert len({output.outputs[0].text for output in outputs}) == 1
         assert len(llm.chat([chat] * 12, params)) == 12
+
+
+def test_sampling_params_is_another_name_of_params(llm):
+    (expected,) = llm.generate("Hello", GREEDY)
+    (found,) = llm.generate("Hello", sampling_params=GREEDY)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    talk = [{"role": "user", "content": "What is 2 + 3?"}]
+    chats = llm.chat(talk, GREEDY), llm.chat(talk, sampling_params=GREEDY)
+    assert chats[0][0].outputs[0].token_ids == chats[1][0].outputs[0].token_ids
+    with pytest.raises(InvalidRequest, match="give one"):
+        llm.generate("Hello", GREEDY, sampling_params=GREEDY)

@@ -35,6 +35,9 @@ class OperationOptions:
     data_dir: Path | None = option(
         None, "Folder for responses, files and batches (default: in memory, until the server stops)."
     )
+    batch_width: int | None = option(
+        None, "Lines of batches that run at once (default: a quarter more than all engines compute at once)."
+    )
     engine_timeout: float = option(
         20.0, "Seconds without progress on pending work before an engine is killed and restarted."
     )
@@ -61,6 +64,7 @@ class OperationOptions:
             "cors_max_age": self.cors_max_age,
             "cors_credentials": self.cors_credentials,
             "data_dir": self.data_dir,
+            "batch_width": self.batch_width,
             "write_time": self.stream_idle_timeout,
             "share_cache": self.share_cache,
             "lora_dirs": tuple(self.lora_dir or ()),

@@ -14,7 +14,7 @@ from kvasir.adapters import AdapterOption, Lora, chosen_adapters, given_adapters
 from kvasir.config import EngineOptions
 from kvasir.engine.answer import Answer
 from kvasir.engine.client import Engine
-from kvasir.engine.extras import Extras, extra_fields
+from kvasir.engine.extras import Extras, extra_fields, one_of
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
@@ -139,11 +139,14 @@ class AsyncLLM:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
         **extras: Unpack[Extras],
     ) -> AsyncIterator[RequestOutput]:
-        """Streams the output of the request as it grows; the last one is `finished`. Raises KvasirError."""
+        """Streams the output of the request as it grows; the last one is `finished`. `sampling_params` is another name
+        of `params`. Raises KvasirError."""
+        params = one_of(params, sampling_params) or SamplingParams()
         text, ids = await self._ids(prompt)
-        params = params or SamplingParams()
         await self.front.learn(params)
         request = self.front.resolve(ids, params, **await extra_fields(self.front, self.lora_requests, **extras))
         answers = [Answer(i) for i in range(request.params.n)]
@@ -164,14 +167,16 @@ class AsyncLLM:
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
         **given: Any,
     ) -> RequestOutput:
-        """The output for a conversation. given: `Extras`, and for the template tools, add_generation_prompt, variables
-        ... of `encode_chat`. Raises KvasirError."""
+        """The output for a conversation. sampling_params: as for `generate`. given: `Extras`, and for the template
+        tools, add_generation_prompt, variables ... of `encode_chat`. Raises KvasirError."""
+        params = one_of(params, sampling_params) or SamplingParams()
         extras = {name: given.pop(name) for name in Extras.__annotations__ if name in given}
         template = given
         ids = await self.front.encode_chat(messages, **template)
-        params = params or SamplingParams()
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, **template)
         fields = await extra_fields(self.front, self.lora_requests, **extras)

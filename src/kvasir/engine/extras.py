@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from kvasir.adapters import Lora, chosen_adapters
 from kvasir.engine.lora_requests import LoraRequests, NamesAdapter
 from kvasir.engine.predicting import Choice, Prediction, draft_fields
+from kvasir.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from kvasir.engine.front import Front
+
+T = TypeVar("T")
 
 
 class Extras(TypedDict, total=False):
@@ -49,3 +52,10 @@ async def extra_fields(
     """The fields of an engine request. Raises KvasirError."""
     fields = await draft_fields(front, prediction, speculation)
     return {**fields, "adapters": chosen_adapters(await loras.chosen(lora, lora_request))}
+
+
+def one_of(params: T | None, sampling_params: T | None) -> T | None:
+    """The sampling parameters, given under Kvasir's name or vLLM's. Raises InvalidRequest for both."""
+    if params is not None and sampling_params is not None:
+        raise InvalidRequest("params and sampling_params are given", "they are the same: give one", "sampling_params")
+    return sampling_params if params is None else params

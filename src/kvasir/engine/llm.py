@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Unpack
 
 from kvasir.adapters import Lora
 from kvasir.engine.async_llm import AsyncLLM, Prompt, within
-from kvasir.engine.extras import ExtrasOfMany, LoraOfMany
+from kvasir.engine.extras import ExtrasOfMany, LoraOfMany, one_of
 from kvasir.engine.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -82,9 +82,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **extras: Unpack[ExtrasOfMany],
     ) -> list[RequestOutput]:
-        """The outputs of all prompts, in order. One SamplingParams for all, or one for each. Raises KvasirError."""
+        """The outputs of all prompts, in order. One SamplingParams for all, or one for each; `sampling_params` is
+        another name of `params`. Raises KvasirError."""
+        params = one_of(params, sampling_params)
         many = _prompt_list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
@@ -100,10 +104,13 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
         **given: Any,
     ) -> list[RequestOutput]:
-        """The outputs for one conversation or several. given: `ExtrasOfMany`, and the template's variables, as for
-        `AsyncLLM.chat`."""
+        """The outputs for one conversation or several. sampling_params: as for `generate`. given: `ExtrasOfMany`, and
+        the template's variables, as for `AsyncLLM.chat`."""
+        params = one_of(params, sampling_params)
         several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         parts = zip(several, self._extras(len(several), **given), strict=True)
         return self._all([partial(self._llm.chat, m, params, **more) for m, more in parts], params.n if params else 1)

@@ -66,7 +66,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.http_meter.logs = open_logs(catalogue.settings)
     app.state.responses = responses.Responses.of(catalogue.settings, app.state.ring.__len__)
     quotas, ring = catalogue.quotas, app.state.ring
-    app.state.batches = batches.Batches(batches.Caller(app), catalogue.settings, ring, quotas)
+    app.state.batches = batches.Batches(batches.Caller(app), settings, ring, quotas, catalogue.rows)
     app.state.dialects = DIALECTS
     of_dialects = (router for dialect in DIALECTS for router in dialect.routers)
     routers = (*of_dialects, models.router, adapters.router, fleet.router, meta.router, live.router)

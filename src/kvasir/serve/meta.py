@@ -53,7 +53,7 @@ async def metrics(request: HTTPRequest) -> Response:
     own = WorkerReport.of(request.app.state.http_meter, {model.model: model.meter for model in models})
     total = total_of(own, await request.app.state.reports())
     models = [replace(model, meter=total.fronts[model.model]) for model in models]
-    return Response(exposition(models, total.http), media_type=CONTENT_TYPE)
+    return Response(exposition(models, total.http, request.app.state.batches.stats), media_type=CONTENT_TYPE)
 
 
 async def _metrics_of(serving: Serving) -> ModelMetrics:

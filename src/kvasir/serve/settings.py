@@ -36,7 +36,8 @@ class ServeSettings:
     stored_count: responses of one key. stored_bytes: of all together, the same share for each key. stored_days: since a
     response was last used. max_background: responses of one key that are generated in the background at once.
     max_file: of one upload. file_bytes: of all files together, the same share for each key. file_count, batch_count: of
-    one key. batch_width: lines of batches that run at once.
+    one key. batch_width: lines of batches that run at once; None: by what the engines
+    compute at once.
     tls_cert / tls_key / tls_ca: PEM files of the server's certificate, its key, and of the authorities that must have
     signed the clients' certificates; https if the first is given.
     max_connections: open at once. max_connections_per_address: of these from one address, or one /64 of IPv6.
@@ -88,7 +89,7 @@ class ServeSettings:
     file_bytes: int = 256 * MIB
     file_count: int = 1000
     batch_count: int = 1000
-    batch_width: int = 16
+    batch_width: int | None = None
     lora_dirs: tuple[Path, ...] = ()
     lora_resolve: bool = False
     head_time: float = 15.0
@@ -105,9 +106,9 @@ class ServeSettings:
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise ConfigError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
         networks(self.trusted_proxies)
-        for name in ("max_connections", "max_connections_per_address"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", "expected 1 or more")
+        for name in ("max_connections", "max_connections_per_address", "batch_width"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", "expected 1 or more")
         if not 0 <= self.write_time < math.inf:
             raise ConfigError(f"stream_idle_timeout is {self.write_time}", "give seconds, or 0 for no limit")
         if self.lora_resolve and not self.lora_dirs:

@@ -6,6 +6,7 @@ stays loaded.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,8 +26,11 @@ from kvasir.serve.hosting.adapters import AdapterFolders, split_name
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.settings import ServeSettings
+from kvasir.statistics import EngineStats
 from kvasir.store.entry import ModelEntry
 from kvasir.store.store import ModelStore
+
+ROWS_SECONDS = 2.0  # for an engine to report how much it computes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,12 @@ class Catalogue(ABC):
         """Leases the model of that name, loading it if needed; None: the only model. keep_alive: seconds for which it
         stays loaded after the owner's last lease; below 0 for ever; None: unchanged, initially the server's default.
         manages: keep_alive applies to all owners. Raises ModelNotFound, InvalidRequest, EngineDead."""
+
+    async def rows(self) -> int:
+        """How many choices the engines compute at once at present; those that do not answer count as none."""
+        asked = (asyncio.wait_for(serving.front.stats(), ROWS_SECONDS) for serving in self.loaded())
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return sum(stats.max_rows for stats in found if isinstance(stats, EngineStats))
 
     def expires(self, serving: Serving) -> float | None:
         """When a loaded model will be unloaded, in seconds since 1970; None: no time is set."""

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir.batch_statistics import BatchStats
 from kvasir.metrics import Histogram, StatisticRow, rows, samples
 from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
@@ -78,16 +79,17 @@ class ModelMetrics:
     max_adapters: int = 0
 
 
-def exposition(models: Iterable[ModelMetrics], http: HttpStats) -> bytes:
+def exposition(models: Iterable[ModelMetrics], http: HttpStats, batches: BatchStats = BatchStats()) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Scrape(models, http))  # type: ignore[arg-type]
+    registry.register(_Scrape(models, http, batches))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 
 class _Scrape:
-    def __init__(self, models: Iterable[ModelMetrics], http: HttpStats):
+    def __init__(self, models: Iterable[ModelMetrics], http: HttpStats, batches: BatchStats):
         self.models = models
         self.http = http
+        self.batches = batches
 
     def describe(self) -> list[Metric]:
         return []
@@ -96,6 +98,7 @@ class _Scrape:
         """Yields each metric family once, with the samples of all models."""
         families: dict[str, Any] = {}
         _add(families, HttpStats, self.http)
+        _add(families, BatchStats, self.batches)
         for served in self.models:
             _add(families, FrontStats, served.meter, model_name=served.model)
             if served.stats is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
+from kvasir.batch_statistics import BatchStats
 from kvasir.errors import InvalidRequest
 from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.auth.quota import Quotas
@@ -17,6 +19,7 @@ from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.faults import NotFound
 from kvasir.serve.records.batches.call import Caller
 from kvasir.serve.records.batches.files import Files
+from kvasir.serve.records.batches.in_flight import InFlight
 from kvasir.serve.records.batches.run import OPEN, Batch, BatchRun
 from kvasir.serve.records.batches.wire import BatchRequest
 from kvasir.serve.records.batches.work import BatchWorker, sweep_journals
@@ -30,8 +33,15 @@ RUNNING = 2  # concurrent batches of a key: their lines are in memory
 class Batches:
     """All batches of a server, on its event loop. `start` resumes those of an earlier server."""
 
-    def __init__(self, caller: Caller, settings: ServeSettings, ring: KeyRing, quotas: Quotas):
-        """Raises ConfigError."""
+    def __init__(
+        self,
+        caller: Caller,
+        settings: ServeSettings,
+        ring: KeyRing,
+        quotas: Quotas,
+        rows: Callable[[], Awaitable[int]],
+    ):
+        """rows: returns how many choices the engines compute at once. Raises ConfigError."""
         folder = settings.data_dir
         self.files = Files(settings, ring.__len__, self.uses)
         self._journals = folder and Path(folder) / "batch-lines"
@@ -40,7 +50,10 @@ class Batches:
             max_age=settings.stored_days * 86400, pinned=lambda id: id in self._runs,
         )  # fmt: skip
         self._caller = caller
-        self._work = BatchWorker(caller, self.files, self._save, settings, ring.named, quotas, self._journals)
+        self._in_flight = InFlight(settings.batch_width, rows)
+        self._stats = BatchStats()
+        parts = quotas, self._journals, self._in_flight, self._stats
+        self._work = BatchWorker(caller, self.files, self._save, settings, ring.named, *parts)
         self._runs: dict[str, BatchRun] = {}
         self._ending = False
         self._places: dict[str, asyncio.Semaphore] = {}  # by owner, limited to RUNNING
@@ -157,6 +170,13 @@ class Batches:
     def unfinished(self) -> Mapping[str, BatchRun]:
         """The batches that run or wait for their turn, by id."""
         return MappingProxyType(self._runs)
+
+    @property
+    def stats(self) -> BatchStats:
+        """The statistics at present."""
+        begun = sum(run.begun for run in self._runs.values())
+        states = {"running": begun, "waiting": len(self._runs) - begun}
+        return replace(self._stats, batches=states, running=self._in_flight.all.taken, places=self._in_flight.all.size)
 
     # -- in progress ---------------------------------------------------------------------------------------------
 

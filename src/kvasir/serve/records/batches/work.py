@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvasir.batch_statistics import BatchStats
 from kvasir.errors import LimitExceeded
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.auth.quota import Quotas
@@ -17,6 +18,7 @@ from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.faults import NotFound
 from kvasir.serve.records.batches.call import Caller, CallResult
 from kvasir.serve.records.batches.files import FILE, Files
+from kvasir.serve.records.batches.in_flight import InFlight
 from kvasir.serve.records.batches.lines import (
     BatchEntry,
     BatchJournal,
@@ -52,9 +54,11 @@ class BatchWorker:
         key_named: Callable[[str], Key | None],
         quotas: Quotas,
         journals: Path | None,
+        in_flight: InFlight,
+        stats: BatchStats,
     ):
         """save: stores the state of a batch; raises OSError. key_named: raises KeyError. journals: a folder; None: in
-        memory."""
+        memory. stats: counted into."""
         self._caller = caller
         self._files = files
         self._save = save
@@ -62,7 +66,8 @@ class BatchWorker:
         self._key_named = key_named
         self._quotas = quotas
         self._journals = journals
-        self._turns = asyncio.Semaphore(settings.batch_width)
+        self._in_flight = in_flight
+        self._stats = stats
         self._reading = asyncio.Lock()  # one file at a time is parsed
 
     async def do(self, run: BatchRun) -> None:
@@ -147,23 +152,24 @@ class BatchWorker:
 
     async def _run_lines(self, run: BatchRun, left: Iterator[LineTask], journal: BatchJournal) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._settings.batch_width):
-                    group.create_task(self._run_some(run, left, journal))
+            async with self._in_flight.batch() as places, asyncio.TaskGroup() as group:
+                for task in left:
+                    await places.enter()
+                    group.create_task(self._run_one(run, task, journal)).add_done_callback(lambda _: places.leave())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _run_some(self, run: BatchRun, left: Iterator[LineTask], journal: BatchJournal) -> None:
-        for task in left:
-            id = new_id("req")
-            answer = await self._ask(run, task, id)
-            await asyncio.shield(self._write(run, task, answer, journal, id))
+    async def _run_one(self, run: BatchRun, task: LineTask, journal: BatchJournal) -> None:
+        id = new_id("req")
+        answer = await self._ask(run, task, id)
+        await asyncio.shield(self._write(run, task, answer, journal, id))
 
     async def _write(self, run: BatchRun, task: LineTask, answer: CallResult, journal: BatchJournal, id: str) -> None:
         async with run.writing:
             entry = await asyncio.to_thread(answered, task, answer.status, answer.body, id)
             await asyncio.to_thread(journal.add, entry)
             run.count(entry.index, entry.ok)
+            self._stats.lines["completed" if entry.ok else "failed"] += 1
 
     def _key_of(self, run: BatchRun) -> Key | None:
         """The current key. Raises _KeyGone."""
@@ -178,10 +184,11 @@ class BatchWorker:
     async def _ask(self, run: BatchRun, task: LineTask, id: str) -> CallResult:
         """The response to a line; retries while the server is too busy. Raises _KeyGone."""
         while True:
-            async with self._quotas.line(run.owner), self._turns:
+            async with self._quotas.line(run.owner), self._in_flight.all.one():
                 answer = await self._caller.post(run.batch["endpoint"], task.body, self._key_of(run), id)
             if answer.status not in (429, 503) or answer.headers.get("x-should-retry") == "false":
                 return answer
+            self._stats.lines["retried"] += 1
             pause = RETRY_SECONDS
             with suppress(ValueError):
                 pause = float(answer.headers.get("retry-after", "1"))
