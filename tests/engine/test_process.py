@@ -106,6 +106,52 @@ async def test_aborting_one_choice_leaves_the_others(engine):
     assert (stats.aborted, stats.running, stats.blocks_used) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("how", ["leaves", "aborts", "aborts a choice"])
+async def test_an_id_used_again_gets_no_tokens_of_the_request_before(engine, how):
+    """What the engine has sent of that one may still be on its way."""
+    for turn in range(20):
+        before = engine.submit(request("same", [1 + turn], max_tokens=100))
+        await anext(before)
+        if how != "leaves":
+            await engine.abort("same", 0 if how == "aborts a choice" else None)
+            assert [d.finish_reason async for d in before][-1] is FinishReason.ABORT
+        await before.aclose()
+        again = request("same", [100 + turn], max_tokens=5)
+        assert await collect(engine, again) == expected(again)
+    await engine.check()
+
+
+async def test_a_death_ends_the_wait_for_an_id():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    before = engine.submit(request("same", [1], max_tokens=400))
+    await anext(before)
+    os.kill(engine.pid, signal.SIGSTOP)
+    await before.aclose()
+    again = request("same", [100], max_tokens=5)
+    task = asyncio.create_task(collect(engine, again))
+    await asyncio.sleep(0.05)
+    os.kill(engine.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(task, 60) == expected(again)
+    await engine.stop()
+
+
+async def test_a_stop_ends_the_wait_for_an_id():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    before = engine.submit(request("same", [1], max_tokens=400))
+    await anext(before)
+    os.kill(engine.pid, signal.SIGSTOP)
+    await before.aclose()
+    task = asyncio.create_task(collect(engine, request("same", [100], max_tokens=5)))
+    await asyncio.sleep(0.05)
+    stopping = asyncio.create_task(engine.stop())
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(task, 60)
+    os.kill(engine.pid, signal.SIGCONT)
+    await stopping
+
+
 async def test_a_killed_engine_resumes_every_stream():
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
     await engine.start()
@@ -213,7 +259,7 @@ async def test_a_request_sent_to_an_engine_that_was_dead_already_loses_no_life()
 
 
 async def test_a_deadline_holds_without_an_engine(monkeypatch):
-    monkeypatch.setattr("kvasir.engine.subprocess.FREE_ATTEMPTS", 0)
+    monkeypatch.setattr("kvasir.engine.spawning.FREE_ATTEMPTS", 0)
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
     os.kill(engine.pid, signal.SIGKILL)

@@ -109,7 +109,7 @@ async def kill_starting(engine, times: int) -> None:
 
 @pytest.mark.slow
 async def test_an_engine_that_is_killed_while_it_starts_is_started_again_and_again(monkeypatch, caplog):
-    monkeypatch.setattr("kvasir.engine.subprocess.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("kvasir.engine.spawning.LONGEST_PAUSE", 0.05)
     engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.005})
     await engine.start()
     asked = request("r", [1], max_tokens=90)

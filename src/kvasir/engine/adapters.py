@@ -100,8 +100,8 @@ class Adapters:
     def __init__(
         self,
         read: Callable[[str], Awaitable[AdapterInfo]],
-        pin: Callable[[AdapterInfo], None],
-        drop: Callable[[str], None],
+        pin: Callable[[AdapterInfo], object],
+        drop: Callable[[str], object],
     ):
         self.names = AdapterNames()
         self._read, self._pin, self._drop = read, pin, drop

@@ -193,7 +193,7 @@ class HostedClient:
             check_request(self._engine.info, request)
         except KvasirError as error:
             return self._send(wire.Fault(handle, 0, to_fault("", error)))
-        one = self._open[handle] = _Open(f"c{self._number}-{request.id}")
+        one = self._open[handle] = _Open(f"c{self._number}.{handle}-{request.id}")
         one.task = asyncio.ensure_future(self._pump(handle, one, replace(request, id=one.id)))
 
     def _abort(self, handle: int, index: int | None) -> None:

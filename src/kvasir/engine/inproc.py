@@ -102,14 +102,25 @@ class InProcessEngine(TakesAdapters):
         if self._dead is not None:
             raise EngineDead(self._dead)
         request = self._adapters.names.resolve(request)
-        stream = self._streams.run(request, self._send, lambda i: self._commands.put(lambda core: core.abort(i)))
+        stream = self._streams.run(request, self._send, self._abort)
         try:
             async for delta in stream:
                 yield delta
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
+    def _abort(self, request_id: str, index: int | None = None) -> None:
+        def abort(core: EngineCore) -> None:
+            core.abort(request_id, index)
+            self._call(self._streams.left, request_id)
+
+        self._streams.leaves(request_id)
+        self._commands.put(abort)
+
     def _send(self, request: Request) -> None:
+        if self._dead is not None:  # since `submit`
+            raise EngineDead(self._dead)
+
         def add(core: EngineCore) -> None:
             try:
                 core.add(request)
@@ -122,7 +133,7 @@ class InProcessEngine(TakesAdapters):
         self._commands.put(lambda core: core.pause(request_id, whether))
 
     async def abort(self, request_id: str, index: int | None = None) -> None:
-        self._commands.put(lambda core: core.abort(request_id, index))
+        self._abort(request_id, index)
         self._streams.abort(request_id, range(MAX_N) if index is None else (index,))
 
     async def _read_adapter(self, path: str) -> AdapterInfo:

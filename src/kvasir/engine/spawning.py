@@ -13,6 +13,8 @@ import msgspec
 from kvasir.engine import wire
 from kvasir.environment import engine_environment
 
+FREE_ATTEMPTS = 3  # restarts without a pause
+LONGEST_PAUSE = 30.0  # seconds
 END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a core may take several of them
 
 
@@ -27,8 +29,16 @@ def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
     return process
 
 
-def end(process: subprocess.Popen) -> None:
+def pause_after(attempts: int) -> float:
+    """Seconds to wait before the next restart, after so many in a row."""
+    late = attempts - FREE_ATTEMPTS
+    return 0.0 if late < 0 else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
+
+
+def end(process: subprocess.Popen | None) -> None:
     """Waits for a process that was asked to stop, or was killed."""
+    if process is None:
+        return
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -79,6 +79,17 @@ class _Queue:
         return delta if len(ids) == 1 else Delta(delta.id, delta.index, tuple(ids), at=at)
 
 
+class _Leaving:
+    """An id that the engine was told to abort. count: aborts that it has not acknowledged. gone: set when there are
+    none."""
+
+    __slots__ = ("count", "gone")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.gone = asyncio.Event()
+
+
 class Streams:
     """Owns the queues of all open requests. All methods run on the event loop."""
 
@@ -86,6 +97,7 @@ class Streams:
         """pause(id, whether): makes the engine pause or resume a request. merges: a reader that is behind gets several
         tokens of a choice in one delta, except the first."""
         self._queues: dict[str, _Queue] = {}
+        self._leaving: dict[str, _Leaving] = {}
         self._pause = pause
         self._merges = merges
 
@@ -121,17 +133,41 @@ class Streams:
         """Makes the iterators of all requests raise `error`."""
         for request_id in list(self._queues):
             self.fail(request_id, error)
+        self.all_left()
 
     def abort(self, request_id: str, indices: Iterable[int]) -> None:
         """Ends choices from this side: the iterator gets a last delta for each."""
         reason = FinishReason.ABORT
         self.deliver([Delta(request_id, i, finish_reason=reason) for i in indices])
 
+    def leaves(self, request_id: str) -> None:
+        """Records that the engine was told to abort the request. Deltas of it may still arrive, so its id is not used
+        for another before `left`."""
+        self._leaving.setdefault(request_id, _Leaving()).count += 1
+
+    def left(self, request_id: str) -> None:
+        """Records that the engine has acknowledged an abort: deltas that arrive later are of a later request."""
+        leaving = self._leaving.get(request_id)
+        if leaving is None:  # the engine has been stopped in the meantime
+            return
+        leaving.count -= 1
+        if not leaving.count:
+            del self._leaving[request_id]
+            leaving.gone.set()
+
+    def all_left(self) -> None:
+        """Records that the engine has ended: it acknowledges nothing any more."""
+        for leaving in self._leaving.values():
+            leaving.gone.set()
+        self._leaving.clear()
+
     async def run(
         self, request: Request, send: Callable[[Request], None], cancel: Callable[[str], None]
     ) -> AsyncIterator[Delta]:
         """Sends the request and yields all its deltas; cancels it if the reader leaves early. Raises
         InvalidRequest if its id is in use."""
+        while leaving := self._leaving.get(request.id):
+            await leaving.gone.wait()
         if request.id in self._queues:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
         queue = self._queues[request.id] = _Queue()

@@ -31,7 +31,7 @@ from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
 from kvasir.engine.progress import Progress
 from kvasir.engine.sockets import make_socket_path, remove_socket
-from kvasir.engine.spawning import close_pipes, end, spawn
+from kvasir.engine.spawning import close_pipes, end, pause_after, spawn
 from kvasir.engine.streams import Streams
 from kvasir.engine.watchdog import Watchdog, use_of
 from kvasir.errors import EngineDead, EngineLost, QueueFull
@@ -42,8 +42,6 @@ from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
 log = logging.getLogger("kvasir.engine")
 
-FREE_ATTEMPTS = 3  # restarts without a pause
-LONGEST_PAUSE = 30.0  # seconds
 STABLE_SECONDS = 60.0  # of running, after which the count of attempts is reset
 HANG_SECONDS = 20.0
 LOAD_FACTOR = 3  # how much longer a process may be idle while it loads: disks may be remote
@@ -153,10 +151,6 @@ class ProcessEngine(TakesAdapters):
         self._tasks = [asyncio.create_task(self._supervise())]
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
-        if self._dead is not None:
-            raise EngineDead(self._dead)
-        if self._hands_over and not self._ready:
-            raise EngineLost("the engine is restarting", deaths=request.deaths, lives=request.lives)
         request = self._adapters.names.resolve(request)
         held = self._journal.num_held
         if held and held + request.params.n > self._max_waiting:
@@ -179,13 +173,21 @@ class ProcessEngine(TakesAdapters):
         self._flush()
 
     def _send(self, request: Request) -> None:
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        if self._hands_over and not self._ready:
+            raise EngineLost("the engine is restarting", deaths=request.deaths, lives=request.lives)
         self._journal.add(request)
         self._flush()
 
     def _cancel(self, request_id: str) -> None:
         self._journal.forget(request_id)
-        self._command(wire.Abort(request_id, None))
+        self._abort(request_id, None)
         self._flush()
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        if self._command(wire.Abort(request_id, index)):
+            self._streams.leaves(request_id)
 
     def _set_paused(self, request_id: str, whether: bool) -> None:
         self._journal.pause(request_id, whether)
@@ -197,7 +199,7 @@ class ProcessEngine(TakesAdapters):
         indices = range(entry.request.params.n) if entry and index is None else (index or 0,)
         for i in list(indices):
             self._journal.abandon(request_id, i)
-        self._command(wire.Abort(request_id, index))
+        self._abort(request_id, index)
         self._streams.abort(request_id, indices)
         self._flush()
 
@@ -259,18 +261,21 @@ class ProcessEngine(TakesAdapters):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._command(wire.Stop())
-        await asyncio.to_thread(self._end_process)
+        await asyncio.to_thread(end, self._process)
         close_pipes(self._process)
         self._close_socket()
         self._context.term()
 
     # -- commands and events -----------------------------------------------------------------------------------
 
-    def _command(self, command: wire.Command) -> None:
-        if self._socket is not None and (self._ready or isinstance(command, wire.Stop)):
-            # Do not send through a synchronous shadow socket: it would consume the wake-ups of the asyncio socket.
-            # Without a high-water mark the future is done at once.
-            self._socket.send(wire.encode(command))
+    def _command(self, command: wire.Command) -> bool:
+        """Sends a command; returns whether there is an engine to take it."""
+        if self._socket is None or not (self._ready or isinstance(command, wire.Stop)):
+            return False
+        # Do not send through a synchronous shadow socket: it would consume the wake-ups of the asyncio socket.
+        # Without a high-water mark the future is done at once.
+        self._socket.send(wire.encode(command))
+        return True
 
     def _flush(self) -> None:
         """Sends all requests that the journal releases."""
@@ -310,6 +315,8 @@ class ProcessEngine(TakesAdapters):
                 self._journal.forget(request_id)
                 self._streams.fail(request_id, wire.to_error(event))
                 self._flush()
+            case wire.Aborted(request_id):
+                self._streams.left(request_id)
             case wire.CacheReport(changes) if self._follower:
                 self._follower(changes)
             case wire.Reply(number, error=error, fault=fault):
@@ -339,7 +346,7 @@ class ProcessEngine(TakesAdapters):
             ready = await self._first_events()
         except BaseException:
             self._process.kill()
-            self._end_process()
+            end(self._process)
             close_pipes(self._process)
             self._close_socket()
             raise
@@ -444,6 +451,7 @@ class ProcessEngine(TakesAdapters):
             self._handle(wire.decode_event(await self._socket.recv()))
         self._read_stages()
         self._ready = False
+        self._streams.all_left()
         self._cumulative.end()
         self._close_socket()
         close_pipes(self._process)
@@ -472,10 +480,8 @@ class ProcessEngine(TakesAdapters):
                 log.error("attempt %d to restart the engine failed: %s", self._attempts, reason)
 
     async def _pause(self, reason: str) -> None:
-        """Waits before the next attempt, unless deaths are narrowing down a poison request, which takes few
-        attempts."""
-        late = self._attempts - FREE_ATTEMPTS
-        pause = 0.0 if late < 0 or self._journal.on_trial else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
+        """Waits before the next attempt, unless deaths are narrowing down a poison request: that takes few attempts."""
+        pause = 0.0 if self._journal.on_trial else pause_after(self._attempts)
         self._state = EngineState("restarting", reason, self._attempts, time.time() + pause)
         if pause:
             log.warning("%s; next attempt in %g seconds", reason, pause)
@@ -483,10 +489,6 @@ class ProcessEngine(TakesAdapters):
         self._attempts += 1
         log.info("attempt %d to restart the engine", self._attempts)
         self._state = EngineState("starting", reason, self._attempts)
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            end(self._process)
 
     def _close_socket(self) -> None:
         if getattr(self, "_receiver", None):

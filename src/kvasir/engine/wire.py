@@ -146,6 +146,12 @@ class Deltas(_Message, frozen=True):
         return [*each_delta(self.tokens), *self.deltas]
 
 
+class Aborted(_Message, frozen=True):
+    """The reply to an Abort: what follows about this id is about a later request."""
+
+    id: str
+
+
 class Reply(_Message, frozen=True):
     """The reply to the query of this number."""
 
@@ -173,7 +179,7 @@ class Progress(_Message, frozen=True):
 
 
 Command = Add | Abort | Pause | FollowCache | EngineQuery | ReadAdapter | PinAdapter | DropAdapter | Stop
-Event = Ready | ErrorReport | Deltas | Reply | CacheReport | Progress
+Event = Ready | ErrorReport | Deltas | Aborted | Reply | CacheReport | Progress
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -115,6 +115,7 @@ class EngineWorker:
                 _announce(None)
             case wire.Abort(id, index):
                 self.core.abort(id, index)
+                self.send(wire.Aborted(id))
             case wire.Pause(id, whether):
                 self.core.pause(id, whether)
             case wire.FollowCache(contents):
