@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvasir.cli.app import app
-from kvasir.cli.simulate.coarse import BlockCache
-from kvasir.cli.simulate.coarse_world import CoarseWorld, Loads
+from kvasir.cli.simulate import divisions
+from kvasir.cli.simulate.coarse import BlockCache, Job
+from kvasir.cli.simulate.coarse_router import CoarseRouter
+from kvasir.cli.simulate.coarse_scaling import ScaledWorld
+from kvasir.cli.simulate.coarse_world import CoarseWorld
 from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.report import most_in_time, summarize
 from kvasir.cli.simulate.trace import BLOCK, Asked
 from kvasir.cli.simulate.world import LATENCY, World
+from kvasir.fleet.autoscale import Limits
 from kvasir.fleet.cost import POLICIES, ReplicaFacts, choose, cost
 from kvasir.sched.budget import StepLoad, StepTime, predict
 
@@ -80,18 +84,20 @@ def test_routers_that_know_the_caches_hit_more():
 # -- coarse --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("router", POLICIES)
-def test_coarse_replicas_answer_all_requests(router):
-    outcome = CoarseWorld(MIXED, replace(SETUP, replicas=3, router=router, memory=4000)).run()
+@pytest.mark.parametrize("fleet", FLEETS, ids=str)
+def test_coarse_replicas_answer_all_requests(fleet):
+    outcome = CoarseWorld(MIXED, replace(SETUP, memory=4000, **fleet)).run()
     for asked, served in zip(MIXED, outcome.served, strict=True):
         assert served is not None and served.done and served.tokens == asked.answer
         assert asked.at <= served.first <= served.last
 
 
-@pytest.mark.parametrize(("replicas", "gap"), [(1, 0.15), (3, 0.06)])
-def test_coarse_replicas_take_about_as_long(replicas, gap):
+@pytest.mark.parametrize(
+    ("fleet", "gap"), [({"replicas": 1}, 0.15), ({"replicas": 3}, 0.06), ({"prefill": 2, "decode": 1}, 0.08)], ids=str
+)
+def test_coarse_replicas_take_about_as_long(fleet, gap):
     trace = [Asked(gap * i, 100 + 61 * (i * 7 % 30), 10 + i * 11 % 50) for i in range(150)]
-    setup = replace(SETUP, replicas=replicas, memory=400_000, rows=64, step_tokens=2048)
+    setup = replace(SETUP, memory=400_000, rows=64, step_tokens=2048, **fleet)
     exact, coarse = (summarize(setup, world(trace, setup).run()) for world in (World, CoarseWorld))
     for name in ("ttft_p50_s", "tpot_p50_s", "goodput_per_s", "seconds"):
         assert coarse[name] == pytest.approx(exact[name], rel=0.3), name
@@ -115,7 +121,7 @@ def test_a_router_knows_what_each_replica_keeps(prompts, room, asked):
         blocks = tuple(names.setdefault(chain[: i + 1], len(names)) for i in range(len(chain)))
         return Asked(0.0, BLOCK * len(chain), 1, blocks)
 
-    loads, caches = Loads(replace(SETUP, replicas=3)), [BlockCache(room) for _ in range(3)]
+    loads, caches = CoarseRouter(SETUP, 3), [BlockCache(room) for _ in range(3)]
     for i, chain in enumerate(prompts):
         loads.keep(i % 3, *caches[i % 3].keep(named(chain)))
         assert len(caches[i % 3]) <= room
@@ -126,12 +132,12 @@ def test_a_router_knows_what_each_replica_keeps(prompts, room, asked):
 @settings(max_examples=50)
 @given(st.data(), st.integers(1, 5000), st.floats(1, 500))
 def test_arrays_of_costs_are_the_costs(data, prompt, answer):
-    setup = replace(SETUP, replicas=4)
+    setup = SETUP
     draw = data.draw(st.lists(st.tuples(*[st.integers(0, 1000)] * 5), min_size=4, max_size=4))
     facts = [
         ReplicaFacts(min(c, prompt - 1), q + r, b, r, k, StepTime(COSTS), setup.target.tpot) for c, q, b, r, k in draw
     ]
-    loads = Loads(setup)
+    loads = CoarseRouter(setup, 4)
     for i, f in enumerate(facts):
 
         class Replica:
@@ -145,6 +151,61 @@ def test_arrays_of_costs_are_the_costs(data, prompt, answer):
     assert loads.blocks(Asked(0.0, prompt, 1), cached).argmin() == choose("dynamo", facts, prompt)
 
 
+# -- a number of replicas that follows the load --------------------------------------------------------------
+
+
+BURSTS = [Asked(200.0 * burst + 0.05 * i, 300 + 61 * (i % 7), 20) for burst in range(2) for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "memory"), [(Limits(0, 3, 20.0), 100_000), (Limits(1, 3, 20.0), 2000), (Limits(2, 2), 2000)], ids=str
+)
+def test_replicas_that_come_and_go_answer_all_requests(limits, memory):
+    setup = replace(SETUP, memory=memory, limits=limits, start=2.0)
+    outcome = ScaledWorld(BURSTS, setup, limits).run()
+    for asked, served in zip(BURSTS, outcome.served, strict=True):
+        assert served is not None and served.done and served.tokens == asked.answer
+        assert asked.at < served.first <= served.last
+    least, most = (outcome.seconds * n for n in (limits.least, limits.most))
+    assert least <= outcome.replica_seconds <= most + 1e-6
+    assert ScaledWorld(BURSTS, setup, limits).run() == outcome
+
+
+def test_without_requests_there_is_no_replica_and_the_next_request_waits_for_one():
+    limits, trace = Limits(0, 1, 20.0), [Asked(0.0, 100, 2), Asked(500.0, 100, 2)]
+    outcome = ScaledWorld(trace, replace(SETUP, limits=limits, start=5.0), limits).run()
+    first, second = outcome.served
+    assert first and second and first.ttft < 1.0
+    assert 5.0 <= second.ttft < 6.0, "it waits for the start"
+    assert outcome.replica_seconds < 100, "the replica ended after the delay, or ten times its start"
+
+
+class Ending(ScaledWorld):
+    """Ends one of two replicas at once, whatever runs there."""
+
+    moved = 0
+
+    def _decide(self) -> None:
+        if self._count == 2:
+            self._target = 1
+            self._retire()
+
+    def _taken_from(self, index: int, all: bool) -> list[Job]:
+        found = super()._taken_from(index, all)
+        self.moved += sum(self._begun(job) for job in found)
+        return found
+
+
+def test_answers_under_way_move_when_their_replica_ends():
+    trace = [Asked(0.01 * i, 64, 2000) for i in range(8)]
+    world = Ending(trace, replace(SETUP, limits=Limits(2, 2), rows=64), Limits(2, 2))
+    outcome = world.run()
+    assert world.moved == 4
+    assert all(served and served.tokens == 2000 and served.done for served in outcome.served)
+    alone = CoarseWorld(trace, replace(SETUP, replicas=1, rows=64)).run()
+    assert outcome.seconds == pytest.approx(alone.seconds, rel=0.1), "no answer is begun again"
+
+
 # -- the command -----------------------------------------------------------------------------------------------
 
 
@@ -154,6 +215,14 @@ def test_the_goodput_is_the_last_rate_that_is_in_time():
 
     assert 28.5 < most_in_time(served) <= 30.0
     assert most_in_time(lambda rate: {"in_time": 0.0, "asked_per_s": rate}) == 0.0
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 10, 1000])
+def test_divisions_have_all_replicas(replicas):
+    whole, *divided = divisions(replace(SETUP, replicas=replicas))
+    assert (whole.prefill, whole.replicas) == (0, replicas)
+    assert len({s.prefill for s in divided}) == len(divided) == min(9, replicas - 1)
+    assert all(s.prefill > 0 and s.decode > 0 and s.prefill + s.decode == replicas for s in divided)
 
 
 @pytest.fixture
@@ -170,12 +239,16 @@ def trace(tmp_path):
         ("--replicas", "2", "--router", "all"),
         ("--replicas", "2", "--coarse", "--goodput"),
         ("--prefill", "1", "--decode", "1"),
+        ("--replicas", "2", "--ratios", "--coarse", "--router", "cost,prefix"),
+        ("--min-replicas", "0", "--max-replicas", "2", "--coarse"),
     ],
 )
 def test_the_command_prints_a_row_for_each_fleet(trace, options):
     result = CliRunner().invoke(app, ["simulate", str(trace), *options])
     assert result.exit_code == 0, result.output
-    assert ("1P+1D cost" if "--prefill" in options else "2x cost") in result.output
+    named = {"--prefill": "1P+1D cost", "--min-replicas": "0-2x cost"}.get(options[0], "2x cost")
+    assert named in result.output
+    assert ("the most: " in result.output) == ("--ratios" in options)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +257,11 @@ def test_the_command_prints_a_row_for_each_fleet(trace, options):
         (("--router", "nearest"), "router 'nearest'"),
         (("--prefill", "1"), "give both"),
         (("--coarse", "--policy", "static"), "--coarse knows only"),
+        (("--min-replicas", "1", "--coarse"), "one range"),
+        (("--min-replicas", "3", "--max-replicas", "2", "--coarse"), "one range"),
+        (("--min-replicas", "1", "--max-replicas", "2"), "coarse replicas"),
+        (("--ratios",), "--ratios divides"),
+        (("--tpot", "0"), "not a time"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(trace, options, message):

@@ -23,6 +23,14 @@ def simulate(
     replicas: Annotated[int, typer.Option(help="Engines that compute whole requests.", min=1)] = 1,
     prefill: Annotated[int, typer.Option(help="Instead: engines that compute prompts.", min=0)] = 0,
     decode: Annotated[int, typer.Option(help="And engines that compute their answers.", min=0)] = 0,
+    min_replicas: Annotated[
+        int | None, typer.Option(help="Let the load change the number of replicas, down to this one.", min=0)
+    ] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="And up to this one.", min=1)] = None,
+    scale_down_delay: Annotated[
+        float, typer.Option(help="Seconds of less load after which replicas end.", min=0)
+    ] = 300.0,
+    start_seconds: Annotated[float, typer.Option(help="Seconds in which a replica starts.", min=0)] = 30.0,
     router: Annotated[
         str, typer.Option(help="cost, round-robin, least-busy, dynamo, prefix; several separated by commas, or all.")
     ] = "cost",
@@ -33,6 +41,11 @@ def simulate(
     goodput: Annotated[
         bool, typer.Option(help="Also find the rate at which 90 % of the requests are in time.")
     ] = False,
+    ratios: Annotated[
+        bool, typer.Option(help="Find that rate also for the replicas divided into prefill and decode.")
+    ] = False,
+    ttft: Annotated[float, typer.Option(help="Target: seconds to the first token.")] = 2.0,
+    tpot: Annotated[float, typer.Option(help="Target: seconds per further token.")] = 0.1,
     limit: Annotated[int | None, typer.Option(help="Use only the first N requests.", min=1)] = None,
     adapters: Annotated[int, typer.Option(help="Adapters, of which each request has one.", min=0)] = 0,
     zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity; 0: all have the same.")] = 1.0,
@@ -44,15 +57,26 @@ def simulate(
 
     Example: kvasir simulate azure_llm_2023_conv.csv --rate 0.5,1,2 --policy all --limit 2000
 
-    Example: kvasir simulate azure_llm_2023_conv.csv --rate 4 --prefill 2 --decode 3 --goodput
+    Example: kvasir simulate azure_llm_2023_conv.csv --replicas 5 --ratios --coarse --tpot 0.02
+
+    Example: kvasir simulate azure_llm_2023_conv.csv --rate 4 --min-replicas 1 --max-replicas 4 --coarse
     """
     from kvasir.cli import simulate as command
     from kvasir.cli.simulate.adapters import AdapterSetup
     from kvasir.cli.simulate.replica import Setup
+    from kvasir.errors import ConfigError
+    from kvasir.fleet.autoscale import Limits
+    from kvasir.types import Target
 
+    limits = None
+    if min_replicas is not None or max_replicas is not None:
+        if min_replicas is None or max_replicas is None or min_replicas > max_replicas:
+            raise ConfigError("--min-replicas and --max-replicas are one range", "give both, the smaller one first")
+        limits = Limits(min_replicas, max_replicas, scale_down_delay)
     chosen = AdapterSetup(adapters, zipf, max_loras, lora_seconds)
     base = Setup(
         "", (0.0, 0.0, 0.0, 0.0), 1.0, memory, rows, step_tokens, block_size,
-        replicas=replicas, prefill=prefill, decode=decode, transfer=transfer, adapters=chosen,
+        target=Target(ttft, tpot), replicas=replicas, prefill=prefill, decode=decode, transfer=transfer,
+        adapters=chosen, limits=limits, start=start_seconds,
     )  # fmt: skip
-    command.run(trace, rate, policy, costs, calibrate, base, router, coarse, goodput, limit, out)
+    command.run(trace, rate, policy, costs, calibrate, base, router, coarse, goodput, ratios, limit, out)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import number_text, print_pairs
 from kvasir.cli.simulate import report
+from kvasir.cli.simulate.coarse_scaling import ScaledWorld
 from kvasir.cli.simulate.coarse_world import CoarseWorld
 from kvasir.cli.simulate.replica import POLICIES, Setup
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Seconds per prefill token, decode row, key read and step: roughly an 8B model in 16 bits on a large GPU.
 COSTS = (1e-4, 5e-5, 1e-8, 8e-3)
+DIVISIONS = 9  # ways to divide replicas that are tried
 
 
 def run(
@@ -39,6 +41,7 @@ def run(
     routers: str,
     coarse: bool,
     goodput: bool,
+    ratios: bool,
     limit: int | None,
     out: Path | None,
 ) -> None:
@@ -51,6 +54,8 @@ def run(
         raise ConfigError("both --costs and --calibrate are given", "give one of them")
     if trace is None and model is None:
         raise ConfigError("nothing to do", "give a trace, or --calibrate a model")
+    if not (0 < base.target.ttft < math.inf and 0 < base.target.tpot < math.inf):
+        raise ConfigError("a target is not a time", "expected more than 0 s for --ttft and --tpot")
     if bool(base.prefill) != bool(base.decode):
         raise ConfigError("only one of --prefill and --decode is given", "give both")
     measured = _calibrate(model, out) if model is not None else None
@@ -62,10 +67,30 @@ def run(
             for router in _named("router", routers, ROUTERS)
             for rate in _numbers("rate", rates)
         ]
-        if coarse and (base.prefill or adapters.count or any(setup.policy != "ours" for setup in setups)):
-            hint = "leave out --prefill, --adapters and other policies"
-            raise ConfigError("--coarse knows only --policy ours and whole replicas without adapters", hint)
-        _simulate(trace, setups, coarse, goodput, limit, measured, out)
+        if coarse and (adapters.count or any(setup.policy != "ours" for setup in setups)):
+            raise ConfigError("--coarse knows only --policy ours without adapters", "leave out what it does not know")
+        if base.limits and (not coarse or base.prefill or ratios):
+            hint = "give --coarse, and no other number of replicas"
+            raise ConfigError("--min-replicas is simulated with coarse replicas without roles", hint)
+        if ratios:
+            if base.prefill or base.replicas < 2:
+                raise ConfigError("--ratios divides --replicas", "give at least 2 replicas, and no --prefill")
+            setups = [part for setup in setups for part in divisions(setup)]
+        _simulate(trace, setups, coarse, goodput or ratios, limit, measured, out)
+
+
+def divisions(setup: Setup) -> list[Setup]:
+    """The replicas as a whole, then divided into some for prompts and some for answers, in at most DIVISIONS ways."""
+    n = setup.replicas
+    numbers = {max(1, min(n - 1, round(n * k / (DIVISIONS + 1)))) for k in range(1, DIVISIONS + 1)}
+    return [setup, *(replace(setup, prefill=p, decode=n - p) for p in sorted(numbers))]
+
+
+def world_of(asked: list[Asked], setup: Setup, coarse: bool, prompts: Prompts | None = None) -> World | CoarseWorld:
+    """What runs a setup. prompts: of the trace, where they are there already."""
+    if setup.limits:
+        return ScaledWorld(asked, setup, setup.limits)
+    return CoarseWorld(asked, setup) if coarse else World(asked, setup, prompts)
 
 
 def _simulate(
@@ -83,23 +108,35 @@ def _simulate(
 
     def served(s: Setup) -> report.Row:
         with progress_bar(f"{s.name} x {s.rate:g}", len(asked)) as progress:
-            world = CoarseWorld(asked, s) if coarse else World(asked, s, prompts)
-            return report.summarize(s, world.run(progress))
+            return report.summarize(s, world_of(asked, s, coarse, prompts).run(progress))
 
-    rows = [served(s) for s in setups]
+    rows = [row for s in setups for row in _with_fixed(s, served(s), served)]
     targets = f"{setup.target.ttft:g} s and {setup.target.tpot:g} s"
     title = f"{trace.name}: {len(asked)} requests, {setup.memory} tokens of memory, targets {targets}"
     report.print_rows(rows, title)
     if goodput:
         found = {s.name: report.most_in_time(lambda rate, s=s: served(replace(s, rate=rate))) for s in setups}
         print_pairs((f"{name}: {report.ENOUGH:.0%} in time", f"up to {r:.3g} requests/s") for name, r in found.items())
+        if len(found) > 1:
+            best = max(found, key=found.__getitem__)
+            rest = (f"{found[best] / r:.2f} times as much as {name}" for name, r in found.items() if r and name != best)
+            print(f"the most: {best}", *rest, sep=", ")
     if out:
-        varied = ("policy", "rate", "router")
+        varied = ("policy", "rate", "router", *(("replicas", "prefill", "decode") if len(setups) > 1 else ()))
         fixed = {name: value for name, value in asdict(setup).items() if name not in varied}
         facts = {"trace": trace.name, "requests": len(asked), "setup": fixed, "software": software_facts()}
         facts |= {"coarse": coarse, "calibration": asdict(measured) if measured else None, "rows": rows}
         facts |= {"goodput": found} if goodput else {}
         report.write(out, f"simulate-{trace.stem}", facts, lambda figure: report.plot_rows(figure, rows, title))
+
+
+def _with_fixed(setup: Setup, row: report.Row, served: Callable[[Setup], report.Row]) -> list[report.Row]:
+    """The row; of a number of replicas that follows the load also the rows of its mean and of its limit."""
+    if not setup.limits:
+        return [row]
+    mean = max(1, round(row["replica_hours"] * 3600 / max(row["seconds"], 1e-9)))
+    fixed = sorted({mean, setup.limits.most})
+    return [row, *(served(replace(setup, limits=None, replicas=n)) for n in fixed)]
 
 
 def check_memory(sizes: Sequence[int], asked: list[Asked], block_size: int) -> None:

@@ -12,8 +12,9 @@ those least recently used.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from kvasir.cli.simulate.replica import Setup
@@ -23,16 +24,17 @@ from kvasir.sched.budget import PACE, STRETCH
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request. cached: tokens of its prompt that were in the cache when it began. left: prompt tokens to compute.
-    steps: the replica's step count at which its answer ends."""
+    """One request. pushed: its prompt's whole blocks were computed elsewhere and have arrived. cached: tokens of its
+    prompt that were in the cache when it began. left: prompt tokens to compute. steps: the replica's step count at
+    which its answer ends."""
 
     index: int
     asked: Asked
     arrived: float
+    pushed: bool = False
     cached: int = 0
     left: float = 0.0
     steps: float = inf
-    first: float = 0.0
 
     @property
     def size(self) -> int:
@@ -48,6 +50,11 @@ class BlockCache:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def blocks(self) -> list[int]:
+        """All that are kept."""
+        return [*self._blocks]
 
     def found(self, asked: Asked) -> int:
         """Tokens of the prompt's prefix that are kept; one at least is always computed."""
@@ -78,6 +85,7 @@ class CoarseReplica:
         self._token, self._row, self._key, self._step = setup.costs
         self._memory, self._rows, self._whole = setup.memory, setup.rows, setup.step_tokens
         self._target = setup.target
+        self._block = setup.block_size
         self.cache = BlockCache(setup.memory // BLOCK)
         self.now = 0.0
         self.backlog = 0.0  # prompt tokens to compute, of all requests here
@@ -102,11 +110,36 @@ class CoarseReplica:
         return tokens / seconds
 
     def add(self, job: Job) -> None:
-        self.backlog += job.asked.prompt - self.cache.found(job.asked)
-        job.left = job.asked.prompt - self.cache.found(job.asked)
+        job.left = self._uncached(job)
+        self.backlog += job.left
         self._queue.append(job)
         self._admit()
         self._repace()
+
+    def _uncached(self, job: Job) -> int:
+        """Prompt tokens to compute; of a pushed one those after its last whole block, and the token that came last."""
+        if job.pushed:
+            return 1 + job.asked.prompt % self._block
+        return job.asked.prompt - self.cache.found(job.asked)
+
+    def give_up(self, all: bool) -> list[Job]:
+        """Takes away the requests that have no token, or all. What is left of an answer under way is the answer to its
+        prompt and its tokens so far."""
+        gone = [*self._queue, *self._prompts]
+        self._used -= sum(job.size for job in self._prompts)
+        self._queue, self._prompts, self.backlog = [], [], 0.0
+        if all:
+            for steps, _, job in self._answers:
+                left = max(1, math.ceil(steps - self._steps - 1e-9))
+                done = job.asked.answer - left
+                self._end(job)
+                job.asked = replace(job.asked, prompt=job.asked.prompt + done, answer=left)
+                gone.append(job)
+            self._answers, self.context = [], 0.0
+        for job in gone:
+            job.steps, job.pushed = inf, False
+        self._repace()
+        return gone
 
     def next(self) -> float:
         """When something happens here next; inf if nothing does."""
@@ -143,7 +176,6 @@ class CoarseReplica:
         return begun, ended
 
     def _begin_answer(self, job: Job) -> Job:
-        job.first = self.now
         job.steps = self._steps + job.asked.answer - 1
         heapq.heappush(self._answers, (job.steps, job.index, job))
         self.num_rows += 1
@@ -169,8 +201,8 @@ class CoarseReplica:
                 return
             del self._queue[0]
             self._used += job.size
-            job.cached = self.cache.found(job.asked)
-            left = max(1, job.asked.prompt - job.cached)
+            left = self._uncached(job)
+            job.cached = job.asked.prompt - left
             self.backlog += left - job.left
             job.left = left
             self._prompts.append(job)

@@ -1,116 +1,49 @@
-"""A large fleet in virtual time: `coarse` replicas, and routers that see all of them at once, as arrays."""
+"""A large fleet in virtual time: `coarse` replicas, and a router that sees all of them at once."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from math import inf
 
-import numpy as np
-
 from kvasir.cli.simulate.coarse import CoarseReplica, Job
+from kvasir.cli.simulate.coarse_router import CoarseRouter
 from kvasir.cli.simulate.replica import Setup
-from kvasir.cli.simulate.routing import KEPT
-from kvasir.cli.simulate.trace import BLOCK, Asked
-from kvasir.cli.simulate.world import Outcome, Progress, SimulatedShares
-from kvasir.fleet.cost import AHEAD, ANSWER, DYNAMO_BLOCK, MATCH, RATIO
-from kvasir.sched.budget import PACE, STRETCH
-
-
-class Loads:
-    """What a router knows of all replicas, as arrays [replicas]; see fleet.cost.ReplicaFacts. holders: by block of the
-    trace, the replicas that keep it, as bits of an integer."""
-
-    def __init__(self, setup: Setup):
-        self._setup = setup
-        self.requests, self.rows, self.context, self.backlog = (np.zeros(setup.replicas) for _ in range(4))
-        self._pace = np.zeros(setup.replicas)  # prompt tokens per second
-        self._at = np.zeros(setup.replicas)  # when these were noted
-        self._share = np.ones(setup.replicas)
-        self._holders: dict[int, int] = {}
-
-    def note(self, index: int, replica: CoarseReplica) -> None:
-        """Takes a replica's state after an event."""
-        _, row, key, step = self._setup.costs
-        self.rows[index], self.context[index] = replica.num_rows, replica.context
-        self.backlog[index], self._pace[index], self._at[index] = replica.backlog, replica.prompt_pace, replica.now
-        alone = row * replica.num_rows + key * replica.context + step if replica.num_rows else 0.0
-        self._share[index] = 1.0 - alone / max(PACE * self._setup.target.tpot, STRETCH * alone)
-
-    def keep(self, index: int, new: list[int], gone: list[int]) -> None:
-        """Notes which blocks a replica has got and lost."""
-        bit = 1 << index
-        for block in new:
-            self._holders[block] = self._holders.get(block, 0) | bit
-        for block in gone:
-            self._holders[block] &= ~bit
-            if not self._holders[block]:
-                del self._holders[block]
-
-    def cached(self, asked: Asked) -> np.ndarray:
-        """Tokens of the prompt that each replica keeps, [replicas]."""
-        found = np.zeros(self._setup.replicas)
-        mask, depth = -1, 0
-        for block in asked.blocks:
-            held = mask & self._holders.get(block, 0)
-            if depth:
-                found[_bits(mask & ~held)] = depth * BLOCK
-            mask, depth = held, depth + 1
-            if not held:
-                return found
-        if depth:
-            found[_bits(mask)] = depth * BLOCK
-        return np.minimum(found, asked.prompt - 1)
-
-    def costs(self, asked: Asked, cached: np.ndarray, answer: float, now: float) -> np.ndarray:
-        """`fleet.cost.cost` of each replica, [replicas]."""
-        token, row, key, step = self._setup.costs
-        own = asked.prompt - cached
-        backlog = np.maximum(self.backlog - self._pace * (now - self._at), 0.0)
-        context = cached * own + own * (own + 1) / 2
-        waiting = np.maximum(self.requests - self.rows, 0.0)
-        saved = waiting * (token * cached + key * cached * (cached + 1) / 2)
-        first = (token * (backlog + own) + key * context + step - saved) / self._share
-        return first + answer * (row * (self.rows + 1) + key * (self.context + asked.prompt) + step)
-
-    def blocks(self, asked: Asked, cached: np.ndarray) -> np.ndarray:
-        """Dynamo's cost of each replica, [replicas]."""
-        incoming, active = -(-asked.prompt // DYNAMO_BLOCK), -(-self.context // DYNAMO_BLOCK)
-        raw = -(-self.backlog // DYNAMO_BLOCK) + incoming
-        return np.maximum(raw - cached // DYNAMO_BLOCK, 0) + active + incoming
-
-
-def _bits(mask: int) -> list[int]:
-    """The positions of the bits that are set."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
+from kvasir.cli.simulate.trace import Asked
+from kvasir.cli.simulate.world import LATENCY, Outcome, Progress, SimulatedShares
 
 
 class CoarseWorld:
-    """As `World`, of replicas that compute whole requests."""
+    """As `World`. The replicas that compute prompts have the first numbers, then come those that compute answers."""
 
     def __init__(self, trace: list[Asked], setup: Setup):
-        self._trace, self._setup = trace, setup
-        self._replicas = [CoarseReplica(setup) for _ in range(setup.replicas)]
-        self._loads = Loads(setup)
+        self.trace, self.setup = trace, setup
+        most = setup.limits.most if setup.limits else setup.replicas
+        self._num_fronts = setup.prefill or most
+        self._replicas = [CoarseReplica(setup) for _ in range(self._num_fronts + self._num_backs)]
+        self._router = CoarseRouter(setup, self._num_fronts)
+        self._decoders = CoarseRouter(setup, self._num_backs, prompts=False)
         self._events: list[tuple[float, int, int]] = []  # time, the replica's version, the replica
-        self._versions = [0] * setup.replicas
-        self._answer = ANSWER
+        self._versions = [0] * len(self._replicas)
+        self._free = [0.0] * self._num_fronts  # when each sender's connection is free
+        self._receivers: dict[int, int] = {}  # of requests that will be handed over
+        self._arrivals: list[tuple[float, int]] = []  # hand-overs under way: time, request
         self.outcome = Outcome([None] * len(trace), trace[-1].at / setup.rate)
         self._looked_up = self._cached = self._evicted = self._ended = 0
         self.now = 0.0
 
+    @property
+    def _num_backs(self) -> int:
+        return self.setup.decode if self.setup.prefill else 0
+
     def run(self, progress: Progress = lambda done: None) -> Outcome:
         """Runs until all requests have ended. progress: called with the number of ended requests."""
-        for index, asked in enumerate(self._trace):
-            at = asked.at / self._setup.rate
+        for number, asked in enumerate(self.trace):
+            at = asked.at / self.setup.rate
             self._run_until(at)
             self.now = at
-            self._receive(index, asked)
-            if index % 1024 == 0:
+            self._receive(number, asked)
+            if number % 1024 == 0:
                 progress(self._ended)
         self._run_until(inf)
         self.outcome.seconds = self.now
@@ -124,67 +57,118 @@ class CoarseWorld:
         return self.outcome
 
     def _run_until(self, end: float) -> None:
-        while self._events and self._events[0][0] <= end:
-            self.now, version, index = heapq.heappop(self._events)
-            if version == self._versions[index]:
-                self._advance(index)
-                self._settle(index)
+        while True:
+            step = self._events[0][0] if self._events else inf
+            arrival = self._arrivals[0][0] if self._arrivals else inf
+            wake = self._wakes()
+            at = min(step, arrival, wake)
+            if at > end or at == inf:
+                return
+            self.now = at
+            if at == step:
+                _, version, index = heapq.heappop(self._events)
+                if version == self._versions[index]:
+                    self._advance(index)
+                    self._settle(index)
+            elif at == arrival:
+                self._continue(heapq.heappop(self._arrivals)[1])
+            else:
+                self._wake()
+
+    def _wakes(self) -> float:
+        """When `_wake` is called next."""
+        return inf
+
+    def _wake(self) -> None:
+        """Something happens that is no replica's."""
+
+    # -- replicas ----------------------------------------------------------------------------------------------
+
+    def _router_of(self, index: int) -> tuple[CoarseRouter, int]:
+        """The router of a replica, and its number there."""
+        if index < self._num_fronts:
+            return self._router, index
+        return self._decoders, index - self._num_fronts
 
     def _advance(self, index: int) -> None:
         """Brings a replica to the present."""
         self.outcome.steps += 1
-        begun, ended = self._replicas[index].advance(self.now)
+        replica, (router, own) = self._replicas[index], self._router_of(index)
+        begun, ended = replica.advance(self.now)
         for job in begun:
+            router.arrive(own, job.asked)
+            new, gone = replica.cache.keep(job.asked)
+            router.keep(own, new, gone)
+            self._evicted += len(gone)
+            self._begin(job)
+        for job in ended:
+            router.end(own)
+            if job.index in self._receivers and index < self._num_fronts:
+                self._hand_over(job.index, own)
+            else:
+                self._end(job)
+
+    def _begin(self, job: Job) -> None:
+        if not job.pushed:
             self._looked_up += job.asked.prompt
             self._cached += job.cached
-            new, gone = self._replicas[index].cache.keep(job.asked)
-            self._evicted += len(gone)
-            self._loads.keep(index, new, gone)
-        for job in ended:
-            self._end(index, job)
+        served = self.outcome.served[job.index]
+        assert served
+        if not served.tokens:
+            served.take(1, self.now, False)
 
-    def _end(self, index: int, job: Job) -> None:
-        self.outcome.served[job.index] = SimulatedShares(job.arrived, job.first, self.now, job.asked.answer, True)
-        self._answer += (1 - KEPT) * (job.asked.answer - self._answer)
-        self._loads.requests[index] -= 1
+    def _end(self, job: Job) -> None:
+        served, answer = self.outcome.served[job.index], self.trace[job.index].answer
+        assert served
+        served.take(answer - served.tokens, self.now, True)
+        self._router.learn(answer)
+        self._decoders.learn(answer)
         self._ended += 1
 
     def _settle(self, index: int) -> None:
         """Notes a replica's state, and when it goes on."""
-        replica = self._replicas[index]
-        self._loads.note(index, replica)
+        replica, (router, own) = self._replicas[index], self._router_of(index)
+        router.note(own, replica)
         self._versions[index] += 1
         if (at := replica.next()) < inf:
             heapq.heappush(self._events, (at, self._versions[index], index))
 
+    # -- requests ----------------------------------------------------------------------------------------------
+
     def _receive(self, number: int, asked: Asked) -> None:
-        index = self._choose(asked, number)
+        self.outcome.served[number] = SimulatedShares(self.now)
+        if self._num_backs and asked.answer > 1:
+            self._receivers[number] = receiver = self._decoders.choose(asked, self.now)
+            self._decoders.send(receiver, asked)
+            asked = replace(asked, answer=1)
+        self._place(Job(number, asked, self.now))
+
+    def _place(self, job: Job) -> None:
+        """Sends a request to a replica."""
+        index = self._router.choose(job.asked, self.now)
         self._advance(index)
-        self.outcome.waited += self._replicas[index].waiting  # at arrivals, not over time
-        self.outcome.most_waiting = max(self.outcome.most_waiting, self._replicas[index].waiting)
-        self._replicas[index].add(Job(number, asked, self.now))
-        self._loads.requests[index] += 1
+        replica = self._replicas[index]
+        self.outcome.waited += replica.waiting  # at arrivals, not over time
+        self.outcome.most_waiting = max(self.outcome.most_waiting, replica.waiting)
+        self._router.send(index, job.asked)
+        replica.add(job)
         self._settle(index)
 
-    def _choose(self, asked: Asked, turn: int) -> int:
-        """As `fleet.cost.choose`."""
-        loads, policy, count = self._loads, self._setup.router, self._setup.replicas
-        if policy == "round-robin" or count == 1:
-            return turn % count
-        if policy == "least-busy":
-            return _least(loads.requests, turn)
-        cached = loads.cached(asked)
-        if policy == "prefix":
-            best = int(np.lexsort((loads.requests, -cached))[0])
-            most, least = loads.requests.max(), loads.requests.min()
-            spread = most > least + AHEAD and most > RATIO * least
-            return best if cached[best] >= MATCH * asked.prompt and not spread else _least(loads.requests, turn)
-        found = loads.costs(asked, cached, self._answer, self.now) if policy == "cost" else loads.blocks(asked, cached)
-        return _least(found, turn)
+    def _hand_over(self, number: int, sender: int) -> None:
+        """Sends what the receiver does not have of a prompt that is computed."""
+        asked, served = self.trace[number], self.outcome.served[number]
+        assert served
+        receiver = self._replicas[self._num_fronts + self._receivers[number]]
+        begun = max(self._free[sender], served.arrived)
+        tokens = asked.prompt - receiver.cache.found(asked)
+        self._free[sender] = arrived = max(self.now, begun + tokens * self.setup.transfer)
+        heapq.heappush(self._arrivals, (arrived + LATENCY, number))
 
-
-def _least(values: np.ndarray, turn: int) -> int:
-    """The index of the least value; of equal ones the first, counted from the turn."""
-    start = turn % len(values)
-    after, before = int(values[start:].argmin()) + start, int(values[:start].argmin()) if start else -1
-    return before if start and values[before] < values[after] else after
+    def _continue(self, number: int) -> None:
+        """The receiver takes over a request whose prompt has arrived."""
+        index = self._num_fronts + self._receivers.pop(number)
+        asked, served = self.trace[number], self.outcome.served[number]
+        assert served
+        self._advance(index)
+        self._replicas[index].add(Job(number, replace(asked, answer=asked.answer - 1), served.arrived, pushed=True))
+        self._settle(index)

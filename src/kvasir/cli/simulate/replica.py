@@ -17,6 +17,7 @@ from kvasir.caches import PagedKV
 from kvasir.cli.simulate.adapters import NO_ADAPTERS, AdapterSetup, SimulatedAdapters
 from kvasir.cli.simulate.pushed import PushedBlocks
 from kvasir.errors import QueueFull
+from kvasir.fleet.autoscale import Limits
 from kvasir.plan import CacheGroup, Capacity, RowResult, StepPlan, StepResult, pack_ids
 from kvasir.sched.budget import StepTime, predict
 from kvasir.sched.request_table import RequestTable
@@ -34,7 +35,8 @@ class Setup:
     tokens, of each replica. step_tokens: maximum tokens of a step; fcfs and static exceed it for a single longer
     prompt. replicas: engines that compute whole requests. prefill, decode: engines that compute prompts, and answers;
     with these, `replicas` does not count. router: see kvasir.fleet.cost. transfer: seconds for the keys and values of
-    a token from one engine to another."""
+    a token from one engine to another. limits: of a number of replicas that follows the load; `replicas` does not count
+    with them. start: seconds in which a replica starts."""
 
     policy: str
     costs: tuple[float, float, float, float]
@@ -51,10 +53,14 @@ class Setup:
     router: str = "cost"
     transfer: float = 5e-6
     adapters: AdapterSetup = NO_ADAPTERS
+    limits: Limits | None = None
+    start: float = 30.0
 
     @property
     def name(self) -> str:
         """Of a fleet its replicas and its router, else the policy."""
+        if self.limits:
+            return f"{self.limits.least}-{self.limits.most}x {self.router}"
         if self.prefill:
             return f"{self.prefill}P+{self.decode}D {self.router}"
         return f"{self.replicas}x {self.router}" if self.replicas > 1 else self.policy

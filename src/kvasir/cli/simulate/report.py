@@ -45,6 +45,8 @@ def summarize(setup: Setup, outcome: Outcome) -> Row:
         found = np.percentile(values or [0.0], PERCENTILES)
         row |= {f"{name}_p{p}_s": float(v) for p, v in zip(PERCENTILES, found, strict=True)}
     row |= {"waiting": outcome.waited / max(outcome.seconds, 1e-9), "most_waiting": outcome.most_waiting}
+    replicas = setup.prefill + setup.decode if setup.prefill else setup.replicas
+    row |= {"replica_hours": (outcome.replica_seconds or replicas * outcome.seconds) / 3600}
     row |= {"hit_rate": counts["cached_tokens"] / max(1, counts["looked_up_tokens"])}
     return row | {"seconds": outcome.seconds, "steps": outcome.steps, **counts}
 
@@ -65,6 +67,8 @@ def most_in_time(served: Callable[[float], Row]) -> float:
 
 def print_rows(rows: Sequence[Row], title: str) -> None:
     columns = _COLUMNS + ("loads",) * any(row["loads"] for row in rows)
+    numbers = {round(3600 * row["replica_hours"] / max(row["seconds"], 1e-9), 3) for row in rows}
+    columns += ("replica_hours",) * (len(numbers) > 1)
     names = [name if name == "policy" else f">{name}" for name in columns]
     print_table(names, ([_cell(row[name]) for name in columns] for row in rows), title)
 

@@ -59,7 +59,7 @@ class SimulatedShares:
 @dataclass(slots=True)
 class Outcome:
     """served: in the order of the trace, None for refused requests. waited: sequences times seconds. span: seconds in
-    which requests arrived."""
+    which requests arrived. replica_seconds: replicas times seconds, if their number changed."""
 
     served: list[SimulatedShares | None]
     span: float
@@ -67,6 +67,7 @@ class Outcome:
     waited: float = 0.0
     most_waiting: int = 0
     steps: int = 0
+    replica_seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
 
 
