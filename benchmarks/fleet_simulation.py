@@ -1,14 +1,19 @@
-"""Fleets in virtual time: routers, separate prefill and decode, and how well the coarse simulation agrees.
+"""Fleets in virtual time: routers, separate prefill and decode, numbers of replicas that follow the load, and how well
+the coarse simulation agrees.
 
     python benchmarks/fleet_simulation.py agreement TRACE      coarse replicas against the real scheduler
     python benchmarks/fleet_simulation.py routers TRACE        hits and goodput of each router, 8 replicas
     python benchmarks/fleet_simulation.py ratios TRACE         5 engines: whole replicas, and every ratio of P to D
     python benchmarks/fleet_simulation.py day TRACE            1,000 replicas and a day of traffic
+    python benchmarks/fleet_simulation.py autoscale TRACE      a day with 1 to 8 replicas, and with fixed numbers
 
-TRACE: as for `kvasir simulate`. --limit: only its first requests. --out: folder for the JSON. The costs are those that
-`kvasir simulate` assumes (roughly an 8B model on a large GPU); for `day` they are `--slower` times as high, so that a
-thousand replicas have enough to do. Its load has two peaks of twice the load at night, and its prompts share prefixes
+TRACE: as for `kvasir simulate`. --limit: only its first requests. --out: folder for the JSON and the plot. The costs
+are those that `kvasir simulate` assumes (roughly an 8B model on a large GPU), or --costs; --slower multiplies them, so
+that many replicas have enough to do. A day has two peaks of twice the load at night, and its prompts share prefixes
 only within a copy of the trace.
+
+`ratios` and `routers` find the rate at which 90 % of the requests meet both targets, with coarse replicas. With
+--check, `ratios` then serves the best two of each target at that rate with the real scheduler.
 """
 
 from __future__ import annotations
@@ -23,24 +28,39 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.simulate import COSTS, report
-from kvasir.cli.simulate.coarse_world import CoarseWorld
+from kvasir.cli.simulate import COSTS, divisions, read_costs, report, world_of
 from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
-from kvasir.cli.simulate.world import World
+from kvasir.fleet.autoscale import Limits
 from kvasir.fleet.cost import POLICIES
+from kvasir.types import Target
 
 DAY = 86_400.0
+START = 30.0  # seconds in which a replica starts
 SHOWN = ("asked_per_s", "goodput_per_s", "in_time", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "hit_rate")
 
 
 def served(asked: list[Asked], setup: Setup, coarse: bool, prompts: Prompts | None = None) -> report.Row:
     begun = time.perf_counter()
-    world = CoarseWorld(asked, setup) if coarse else World(asked, setup, prompts)
-    row = report.summarize(setup, world.run()) | {"coarse": coarse, "real_seconds": time.perf_counter() - begun}
+    outcome = world_of(asked, setup, coarse, prompts).run()
+    row = report.summarize(setup, outcome) | {"coarse": coarse, "real_seconds": time.perf_counter() - begun}
     figures = "  ".join(f"{name} {row[name]:.3g}" for name in SHOWN)
     print(f"{'coarse' if coarse else 'exact':<7}{row['policy']:<20} x{setup.rate:<5g} {figures}", flush=True)
     return row
+
+
+def most(asked: list[Asked], setup: Setup) -> tuple[float, report.Row]:
+    """The most requests per second in time, and the row of that run."""
+    rows: list[report.Row] = []
+
+    def run(rate: float) -> report.Row:
+        rows.append(served(asked, replace(setup, rate=rate), True))
+        return rows[-1]
+
+    found = report.most_in_time(run)
+    best = next((row for row in reversed(rows) if row["asked_per_s"] == found), rows[-1])
+    print(f"{setup.name}: {report.ENOUGH:.0%} in time up to {found:.3g} requests/s", flush=True)
+    return found, best
 
 
 def agreement(asked: list[Asked], base: Setup, rates: list[float]) -> Iterator[report.Row]:
@@ -50,28 +70,45 @@ def agreement(asked: list[Asked], base: Setup, rates: list[float]) -> Iterator[r
             yield served(asked, replace(base, replicas=4, rate=rate), coarse, prompts)
 
 
-def routers(asked: list[Asked], base: Setup, rates: list[float], coarse: bool) -> Iterator[report.Row]:
+def routers(asked: list[Asked], base: Setup, rates: list[float]) -> Iterator[report.Row]:
+    """Each router at each rate, and the most requests per second in time."""
+    for router in POLICIES:
+        setup = replace(base, router=router)
+        found, best = most(asked, setup)
+        at_rates = [served(asked, replace(setup, rate=rate), True) for rate in rates]
+        yield {"router": router, "goodput_per_s": found, "hit_rate": best["hit_rate"], "rows": at_rates}
+
+
+def ratios(asked: list[Asked], base: Setup, tpots: list[float], check: bool) -> Iterator[report.Row]:
+    """The most requests per second in time, of whole replicas and of each ratio, for each target."""
     prompts = Prompts(asked)
-    for rate in rates:
-        for router in POLICIES:
-            yield served(asked, replace(base, replicas=8, router=router, rate=rate), coarse, prompts)
+    for tpot in tpots:
+        setups = {s.name: s for s in divisions(replace(base, target=Target(base.target.ttft, tpot)))}
+        found = {name: most(asked, s) for name, s in setups.items()}
+        yield from (
+            {"tpot_target_s": tpot, "setup": name, "coarse": True, "goodput_per_s": rate}
+            for name, (rate, _) in found.items()
+        )
+        best = sorted(found, key=lambda name: -found[name][0])[:2] if check else []
+        for name in best:
+            setup = replace(setups[name], rate=found[name][1]["rate"])
+            yield {"tpot_target_s": tpot, "setup": name, **served(asked, setup, False, prompts)}
 
 
-def ratios(asked: list[Asked], base: Setup, engines: int = 5) -> Iterator[report.Row]:
-    """The most requests per second in time, of whole replicas and of each ratio."""
-    prompts = Prompts(asked)
-    setups = [replace(base, replicas=engines)]
-    setups += [replace(base, prefill=p, decode=engines - p) for p in range(1, engines)]
-    for setup in setups:
-        rows: list[report.Row] = []
-
-        def run(rate: float, setup: Setup = setup, rows: list[report.Row] = rows) -> report.Row:
-            rows.append(served(asked, replace(setup, rate=rate), False, prompts))
-            return rows[-1]
-
-        most = report.most_in_time(run)
-        print(f"{setup.name}: {report.ENOUGH:.0%} in time up to {most:.3g} requests/s", flush=True)
-        yield {"setup": setup.name, "goodput_per_s": most, "rows": rows}
+def plot_ratios(figure: Any, rows: list[report.Row], title: str) -> None:
+    """Goodput over the target for the time per token, a line for each setup."""
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["setup"] for row in rows):
+        own = [row for row in rows if row["setup"] == name and row["coarse"]]
+        style = "-" if "P" in name else "--"
+        label = name.split()[0] if "P" in name else f"{name.split()[0].rstrip('x')} whole replicas"
+        axes.plot([1000 * r["tpot_target_s"] for r in own], [r["goodput_per_s"] for r in own], f"o{style}", label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("target for the time per token, ms")
+    axes.set_ylabel("requests per second, 90 % in time")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    axes.set_title(title, fontsize=9)
 
 
 def a_day(trace: list[Asked], rate: float) -> list[Asked]:
@@ -96,40 +133,70 @@ def _moment(share: float) -> float:
     return t * DAY
 
 
+def slower(setup: Setup, factor: float) -> Setup:
+    """The setup on replicas that take so many times as long."""
+    a, b, c, d = (factor * cost for cost in setup.costs)
+    return replace(setup, costs=(a, b, c, d))
+
+
+def autoscale(day: list[Asked], base: Setup, largest: int) -> Iterator[report.Row]:
+    """1 to `largest` replicas, or none; then every fixed number."""
+    for least in (0, 1, 2):
+        yield served(day, replace(base, limits=Limits(least, largest), start=START), True)
+    for number in range(1, largest + 1):
+        yield served(day, replace(base, replicas=number), True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("agreement", "routers", "ratios", "day"))
+    parser.add_argument("what", choices=("agreement", "routers", "ratios", "day", "autoscale"))
     parser.add_argument("trace", type=Path)
     parser.add_argument("--rate", default="1", help="speed relative to the trace; comma-separated list")
     parser.add_argument("--limit", type=int, help="use only the first requests of the trace")
     parser.add_argument("--memory", type=int, default=400_000, help="tokens of each replica's cache")
-    parser.add_argument("--exact", action="store_true", help="routers: with the real scheduler")
-    parser.add_argument("--replicas", type=int, default=1000, help="day: replicas")
-    parser.add_argument("--load", type=float, default=40.0, help="day: requests per second on average")
-    parser.add_argument("--slower", type=float, default=10.0, help="day: factor of all costs")
+    parser.add_argument("--costs", help="as for kvasir simulate")
+    parser.add_argument("--ttft", type=float, default=2.0, help="target: seconds to the first token")
+    parser.add_argument("--tpot", default="0.1", help="target: seconds per further token; ratios: comma-separated list")
+    parser.add_argument("--check", action="store_true", help="ratios: the best ones with the real scheduler, too")
+    parser.add_argument("--replicas", type=int, help="default: 8; ratios: 5; day: 1000")
+    parser.add_argument("--load", type=float, default=40.0, help="day, autoscale: requests per second on average")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of all costs")
     parser.add_argument("--router", default="cost", help="day: comma-separated list")
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     args = parser.parse_args()
     asked, rates = read_trace(args.trace, args.limit), [float(rate) for rate in args.rate.split(",")]
-    base = Setup("ours", COSTS, memory=args.memory, max_waiting=len(asked))
+    tpots = [float(tpot) for tpot in args.tpot.split(",")]
+    base = Setup("ours", read_costs(args.costs) if args.costs else COSTS, memory=args.memory, max_waiting=len(asked))
+    base = slower(replace(base, target=Target(args.ttft, tpots[0])), args.slower)
+    base = replace(base, replicas=args.replicas or {"ratios": 5, "day": 1000}.get(args.what, 8))
     rows: list[dict[str, Any]] = []
     if args.what == "agreement":
         rows += agreement(asked, base, rates)
     elif args.what == "routers":
-        rows += routers(asked, base, rates, not args.exact)
+        rows += routers(asked, base, rates)
     elif args.what == "ratios":
-        rows += ratios(asked, base)
+        rows += ratios(asked, base, tpots, args.check)
+    elif args.what == "autoscale":
+        rows += autoscale(a_day(asked, args.load), base, base.replicas)
     else:
         day = a_day(asked, args.load)
-        a, b, c, d = (args.slower * cost for cost in COSTS)
         for router in args.router.split(","):
-            rows.append(served(day, replace(base, costs=(a, b, c, d), replicas=args.replicas, router=router), True))
-            print(f"  {len(day)} requests, {args.replicas} replicas: {rows[-1]['real_seconds']:.0f} s", flush=True)
+            rows.append(served(day, replace(base, router=router), True))
+            print(f"  {len(day)} requests, {base.replicas} replicas: {rows[-1]['real_seconds']:.0f} s", flush=True)
     if args.out:
-        facts = {"trace": args.trace.name, "requests": len(asked), "machine": machine_facts()}
-        facts |= {"software": software_facts(), "rows": rows}
-        name = f"fleet-{args.what}-{args.trace.stem}-{time.strftime('%Y-%m-%d')}.json"
-        report.write_json(args.out / name, facts)
+        facts = {"trace": args.trace.name, "requests": len(asked), "options": options_of(args), "costs": base.costs}
+        facts |= {"machine": machine_facts(), "software": software_facts(), "rows": rows}
+        name = f"fleet-{args.what}-{args.trace.stem}"
+        if args.what == "ratios":
+            title = f"{args.trace.stem}: {base.replicas} engines, first token within {args.ttft:g} s"
+            report.write(args.out, name, facts, lambda figure: plot_ratios(figure, rows, title), (6.0, 3.6))
+        else:
+            report.write_json(args.out / f"{name}-{time.strftime('%Y-%m-%d')}.json", facts)
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options, but for folders."""
+    return {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
 
 
 if __name__ == "__main__":

@@ -93,16 +93,22 @@ def plot_rows(figure: Any, rows: Sequence[Row], title: str) -> None:
     figure.suptitle(title, fontsize=9)
 
 
-def write(out: Path, name: str, result: dict[str, Any], draw: Callable[[Any], None]) -> None:
-    """Writes `name`-DATE.json and, if matplotlib is installed, `name`-DATE.png. Raises ConfigError if a file cannot be
-    written."""
+def write(
+    out: Path,
+    name: str,
+    result: dict[str, Any],
+    draw: Callable[[Any], None],
+    size: tuple[float, float] = (13, 3.4),
+) -> None:
+    """Writes `name`-DATE.json and, if matplotlib is installed, `name`-DATE.png of `size` inches. Raises ConfigError if
+    a file cannot be written."""
     stem = f"{name}-{time.strftime('%Y-%m-%d')}"
     write_json(out / f"{stem}.json", result)
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return print("no plot: matplotlib is not installed; try: pip install 'kvasir-llm[bench]'", file=sys.stderr)
-    figure = Figure(figsize=(13, 3.4), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     figure.savefig(out / f"{stem}.png", dpi=120)
     print(f"wrote {out / stem}.png")
