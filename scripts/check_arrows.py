@@ -29,6 +29,7 @@ GROUND = (
         "statistics",
         "replica_statistics",
         "batch_statistics",
+        "server_statistics",
         "fields",
         "json_file",
         "speculation",

@@ -29,6 +29,7 @@ from kvasir.metrics import (
     rows,
 )
 from kvasir.replica_statistics import FLEET, ReplicaStats
+from kvasir.server_statistics import OPERATION, REQUESTS, HttpStats
 from kvasir.types import ServiceClass
 
 RECENT = 1024  # latest measurements kept
@@ -36,50 +37,9 @@ MOST_ADAPTERS = 100  # values of the label `adapter` of a model
 OTHER_ADAPTERS = "all others"  # no adapter's name has a space
 
 # Rows of the dashboard, in order.
-REQUESTS, LATENCY, TEXT = "Requests", "Latency by class", "Tokens"
-KV, TIERS, ENGINE, OPERATION = "KV memory and prefix cache", "Tiers", "Engine", "Operation"
+LATENCY, TEXT = "Latency by class", "Tokens"
+KV, TIERS, ENGINE = "KV memory and prefix cache", "Tiers", "Engine"
 DASHBOARD = (REQUESTS, LATENCY, TEXT, BATCHES, KV, TIERS, ENGINE, FLEET, OPERATION)
-
-
-# -- the server -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class LogStats:
-    dropped: int = counter(
-        "log_lines_dropped",
-        "Log lines dropped because the log could not keep up.",
-        Chart(OPERATION, "Log lines dropped"),
-    )
-
-
-@dataclass
-class HttpStats:
-    """Statistics of the server, whatever the model."""
-
-    responses: Counter[tuple[str, str, int]] = counter(
-        "http_requests",
-        "HTTP requests answered, by route, method and status.",
-        Chart(REQUESTS, "HTTP responses", by=("code",), unit="reqps"),
-        Chart(REQUESTS, "HTTP requests by route", by=("method", "route"), unit="reqps"),
-        start=Counter,
-        labels=("route", "method", "code"),
-    )
-    seconds: Histogram = histogram("http_request_seconds", "Time of an HTTP request.", Chart(REQUESTS, "HTTP time"))
-    open: int = gauge("http_requests_open", "HTTP requests in progress.", Chart(REQUESTS, "Open requests", "HTTP"))
-    stalled: int = counter(
-        "http_stalled",
-        "Connections closed because the client did not read the response.",
-        Chart(OPERATION, "Slow readers", "connections closed per second"),
-    )
-    reloads: Counter[tuple[str, str]] = counter(
-        "reloads",
-        "Reloads of key and certificate files, by file and outcome.",
-        Chart(OPERATION, "File reloads"),
-        start=Counter,
-        labels=("file", "outcome"),
-    )
-    logs: dict[str, Any] = each("log", LogStats)
 
 
 # -- the front of a model: what clients see -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import lru_cache
@@ -39,10 +39,12 @@ from kvasir.text.chat import ChatTemplate
 from kvasir.text.prompts import Prompts
 from kvasir.text.sequences import Breakers, bad_words
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.types import FinishReason, Request, SamplingParams, Task
+from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task
 
 LONG_TEXT = 4096  # ids; texts from this length on are decoded in a thread
 SEQUENCES_KEPT = 16  # cached conversions of bad words and breakers
+Submit = Callable[[Request], AsyncIterator[Delta]]
+Through = Callable[[Request, Submit], AsyncIterator[Delta]]
 
 
 class Front(PromptEncoder):
@@ -224,9 +226,11 @@ class Front(PromptEncoder):
             return tokenizer.decode(ids, skip_special_tokens)
         return await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens)
 
-    async def stream(self, request: Request, reading: Reading | None = None) -> AsyncGenerator[TextDelta]:
+    async def stream(
+        self, request: Request, reading: Reading | None = None, through: Through | None = None
+    ) -> AsyncGenerator[TextDelta]:
         """Streams the deltas of all choices of a resolved request, parsed according to `reading`; ends after the last
-        choice has ended.
+        choice has ended. through: what submits the request to the engine instead.
 
         Close it (aclosing) to leave early: that frees everything the request holds. Raises what `Engine.submit` raises.
         A choice that fails alone ends with FinishReason.ERROR and `error`.
@@ -235,7 +239,9 @@ class Front(PromptEncoder):
         answers = [AnswerText(self.tokenizer, request.prompt_ids, params, reading) for _ in range(params.n)]
         open_answers = params.n
         with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
-            async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
+            submit = self.engine.submit
+            submitted = through(request, submit) if through else submit(request)
+            async with aclosing(submitted) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self.on_tokens(request.tenant, len(delta.token_ids))
                     answer = answers[delta.index]

@@ -33,7 +33,13 @@ async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_o
 
 async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they arrive, each with the number of its stream. The first error cancels the rest and
-    is raised. Streams wait while their items are not read. Close it (aclosing) when leaving early."""
+    is raised. Streams wait while their items are not read; a single one is not read ahead. Close it (aclosing) when
+    leaving early."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
     queue: asyncio.Queue[tuple[int, T] | None] = asyncio.Queue(UNREAD)
     gate = asyncio.Semaphore(at_once)
 

@@ -49,6 +49,10 @@ class ScopeNeeded(KvasirError):
     """A key lacks the scope that the request needs."""
 
 
+class CannotContinue(KvasirError):
+    """A client names a place in a stream that this server cannot continue from."""
+
+
 class AnswerFailed(KvasirError):
     """The engine failed on a choice, or the server ended its request."""
 
@@ -102,6 +106,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(408, str(error), "deadline_exceeded", headers=_retry(None))
         case EngineDead():
             return Fault(503, str(error), "engine_unavailable", headers={"Retry-After": "5"})
+        case CannotContinue():
+            return Fault(409, str(error), "cannot_continue")
         case AnswerFailed():
             return Fault(500, str(error), "engine_error")
         case RequestValidationError():

@@ -10,7 +10,8 @@ from typing import Any, get_origin
 import msgspec
 
 from kvasir.metrics import Histogram, is_gauge
-from kvasir.statistics import RECENT, FrontStats, HttpStats, LogStats
+from kvasir.server_statistics import HttpStats, LogStats
+from kvasir.statistics import RECENT, FrontStats
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
@@ -31,8 +32,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> WorkerReport:
-        """What remains of it when the process has ended: the counters."""
-        return WorkerReport(_ended(self.http), {name: _ended(front) for name, front in self.fronts.items()})
+        """What remains of it when the process has ended: the counters. Its open streams are broken."""
+        http = replace(_ended(self.http), broken=summed(self.http.broken, self.http.streams))
+        return WorkerReport(http, {name: _ended(front) for name, front in self.fronts.items()})
 
 
 def plain(front: FrontStats) -> FrontStats:

@@ -374,7 +374,7 @@ async def test_samplers_and_defaults_reach_the_engine():
     async def ask(options: dict, **info) -> object:
         front = Front(EchoEngine(info=info), byte_tokenizer(), ChatTemplate("{{ messages[0].content }}"))
         stream = front.stream
-        front.stream = lambda core, reading: (seen.append(core.params), stream(core, reading))[1]  # type: ignore[method-assign]
+        front.stream = lambda core, *rest: (seen.append(core.params), stream(core, *rest))[1]  # type: ignore[method-assign]
         async with client(front=front) as http:
             body = {"model": "fake", "prompt": "a", "stream": False, "options": {"num_predict": 2, **options}}
             response = await http.post("/api/generate", json=body)

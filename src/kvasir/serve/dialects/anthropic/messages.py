@@ -23,6 +23,7 @@ from kvasir.engine.answer import TextDelta
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Event
 from kvasir.serve.conversation.drafting import speculation_of
+from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.request import prompt_ids, to_request
@@ -44,6 +45,7 @@ from kvasir.serve.http.wire import renamed
 from kvasir.types import FinishReason, Request, ServiceClass, Usage
 
 router = APIRouter(route_class=JsonRoute)
+_PREFIX = "msg_"
 
 TIERS = {ServiceClass.INTERACTIVE: "standard", ServiceClass.BATCH: "batch", ServiceClass.BACKGROUND: "batch"}
 
@@ -61,7 +63,9 @@ _NAMES = {
 async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     job = await to_job(wire, serving, request)
-    await charge(serving, [job.core], request, whole=not wire.stream)
+    [core], ids = with_event_ids(request, serving, [job.core], stream=bool(wire.stream), prefix=_PREFIX)
+    job = replace(job, core=core)
+    await charge(serving, [core], request, whole=not wire.stream)
     if not wire.stream:
         return json_response(await while_connected(request.receive, job.response()))
     id = request.scope["state"].get("request_id")
@@ -73,7 +77,8 @@ async def messages(wire: MessagesRequest, request: HTTPRequest) -> Response:
         return b"event: error\ndata: " + anthropic_error(fault, id) + b"\n\n"
 
     alive = event({"type": "ping"})
-    return EventStream(job.events(), to_response=response, to_event=failure, ping=serving.settings.ping, alive=alive)
+    how = {"to_response": response, "to_event": failure, "ping": serving.settings.ping, "alive": alive}
+    return EventStream(job.events(ids), **how, numbering=ids)
 
 
 @router.post("/v1/messages/count_tokens", tags=["anthropic"])
@@ -98,7 +103,7 @@ async def to_job(wire: MessagesRequest, serving: Serving, request: HTTPRequest) 
         core, reading = await to_request(conversation, ids, params, serving, fields=scheduling)
     room = serving.front.info.max_model_len - len(core.prompt_ids)
     params = replace(core.params, max_tokens=min(room, wire.max_tokens or 1))
-    core = replace(core, id=f"msg_{secrets.token_hex(12)}", params=params)
+    core = replace(core, id=_PREFIX + secrets.token_hex(12), params=params)
     return MessageJob(wire, serving, core, reading)
 
 
@@ -139,10 +144,11 @@ class MessageJob:
         called = any(block["type"] == "tool_use" for block in whole)
         return {**self._head(last), "content": whole, **self._ending(last, called)}
 
-    async def events(self) -> AsyncGenerator[bytes]:
+    async def events(self, ids: EventIds | None = None) -> AsyncGenerator[bytes]:
         blocks = Blocks(self.reading, omits(self.wire))
         first = True
-        async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
+        stream = self.serving.front.stream(self.core, self.reading, ids and ids.through)
+        async with aclosing(stream) as deltas:
             async for delta in deltas:
                 check_finish(delta, self.core.id)
                 emitted = [{"type": "message_start", "message": self._head(delta)}] if first else []

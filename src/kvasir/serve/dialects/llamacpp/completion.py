@@ -18,6 +18,7 @@ from starlette.responses import Response
 from kvasir.engine.answer import TextDelta
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.drafting import speculation_of
+from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -75,13 +76,14 @@ async def _answer(
 ) -> Response:
     """prompts: per prompt, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
+    requests, ids = with_event_ids(request, serving, requests, stream=bool(wire.stream), prefix="cmpl-")
     await charge(serving, requests, request, whole=not wire.stream)
-    job = LlamaCppJob(wire, serving, requests)
+    job = LlamaCppJob(wire, serving, requests, ids)
     if not wire.stream:
         await while_connected(request.receive, job.run())
         return await write_json(True, job.response)
     ping = {None: serving.settings.ping, -1: NO_PING}.get(wire.sse_ping_interval, float(wire.sse_ping_interval or 1))
-    return EventStream(job.events(), to_response=error_response, to_event=error_event, ping=ping)
+    return EventStream(job.events(), to_response=error_response, to_event=error_event, ping=ping, numbering=ids)
 
 
 def error_response(fault: Fault) -> Response:
@@ -182,7 +184,8 @@ class LlamaCppJob:
     """One HTTP request: its prompts, and how their choices are encoded. Choice j of prompt i has the number i * n +
     j."""
 
-    def __init__(self, wire: Options, serving: Serving, requests: list[Request]):
+    def __init__(self, wire: Options, serving: Serving, requests: list[Request], ids: EventIds | None = None):
+        self._ids = ids
         self.wire = wire
         self.serving = serving
         self.requests = requests
@@ -222,7 +225,7 @@ class LlamaCppJob:
 
     async def _deltas(self) -> AsyncGenerator[tuple[ChoiceState, str, TextDelta]]:
         """The text to send for each delta. A choice that Lines ends is aborted there."""
-        streams = [self.serving.front.stream(core) for core in self.requests]
+        streams = [self.serving.front.stream(core, through=self._ids and self._ids.through) for core in self.requests]
         left = len(self.choices)
         async with aclosing(merge(streams)) as deltas:
             async for i, delta in deltas:

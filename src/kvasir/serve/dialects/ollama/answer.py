@@ -23,6 +23,7 @@ from kvasir.engine.pace import moment
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.conversation.calls import call_id
+from kvasir.serve.conversation.event_ids import EventIds
 from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.dialects.ollama.route import line, stream_lines
@@ -176,12 +177,13 @@ class OllamaJob:
     shape: Shape
     truncated: dict[str, int] = field(default_factory=dict)
     with_context: bool = False
+    ids: EventIds | None = None  # of the lines of a stream
 
     async def respond(self, request: HTTPRequest, streams: bool) -> Response:
         self.clock.asked()
         if streams:
             alive = {**head(self.model), **self.shape(AnswerPart()), "done": False}
-            return stream_lines(self.serving.settings.ping, self.lines(), alive)
+            return stream_lines(self.serving.settings.ping, self.lines(), alive, self.ids)
         answers = await while_connected(request.receive, self.answers())
         return await write_json(self.core.params.logprobs is not None, self.whole, answers)
 
@@ -241,7 +243,8 @@ class OllamaJob:
     async def _parts(self) -> AsyncGenerator[tuple[TextDelta, AnswerPart]]:
         """The engine's deltas with their parsed content. Raises AnswerFailed, DeadlineExceeded."""
         calls = [CallCollector(self.reading) for _ in range(self.core.params.n)]
-        async with aclosing(self.serving.front.stream(self.core, self.reading)) as deltas:
+        stream = self.serving.front.stream(self.core, self.reading, self.ids and self.ids.through)
+        async with aclosing(stream) as deltas:
             async for delta in deltas:
                 check_finish(delta, self.core.id)
                 self.clock.token(delta.at)

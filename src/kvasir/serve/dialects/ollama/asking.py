@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.serve.conversation.event_ids import with_event_ids
 from kvasir.serve.conversation.limits import charge
 from kvasir.serve.dialects.ollama.answer import AnswerPart, Clock, OllamaJob, Shape, head
 from kvasir.serve.dialects.ollama.loading import load_or_unload
@@ -34,5 +36,7 @@ async def answer(wire: Asking, request: HTTPRequest, shape: Shape, to_job: Maker
         text = await serving.front.decode(job.core.prompt_ids)
         shown = {**head(wire.model), **shape(AnswerPart()), "done": False}
         return json_response({**shown, "_debug_info": {"rendered_template": text}})
-    await charge(serving, [job.core], request, whole=not wire.streams)
+    [core], ids = with_event_ids(request, serving, [job.core], stream=wire.streams, lines=True)
+    job = replace(job, core=core, ids=ids)
+    await charge(serving, [core], request, whole=not wire.streams)
     return await job.respond(request, wire.streams)

@@ -15,7 +15,7 @@ from kvasir.serve.dialects.ollama.errors import ollama_error
 from kvasir.serve.hosting.catalogue import Catalogue, catalogue_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import Fault
-from kvasir.serve.http.sse import LINES, EventStream
+from kvasir.serve.http.sse import LINES, EventStream, Numbering
 
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer.", "content": {"application/json": {}, "application/x-ndjson": {}}}
@@ -42,11 +42,12 @@ def line(content: dict[str, Any]) -> bytes:
     return msgspec.json.encode(content) + b"\n"
 
 
-def stream_lines(ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any]) -> EventStream:
+def stream_lines(
+    ping: float, events: AsyncGenerator[bytes], alive: dict[str, Any], numbering: Numbering | None = None
+) -> EventStream:
     """alive: the line that is sent after a silence of `ping` seconds; clients parse every line."""
-    return EventStream(
-        events, to_response=_error_response, to_event=_error_line, ping=ping, headers=LINES, alive=line(alive)
-    )
+    how = {"to_response": _error_response, "to_event": _error_line, "headers": LINES, "alive": line(alive)}
+    return EventStream(events, **how, ping=ping, numbering=numbering)
 
 
 def _error_response(fault: Fault) -> Response:

@@ -22,6 +22,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
 from kvasir.serve.conversation.chat_format import to_messages, to_tools
 from kvasir.serve.conversation.drafting import prediction_of, speculation_of
+from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.messages import Conversation
@@ -54,6 +55,7 @@ from kvasir.serve.http.wire import refuse_fields
 from kvasir.types import Request, Usage
 
 router = APIRouter(route_class=JsonRoute)
+_PREFIX = "chatcmpl-"
 
 
 @router.post("/v1/chat/completions", tags=["openai"], responses=STREAMED)
@@ -61,10 +63,12 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model, adapter=wire.lora_path, param="lora_path")
     begun, created = time.monotonic(), int(time.time())
     core, reading = await _to_core(wire, serving, request)
+    [core], ids = with_event_ids(request, serving, [core], stream=bool(wire.stream), prefix=_PREFIX)
     await charge(serving, [core], request, whole=not wire.stream)
     if wire.stream:
-        events = chat_events(wire, core, reading, serving, created, begun)
-        return EventStream(events, to_response=error_response, to_event=error_event, ping=serving.settings.ping)
+        events = chat_events(wire, core, reading, serving, ids.created if ids else created, begun, ids)
+        how = {"to_response": error_response, "to_event": error_event, "ping": serving.settings.ping}
+        return EventStream(events, **how, numbering=ids)
     answers = await while_connected(request.receive, serving.front.complete(core, reading))
     heavy = bool(wire.logprobs) or wire.prompt_logprobs is not None
     return await write_json(heavy, to_response, wire, core, reading, answers, serving, created)
@@ -103,7 +107,7 @@ async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) ->
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
         given = {"max_tokens": getattr(wire, length), "logprobs": logprobs}
         params = to_params(wire, serving.front.info, serving.own, **given)
-        id = f"chatcmpl-{secrets.token_hex(12)}"
+        id = _PREFIX + secrets.token_hex(12)
         return await to_request(conversation, ids, params, serving, id=id, fields=fields)
 
 
@@ -171,7 +175,13 @@ def ending(core: Request, answer: Answer | TextDelta) -> dict[str, Any]:
 
 
 async def chat_events(
-    wire: ChatRequest, core: Request, reading: Reading | None, serving: Serving, created: int, begun: float
+    wire: ChatRequest,
+    core: Request,
+    reading: Reading | None,
+    serving: Serving,
+    created: int,
+    begun: float,
+    ids: EventIds | None = None,
 ) -> AsyncGenerator[bytes]:
     """The chunks of all choices, the usage if requested, and the end marker. begun: start of the request, in seconds of
     time.monotonic."""
@@ -187,7 +197,7 @@ async def chat_events(
     def total() -> dict[str, Any]:
         return usage_object([usages.values()], len(core.prompt_ids), wire.prediction is not None)
 
-    async with aclosing(serving.front.stream(core, reading)) as deltas:
+    async with aclosing(serving.front.stream(core, reading, ids and ids.through)) as deltas:
         async for delta in deltas:
             check_finish(delta, core.id)
             first_of_all, first = not usages, delta.index not in usages

@@ -21,6 +21,7 @@ from kvasir.engine.answer import Answer, TextDelta, TokenInfo, prompt_text
 from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N
 from kvasir.serve.conversation.drafting import speculation_of
+from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.ranking import best
@@ -58,10 +59,13 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model, adapter=for_all(wire.lora_path), param=PARAM)
     prompts = await to_requests(wire, serving, request)
+    prompts, ids = with_event_ids(request, serving, prompts, stream=bool(wire.stream), prefix="cmpl-")
     await charge(serving, prompts, request, whole=not wire.stream)
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
     if wire.stream:
-        return EventStream(job.events(), to_response=error_response, to_event=error_event, ping=serving.settings.ping)
+        events = job.events() if ids is None else replace(job, id=ids.core.id, created=ids.created).events(ids)
+        how = {"to_response": error_response, "to_event": error_event, "ping": serving.settings.ping}
+        return EventStream(events, **how, numbering=ids)
     answers = await while_connected(request.receive, all_of(serving.front.complete, prompts))
     heavy = wire.logprobs is not None or wire.prompt_logprobs is not None
     return await write_json(heavy, job.response, answers)
@@ -233,14 +237,14 @@ class CompletionJob:
 
     # -- the stream ----------------------------------------------------------------------------------------
 
-    async def events(self) -> AsyncGenerator[bytes]:
+    async def events(self, ids: EventIds | None = None) -> AsyncGenerator[bytes]:
         """The chunks of all choices, the usage if requested, and the end marker."""
         options = self.wire.stream_options
         final_usage = bool(options and options.include_usage)
         always_usage = bool(options and options.continuous_usage_stats)
         chunks = Chunks(self.serving, "text_completion", self.id, self.created, with_usage=final_usage)
         usages: list[dict[int, Usage]] = [{} for _ in self.prompts]
-        streams = [self.serving.front.stream(core) for core in self.prompts]
+        streams = [self.serving.front.stream(core, through=ids and ids.through) for core in self.prompts]
         async with aclosing(merge(streams)) as deltas:
             async for i, delta in deltas:
                 check_finish(delta, self.id)

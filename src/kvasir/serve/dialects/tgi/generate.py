@@ -14,6 +14,7 @@ from kvasir import __version__
 from kvasir.errors import InvalidRequest
 from kvasir.fields import MAX_N, MAX_STOP_STRINGS, names_in
 from kvasir.serve.conversation.drafting import speculation_of
+from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.sampling import asked_fields, sampling_params
@@ -48,6 +49,7 @@ async def generate(wire: GenerateRequest, request: HTTPRequest) -> Response:
     given = wire.parameters or Parameters()
     serving = await serving_of(request, wire.model, adapter=given.adapter_id, param=_ADAPTER)
     core = await to_request(wire, given, serving, request)
+    with_event_ids(request, serving, [core], stream=False)
     await charge(serving, [core], request, whole=True)
     answers = await while_connected(request.receive, serving.front.complete(core))
     ranked = best(answers, len(answers), always=True)
@@ -64,12 +66,14 @@ async def generate_stream(wire: GenerateRequest, request: HTTPRequest) -> Respon
         if value:
             raise InvalidRequest(f"{name} cannot be streamed", "use /generate", param=f"parameters.{name}")
     core = await to_request(wire, given, serving, request)
+    [core], ids = with_event_ids(request, serving, [core], stream=True)
     await charge(serving, [core], request, whole=False)
     return EventStream(
-        _events(wire, given, core, serving),
+        _events(wire, given, core, serving, ids),
         to_response=lambda fault: response_of(fault, request.scope),
         to_event=lambda fault: event(tgi_error(fault)),
         ping=serving.settings.ping,
+        numbering=ids,
     )
 
 
@@ -168,9 +172,11 @@ def _special_ids(serving: Serving) -> frozenset[int]:
     return serving.front.tokenizer.special_ids if serving.front.tokenizer else frozenset()
 
 
-async def _events(wire: GenerateRequest, given: Parameters, core: Request, serving: Serving) -> AsyncGenerator[bytes]:
+async def _events(
+    wire: GenerateRequest, given: Parameters, core: Request, serving: Serving, ids: EventIds | None
+) -> AsyncGenerator[bytes]:
     tokens = TokenStream(core, _prefix(wire, given), _special_ids(serving))
-    async with aclosing(serving.front.stream(core)) as deltas:
+    async with aclosing(serving.front.stream(core, through=ids and ids.through)) as deltas:
         async for delta in deltas:
             if found := [event(msgspec.json.encode(token)) for token in tokens.push(delta)]:
                 yield b"".join(found)

@@ -1,0 +1,101 @@
+"""Two servers in front of one replica: one is killed under streams of several dialects, which continue at the other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.cli.test_replica import command, key  # noqa: F401
+from tests.serve.dialects.table import LENGTH, PATHS, SEED, TEMPERATURE, Row
+from tests.serve.dialects.test_continued import ASKED, events_of, id_of, plain
+
+SMALL = ("kvasir-mini", "--threads", "1", "--num-blocks", "200")
+DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
+TEXT = "Tell me a long story about a dragon."
+
+
+def body_of(row: Row, **common) -> dict:
+    body = row.request(TEXT, True, **{LENGTH: 120, TEMPERATURE: 1.0, **common})
+    named = {"model": "kvasir-mini"} | ({"stream": True} if row.path.startswith("/api") else {})
+    return {**body, **named}
+
+
+def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Event) -> list[str]:
+    """The complete events of a stream, which may break. begun: set after a few of them."""
+    data = ""
+    try:
+        with httpx.stream("POST", url + row.path, json=body, headers=headers, timeout=300, trust_env=False) as response:
+            if response.status_code != 200:
+                raise AssertionError(response.read())
+            for piece in response.iter_text():
+                data += piece
+                if data.count('"') > 400:
+                    begun.set()
+    except httpx.TransportError:
+        assert data, "the stream had not begun"
+        data = data[: data.rindex("\n") + 1] if row.path.startswith("/api") else data[: data.rindex("\n\n") + 2]
+    finally:
+        begun.set()
+    assert "error" not in data, data[-500:]
+    return events_of(data)
+
+
+def cut_short(url: str, pid: int, bodies: list[tuple[Row, dict]]) -> list[list[str]]:
+    """What each stream received before the server was killed."""
+    begun = [threading.Event() for _ in bodies]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        work = [pool.submit(received, url, *one, ASKED, b) for one, b in zip(bodies, begun, strict=True)]
+        assert all(b.wait(120) for b in begun)
+        os.kill(pid, signal.SIGKILL)
+        return [one.result() for one in work]
+
+
+def finished(row: Row, events: list[str]) -> bool:
+    return any(mark in events[-1] for mark in ("[DONE]", "message_stop", '"done":true'))
+
+
+@pytest.mark.slow
+def test_streams_of_a_router_that_is_killed_continue_at_another(key):  # noqa: F811
+    with ExitStack() as stack:
+        _, replica = stack.enter_context(command("replica", *SMALL, "--replica-key", key, "--port", "0"))
+        front = ("serve", "kvasir-mini", "--port", "0", "--replica", replica, "--replica-key", key)
+        routers = [stack.enter_context(command(*front)) for _ in range(3)]
+        cut = 0
+        for (process, url), (_, other) in itertools.pairwise(routers):
+            bodies = [(PATHS[path], body_of(PATHS[path])) for path in DIALECTS for _ in range(2)]
+            for (row, body), first in zip(bodies, cut_short(url, process.pid, bodies), strict=True):
+                cut += not finished(row, first)
+                last, never = id_of(first[-1]), threading.Event()
+                whole = plain(first + received(other, row, body, {"Last-Event-ID": last}, never))
+                seeded = body_of(row, **{SEED: int(last.split(".")[2], 16)})
+                wanted = plain(received(other, row, seeded, {}, never))
+                assert row.read(whole, True).text == row.read(wanted, True).text, (row.path, last)
+        assert cut > len(DIALECTS), "streams that were cut"
+        metrics = httpx.get(f"{other}/metrics").text
+        assert 'kvasir_http_streams_continued_total{outcome="continued"}' in metrics
+
+
+@pytest.mark.slow
+def test_streams_of_an_api_worker_that_is_killed_continue_at_another():
+    serve = ("serve", *SMALL, "--port", "0", "--api-workers", "2")
+    with command(*serve) as (process, url):
+        import psutil
+
+        [worker] = [p for p in psutil.Process(process.pid).children() if "api_worker" in " ".join(p.cmdline())][:1]
+        rows = [(PATHS[path], body_of(PATHS[path], **{SEED: 3})) for path in DIALECTS]
+        whole = [received(url, row, body, {}, threading.Event()) for row, body in rows]
+        firsts = cut_short(url, worker.pid, rows * 3)
+        for (row, body), first, one in zip(rows * 3, firsts, whole * 3, strict=True):
+            rest = received(url, row, body, {"Last-Event-ID": id_of(first[-1])}, threading.Event())
+            assert row.read(plain(first + rest), True).text == row.read(plain(one), True).text, row.path
+        broken = [one for (row, _), one in zip(rows * 3, firsts, strict=True) if not finished(row, one)]
+        assert broken
+        metrics = httpx.get(f"{url}/metrics", timeout=60).text
+        assert 'kvasir_http_streams_broken_total{event_ids="yes"}' in metrics, metrics
