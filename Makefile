@@ -54,6 +54,7 @@ test: env  ## Run the fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
 test-all: env sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
+	@$(PY) -c 'import ray' 2>/dev/null || $(EXTRA) fleet | $(PIP) -r /dev/stdin
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 

@@ -41,7 +41,7 @@ COMPUTING = (
     *("device", "ops", "parallel", "quant", "layers", "models"),
     *("weights", "lora", "sampling", "program", "graph", "runner"),
 )
-EVERYTHING = (*THINKING, *COMPUTING, "engine", "fleet", "store", "serve")
+EVERYTHING = (*THINKING, *COMPUTING, "engine", "fleet", "store", "data", "serve")
 
 # Room -> the rooms it may import besides itself and the ground (a dotted entry allows only that module of a room).
 ARROWS: dict[str, tuple[str, ...]] = {
@@ -67,6 +67,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "engine": (*THINKING, *COMPUTING),
     "fleet": ("kv", "sched", *(f"engine.{name}" for name in ("adapters", "client", "cumulative_stats", "journal"))),
     "store": ("weights", "text"),
+    "data": ("engine", "weights"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
         *("engine.pace", "engine.scoring", "engine.thinking", "engine.turns"),
@@ -125,7 +126,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         *("ops/launch.py", "ops/kernels.py", "ops/compiling.py", "ops/*/triton*.py", "graph/triton.py"),
         "sampling/triton*.py",
     ),
-    "ray": (),
+    "ray": ("data/dataset.py",),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
     **dict.fromkeys(("eval", "exec", "compile", "__import__", "os.system", "os.popen"), ()),
 }
@@ -133,13 +134,13 @@ FORBIDDEN_ARGUMENTS = ("allow_pickle", "shell", "trust_remote_code")
 BUILTINS = ("eval", "exec", "compile", "__import__")
 
 # These rooms never import torch; in `engine`, only the files that build and step the computing half do.
-NO_TORCH = (*GROUND, *THINKING, "fleet", "store", "serve")
+NO_TORCH = (*GROUND, *THINKING, "fleet", "store", "data", "serve")
 TORCH_IN_ENGINE = ("engine/build.py", "engine/core.py", "engine/worker.py")
 # Importing these must not load torch, not even through other modules: the API process and `kvasir --help`.
 LOADS_WITHOUT_TORCH = (
     "__init__.py",
     *(f"{name}.py" for name in GROUND),
-    *(f"{room}/*" for room in (*THINKING, "fleet", "store", "serve")),
+    *(f"{room}/*" for room in (*THINKING, "fleet", "store", "data", "serve")),
     "engine/__init__.py",
     "engine/client.py",
     "engine/front.py",

@@ -6,7 +6,7 @@ The fast tests draw the same few examples every time, so that a verdict is about
 import atexit
 import contextlib
 import gc
-import importlib
+import importlib.util
 import os
 from pathlib import Path
 from random import Random
@@ -69,6 +69,14 @@ def spread(variants, count):
     """So many of them, always the same ones, drawn: every n-th might all have the same value of a parameter."""
     chosen = Random(0).sample(range(len(variants)), min(count, len(variants)))
     return [variants[index] for index in sorted(chosen)]
+
+
+def pytest_runtest_setup(item):
+    """Without Ray, its tests are skipped, but a failure where everything is to run."""
+    if item.get_closest_marker("ray") and importlib.util.find_spec("ray") is None:
+        if item.config.option.markexpr.startswith("not gpu"):
+            pytest.fail("Ray is missing: pip install 'ray[data,serve]'")
+        pytest.skip("Ray is not installed")
 
 
 def pytest_collection_modifyitems(items):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Unpack
 from kvasir.adapters import Lora
 from kvasir.engine.async_llm import AsyncLLM, Prompt, within
 from kvasir.engine.extras import ExtrasOfMany, LoraOfMany, one_of
+from kvasir.engine.loop_thread import LoopThread
 from kvasir.engine.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -50,9 +51,7 @@ class LLM:
     def __init__(self, model: str, *, progress: bool = True, **options: Any):
         self._show = progress
         self._closing = threading.Lock()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-llm", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("kvasir-llm")
         try:
             self._llm = AsyncLLM(model, launch=True, **options)
             try:
@@ -61,7 +60,7 @@ class LLM:
                 self._llm.abandon()
                 raise
         except BaseException:
-            self._end_loop()
+            self._loop.end()
             raise
 
     @property
@@ -185,12 +184,12 @@ class LLM:
     def close(self) -> None:
         """Ends the engine and frees its memory; idempotent."""
         with self._closing:
-            if not self._thread.is_alive():
+            if not self._loop.is_alive:
                 return
             try:
                 self._wait(self._llm.stop())
             finally:
-                self._end_loop()
+                self._loop.end()
 
     def __enter__(self) -> LLM:
         return self
@@ -231,7 +230,7 @@ class LLM:
         """Runs all work, as much of it concurrently as may wait in the engine; if one item fails, the others are
         cancelled and its error is raised. answers: the highest number of choices of a request."""
         window = asyncio.Semaphore(max(1, min(self._llm.options.max_waiting, MAX_WAITING_PER_KEY) // answers))
-        futures = [asyncio.run_coroutine_threadsafe(within(window, w), self._loop) for w in work]
+        futures = [self._loop.run(within(window, w)) for w in work]
         try:
             return self._collect(futures)
         except BaseException:
@@ -251,26 +250,7 @@ class LLM:
             return [f.result() for f in futures]
 
     def _wait(self, work):
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # the caller was interrupted; a cancelled start leaves no engine running
-            raise
-
-    def _end_loop(self) -> None:
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    """Cancels all other tasks of the loop."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+        return self._loop.wait(work)  # an interrupted start is cancelled and leaves no engine running
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
