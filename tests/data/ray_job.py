@@ -6,9 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import ray
-import ray.data
-
 import kvasir.data
 from kvasir import SamplingParams
 
@@ -17,6 +14,9 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
 
 
 def main(rows: str, checkpoint: str, output: str, actors: int) -> None:
+    import ray
+    import ray.data
+
     ray.init(num_cpus=actors + 1, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     dataset = ray.data.from_items(json.loads(Path(rows).read_text()), override_num_blocks=8)
     found = kvasir.data.map(

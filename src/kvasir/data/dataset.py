@@ -59,7 +59,8 @@ def map(
     options.setdefault("host_share", 1 / concurrency)
     if num_cpus and num_cpus >= 1:
         options.setdefault("threads", int(num_cpus))
-    from ray.data import ActorPoolStrategy  # there is a dataset, so Ray is there
+    # There is a dataset, so Ray is there.
+    from ray.data import ActorPoolStrategy  # type: ignore[import-not-found]
 
     return dataset.map_batches(
         Mapper,
