@@ -24,10 +24,15 @@ def preempt(run: Run) -> None:
 def abort_neighbours(run: Run) -> None:
     """Others come and are gone a step later, or three. The former follow no grammar, which might force all they say."""
     if run.step % 2 == 0 and run.step < 10:
-        run.submit_neighbour(f"gone {run.step}", **({"grammar": None} if run.step % 4 == 0 else {}))
+        run.submit_neighbour(f"gone {run.step}", **unforced(run.step % 4 == 0))
     if run.step % 4 == 1:
         run.abort(f"gone {run.step - 1}")
     run.abort(f"gone {run.step - 3}")
+
+
+def unforced(whether: bool) -> Values:
+    """Fields of a request that follows no grammar; none of them, if it may."""
+    return {"grammar": None} if whether else {}
 
 
 def pause_for_readers(run: Run) -> None:
@@ -122,9 +127,10 @@ def evictions(policy: str) -> Feature:
 
 
 def late_neighbours(run: Run) -> None:
-    """Others come that have time for a step, or for none."""
+    """Others come that have time for a step, or for none. Those that follow no grammar need more: one may force all
+    that they say in their first step."""
     if run.step % 2 == 0 and run.step < 10:
-        run.submit_neighbour(f"late {run.step}", deadline=0.005)
+        run.submit_neighbour(f"late {run.step}", deadline=0.005, **unforced(run.step % 4 == 0))
 
 
 def displace(run: Run) -> None:
