@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -56,10 +56,19 @@ def _wait(base: str, process: subprocess.Popen) -> None:
 
 
 def engine_pid(process: subprocess.Popen) -> int:
-    """The process id of the engine: the child that runs kvasir.engine.worker."""
+    """The process id of the engine; of a fleet, that of one of its replicas."""
+    if found := engine_pids(process):
+        return found[0]
+    raise AssertionError("no engine process")
+
+
+def engine_pids(process: subprocess.Popen) -> list[int]:
+    """The process ids of the engines: the children that run kvasir.engine.worker."""
     import psutil
 
+    found = []
     for child in psutil.Process(process.pid).children(recursive=True):
-        if "kvasir.engine.worker" in child.cmdline():
-            return child.pid
-    raise AssertionError("no engine process")
+        with suppress(psutil.Error):  # it has just ended
+            if "kvasir.engine.worker" in child.cmdline():
+                found.append(child.pid)
+    return found

@@ -18,7 +18,8 @@ from tests.e2e.server import serving
 SMALL = ("--max-model-len", "512", "--num-blocks", "64", "--no-overlap")
 TALK = [{"role": "user", "content": "Tell me a long story about a dragon and a princess."}]
 ASKED = {
-    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 90, "seed": 1, "temperature": 1.0, "n": 2},
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 90, "seed": 1, "temperature": 1.0, "n": 2}
+    | {"return_token_ids": True},
     "/v1/chat/completions": {"messages": TALK, "max_tokens": 90, "seed": 2, "temperature": 1.0},
     "/v1/messages": {"messages": TALK, "max_tokens": 90, "temperature": 0},
     "/api/generate": {"prompt": "Once upon a time", "raw": True, "options": {"num_predict": 90, "seed": 3}},
@@ -44,16 +45,17 @@ def streamed(base: str, path: str) -> list:
 def said(event: dict) -> list:
     for choice in event.get("choices", ()):
         text = choice.get("text", "") + (choice.get("delta", {}).get("content") or "")
-        return [(choice["index"], c) for c in text] + [(choice["index"], choice["finish_reason"])]
+        parts = [*text, *(choice.get("token_ids") or ()), choice["finish_reason"]]
+        return [(choice["index"], part) for part in parts]
     delta = event.get("delta", {})
     text = delta.get("text", "") + event.get("response", "")
     return [*text, delta.get("stop_reason") or event.get("done")]
 
 
 def comparable(found: list) -> list:
-    """Choices one after the other; how texts are cut into events does not matter."""
+    """Choices one after the other, their ids after their texts; how these are cut into events does not matter."""
     real = [one for one in found if one not in (None, False) and one != (0, None) and one != (1, None)]
-    return sorted(real, key=lambda one: one[0] if isinstance(one, tuple) else 0)
+    return sorted(real, key=lambda one: (one[0], isinstance(one[1], int)) if isinstance(one, tuple) else (0, False))
 
 
 def views(base: str) -> list[dict]:

@@ -31,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Load and harm for a server.")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--replicas", type=int, default=1, help="of a fleet; 1: a single engine")
     options = parser.parse_args()
     seed = random.randrange(2**31) if options.seed is None else options.seed
     heed()
@@ -40,7 +41,7 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"{time.monotonic() - begun:6.0f} s  {line}", flush=True)
 
-    tally = asyncio.run(soak(options.seconds, seed, say=say))
+    tally = asyncio.run(soak(options.seconds, seed, say=say, replicas=options.replicas))
     print(table(tally))
     if tally.slowness >= SLOW:
         print(f"this machine is {tally.slowness:.1f} times slower than alone: whether all had its effect is not judged")

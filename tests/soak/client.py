@@ -23,10 +23,12 @@ class Tally:
     """What happened, by name. fired: of what was injected, that of which the effect was seen. longest: the most seconds
     that one took. seen: the most that a counter of the engine showed at a moment of rest. wrong: a line for each thing
     that must not happen. patience: seconds after which a piece of load or harm counts as lost, however many signs of
-    life its stream gives. slowness: how many times longer things take than on a machine that does nothing else."""
+    life its stream gives. slowness: how many times longer things take than on a machine that does nothing else.
+    replicas: of the server; 1 for a single engine."""
 
     patience: float = 300.0
     slowness: float = 1.0
+    replicas: int = 1
     injected: Counter[str] = field(default_factory=Counter)
     fired: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)

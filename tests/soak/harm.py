@@ -21,6 +21,7 @@ from tests.soak.client import Client, Refused
 from tests.soak.server import BATCH, FREE, LIMITED, MANAGER, MAX_WAITING, STREAM_IDLE_TIMEOUT
 from tests.soak.work import ADAPTERS, MODEL, STORY, Choice, Question, streamed
 
+Harm = tuple[Callable[[Client], Awaitable[bool]], float]
 LONG = {"model": MODEL, "prompt": STORY, "max_tokens": 300, "ignore_eos": True}
 
 # Some megabytes, more than the buffers of a connection hold.
@@ -323,7 +324,7 @@ async def set_clock(c: Client) -> bool:
 
 
 # A harm and how often it is done, in relation to the others.
-HARMS: dict[str, tuple[Callable[[Client], Awaitable[bool]], float]] = {
+HARMS: dict[str, Harm] = {
     "client leaves a stream": (leave_stream, 4),
     "client leaves before the answer": (leave_whole, 4),
     "slow reader": (read_slowly, 3),

@@ -1,10 +1,11 @@
-"""The server under soak: two processes, their keys, and everything that must be back at its base line at rest."""
+"""The server under soak: its processes, their keys, and everything that must be back at its base line at rest."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -18,12 +19,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
 from tests.composition.adapters import on_linears
-from tests.e2e.server import SRC, engine_pid
+from tests.e2e.server import SRC, engine_pids
 from tests.soak.wall import WallClock
 from tests.soak.work import ADAPTERS, MODEL
 
@@ -45,9 +47,9 @@ SMALL += ("--max-num-seqs", "12", "--block-size", "16", "--num-blocks", "96", "-
 SMALL += ("--max-loras", "2", "--lora-memory", "2000000")  # two of the adapters fit
 DISK = 1 << 19  # bytes: a few blocks, full at once and ever again
 MORE_BYTES = 96 << 20  # that a process may hold beyond its base line: freed memory that the allocator keeps
-# At rest: the engine, two renderers of chat templates, one checker of grammars, the tokenizer's first process, a copy.
-# An engine has two more of a tokenizer, from its first grammar on.
-CHILDREN, OF_ENGINE = 6, 2
+# At rest, besides engines: two renderers of chat templates, one checker of grammars, the tokenizer's first process, a
+# copy. An engine has two more of a tokenizer, from its first grammar on.
+CHILDREN, OF_ENGINE = 5, 2
 TIMER = "Thread-"  # looks after surplus processes, while there are any
 SURPLUS_SECONDS = 180.0  # within which further checkers and copies leave: they stay for a minute without work
 REST_SECONDS = 60.0  # within which the gauges come back to zero
@@ -119,24 +121,37 @@ def num_children(process: psutil.Process) -> int:
 
 
 class Server:
-    """A running `kvasir serve`; `log` is what it prints."""
+    """A running `kvasir serve`; `log` is what it prints. replicas: engines that it has at rest."""
 
-    def __init__(self, base: str, process: subprocess.Popen, log: Path, wall: WallClock):
+    def __init__(self, base: str, process: subprocess.Popen, log: Path, wall: WallClock, replicas: int = 1):
         self.base = base
         self.process = process
         self.log = log
         self.wall = wall
+        self.replicas = replicas
         self._stops = asyncio.Lock()  # one harm alone stops and resumes the engine
         self.kills = 0
 
     @property
-    def engine(self) -> int:
-        return engine_pid(self.process)
+    def most(self) -> int:
+        """Engines that there may be at once."""
+        return self.replicas + (self.replicas > 1)
 
-    async def kill_engine(self) -> bool:
-        """False when there was none to kill, since it was just being started."""
+    @property
+    def engines(self) -> list[int]:
+        return sorted(engine_pids(self.process))
+
+    @property
+    def engine(self) -> int:
+        """The engine, or any replica."""
+        found = self.engines
+        assert found, "no engine process"
+        return random.choice(found)
+
+    async def kill_engine(self, pid: int | None = None) -> bool:
+        """pid: of one of them. False when there was none to kill, since it was just being started."""
         try:
-            os.kill(self.engine, signal.SIGKILL)
+            os.kill(pid or self.engine, signal.SIGKILL)
         except (AssertionError, psutil.Error, ProcessLookupError):
             return False
         self.kills += 1
@@ -160,20 +175,14 @@ class Server:
 
     async def kill_starting(self) -> bool:
         """Kills the engine, and the next one while it starts."""
-        before = self._engine_pid()
+        before = self.engines
         if not await self.kill_engine():
             return False
         for _ in range(2000):
-            if self._engine_pid() not in (before, None):
-                break
+            if new := set(self.engines).difference(before):
+                return await self.kill_engine(new.pop())
             await asyncio.sleep(0.005)
-        return await self.kill_engine()
-
-    def _engine_pid(self) -> int | None:
-        try:
-            return self.engine
-        except (AssertionError, psutil.Error):
-            return None
+        return False
 
     async def stop_engine(self, seconds: float) -> bool:
         """It stands still for so long, as on a machine that is busy with something else."""
@@ -246,10 +255,29 @@ class Server:
         """Returns when the processes that were started for a moment of much work have left."""
         for _ in range(int(SURPLUS_SECONDS / 0.5)):
             now = Facts.of(self.process.pid)
-            if now.children == CHILDREN and TIMER not in now.threads:
+            if now.children == CHILDREN + self.replicas and TIMER not in now.threads:
                 return
             await asyncio.sleep(0.5)
-        raise AssertionError(f"the server does not come to {CHILDREN} children: {now}")
+        raise AssertionError(f"the server does not come to {CHILDREN + self.replicas} children: {now}")
+
+    async def views(self) -> list[dict[str, Any]]:
+        """Of the replicas of a fleet."""
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {FREE}", "connection": "close"}) as http:
+            return (await http.get(f"{self.base}/fleet", timeout=30)).json()["replicas"]
+
+    async def restore(self, seconds: float = REST_SECONDS) -> None:
+        """Brings a fleet back to its replicas, all of them ready."""
+        if self.replicas == 1:
+            return
+        headers, found = {"authorization": f"Bearer {MANAGER}", "connection": "close"}, []
+        async with httpx.AsyncClient(headers=headers, timeout=seconds) as http:
+            for _ in range(int(seconds / 0.1)):
+                await http.post(f"{self.base}/fleet/scale", json={"replicas": self.replicas})
+                found = [view["status"] for view in await self.views()]
+                if found == ["ready"] * self.replicas:
+                    return
+                await asyncio.sleep(0.1)
+        raise AssertionError(f"the replicas do not come back: {found}")
 
     async def rest(self, seconds: float = REST_SECONDS) -> list[str]:
         """Waits until nothing is under way; the gauges that do not come back to zero."""
@@ -270,7 +298,8 @@ class Server:
         return time.monotonic(), sum(t.user + t.system for t in times)
 
     async def facts(self) -> dict[str, Facts]:
-        return {"server": Facts.of(self.process.pid), "engine": Facts.of(self.engine)}
+        engines = {f"engine {i}": Facts.of(pid) for i, pid in enumerate(self.engines)}
+        return {"server": Facts.of(self.process.pid), **engines}
 
     async def leaks(self, base: dict[str, Facts], seconds: float = LEAK_SECONDS) -> list[str]:
         """What is not back at the base line after so long: a second checker of grammars stays for a minute. Lowers the
@@ -282,8 +311,8 @@ class Server:
         for _ in range(int(seconds / 0.25)):
             now = await self.facts()
             found = [f"{who} {what}" for who in base for what in now[who].excess(base[who])]
-            if (held := self._disk_bytes()) > DISK:
-                found.append(f"disk tier {held} bytes, at most {DISK}")
+            if (held := self._disk_bytes()) > DISK * self.most:
+                found.append(f"disk tier {held} bytes, at most {DISK * self.most}")
             if not found:
                 break
             await asyncio.sleep(0.25)
@@ -307,8 +336,9 @@ class Server:
 
 
 @asynccontextmanager
-async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
-    """A server with some keys, adapters and little memory. plant: code that each of its processes runs first.
+async def running(folder: Path, plant: str = "", replicas: int = 1) -> AsyncIterator[Server]:
+    """A server with some keys, adapters and little memory. plant: code that each of its processes runs first. replicas:
+    of a fleet, which may have one more at times; 1 for a single engine.
 
     At the end it is asked to stop and must do so with status 0."""
     keys, log = folder / "keys.json", folder / "server.log"
@@ -319,7 +349,9 @@ async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "kvasir.cli", "serve", MODEL, "--port", str(port), "--keys", str(keys), *SMALL]
     command += ["--lora-dir", str(folder / "adapters"), *(f"--lora={name}={path}" for name, path in adapters(folder))]
-    command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK), "--cache-write-share", "1"]
+    most = replicas + (replicas > 1)
+    command += ["--cache-dir", str(folder / "tier"), "--cache-disk", str(DISK * most), "--cache-write-share", "1"]
+    command += ["--replicas", str(replicas), "--max-replicas", str(most)] if replicas > 1 else []
     (folder / "plant").mkdir()
     (folder / "plant" / "sitecustomize.py").write_text(NAMES + plant)
     wall = WallClock(folder)
@@ -331,7 +363,7 @@ async def running(folder: Path, plant: str = "") -> AsyncIterator[Server]:
     }
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
-    server = Server(f"http://127.0.0.1:{port}", process, log, wall)
+    server = Server(f"http://127.0.0.1:{port}", process, log, wall, replicas)
     try:
         await _healthy(server)
         yield server

@@ -13,7 +13,8 @@ import httpx
 
 from tests.soak.client import Client, Tally, repeat
 from tests.soak.clock import jump_clock
-from tests.soak.harm import HARMS, kill_engine
+from tests.soak.fleet import FLEET_HARMS
+from tests.soak.harm import HARMS, Harm, kill_engine
 from tests.soak.server import EVENTS, LEAK_SECONDS, REST_SECONDS, SURPLUS_SECONDS, Facts, Server, running
 from tests.soak.work import Question, questions
 
@@ -41,23 +42,27 @@ def slowness(begun: tuple[float, float], ended: tuple[float, float]) -> float:
     return max(1.0, clock / used)
 
 
+def harms_of(tally: Tally) -> dict[str, Harm]:
+    return HARMS | FLEET_HARMS if tally.replicas > 1 else HARMS
+
+
 def unproven(tally: Tally) -> list[str]:
     """The harms of which no effect was seen yet."""
-    return [name for name in HARMS if not tally.fired[name]]
+    return [name for name in harms_of(tally) if not tally.fired[name]]
 
 
 def quiet(line: str) -> None:
     """Says nothing of the progress."""
 
 
-async def soak(seconds: float, seed: int, plant: str = "", say: Say = quiet) -> Tally:
+async def soak(seconds: float, seed: int, plant: str = "", say: Say = quiet, replicas: int = 1) -> Tally:
     """Whatever was lost, leaked or wrong is in the tally's `wrong`; the load ends at the next moment of rest after it.
     plant: Python code that the server runs before its own, to prove that a fault is found. say: takes a line at each
-    stage."""
-    rng, tally = random.Random(seed), Tally(patience(seconds))
+    stage. replicas: of the server; 1 for a single engine."""
+    rng, tally = random.Random(seed), Tally(patience(seconds), replicas=replicas)
     with tempfile.TemporaryDirectory(prefix="kvasir-soak-") as folder:
         try:
-            async with running(Path(folder), plant) as server:
+            async with running(Path(folder), plant, replicas) as server:
                 await _soak(server, tally, rng, seconds, say)
                 tally.wrong += server.complaints()
         except Exception as error:
@@ -137,6 +142,11 @@ async def _rested(server: Server, tally: Tally, base: dict[str, Facts]) -> bool:
     return True
 
 
+async def _restored(server: Server) -> bool:
+    await server.restore()
+    return True
+
+
 async def _busy(
     server: Server,
     tally: Tally,
@@ -150,7 +160,8 @@ async def _busy(
     was wrong. mean: seconds between two kills; 0: none. last: a harm without an effect so far is done again."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    names, weights = list(HARMS), [weight for _, weight in HARMS.values()]
+    harms = harms_of(tally)
+    names, weights = list(harms), [weight for _, weight in harms.values()]
     first = rng.sample(names, len(names))
 
     def goes_on() -> bool:
@@ -168,7 +179,7 @@ async def _busy(
         def harm() -> Awaitable[Any]:
             again = unproven(tally) if last and loop.time() > until else []
             name = first.pop() if first else rng.choice(again) if again else rng.choices(names, weights)[0]
-            return tally.count(name, HARMS[name][0](c))
+            return tally.count(name, harms[name][0](c))
 
         def kill() -> Awaitable[Any]:
             return tally.count(KILL, kill_engine(c))
@@ -179,3 +190,5 @@ async def _busy(
             await asyncio.sleep(rng.uniform(0, min(2.0, seconds / 2)))
             work.append(repeat(kill, goes_on, lambda: rng.expovariate(1 / mean)))
         await asyncio.gather(*work)
+    if not tally.wrong:
+        await tally.count("replicas restored", _restored(server), RESTS) if tally.replicas > 1 else None
