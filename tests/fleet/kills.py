@@ -126,7 +126,7 @@ class Client:
             url = f"{self.base}/fleet/replicas/{victim['index']}/restart"
             restart = asyncio.create_task(self.http.post(url, json={"grace": 30}, timeout=300))
             await asyncio.sleep(self.rng.uniform(0.0, 0.1))
-        killed = kill(victim["pid"], stop)
+        killed = kill(victim["pid"], signal.SIGSTOP if stop else signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         if restart:
             answer = await restart
@@ -196,10 +196,10 @@ def copies(phase: str) -> int:
     return 6 if phase == "queued" else 2
 
 
-def kill(pid: int, stop: bool) -> bool:
+def kill(pid: int, kind: signal.Signals) -> bool:
     """False where the process was gone."""
     try:
-        os.kill(pid, signal.SIGSTOP if stop else signal.SIGKILL)
+        os.kill(pid, kind)
     except ProcessLookupError:
         return False
     return True

@@ -1,5 +1,5 @@
-"""`python -m tests.soak [--seconds N] [--seed N]`: soaks, prints what was done and survived, and says by its status
-whether anything was lost, leaked or wrong."""
+"""`python -m tests.soak [--seconds N] [--seed N] [--replicas N]`: soaks, prints what was done and survived, and says by
+its status whether anything was lost, leaked or wrong."""
 
 from __future__ import annotations
 

@@ -190,5 +190,5 @@ async def _busy(
             await asyncio.sleep(rng.uniform(0, min(2.0, seconds / 2)))
             work.append(repeat(kill, goes_on, lambda: rng.expovariate(1 / mean)))
         await asyncio.gather(*work)
-    if not tally.wrong:
-        await tally.count("replicas restored", _restored(server), RESTS) if tally.replicas > 1 else None
+    if tally.replicas > 1 and not tally.wrong:
+        await tally.count("replicas restored", _restored(server), RESTS)
