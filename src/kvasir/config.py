@@ -53,6 +53,11 @@ class EngineOptions:
     kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).")
     num_blocks: int | None = option(None, "KV cache size in blocks; for experiments.")
     memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
+    weights_memory: int | None = option(
+        None,
+        "Bytes of memory for the weights; layers that do not fit are read from disk in each step (CPU; default: all, "
+        "or half of the free memory if that is too little).",
+    )
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
     overlap: bool | None = option(None, "Plan a step while another runs (default: if a core is free for it).")
     pin: bool = option(False, "Pin each computing thread to its own core.")
@@ -253,6 +258,7 @@ def check(options: EngineOptions) -> None:
         at_least(name, 1)
     at_least("num_blocks", 2)
     at_least("kv_memory", 1)
+    at_least("weights_memory", 1)
     at_least("cache_disk", 1)
     at_least("cache_host", 0)
     at_least("transfer_memory", 1)
@@ -297,6 +303,8 @@ def _check_ranks(options: EngineOptions) -> None:
         raise ConfigError(
             "ranks are for the program executor on the CPU", "leave --tensor-parallel, or --executor and --device, out"
         )
+    if options.weights_memory:
+        raise ConfigError("ranks do not stream weights", "leave --weights-memory or --tensor-parallel out")
     if parse(options.speculate).weights == "mtp":
         raise ConfigError("ranks do not draft with the model's own layers (mtp)", "use another drafter, or off")
 

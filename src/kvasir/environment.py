@@ -68,6 +68,13 @@ def contents_dir() -> Path:
     return Path(env("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir" / "contents"
 
 
+def packed_dir() -> Path:
+    """The folder of packed weights of models larger than memory, which may not exist yet. Raises RuntimeError without a
+    home."""
+    own, cache = env("KVASIR_PACKED"), env("XDG_CACHE_HOME")
+    return Path(own).expanduser() if own else Path(cache or Path.home() / ".cache") / "kvasir" / "packed"
+
+
 def socket_base() -> Path:
     """The folder in which folders for sockets are made."""
     return Path(env("XDG_RUNTIME_DIR") or env("TMPDIR") or "/tmp")

@@ -73,7 +73,7 @@ def test_weights_are_refused_if_they_do_not_fit_and_counted_before_they_are_read
     if executor == "eager":
         model = type(loaded.model)(loaded.model.config)
         assert weight_bytes(model, source, loaded.dtype) == loaded.held
-    free = loaded.held - 1
+    free = loaded.held - 1 if executor == "eager" else loaded.held // 20  # programs stream most of the weights
     with pytest.raises(ConfigError, match="MiB"):
         load_model(files, dtype, progress=lambda *done: seen.append(done), options=LoadOptions(executor))
     assert not seen

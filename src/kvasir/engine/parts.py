@@ -53,9 +53,11 @@ class Model:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        """Ends the other ranks."""
+        """Ends the other ranks, and the reads of weights."""
         if self.ranks:
             self.ranks.close()
+        if self.loaded.stream:
+            self.loaded.stream.close()
 
 
 def load(options: EngineOptions, progress: Progress | None, on_loss: Callable[[str], None] | None = None) -> Model:
@@ -91,7 +93,7 @@ def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptio
     executor = options.executor if mesh.size == 1 else "program"
     return LoadOptions(
         executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
-        mtp=parse(options.speculate).weights == "mtp",
+        mtp=parse(options.speculate).weights == "mtp", weights_memory=options.weights_memory,
     )  # fmt: skip
 
 

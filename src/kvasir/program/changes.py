@@ -89,7 +89,7 @@ def squares_of(slot: Slot, weight: PackedMatrix, change: Change) -> np.ndarray:
     """The sums of squares of the rows of W + scale * B A, float64 [rows, segments], for this rank's part."""
     part = slot.part(change)
     a, b = np.ascontiguousarray(part.a, np.float32), np.ascontiguousarray(_scaled(part.b, part.scale), np.float32)
-    return change_squares(weight, a, b, slot.segments)
+    return change_squares(weight.present(), a, b, slot.segments)
 
 
 class _Packing:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,7 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
+from kvasir.runner.streaming import PackedLayers, WeightStream, budget_of, check_least, packed_layers
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
@@ -53,7 +56,8 @@ class LoadedModel:
     it was asked for. draft: the model that drafts for it (`runner.load_draft`). formats: bytes of packed weights by
     format.
     notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
-    pages of the file.
+    pages of the file. stream: reads the other weights during a step. layers, budget: what it is made of, while the
+    model is loaded.
     """
 
     model: Any
@@ -71,6 +75,9 @@ class LoadedModel:
     executor: str = "eager"
     mtp: MultiTokenHead | None = None
     draft: DraftModel | None = None
+    stream: WeightStream | None = None
+    layers: PackedLayers | None = None
+    budget: int = 0
 
     @property
     def layout(self) -> KVLayout:
@@ -87,7 +94,8 @@ class LoadedModel:
 class LoadOptions:
     """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
-    load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too."""
+    load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too. weights_memory:
+    as in EngineOptions."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -98,6 +106,7 @@ class LoadOptions:
     mesh: Mesh = SOLO
     overrides: Overrides = NONE
     mtp: bool = False
+    weights_memory: int | None = None
 
 
 def load_model(
@@ -134,6 +143,11 @@ def load_model(
     if options.quantize:
         why = _no_program(options, device) or reason
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {why}")
+    if options.weights_memory:
+        why = _no_program(options, device) or reason
+        raise ConfigError(
+            f"only the program executor streams weights, and it cannot run this: {why}", "leave --weights-memory out"
+        )
     if options.kv_dtype == "fp8":
         raise _no_fp8(because=f", which cannot run this: {reason}")
     devices.need_torch(f"the eager executor is needed: {reason}")
@@ -158,6 +172,8 @@ def _no_graph(options: LoadOptions, device: str) -> str:
     """Why the graph executor cannot run with these options, found before any file is read; "" if it can."""
     if options.quantize:
         return "it does not quantize"
+    if options.weights_memory:
+        return "it does not stream weights"
     if options.mesh.size > 1:
         return "it runs on one rank"
     return devices.no_triton(device)
@@ -183,9 +199,24 @@ def _load_program(
 ) -> LoadedModel:
     packer = partial(Packer, quantize=options.quantize, threads=options.threads, report=report)
     loaded = _load(files, dtype, "cpu", progress, packer, options)
-    traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
-    lower(traced, 1, 1, prepared)  # raises for an op without a kernel
-    return replace(loaded, trace=traced, executor="program")
+    try:
+        traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
+        lower(traced, 1, 1, prepared)  # raises for an op without a kernel
+        return _streamed(replace(loaded, trace=traced, executor="program"))
+    except BaseException:
+        if loaded.layers:
+            loaded.layers.close()
+        raise
+
+
+def _streamed(loaded: LoadedModel) -> LoadedModel:
+    """The program's model with its layers in their places, if they are streamed."""
+    if loaded.layers is None:
+        return loaded
+    assert loaded.trace is not None
+    held = loaded.held - loaded.layers.nbytes
+    stream = WeightStream(loaded.layers, loaded.trace, loaded.budget, held)
+    return replace(loaded, layers=None, stream=stream, held=held + stream.held, notes=(*loaded.notes, stream.note))
 
 
 def exports_of(model: Any, hidden: tuple[str, ...]) -> tuple[str, ...]:
@@ -255,19 +286,32 @@ def _load(
     if mesh.size > 1:
         parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in parts)
     ranks = mesh.size if mesh.rank == 0 else 1  # rank 0 sees to it that all parts fit
-    check_room(ranks * sum(weight_bytes(part, source, weights_dtype, hold) for part in parts), device)
+    sizes: Counter[int] = Counter()
+    needed = ranks * sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in parts)
+    budget = 0
+    if isinstance(hold, Packer) and mesh.size == 1:
+        budget = budget_of(needed, devices.available(device), options.weights_memory)
+        if budget:
+            check_least(budget, needed, model, sizes)
+    if not budget:
+        check_room(needed, device)
     place = place_of(hold, weights_dtype, device)
-    filled = fill(model, source, place, progress, hold)
-    if mtp:
-        filled = filled + fill(mtp, source, place, progress, hold)
+    facts = (weights_dtype, options.quantize, repr(options.overrides), str(bool(mtp)))
+    with packed_layers(model, files, needed, facts) if budget else nullcontext() as layers:
+        if layers and isinstance(hold, Packer):
+            hold.layers = layers
+        filled = fill(model, source, place, progress, hold)
+        if mtp:
+            filled = filled + fill(mtp, source, place, progress, hold)
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     if config.get("pooling_tokens", TokenHeads()).unread:
         notes = (*notes, "the layers over tokens (*_linear.pt) are pickled and not read: convert them to safetensors")
-    return LoadedModel(
+    loaded = LoadedModel(
         model, config, kind.__name__, weights_dtype, parameters or filled.parameters, size, None, formats,
         (*notes, *more), options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
     )  # fmt: skip
+    return replace(loaded, layers=layers, budget=budget) if layers else loaded
 
 
 def _counted(kind: Any, config: dict[str, Any], source: WeightSource) -> dict[str, Any]:
@@ -306,10 +350,16 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Pack
     return whole.parameters
 
 
-def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | None = None) -> int:
+def weight_bytes(
+    model: Any,
+    source: WeightSource,
+    dtype: str,
+    packer: Packer | None = None,
+    sizes: Counter[int] | None = None,
+) -> int:
     """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get arrays without
-    memory, which a later `fill` replaces, for what is not packed. Raises UnsupportedModel, or ModelFileError as `fill`
-    does."""
+    memory, which a later `fill` replaces, for what is not packed. sizes: gets those of the packed matrices of each
+    module, by its `id()`. Raises UnsupportedModel, or ModelFileError as `fill` does."""
     total, nowhere = 0, SizePlace(_ITEM_BYTES[dtype])
 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
@@ -323,6 +373,8 @@ def weight_bytes(model: Any, source: WeightSource, dtype: str, packer: Packer | 
             ) from error
         if size is None:
             size = leaf.put(name, no_memory(leaf.expects()[name]), nowhere).nbytes
+        elif sizes is not None:
+            sizes[id(leaf)] += size
         total += size
         return True
 

@@ -13,6 +13,7 @@ from kvasir.models.drafting import TARGET
 from kvasir.ops.attention.native import FORMATS
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
+from kvasir.program.calls import NO_HOOKS
 from kvasir.program.program import Program
 from kvasir.runner import selftest
 from kvasir.runner.adapters import ModelAdapters
@@ -59,7 +60,7 @@ def make_runner(
     }
     program: Any = Program(
         loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, max_drafted=capacity.max_drafted,
-        apart=config.overlap, pin=config.pin,
+        apart=config.overlap, pin=config.pin, hooks=loaded.stream.hooks if loaded.stream else NO_HOOKS,
     )  # fmt: skip
     if share:
         program = share(program)
@@ -70,6 +71,6 @@ def make_runner(
         proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
         )
-    executor = ProgramExecutor(loaded.model, program)
+    executor = ProgramExecutor(loaded.model, program, loaded.stream.close if loaded.stream else None)
     adapters = ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
     return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -40,11 +40,19 @@ QUANTIZE = {"q8": ("Q8_0", "Q8_0"), "q4": ("Q4_0", "Q8_0")}
 Report = Callable[[str, PackedMatrix, np.ndarray], None]
 
 
+class Layers(Protocol):
+    """Keeps the matrices of layers elsewhere (runner.streaming.PackedLayers)."""
+
+    def find(self, leaf: Any, name: str, shape: tuple[int, int], inputs: Inputs | None) -> PackedMatrix | None: ...
+    def keep(self, leaf: Any, name: str, matrix: PackedMatrix) -> None: ...
+
+
 @dataclass(slots=True)
 class Packer:
     """Packs matrices for a model that runs as a program. quantize: "" or a name of QUANTIZE.
 
     formats: bytes by format. notes: messages for the user. report: called with each matrix that is quantized.
+    layers: where those of layers go if the model is larger than memory.
     changed, kept: with `quantize`, the number of matrices it changed, and the names of the others by reason.
     """
 
@@ -52,6 +60,7 @@ class Packer:
     quantize: str = ""
     threads: int = 1
     report: Report | None = None
+    layers: Layers | None = None
     formats: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     changed: int = 0
@@ -70,11 +79,16 @@ class Packer:
             return True  # all of it is on other ranks
         cols = leaf.expects()[name][1]
         inputs, decodes = self._inputs(leaf, source.info(stored), take, shard, cols)
-        kind, rows = _decoded_rows(source, stored, take) if decodes else _raw_rows(source, stored, take)
         self._note_decoded(source.info(stored).dtype, take)
-        packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard, inputs)
+        packed = self.layers.find(leaf, name, shard.shape, inputs) if self.layers else None
+        kind = stored_kind(source.info(stored).dtype, take)
+        if packed is None:
+            kind, rows = _decoded_rows(source, stored, take) if decodes else _raw_rows(source, stored, take)
+            packed = self._pack(leaf, stored, kind, rows[slice(*shard.rows)], cols, shard, inputs)
+            if self.layers:
+                self.layers.keep(leaf, name, packed)
         if self.quantize:
-            self._count(stored, self._why_kept(leaf, kind, cols))
+            self._count(stored, self._why_kept(leaf, "F32" if kind == "F64" else kind, cols))
         leaf.hold(name, packed)
         source.drop(stored)
         self.formats[packed.format] = self.formats.get(packed.format, 0) + packed.nbytes

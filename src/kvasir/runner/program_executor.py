@@ -7,7 +7,7 @@ can be computed during the forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -49,14 +49,14 @@ class Position(NamedTuple):
 
 
 class ProgramExecutor:
-    """model: pools embeddings. program: computes steps."""
+    """model: pools embeddings. program: computes steps. at_close: called when no step will run any more."""
 
     computes = frozenset(("drafted", "second", "adapters"))
     queues = False
     columns = True
 
-    def __init__(self, model: Any, program: Program):
-        self.model, self.program = model, program
+    def __init__(self, model: Any, program: Program, at_close: Callable[[], None] | None = None):
+        self.model, self.program, self._at_close = model, program, at_close
         self.hidden = frozenset(program.lowered.exports)
         self._kept: dict[int, list] = {}  # by row, the arrays that its native state points to
 
@@ -128,6 +128,9 @@ class ProgramExecutor:
 
     def close(self) -> None:
         self.program.close()
+        closing, self._at_close = self._at_close, None
+        if closing:
+            closing()
 
     def __del__(self) -> None:
         if hasattr(self, "program"):  # its threads read the rows

@@ -63,6 +63,13 @@ def content_of(path: Path, folder: Path, stop: threading.Event) -> str:
     return digest.hexdigest()
 
 
+def identity_of(path: Path, folder: Path) -> str:
+    """The content hash of a file if it is known, otherwise the facts by which a changed file is told apart. Raises
+    OSError."""
+    target = path.resolve(strict=True)
+    return known_content(target, folder) or f"file {_entry(target, folder).name}"
+
+
 def _entry(path: Path, folder: Path) -> Path:
     info = path.stat()
     facts = f"{path}\0{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns} {info.st_ctime_ns}"

@@ -29,6 +29,7 @@ DTYPES = ("float32", "bfloat16", "float16")  # of weights
 _SHOWN = 5
 _VIEWS = ("F32", "F16", "BF16", "F64")  # types of which sources give views of the file
 ROUNDED_ROWS = "BITNET"  # the type of matrices whose input rows are rounded to int8, by one scale for a row
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _NO_WEIGHTS = re.compile(r"BOOL|[UI]\d+|C64")  # dtypes that are not real-valued weights
 
 
@@ -139,15 +140,21 @@ def fill(
 
 
 def _wanted(model: Fillable, source: WeightSource) -> Iterator[_Wanted]:
-    """Every tensor of the model, found in the checkpoint and checked for dtype and shape."""
+    """Every tensor of the model, layer by layer, found in the checkpoint and checked for dtype and shape."""
     stored = set(source.names())
     table = model.names()
-    for path, leaf in model.walk():
+    for path, leaf in sorted(model.walk(), key=lambda item: _layer(item[0])):
         for name, shape in leaf.expects().items():
             take, found = _find(spellings(table, f"{path}.{name}"), stored, model.prefix)
             _check_type(found, source.info(found).dtype)
             _check_shape(found, tuple(source.info(found).shape), shape, take)
             yield _Wanted(leaf, name, shape, found, take)
+
+
+def _layer(path: str) -> int:
+    """The number of the layer that a module is in; -1 for none."""
+    found = _LAYER.match(path)
+    return int(found[1]) if found else -1
 
 
 def spellings(table: Mapping[str, Any], path: str) -> list[tuple[Any, str]]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import cache
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ _FLOATS = {"F32": 1, "F16": 1, "BF16": 2, "FP8": 128}  # with their group sizes
 
 
 class PackedMatrix:
-    """A matrix [rows, cols] and its memory. Immutable after `pack_rows`.
+    """A matrix [rows, cols] and its memory. Immutable after `pack_rows`, but for where its memory is.
 
     format: one of FORMATS. segments: how many segments the sum over cols has. activation: one of ACTIVATIONS, the
     format that input rows are converted to, activated_bytes each. struct: the structure that kernels read, at
@@ -49,6 +50,7 @@ class PackedMatrix:
     """
 
     scale = 1.0
+    _read_copy: Callable[[], np.ndarray] | None = None
 
     def __init__(
         self,
@@ -83,6 +85,23 @@ class PackedMatrix:
         if inputs:
             self.memory[panels:] = record
             self.struct.activation += _RULED
+
+    def move(self, memory: np.ndarray | None, read: Callable[[], np.ndarray] | None = None) -> None:
+        """Gives the matrix other memory, where its bytes are or will be; None for none yet. read: reads a copy of them,
+        for a matrix whose bytes are in `memory` only while a step needs them."""
+        self.memory = np.empty(0, np.uint8) if memory is None else memory[: self.nbytes]
+        self.memory.flags.writeable = False
+        self.struct.data = None if memory is None else self.memory.ctypes.data
+        self._read_copy = read
+
+    def present(self) -> PackedMatrix:
+        """This matrix, or a copy of it if its bytes are in its memory only at times."""
+        if self._read_copy is None:
+            return self
+        found = copy(self)
+        found.struct = MatrixStruct.from_buffer_copy(self.struct)
+        found.move(self._read_copy())
+        return found
 
     @property
     def address(self) -> int:

@@ -1,0 +1,333 @@
+"""Models larger than memory: the matrices of their layers lie packed in a file, and pass through a window of memory.
+
+The embedding table, the head and everything small stay in memory. So do as many layers as fit; they are spread evenly
+among the others, so that the disk is busy while they are computed. The other layers are read anew in each pass, which
+costs the same for one row as for hundreds (FlexGen, Sheng et al., 2023; ZeRO-Inference, Aminabadi et al., 2022).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvasir.environment import contents_dir, packed_dir
+from kvasir.errors import ConfigError, DeviceFault, ModelFileError
+from kvasir.layers.linear import Head, Linear
+from kvasir.ops import native
+from kvasir.ops.linear.native import FORMATS
+from kvasir.ops.linear.packed import PackedMatrix, allocate
+from kvasir.program.calls import NO_HOOKS, Hooks
+from kvasir.program.trace import Trace
+from kvasir.quant.inputs import Inputs
+from kvasir.runner.numerics import package_digest
+from kvasir.weights.content import identity_of
+from kvasir.weights.local import ModelFiles
+from kvasir.weights.packed_file import (
+    Damaged,
+    PackedFile,
+    PackedWriter,
+    StoredMatrix,
+    check_disk,
+    open_packed,
+    packed_folder,
+    prune,
+    unusable,
+)
+from kvasir.weights.window import LayerWindow
+
+MOST_PLACES = 3  # for streamed layers: one that is computed, one that is read, one for when a read takes long
+ENOUGH = 8  # layers that fit from which on there is a third place
+SHARE = 0.5  # of the free memory that weights take if they are streamed and the user has not said how much
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def budget_of(needed: int, free: int, weights_memory: int | None) -> int:
+    """The bytes that weights of `needed` bytes may take if they are streamed; 0 if they are not. free: bytes of memory.
+    weights_memory: the user's wish. Raises ConfigError."""
+    most = min(weights_memory or free, free)
+    if needed <= most:
+        return 0
+    if not hasattr(os, "preadv"):
+        raise ConfigError("weights cannot be streamed on this system", "use a smaller model, or quantize it")
+    if weights_memory and weights_memory > free:
+        raise ConfigError(f"weights_memory is {_mib(weights_memory)}, and {_mib(free)} of memory are free", "lower it")
+    return weights_memory or int(free * SHARE)
+
+
+def check_least(budget: int, needed: int, model: Any, sizes: Mapping[int, int]) -> None:
+    """Raises ConfigError if not even one layer fits into the budget beside what is not streamed. needed: bytes of all
+    weights. sizes: of the matrices of each module, by its `id()`."""
+    layers: Counter[int] = Counter()
+    for module, (_, layer) in _of_layers(model).items():
+        layers[layer] += sizes.get(module, 0)
+    least = needed - layers.total() + max(layers.values(), default=0)
+    if least > budget:
+        raise _too_little(budget, least)
+
+
+def _too_little(budget: int, least: int) -> ConfigError:
+    return ConfigError(
+        f"weights of {_mib(budget)} in memory are too few: this model needs {_mib(least)}, for the embedding table, "
+        "the head and one layer",
+        "raise --weights-memory or the memory limit",
+    )
+
+
+def _of_layers(model: Any) -> dict[int, tuple[str, int]]:
+    """The path and the layer of each module that has matrices of a layer, by its `id()`."""
+    return {
+        id(leaf): (path, int(found[1]))
+        for path, leaf in model.walk()
+        if isinstance(leaf, Linear) and not isinstance(leaf, Head) and (found := _LAYER.match(path))
+    }
+
+
+class PackedLayers:
+    """The matrices of layers on their way through a file, while a model is loaded: a Packer gives them to it, or gets
+    them from it if an earlier start has written the file. matrices: by name, without their bytes."""
+
+    def __init__(self, model: Any, file: PackedFile | None, writer: PackedWriter | None):
+        self.file, self._writer = file, writer
+        self.matrices: dict[str, PackedMatrix] = {}
+        self._names = _of_layers(model)
+
+    def find(self, leaf: Any, name: str, shape: tuple[int, int], inputs: Inputs | None) -> PackedMatrix | None:
+        """The matrix, without its bytes, if the file has it. Raises ModelFileError if the file has another one."""
+        path, _ = self._names.get(id(leaf), ("", 0))
+        stored = self.file.matrices.get(f"{path}.{name}") if self.file else None
+        if stored is None or self.file is None:
+            return None
+        try:
+            matrix = _without_bytes(stored, inputs)
+        except (ValueError, ConfigError) as error:
+            raise ModelFileError(f"{self.file.path}: {stored.name}: {error}", "remove the file") from error
+        if matrix.shape != shape or matrix.nbytes != stored.nbytes:
+            raise ModelFileError(f"{self.file.path} has another {stored.name} than the model", "remove the file")
+        self.matrices[stored.name] = matrix
+        return matrix
+
+    def keep(self, leaf: Any, name: str, matrix: PackedMatrix) -> None:
+        """Moves a matrix of a layer into the file; leaves any other where it is. Raises ConfigError."""
+        path, layer = self._names.get(id(leaf), ("", 0))
+        if not path or self._writer is None or not self._writer.takes(layer):
+            return
+        try:
+            self._writer.add(
+                f"{path}.{name}", layer, matrix.memory, format=matrix.format, rows=matrix.rows, cols=matrix.cols,
+                segments=matrix.segments, activation=matrix.activation, scale=matrix.scale, note=matrix.note,
+            )  # fmt: skip
+        except OSError as error:
+            raise unusable(error) from error
+        self.matrices[f"{path}.{name}"] = matrix
+        matrix.move(None)
+
+    def finish(self) -> None:
+        """Completes the file, after the last matrix. Raises OSError."""
+        if self._writer:
+            self.file, self._writer = self._writer.finish(), None
+
+    def close(self) -> None:
+        """Ends a load that has failed."""
+        if self._writer:
+            self._writer.abandon()
+        if self.file:
+            self.file.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices."""
+        return sum(matrix.nbytes for matrix in self.matrices.values())
+
+
+def _without_bytes(stored: StoredMatrix, inputs: Inputs | None) -> PackedMatrix:
+    """Raises ValueError or ConfigError for a matrix that there cannot be."""
+    if stored.format not in FORMATS:
+        raise ValueError(f"unknown format {stored.format!r}")
+    asked = stored.activation if stored.activation in ("float32", "q8_row") else "auto"
+    matrix = PackedMatrix(stored.format, stored.rows, stored.cols, stored.segments, asked, stored.note, inputs)
+    if matrix.activation != stored.activation:
+        raise ValueError(f"its rows are {stored.activation!r}")
+    matrix.scale = stored.scale
+    matrix.move(None)
+    return matrix
+
+
+@contextmanager
+def packed_layers(model: Any, files: ModelFiles, needed: int, facts: Sequence[str]) -> Iterator[PackedLayers]:
+    """What a Packer of the model packs layers through. needed: bytes of all matrices. facts: what decides, besides the
+    files, how they are packed. Raises ConfigError."""
+    try:
+        folder = packed_dir()
+        model_key, key = _keys(files, facts)
+        with packed_folder(folder):
+            file = open_packed(folder, key)
+            if file is None:
+                check_disk(folder, needed)
+            layers = PackedLayers(model, file, None if file else PackedWriter(folder, key))
+            try:
+                yield layers
+                layers.finish()
+            except BaseException:
+                layers.close()
+                raise
+            prune(folder, model_key, key)
+    except OSError as error:
+        raise unusable(error) from error
+    except RuntimeError as error:  # there is no home
+        raise ConfigError(f"packed weights cannot be kept: {error}", "set KVASIR_PACKED to a folder") from error
+
+
+def _keys(files: ModelFiles, facts: Sequence[str]) -> tuple[str, str]:
+    """Of a model, and of its packed file, whose key begins with that of the model."""
+    model = _digest(str(path.resolve()) for path in files.weights)[:16]
+    read = (*files.weights, *([files.config] if files.config else ()))
+    what = (*(identity_of(path, contents_dir()) for path in read), native.sources_digest(), package_digest(), *facts)
+    return model, f"{model}-{_digest(what)[:32]}"
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which layers stay in memory. streamed: the others, in their order. places: for them. nbytes: that all take."""
+
+    streamed: tuple[int, ...]
+    places: int
+    nbytes: int
+
+
+def split_layers(sizes: Sequence[int], room: int) -> Split | None:
+    """Streams as few layers of these sizes as make the rest fit into `room` bytes; None if not even one place fits.
+    With room for several layers, two or three of them are places, so that a layer is read while another is computed."""
+    count, most = len(sizes), max(sizes, default=0)
+    wish = 1 if room < 2 * most else MOST_PLACES if room >= ENOUGH * most else 2
+    for streamed in range(count + 1):
+        chosen = tuple((2 * i + 1) * count // (2 * streamed) for i in range(streamed))
+        place = max((sizes[i] for i in chosen), default=0)
+        places = min(streamed, wish)
+        total = sum(sizes) - sum(sizes[i] for i in chosen) + places * place
+        if total <= room:
+            return Split(chosen, places, total)
+    return None
+
+
+class WeightStream:
+    """The weights of layers that pass through memory during each step. held: bytes that they take there. per_pass:
+    bytes that a pass reads. Closed with the executor."""
+
+    def __init__(self, layers: PackedLayers, trace: Trace, budget: int, held: int):
+        """budget: bytes for all weights, of which `held` are taken. Moves the matrices to where they will be. Raises
+        ConfigError if the budget is too small, ModelFileError if the file is damaged."""
+        assert layers.file
+        self._file = layers.file
+        groups = _groups(layers, trace)
+        sizes = {number: layer.nbytes for number, layer in self._file.layers.items()}
+        ordered = sorted(groups, key=groups.__getitem__)
+        fixed = held + sum(size for number, size in sizes.items() if number not in groups)
+        split = split_layers([sizes[number] for number in ordered], budget - fixed)
+        if split is None:
+            raise _too_little(budget, fixed + max((sizes[number] for number in ordered), default=0))
+        streamed = [ordered[i] for i in split.streamed]
+        self.held, self.layers = fixed - held + split.nbytes, len(sizes)
+        self.per_pass = sum(sizes[number] for number in streamed)
+        self.places = split.places
+        homes: dict[int, np.ndarray] = {}
+        try:
+            for number in sizes.keys() - set(streamed):
+                homes[number] = allocate(sizes[number])
+                self._file.read(number, homes[number])
+        except Damaged as error:
+            raise ModelFileError(str(error), "start again: the file is then written anew") from error
+        place = max((sizes[number] for number in streamed), default=0)
+        memory = allocate(place * split.places)
+        memory[:] = 0  # it is taken from what is free now
+        places = [memory[i * place : (i + 1) * place] for i in range(split.places)]
+        homes |= {number: places[k % len(places)] for k, number in enumerate(streamed)}
+        self._settle(layers, homes, set(streamed))
+        self.streamed = tuple(groups[number] for number in streamed)
+        numbers = dict(zip(self.streamed, streamed, strict=True))
+        self.window = None
+        if streamed:
+            read = lambda layer, memory: self._file.read(numbers[layer], memory)  # noqa: E731
+            self.window = LayerWindow(read, self.streamed, places, [sizes[number] for number in streamed])
+
+    def _settle(self, layers: PackedLayers, homes: Mapping[int, np.ndarray], streamed: Collection[int]) -> None:
+        for name, matrix in layers.matrices.items():
+            stored = self._file.matrices[name]
+            read = partial(self._copy, stored) if stored.layer in streamed else None
+            matrix.move(homes[stored.layer][stored.offset :], read)
+
+    def _copy(self, stored: StoredMatrix) -> np.ndarray:
+        """The bytes of a matrix, read for it alone. Raises DeviceFault."""
+        memory = allocate(self._file.layers[stored.layer].nbytes)
+        try:
+            self._file.read(stored.layer, memory)
+        except Damaged as error:
+            raise DeviceFault(str(error)) from error
+        return memory[stored.offset : stored.offset + stored.nbytes]
+
+    @property
+    def hooks(self) -> Hooks:
+        """What a program of the model calls around its layers."""
+        if self.window is None:
+            return NO_HOOKS
+        window = self.window
+        return Hooks(window.before, lambda layer, _: window.after(layer))
+
+    @property
+    def note(self) -> str:
+        """What was decided, for users."""
+        return (
+            f"the weights are streamed: {self.layers - len(self.streamed)} of {self.layers} layers stay in memory, "
+            f"{len(self.streamed)} ({_mib(self.per_pass)}) are read from {self._file.path} in each pass, "
+            f"{self.places} at a time"
+        )
+
+    def close(self) -> None:
+        """Ends the reads; idempotent. No step may run any more."""
+        if self.window:
+            self.window.close()
+        self._file.close()
+
+
+def _groups(layers: PackedLayers, trace: Trace) -> dict[int, int]:
+    """The layers of the file that can be streamed, with their numbers in the trace: all of their matrices are used in
+    one layer, and nowhere else."""
+    assert layers.file
+    uses: dict[int, set[int]] = {}
+    borders = [*pairwise((0, *trace.ends)), (trace.ends[-1] if trace.ends else 0, len(trace.graph.nodes))]
+    for layer, (begin, end) in enumerate(borders):
+        for node in trace.graph.nodes[begin:end]:
+            for matrix in _matrices(node.inputs):
+                uses.setdefault(id(matrix), set()).add(layer)
+    found: dict[int, set[int]] = {}
+    for name, matrix in layers.matrices.items():
+        used = uses.get(id(matrix), {-1})
+        found.setdefault(layers.file.matrices[name].layer, set()).update(used)
+    single = {number: next(iter(used)) for number, used in found.items() if len(used) == 1}
+    taken = Counter(single.values())
+    return {number: layer for number, layer in single.items() if 0 <= layer < len(trace.ends) and taken[layer] == 1}
+
+
+def _matrices(inputs: Iterable[Any]) -> Iterator[PackedMatrix]:
+    for value in inputs:
+        if isinstance(value, PackedMatrix):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _matrices(value)
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"
