@@ -13,7 +13,8 @@ from kvasir.serve.workers.worker import end_with_main, run
 
 
 def main() -> int:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads its files at it
+    for kind in (signal.SIGHUP, signal.SIGUSR1):  # until the server handles them
+        signal.signal(kind, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:  # the main process has ended already
         return 0

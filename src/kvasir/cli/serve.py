@@ -65,6 +65,7 @@ def run(
         allowed_hosts=tuple(allowed_hosts),
         allowed_origins=tuple(allowed_origins),
         drain=drain,
+        replaces_replicas=fleet.several,
         **operation.settings(),
     )
     events = parse_kv_events(fleet.kv_events, host)

@@ -193,8 +193,8 @@ class Server(uvicorn.Server):
             if connection.transport.get_extra_info("sslcontext") is not self.config.ssl:
                 connection.shutdown()
 
-    def reload(self) -> None:
-        self._upkeep.reload()
+    def hang_up(self) -> None:
+        self._upkeep.hang_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends the server but, unlike uvicorn's own, not the process: the caller still has to end the engine. A second

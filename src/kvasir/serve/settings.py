@@ -47,6 +47,7 @@ class ServeSettings:
     cookies are sent.
     lora_dirs: folders from which clients may load adapters. lora_resolve: a request may name a folder in one of them
     that is not loaded yet.
+    drain: seconds for which requests may finish when the server, or a replica, ends. replaces_replicas: at SIGHUP.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;
     write_time 0: no limit.
     """
@@ -98,6 +99,7 @@ class ServeSettings:
     keep_alive: float = 75.0
     ping: float = 15.0
     drain: float = 30.0
+    replaces_replicas: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:

@@ -1,4 +1,4 @@
-"""Upkeep: what a server does besides serving: batches, records that expire, files that change, logs."""
+"""Upkeep: what a server does besides serving: batches, records that expire, files that change, logs, signals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.records.batches import Batches
+from kvasir.serve.rolling import RollingRestart
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.metrics import HttpMeter
 from kvasir.serve.watch import FileWatch
@@ -31,12 +32,13 @@ class Upkeep:
         app: FastAPI,
         settings: ServeSettings,
         watches: Sequence[FileWatch] = (),
-        on_reload: Callable[[], None] = lambda: None,
+        on_signal: Callable[[signal.Signals], None] = lambda kind: None,
     ):
-        """watches: of further files than that of the keys. on_reload: called by `reload`."""
+        """watches: of further files than that of the keys. on_signal: called with SIGHUP and SIGUSR1."""
         meter: HttpMeter = app.state.http_meter
         self._batches: Batches = app.state.batches
-        self._on_reload = on_reload
+        self._on_signal = on_signal
+        self._restart = RollingRestart(app.state.catalogue, settings.drain) if settings.replaces_replicas else None
         self._kept = (app.state.responses, app.state.batches)
         self._logs = meter.logs.values()
         self._watches = [*watches]
@@ -48,9 +50,11 @@ class Upkeep:
     async def running(self) -> AsyncIterator[None]:
         """Does all of it as long as the context lasts, and then writes the last log lines and unlocks the records."""
         await self._batches.start()
-        work = [asyncio.ensure_future(work) for work in (*(watch.run() for watch in self._watches), self._sweep())]
+        restarting = (self._restart.run(),) if self._restart else ()
+        running = (*(watch.run() for watch in self._watches), self._sweep(), *restarting)
+        work = [asyncio.ensure_future(one) for one in running]
         try:
-            with self._reloading():
+            with self._handling_signals():
                 yield
         finally:
             await settle(*work)
@@ -73,27 +77,36 @@ class Upkeep:
             await asyncio.sleep(SWEEP)
 
     @contextlib.contextmanager
-    def _reloading(self) -> Iterator[None]:
-        """Makes SIGHUP reopen all files; it ends a server that has none, as by default."""
-        if not self.has_files or threading.current_thread() is not threading.main_thread():
+    def _handling_signals(self) -> Iterator[None]:
+        """Handles SIGHUP and SIGUSR1; they end a server that has nothing to do at them, as by default."""
+        needed = self._watches or self._logs or self._restart
+        if not needed or threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        handlers = {signal.SIGHUP: self.hang_up, signal.SIGUSR1: self.reopen}
+        for kind, handler in handlers.items():
+            loop.add_signal_handler(kind, handler)
         try:
             yield
         finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+            for kind in handlers:
+                loop.remove_signal_handler(kind)
 
-    @property
-    def has_files(self) -> bool:
-        """Whether there is something to reload."""
-        return bool(self._watches or self._logs)
-
-    def reload(self) -> None:
-        """Reads all files again, and opens the logs anew."""
-        self._on_reload()
+    def hang_up(self) -> None:
+        """Reads all files again, opens the logs anew, and replaces the replicas."""
+        self._on_signal(signal.SIGHUP)
         for watch in self._watches:
             watch.ask()
+        self._reopen()
+        if self._restart:
+            self._restart.ask()
+
+    def reopen(self) -> None:
+        """Opens the logs anew."""
+        self._on_signal(signal.SIGUSR1)
+        self._reopen()
+
+    def _reopen(self) -> None:
         for lines in self._logs:
             lines.reopen()

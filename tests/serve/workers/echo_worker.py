@@ -9,6 +9,7 @@ from kvasir.serve.workers.worker import end_with_main, run
 from tests.serve.fakes import byte_tokenizer, template
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:

@@ -85,7 +85,7 @@ class MainProcess:
             for number in range(self._count):
                 spec = functools.partial(self._spec, number, engine=engine_path, main=main_path)
                 self._workers.append(ApiProcess(self._module, spec, lambda: another(holder), self._hang))
-            upkeep = Upkeep(app, settings, on_reload=lambda: self._signal(signal.SIGHUP))
+            upkeep = Upkeep(app, settings, on_signal=self._signal)
             running = [asyncio.ensure_future(worker.run()) for worker in self._workers]
             stack.push_async_callback(settle, *running)
             await self._catalogue.start()
