@@ -9,7 +9,6 @@ are passed on, as far as time allows, and parts saved after `ending` go to the t
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
-from kvasir.kv.tiers.transfers import TransferMeter
+from kvasir.kv.tiers.transfers import HeldLoads, TransferMeter
 from kvasir.statistics import TierStats
 
 FALL_BYTES = 64 << 20  # bytes that may wait in the queue of the tier below while the engine ends
@@ -37,11 +36,10 @@ class HostTier:
         self._max_bytes = max_bytes
         self._below = below
         self._meter = TransferMeter()
+        self._loads = HeldLoads(self._meter)
         self._lock = threading.Lock()
         self._parts: OrderedDict[Name, tuple[StoredBlock, memoryview]] = OrderedDict()  # least recently used first
         self._num_bytes = 0
-        self._tickets = itertools.count(1)
-        self._open: dict[int, memoryview | Failed] = {}
         self._pace = 0.0  # the last known one
         self._ending = False
 
@@ -68,30 +66,20 @@ class HostTier:
         """Finds the part at once, or fails as missing or foreign; see KVConnector.start_load."""
         name = (block.key, group)
         with self._lock:
-            found = self._parts.get(name)
-            if found is None or found[0] != block:
-                reason = "foreign" if found else "missing"
-                self._meter.load(reason)
-                result = Failed(reason)
-            else:
-                self._parts.move_to_end(name)
-                result = found[1]
-            ticket = next(self._tickets)
-            self._open[ticket] = result
-            return ticket
+            held = self._parts.get(name)
+            return self._loads.start(block, held[0] if held else None, lambda: self._use(name))
+
+    def _use(self, name: Name) -> memoryview:
+        self._parts.move_to_end(name)
+        return self._parts[name][1]
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
         """The result of `start_load`; never None."""
-        with self._lock:
-            result = self._open.pop(ticket)
-        if not isinstance(result, Failed):
-            self._meter.loaded(result.nbytes, 0.0)
-        return result
+        return self._loads.poll(ticket)
 
     def cancel(self, ticket: int) -> None:
         """See KVConnector.cancel."""
-        with self._lock:
-            self._open.pop(ticket, None)
+        self._loads.cancel(ticket)
 
     def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Stores a part and evicts others if needed. False if it is known or larger than the bound. After `ending` the
@@ -133,9 +121,7 @@ class HostTier:
     def stats(self) -> TierStats:
         """See KVConnector.stats."""
         with self._lock:
-            open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
-            kept = {"num_parts": len(self._parts), "num_bytes": self._num_bytes}
-            return self._meter.stats(len(self._open), open_bytes, **kept)
+            return self._loads.stats(len(self._parts), self._num_bytes)
 
     def each(self) -> dict[str, TierStats]:
         """See KVConnector.each."""

@@ -1,4 +1,4 @@
-"""The threads of a tier: a worker with a bounded queue, loads by ticket, and the counters of both."""
+"""What tiers share: a worker thread with a bounded queue, loads by ticket, and the counters of both."""
 
 from __future__ import annotations
 
@@ -149,6 +149,49 @@ class TransferWorker(Generic[Job]):
             self._queue.clear()
         self._thread.join(1.0)
         return dropped
+
+
+class HeldLoads:
+    """Loads by ticket of parts that are in memory: each is done when it starts. Thread-safe."""
+
+    def __init__(self, meter: TransferMeter):
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._tickets = itertools.count(1)
+        self._open: dict[int, memoryview | Failed] = {}
+
+    def start(self, block: StoredBlock, held: StoredBlock | None, take: Callable[[], memoryview]) -> int:
+        """Returns a ticket. held: the block whose part has the wanted name, None without one; `take` gives its bytes,
+        and is called if it is the same block. Else the load fails as foreign or missing."""
+        if held == block:
+            result: memoryview | Failed = take()
+        else:
+            result = Failed("foreign" if held else "missing")
+            self._meter.load(result.reason)
+        with self._lock:
+            ticket = next(self._tickets)
+            self._open[ticket] = result
+            return ticket
+
+    def poll(self, ticket: int) -> memoryview | Failed:
+        """The result of `start`; ends the ticket."""
+        with self._lock:
+            result = self._open.pop(ticket)
+        if not isinstance(result, Failed):
+            self._meter.loaded(result.nbytes, 0.0)
+        return result
+
+    def cancel(self, ticket: int) -> None:
+        """See KVConnector.cancel."""
+        with self._lock:
+            self._open.pop(ticket, None)
+
+    def stats(self, num_parts: int, num_bytes: int) -> TierStats:
+        """See KVConnector.stats. num_parts, num_bytes: that are held."""
+        with self._lock:
+            open_loads = len(self._open)
+            open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
+        return self._meter.stats(open_loads, open_bytes, num_parts=num_parts, num_bytes=num_bytes)
 
 
 class _Load:

@@ -6,7 +6,6 @@ Then what has arrived is used, and the rest is computed.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
-from kvasir.kv.tiers.transfers import TransferMeter
+from kvasir.kv.tiers.transfers import HeldLoads, TransferMeter
 from kvasir.statistics import TierStats
 from kvasir.types import Transfer
 
@@ -44,12 +43,11 @@ class Inbox:
         self.facts = facts
         self._max_bytes = max_bytes
         self._meter = TransferMeter()
+        self._loads = HeldLoads(self._meter)
         self._changed = threading.Condition()
         self._incoming: OrderedDict[str, Incoming] = OrderedDict()  # the one that moved last at the end
         self._parts: OrderedDict[Name, tuple[str, StoredBlock, memoryview]] = OrderedDict()
         self._num_bytes = 0
-        self._tickets = itertools.count(1)
-        self._open: dict[int, memoryview | Failed] = {}
 
     # -- the links' side -----------------------------------------------------------------------------------------
 
@@ -152,31 +150,18 @@ class Inbox:
 
     def start_load(self, block: StoredBlock, group: int = 0) -> int:
         """Hands out a part, which leaves the inbox: the prefix cache has it then."""
+        name = (block.key, group)
         with self._changed:
-            name = (block.key, group)
-            found = self._parts.get(name)
-            if found is None or found[1] != block:
-                reason = "foreign" if found else "missing"
-                self._meter.load(reason)
-                result: memoryview | Failed = Failed(reason)
-            else:
-                result = self._remove(name)[2]
-            ticket = next(self._tickets)
-            self._open[ticket] = result
-            return ticket
+            held = self._parts.get(name)
+            return self._loads.start(block, held[1] if held else None, lambda: self._remove(name)[2])
 
     def poll(self, ticket: int, timeout: float = 0.0) -> memoryview | Failed | None:
         """The result of `start_load`; never None."""
-        with self._changed:
-            result = self._open.pop(ticket)
-        if not isinstance(result, Failed):
-            self._meter.loaded(result.nbytes, 0.0)
-        return result
+        return self._loads.poll(ticket)
 
     def cancel(self, ticket: int) -> None:
         """See KVConnector.cancel."""
-        with self._changed:
-            self._open.pop(ticket, None)
+        self._loads.cancel(ticket)
 
     def save(self, block: StoredBlock, group: int, payload: Bytes) -> bool:
         """Always False: this is not a cache."""
@@ -188,8 +173,7 @@ class Inbox:
     def stats(self) -> TierStats:
         """See KVConnector.stats."""
         with self._changed:
-            open_bytes = sum(r.nbytes for r in self._open.values() if not isinstance(r, Failed))
-            return self._meter.stats(len(self._open), open_bytes, num_parts=len(self._parts), num_bytes=self._num_bytes)
+            return self._loads.stats(len(self._parts), self._num_bytes)
 
     def each(self) -> dict[str, TierStats]:
         """See KVConnector.each."""
