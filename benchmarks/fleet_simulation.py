@@ -13,7 +13,7 @@ that many replicas have enough to do. A day has two peaks of twice the load at n
 only within a copy of the trace.
 
 `ratios` and `routers` find the rate at which 90 % of the requests meet both targets, with coarse replicas. With
---check, `ratios` then serves the best two of each target at that rate with the real scheduler.
+--check, `ratios` then serves the best two of these targets at that rate with the real scheduler.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def served(asked: list[Asked], setup: Setup, coarse: bool, prompts: Prompts | No
     return row
 
 
-def most(asked: list[Asked], setup: Setup) -> tuple[float, report.Row]:
-    """The most requests per second in time, and the row of that run."""
+def most(asked: list[Asked], setup: Setup, start: float = 1.0) -> tuple[float, report.Row]:
+    """The most requests per second in time, and the row of that run. start: the first rate that is tried."""
     rows: list[report.Row] = []
 
     def run(rate: float) -> report.Row:
         rows.append(served(asked, replace(setup, rate=rate), True))
         return rows[-1]
 
-    found = report.most_in_time(run)
+    found = report.most_in_time(run, start)
     best = next((row for row in reversed(rows) if row["asked_per_s"] == found), rows[-1])
     print(f"{setup.name}: {report.ENOUGH:.0%} in time up to {found:.3g} requests/s", flush=True)
     return found, best
@@ -72,24 +72,24 @@ def agreement(asked: list[Asked], base: Setup, rates: list[float]) -> Iterator[r
 
 def routers(asked: list[Asked], base: Setup, rates: list[float]) -> Iterator[report.Row]:
     """Each router at each rate, and the most requests per second in time."""
+    best: report.Row = {}
     for router in POLICIES:
         setup = replace(base, router=router)
-        found, best = most(asked, setup)
+        found, best = most(asked, setup, best["rate"] if best else 1.0)
         at_rates = [served(asked, replace(setup, rate=rate), True) for rate in rates]
         yield {"router": router, "goodput_per_s": found, "hit_rate": best["hit_rate"], "rows": at_rates}
 
 
-def ratios(asked: list[Asked], base: Setup, tpots: list[float], check: bool) -> Iterator[report.Row]:
-    """The most requests per second in time, of whole replicas and of each ratio, for each target."""
-    prompts = Prompts(asked)
+def ratios(asked: list[Asked], base: Setup, tpots: list[float], checked: list[float]) -> Iterator[report.Row]:
+    """The most requests per second in time, of whole replicas and of each ratio, for each target. checked: targets
+    whose best two are also served by the real scheduler."""
+    prompts, found = Prompts(asked), dict[str, tuple[float, report.Row]]()
     for tpot in tpots:
         setups = {s.name: s for s in divisions(replace(base, target=Target(base.target.ttft, tpot)))}
-        found = {name: most(asked, s) for name, s in setups.items()}
-        yield from (
-            {"tpot_target_s": tpot, "setup": name, "coarse": True, "goodput_per_s": rate}
-            for name, (rate, _) in found.items()
-        )
-        best = sorted(found, key=lambda name: -found[name][0])[:2] if check else []
+        for name, setup in setups.items():
+            found[name] = most(asked, setup, found[name][1]["rate"] if name in found else 1.0)
+            yield {"tpot_target_s": tpot, "setup": name, "coarse": True, "goodput_per_s": found[name][0]}
+        best = sorted(found, key=lambda name: -found[name][0])[:2] if tpot in checked else []
         for name in best:
             setup = replace(setups[name], rate=found[name][1]["rate"])
             yield {"tpot_target_s": tpot, "setup": name, **served(asked, setup, False, prompts)}
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--costs", help="as for kvasir simulate")
     parser.add_argument("--ttft", type=float, default=2.0, help="target: seconds to the first token")
     parser.add_argument("--tpot", default="0.1", help="target: seconds per further token; ratios: comma-separated list")
-    parser.add_argument("--check", action="store_true", help="ratios: the best ones with the real scheduler, too")
+    parser.add_argument("--check", default="", help="ratios: list of those targets to check with the real scheduler")
     parser.add_argument("--replicas", type=int, help="default: 8; ratios: 5; day: 1000")
     parser.add_argument("--load", type=float, default=40.0, help="day, autoscale: requests per second on average")
     parser.add_argument("--slower", type=float, default=1.0, help="factor of all costs")
@@ -175,7 +175,7 @@ def main() -> None:
     elif args.what == "routers":
         rows += routers(asked, base, rates)
     elif args.what == "ratios":
-        rows += ratios(asked, base, tpots, args.check)
+        rows += ratios(asked, base, tpots, [float(tpot) for tpot in args.check.split(",") if tpot])
     elif args.what == "autoscale":
         rows += autoscale(a_day(asked, args.load), base, base.replicas)
     else:

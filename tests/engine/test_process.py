@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,20 @@ async def test_many_streams_at_once(engine):
     assert answers == [expected(r) for r in requests]
     await engine.check()
     assert (await engine.stats()).blocks_used == 0
+
+
+async def test_a_reader_that_is_late_gets_several_tokens_at_once():
+    engine = ProcessEngine(fake={**FAKE, "step_seconds": 0.0})
+    await engine.start()
+    asked = request("a", [1, 2], max_tokens=400, temperature=0.0)
+    stream = engine.submit(asked)
+    found = [await anext(stream)]
+    assert len(found[0].token_ids) == 1, "the first token is never held back"
+    time.sleep(0.3)
+    found += [delta async for delta in stream]
+    await engine.stop()
+    assert max(len(delta.token_ids) for delta in found) > 1
+    assert [id for delta in found for id in delta.token_ids] == expected(asked)[0]
 
 
 async def test_embeddings_and_positions_travel(engine):

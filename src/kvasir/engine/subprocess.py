@@ -85,7 +85,7 @@ class ProcessEngine(TakesAdapters):
         self._socket: zmq.asyncio.Socket | None = None
         self._process: subprocess.Popen | None = None
         self._launched = False  # whether the process is one that `start` has not waited for yet
-        self._streams = Streams(self._set_paused)
+        self._streams = Streams(self._set_paused, merges=True)
         self._journal = Journal()
         pin, drop = (lambda x, kind=kind: self._command(kind(x)) for kind in (wire.PinAdapter, wire.DropAdapter))
         self._adapters = Adapters(self._read_adapter, pin, drop)

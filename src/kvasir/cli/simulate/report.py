@@ -51,10 +51,10 @@ def summarize(setup: Setup, outcome: Outcome) -> Row:
     return row | {"seconds": outcome.seconds, "steps": outcome.steps, **counts}
 
 
-def most_in_time(served: Callable[[float], Row]) -> float:
+def most_in_time(served: Callable[[float], Row], start: float = 1.0) -> float:
     """The most requests per second of which ENOUGH meet both targets, within PRECISION; 0 if there is no such rate.
-    served: the row of a run at a rate."""
-    rate, low, high, best = 1.0, 0.0, math.inf, 0.0
+    served: the row of a run at a rate. start: the first rate that is tried."""
+    rate, low, high, best = start, 0.0, math.inf, 0.0
     while LEAST_RATE < rate < MOST_RATE and high > low * (1 + PRECISION):
         row = served(rate)
         if row["in_time"] >= ENOUGH:
