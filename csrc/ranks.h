@@ -2,11 +2,11 @@
 // to complete each other's results (kvasir.parallel has the same operations on arrays).
 //
 // In a meeting every rank writes its array into its slot, says that it has come, waits for the others, and reads their
-// slots. Slots alternate between two places: who comes to a meeting has read all that the last but one left, so one wait
-// per meeting is enough. Arrays beyond a slot are exchanged piece by piece.
+// slots. Slots alternate between two places: a rank that comes to a meeting has read everything of the last but one, so
+// one wait per meeting is enough. Arrays beyond a slot are exchanged piece by piece.
 //
 // A rank waits by spinning, then by yielding, then it sleeps on a futex. Once the ranks are aborted, because one has died
-// or does not come, no wait lasts: meetings leave wrong numbers, which nobody may use.
+// or does not come, all waits end: the results of meetings are then wrong and must not be used.
 #pragma once
 
 #include "team.h"

@@ -21,10 +21,10 @@ from kvasir.kv.tiers.wire import of_this_user
 T = TypeVar("T")
 
 HEAD = struct.Struct("<I")
-HIGH = 1 << 18  # bytes written and not sent, from which on the peer counts as behind
+HIGH = 1 << 18  # bytes written and not sent, from which on the peer counts as late
 BODY_SECONDS = 10.0  # for a body, and BODY_RATE bytes more for each further second
 BODY_RATE = 1 << 20
-STALL_SECONDS = 60.0  # for a peer that is behind to read something
+STALL_SECONDS = 60.0  # for a late peer to read something
 
 
 class FrameError(Exception):
@@ -64,12 +64,12 @@ class FrameSocket:
         return self._writer.transport.get_write_buffer_size()
 
     @property
-    def behind(self) -> bool:
+    def late(self) -> bool:
         """Whether the peer reads more slowly than frames are written."""
         return self.queued > HIGH
 
     async def drain(self) -> None:
-        """Returns when the peer is not behind. Raises FrameError if it reads nothing for a while, or has left."""
+        """Returns when the peer is not late. Raises FrameError if it reads nothing for a while, or has left."""
         while True:
             before = self.queued
             try:

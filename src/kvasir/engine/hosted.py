@@ -1,7 +1,7 @@
 """HostedClient: one client of an EngineHost, with its requests.
 
 Each request has a task that moves its deltas from the engine to the outbox; the outbox goes out in one frame when the
-event loop has run all of these tasks, or later while the client is behind. The deltas of a request that is paused, or
+event loop has run all of these tasks, or later while the client is late. The deltas of a request that is paused, or
 has much in the outbox, stay in the engine, which pauses it in turn. So a slow client costs bounded memory, and the
 others nothing.
 """
@@ -81,7 +81,7 @@ class HostedClient:
             while True:
                 body = await self._link.read(wire.MAX_FRAME, wire.SILENT_SECONDS)
                 self._take(decoded(wire.from_client, body))
-                if self._link.behind:
+                if self._link.late:
                     await self._link.drain()
         finally:
             self._fan.leave(self._report)
@@ -98,7 +98,7 @@ class HostedClient:
         self._link.write(wire.encode(message))
 
     def _report(self, changes: CacheChanges) -> None:
-        if not self._link.behind:
+        if not self._link.late:
             self._send(wire.CacheReport(changes))
 
     async def _watch(self) -> None:
@@ -127,7 +127,7 @@ class HostedClient:
         """Lets the outbox go out after the tasks that are ready now."""
         if not self._flush_due:
             self._flush_due = True
-            if self._link.behind:
+            if self._link.late:
                 self._do(self._flush_later())
             else:
                 asyncio.get_running_loop().call_soon(self._flush_now)

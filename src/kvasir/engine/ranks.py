@@ -45,7 +45,7 @@ STDERR = 2
 PAUSE = 0.25  # seconds between two looks at the ranks
 IDLE_SECONDS = 10.0  # for which a rank may stand still while the others wait for it
 LOAD_SECONDS = 60.0  # the same while rank 0 has loaded its part and waits for theirs: disks may be remote
-LONGEST_WAIT = 600.0  # seconds of a meeting, if nobody watches
+LONGEST_WAIT = 600.0  # seconds of a meeting without a watcher
 END_SECONDS = 3.0  # until a rank that was asked to stop is killed
 
 

@@ -127,7 +127,7 @@ class One(_Message, frozen=True):
 
 
 class Steps(_Message, frozen=True):
-    """Results of one step, or of several if the client was behind. Those of each choice are in order."""
+    """Results of one step, or of several if the client was late. Those of each choice are in order."""
 
     parts: list[Columns | One]
 

@@ -94,7 +94,7 @@ class Streams:
     """Owns the queues of all open requests. All methods run on the event loop."""
 
     def __init__(self, pause: Callable[[str, bool], None], merges: bool = False) -> None:
-        """pause(id, whether): makes the engine pause or resume a request. merges: a reader that is behind gets several
+        """pause(id, whether): makes the engine pause or resume a request. merges: a reader that is late gets several
         tokens of a choice in one delta, except the first."""
         self._queues: dict[str, _Queue] = {}
         self._leaving: dict[str, _Leaving] = {}

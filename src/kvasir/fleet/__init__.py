@@ -1,1 +1,1 @@
-"""Several engines behind the protocol of one: which of them computes a request, and what happens when one dies."""
+"""Several engines that look like one: which of them computes a request, and what happens when one dies."""

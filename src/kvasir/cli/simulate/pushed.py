@@ -12,7 +12,7 @@ from kvasir.sched.admission import namespace
 from kvasir.statistics import TierStats
 from kvasir.types import Request
 
-_PART = memoryview(b"\0")  # nobody reads it: a simulated machine has no keys and values
+_PART = memoryview(b"\0")  # never read: a simulated machine has no keys and values
 
 
 class PushedBlocks:

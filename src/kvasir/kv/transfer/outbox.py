@@ -94,7 +94,7 @@ class Outbox:
 
     @property
     def room(self) -> int:
-        """Bytes of parts that can be put now. Held transfers that nobody has asked for make room for new ones."""
+        """Bytes of parts that can be put now. Held transfers that no engine has asked for make room for new ones."""
         with self._changed:
             self._expire()
             return self._max_bytes - self.num_bytes + sum(o.num_bytes for o in self._open.values() if self._yields(o))

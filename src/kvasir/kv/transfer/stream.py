@@ -57,7 +57,7 @@ class Slots:
 
 
 class SharedSlots:
-    """The receiver's end of the shared memory behind a descriptor, which it takes over. Raises WireError if it is not
+    """The receiver's end of the shared memory of a descriptor, which it takes over. Raises WireError if it is not
     sealed or has another size."""
 
     def __init__(self, fd: int, num_bytes: int, count: int, largest: int):

@@ -60,7 +60,7 @@ class WorkerLink:
                 task.cancel()
             for answer in self._asked.values():
                 answer.cancel()
-            self._learnt = 1 << 62  # nobody waits for it
+            self._learnt = 1 << 62  # no one waits for it any more
             self._news.set()
 
     def send(self, message: messages.ToWorker) -> None:
