@@ -19,7 +19,7 @@ SHELL  := bash -o pipefail
 SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test test-all composition soak sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
+.PHONY: help demo env env-fleet test test-all composition soak sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 
 env: $(VENV)/.run $(VENV)/.dev  ## Set up .venv with everything (other targets do this automatically)
 
+env-fleet: env  ## Install Ray (about 200 MB) into .venv, for fleets and their tests
+	@$(PY) -c 'import ray' 2>/dev/null || $(EXTRA) fleet | $(PIP) -r /dev/stdin
+
 # --- targets -------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.run  ## Start a server on the bundled model and send it a question: make demo ASK="..."
@@ -53,8 +56,7 @@ demo: $(VENV)/.run  ## Start a server on the bundled model and send it a questio
 test: env  ## Run the fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
-test-all: env sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
-	@$(PY) -c 'import ray' 2>/dev/null || $(EXTRA) fleet | $(PIP) -r /dev/stdin
+test-all: env env-fleet sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 

@@ -126,7 +126,8 @@ DOORS: dict[str, tuple[str, ...]] = {
         *("ops/launch.py", "ops/kernels.py", "ops/compiling.py", "ops/*/triton*.py", "graph/triton.py"),
         "sampling/triton*.py",
     ),
-    "ray": ("data/dataset.py",),
+    "ray": ("data/dataset.py", "cli/cluster/*"),
+    "yaml": ("cli/cluster/*",),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load"), ()),
     **dict.fromkeys(("eval", "exec", "compile", "__import__", "os.system", "os.popen"), ()),
 }

@@ -75,8 +75,8 @@ def pytest_runtest_setup(item):
     """Without Ray, its tests are skipped, but a failure where everything is to run."""
     if item.get_closest_marker("ray") and importlib.util.find_spec("ray") is None:
         if item.config.option.markexpr.startswith("not gpu"):
-            pytest.fail("Ray is missing: pip install 'ray[data,serve]'")
-        pytest.skip("Ray is not installed")
+            pytest.fail("Ray is missing: make env-fleet")
+        pytest.skip("Ray is not installed: make env-fleet")
 
 
 def pytest_collection_modifyitems(items):

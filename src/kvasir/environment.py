@@ -51,6 +51,11 @@ def prepare_torch() -> None:
         os.environ.setdefault(name, value)
 
 
+def prepare_ray() -> None:
+    """Configures Ray, which reports its use to its makers by default; call it before Ray is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
 def models_dir() -> Path:
     """The folder of the model store, which may not exist yet."""
     own, data = env("KVASIR_MODELS"), env("XDG_DATA_HOME")

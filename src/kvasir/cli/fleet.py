@@ -1,13 +1,29 @@
-"""`kvasir fleet`: the replicas of a running server."""
+"""`kvasir fleet`: serves a fleet on Ray, and shows and changes the replicas of a running server."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-HELP = "Show and change the replicas of a running server.\n\nExample: kvasir fleet status --url http://127.0.0.1:8000"
-app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+
+class ConfigOrCommand(TyperGroup):
+    """`kvasir fleet CONFIG ...` is `kvasir fleet run CONFIG ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+HELP = """Serve a fleet on Ray (kvasir fleet CONFIG), or show and change the replicas of a running server.
+
+Example: kvasir fleet fleet.yaml
+
+Example: kvasir fleet status --url http://127.0.0.1:8000"""
+app = typer.Typer(cls=ConfigOrCommand, help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server; changes need the scope management.")]
@@ -15,6 +31,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Grace = Annotated[float, typer.Option(help="Seconds for a replica to finish its requests before they move.", min=0)]
 LONGEST = 3600.0  # seconds that a change may take, besides its grace
 SERVER = "http://127.0.0.1:8000"
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file of the fleet; see docs/fleet.md.")],
+    check: Annotated[bool, typer.Option("--check", "--dry-run", help="Show what would run, without Ray.")] = False,
+    ray_address: Annotated[str | None, typer.Option(help="HOST:PORT of the Ray cluster, not the file's.")] = None,
+    supervised: Annotated[bool, typer.Option(hidden=True, help="End when the standard input ends.")] = False,
+) -> None:
+    """Serve the models of a file, with replicas that are actors of a Ray cluster; needs kvasir-llm[fleet].
+
+    Example: kvasir fleet fleet.yaml
+
+    Example: kvasir fleet fleet.yaml --check
+    """
+    from kvasir.cli.cluster import command
+
+    command.run(config, check, ray_address, supervised)
 
 
 @app.command()

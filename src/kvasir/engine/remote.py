@@ -12,7 +12,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,13 +33,15 @@ log = logging.getLogger("kvasir.engine")
 
 CONNECT_SECONDS = 10.0
 START_PAUSE = 0.5  # seconds between two attempts of `start`
+# Facts of an engine that may change when it starts again: they depend on the free memory, or are measured or drawn.
+OWN = frozenset(("grade", "weight_bytes_read", "max_model_len", "adapter_bytes", "engine_id", "transfers_at"))
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 15.0
 MOST_QUEUED = 64 << 20  # bytes of requests that the host has not read
 
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """Where an EngineHost listens: a Unix socket, or a host and port, with TLS (a context) or without (None)."""
+    """Where an EngineHost listens: a Unix socket, or a host and port, with TLS or without."""
 
     path: Path | None = None
     host: str = ""
@@ -78,12 +80,15 @@ class RemoteEngine:
         *,
         lasts: bool = True,
         patience: float = 0.0,
+        server_name: str = "",
     ):
         """key: over TCP, the host's. tls: of an address with TLS; None for one that trusts the system's authorities.
-        patience: seconds for which `start` tries again while nothing answers."""
+        patience: seconds for which `start` tries again while nothing answers. server_name: what the host's certificate
+        names, if not its address."""
         self.address = address
         self._key = key
-        self._tls = (tls or ssl.create_default_context()) if address.tls and not address.path else None
+        self._tls = tls
+        self._server_name = server_name
         self._lasts = lasts
         self._patience = patience
         self._instance = ""
@@ -247,6 +252,7 @@ class RemoteEngine:
 
     async def _connect(self) -> None:
         """Connects and greets. Raises EngineDead, ConfigError."""
+        self.address = await self._find()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 link = await self._open()
@@ -262,6 +268,10 @@ class RemoteEngine:
         if self._follower:
             self._send(wire.FollowCache())
 
+    async def _find(self) -> HostAddress:
+        """Where the host is now. Raises EngineDead, ConfigError."""
+        return self.address
+
     async def _open(self) -> FrameSocket:
         address = self.address
         if address.path:
@@ -270,7 +280,10 @@ class RemoteEngine:
                 link.abort()
                 raise FrameError("it belongs to another user")
             return link
-        name = address.host if self._tls else None
+        if not address.tls:
+            return FrameSocket(*await asyncio.open_connection(address.host, address.port))
+        self._tls = self._tls or ssl.create_default_context()
+        name = self._server_name or address.host
         return FrameSocket(
             *await asyncio.open_connection(address.host, address.port, ssl=self._tls, server_hostname=name)
         )
@@ -282,12 +295,18 @@ class RemoteEngine:
             raise to_error(first.error)
         if not isinstance(first, wire.Welcome):
             raise FrameError("it did not greet")
-        if self._info is not None and _identity(first.info) != _identity(self._info):
-            raise ConfigError(f"the engine at {self.address} now serves another model, or computes it otherwise")
+        if self._info is not None and (wrong := _difference(first.info, self._info)):
+            what = "now serves another model, or computes it otherwise"
+            raise ConfigError(f"the engine at {self.address} {what}: its {wrong} differs")
         self._info, self.summary = first.info, first.summary
         if self._instance and self._instance != first.instance:
             self._cumulative.end()
         self._instance = first.instance
+        for _ in range(2):  # its adapters and its state: known before the first request
+            message = decoded(wire.from_host, await link.read(wire.MAX_FRAME, None))
+            self._take(message)
+            if isinstance(message, wire.Beat):
+                break
 
     async def _run(self) -> None:
         """Takes messages; connects again when the connection breaks."""
@@ -368,6 +387,7 @@ class RemoteEngine:
         self._streams.deliver(deltas)
 
 
-def _identity(info: ModelInfo) -> ModelInfo:
-    """What must stay the same for a running server."""
-    return replace(info, grade="", weight_bytes_read=0)
+def _difference(a: ModelInfo, b: ModelInfo) -> str:
+    """The first fact that must stay the same for a running server and has not, or ""."""
+    names = (f.name for f in fields(ModelInfo) if f.name not in OWN)
+    return next((name for name in names if getattr(a, name) != getattr(b, name)), "")
