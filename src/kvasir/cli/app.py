@@ -106,6 +106,41 @@ def serve(
 
 @app.command()
 @engine_flags
+@fleet_flags
+def batch(
+    file: Annotated[Path, typer.Argument(help="File with a request in each line, in the format of OpenAI's batches.")],
+    model: Annotated[str, typer.Option("--model", "-m", help=_MODEL)],
+    output: Annotated[Path, typer.Option("--output-file", "-o", help="File for the answers, in the same order.")],
+    *,
+    engine: EngineOptions,
+    fleet: FleetOptions,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of finished lines (default: OUTPUT.checkpoint, until all are).")
+    ] = None,
+    batch_width: Annotated[
+        int | None, typer.Option(help="Lines at once (default: a quarter more than all engines compute).", min=1)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of requests without one (default: random).")] = None,
+    tool_format: Annotated[
+        str, typer.Option(help="Format of tool calls (auto: detect from the chat template).")
+    ] = "auto",
+    reasoning_format: Annotated[str, typer.Option(help="Format of reasoning; none leaves it in the content.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Answer the lines of a file without a server; the same command continues a job that was interrupted.
+
+    Example: kvasir batch questions.jsonl --model qwen3-8b -o answers.jsonl
+
+    Example: kvasir batch questions.jsonl --model qwen3-8b -o answers.jsonl --replicas 4
+    """
+    from kvasir.cli import batch as command
+
+    formats = tool_format, reasoning_format
+    command.run(engine, fleet, file, output, checkpoint, batch_width, seed, *formats, quiet)
+
+
+@app.command()
+@engine_flags
 @sampler_flags
 def run(
     model: Model,

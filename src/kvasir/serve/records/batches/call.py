@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
@@ -26,6 +27,19 @@ class CallResult:
     status: int = 500
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+
+
+RETRY_SECONDS = 60.0  # maximum pause before a retry, in seconds
+
+
+def retry_pause(answer: CallResult) -> float | None:
+    """Seconds after which a call that found the server too busy is made again; None for any other answer."""
+    if answer.status not in (429, 503) or answer.headers.get("x-should-retry") == "false":
+        return None
+    pause = RETRY_SECONDS
+    with suppress(ValueError):
+        pause = float(answer.headers.get("retry-after", "1"))
+    return min(max(pause, 0.05), RETRY_SECONDS)
 
 
 class Caller:

@@ -45,10 +45,10 @@ def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[lis
         try:
             line = _line(text, endpoint, settings)
             if line.custom_id in seen:
-                raise _Wrong("duplicate_custom_id", "an earlier line uses the same id", "custom_id")
+                raise LineFault("duplicate_custom_id", "an earlier line uses the same id", "custom_id")
             seen.add(line.custom_id)
             tasks.append(LineTask(len(tasks), line.custom_id, msgspec.json.encode(line.body)))
-        except _Wrong as wrong:
+        except LineFault as wrong:
             code, message, param = wrong.args
             errors.append(_error(code, message, number, param))
             if len(errors) >= MAX_ERRORS:
@@ -58,7 +58,7 @@ def read_tasks(data: bytes, endpoint: str, settings: ServeSettings) -> tuple[lis
     return tasks, errors
 
 
-class _Wrong(Exception):
+class LineFault(Exception):
     """(code, message, field)"""
 
 
@@ -67,22 +67,28 @@ def _error(code: str, message: str, line: int | None, param: str | None = None) 
 
 
 def _line(text: bytes, endpoint: str, settings: ServeSettings) -> BatchLine:
+    line = parse_line(text, settings)
+    if line.url != endpoint:
+        raise LineFault("mismatched_url", f"the batch is for {endpoint}", "url")
+    return line
+
+
+def parse_line(text: bytes, settings: ServeSettings) -> BatchLine:
+    """Raises LineFault."""
     if len(text) > settings.max_body:
-        raise _Wrong("line_too_long", f"the line has more than {settings.max_body} bytes", None)
+        raise LineFault("line_too_long", f"the line has more than {settings.max_body} bytes", None)
     if excess := json_excess(text, settings.max_json_depth):
-        raise _Wrong("invalid_json_line", excess, None)
+        raise LineFault("invalid_json_line", excess, None)
     try:
         line = BatchLine.model_validate(msgspec.json.decode(text))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _Wrong("invalid_json_line", f"this is not valid JSON: {error}", None) from None
+        raise LineFault("invalid_json_line", f"this is not valid JSON: {error}", None) from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise _Wrong("invalid_request", first["msg"], ".".join(map(str, first["loc"])) or None) from None
-    if line.url != endpoint:
-        raise _Wrong("mismatched_url", f"the batch is for {endpoint}", "url")
+        raise LineFault("invalid_request", first["msg"], ".".join(map(str, first["loc"])) or None) from None
     for name in ("stream", "background"):
         if line.body.get(name):
-            raise _Wrong("invalid_request", "batches do not support it", f"body.{name}")
+            raise LineFault("invalid_request", "batches do not support it", f"body.{name}")
     return line
 
 

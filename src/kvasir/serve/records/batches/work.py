@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Set
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.faults import NotFound
-from kvasir.serve.records.batches.call import Caller, CallResult
+from kvasir.serve.records.batches.call import Caller, CallResult, retry_pause
 from kvasir.serve.records.batches.files import FILE, Files
 from kvasir.serve.records.batches.in_flight import InFlight
 from kvasir.serve.records.batches.lines import (
@@ -35,7 +34,7 @@ from kvasir.serve.settings import ServeSettings
 
 log = logging.getLogger("kvasir.serve")
 
-RETRY_SECONDS = 60.0  # maximum pause before a retry, in seconds
+RETRY_SECONDS = 60.0  # after an error of the disk
 _LEFT_OUT = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
@@ -186,13 +185,10 @@ class BatchWorker:
         while True:
             async with self._quotas.line(run.owner), self._in_flight.all.one():
                 answer = await self._caller.post(run.batch["endpoint"], task.body, self._key_of(run), id)
-            if answer.status not in (429, 503) or answer.headers.get("x-should-retry") == "false":
+            if (pause := retry_pause(answer)) is None:
                 return answer
             self._stats.lines["retried"] += 1
-            pause = RETRY_SECONDS
-            with suppress(ValueError):
-                pause = float(answer.headers.get("retry-after", "1"))
-            await asyncio.sleep(min(max(pause, 0.05), RETRY_SECONDS))
+            await asyncio.sleep(pause)
 
     async def _finalize(self, run: BatchRun, tasks: list[LineTask], journal: BatchJournal) -> None:
         """Writes the output files. Their ids are saved first, so that they stay the same if this is repeated."""
