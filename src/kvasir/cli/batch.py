@@ -56,6 +56,7 @@ def run(
                 await catalogue.start()
                 try:
                     facts = [model_identity(options, front.info), str(seed), catalogue.loaded()[0].fingerprint]
+                    facts.append(str(front.info.weight_bytes_read))  # engines elsewhere may have other options
                     with _bar(source, quiet) as on_line:
                         job = BatchJob(catalogue, Caller(create_app(catalogue)), kept, "\n".join(facts), width, on_line)
                         await job.run(source)

@@ -137,7 +137,6 @@ class Mapper:
             if not isinstance(row, Mapping) or self._column not in row:
                 raise InvalidRequest(f"the row has no column {self._column!r}", "name the column of the prompts")
             params = params_of(self._params, plain(row.get(self._params_column)) if self._params_column else None)
-            several = params.n > 1
             lora: Lora | None = (row.get(self._lora_column) or None) if self._lora_column else None
             async with self._window:
                 request, content = await request_of(self._front, plain(row[self._column]), params, self._chat, lora)

@@ -61,6 +61,8 @@ def params_of(params: SamplingParams, own: Any) -> SamplingParams:
     known = {field.name for field in fields(params)}
     if unknown := next((str(name) for name in own if name not in known), None):
         raise InvalidRequest(f"{unknown!r:.80} is no sampling parameter", "see kvasir.SamplingParams")
+    if own.get("n", params.n) != params.n:  # otherwise a column would have texts and lists of texts
+        raise InvalidRequest(f"n is {own['n']!r:.80}, and {params.n} for the job", "give the same n to all rows")
     given = dict(own)
     try:
         if isinstance(structure := given.get("structured_outputs"), Mapping):
