@@ -47,7 +47,9 @@ class EngineOptions:
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
     max_model_len: int | None = option(None, "Maximum context in tokens (default: what model and memory allow).")
     max_num_seqs: int = option(64, "Maximum sequences per step.")
-    max_num_batched_tokens: int | None = option(None, "Maximum tokens per step (default: 512, CUDA 2048).")
+    max_num_batched_tokens: int | None = option(
+        None, "Maximum tokens per step (default: 512, CUDA and streamed weights 2048)."
+    )
     max_chunk: int | None = option(None, "Maximum prompt tokens of one sequence per step (default: no extra limit).")
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
     kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).")
@@ -164,7 +166,8 @@ class EngineOptions:
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The facts of a loaded model for `resolve`. groups: its cache groups. footprint(tokens): the memory that steps of
-    this many tokens need. short_until: the longest context for LongRoPE's short factors, 0 without LongRoPE."""
+    this many tokens need. short_until: the longest context for LongRoPE's short factors, 0 without LongRoPE. streams:
+    whether weights are read from disk in each step."""
 
     max_positions: int
     dtype: str
@@ -174,6 +177,7 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
     footprint: Callable[[int], Footprint] = lambda tokens: Footprint()
     short_until: int = 0
+    streams: bool = False
 
     @property
     def bytes_per_block(self) -> tuple[int, ...]:

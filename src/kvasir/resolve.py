@@ -17,7 +17,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         raise ConfigError(
             f"max_model_len {length} is beyond the {model.max_positions} positions of the model", "lower it"
         )
-    batched = options.max_num_batched_tokens or (2048 if device.kind == "cuda" else 512)
+    batched = options.max_num_batched_tokens or (2048 if device.kind == "cuda" or model.streams else 512)
     if model.bidirectional:
         _refuse_parts(options, length)
         if batched < length:

@@ -85,3 +85,11 @@ def test_blocks_are_copied_in_the_background_only_with_a_tier(files, monkeypatch
     assert not closed
     made(files, "eager", cache_peer="/tmp/kvasir-peer").close()
     assert closed
+
+
+@pytest.mark.parametrize(("streams", "asked", "tokens"), [(False, None, 512), (True, None, 2048), (True, 64, 64)])
+def test_steps_that_read_weights_hold_more_tokens(files, streams, asked, tokens):
+    groups = cache_groups_of(load_model(files, "float32", options=LoadOptions("eager")), 64, "float32")
+    facts = ModelFacts(256, "float32", False, groups, footprint=lambda tokens: Footprint(), streams=streams)
+    options = EngineOptions("m", max_num_batched_tokens=asked)
+    assert resolve(options, facts, DeviceFacts("cpu", 1 << 34, 1)).max_num_batched_tokens == tokens

@@ -186,6 +186,15 @@ def test_a_target_that_cannot_be_kept_does_not_stop_prefills():
     assert sum(given[20:]) / len(given[20:]) >= 0.8 * 0.3 / machine.prefill
 
 
+def test_a_step_that_reads_weights_for_seconds_is_filled():
+    """What a step costs whatever it computes is far beyond the target, so rows beside it cost next to nothing."""
+    model = learned(Machine(step=4.0, noise=0.02))
+    load = StepLoad(32, 0, 32 * 500)
+    assert predict(model, load) == pytest.approx(4.0, rel=0.1)
+    facts = BudgetFacts(model, 2048, BLOCK, 32, load.context, tpot=0.1, prefills=((0, 1500), (0, 4000)))
+    assert step_budget(facts) == 2048 - 32
+
+
 @pytest.mark.parametrize("prefill", [0.01, 0.1, 10.0])
 def test_prefills_get_a_block_in_a_bounded_number_of_steps(prefill):
     _, given = run(Machine(prefill=prefill), tpot=0.03, steps=300)

@@ -431,6 +431,9 @@ def inspect(
     model: Model,
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = False,
     max_model_len: Annotated[int | None, typer.Option(help="Context for the memory estimate.")] = None,
+    weights_memory: Annotated[
+        int | None, typer.Option(help="Bytes for the weights: what to expect if the others are streamed.")
+    ] = None,
     program: Annotated[bool, typer.Option(help="Load the model, and show the native program of a step.")] = False,
     quantize: Annotated[
         str | None, typer.Option(help="Quantize to q8 or q4 while loading, and show each tensor's error.")
@@ -472,7 +475,7 @@ def inspect(
         command.prepare()
         facts = quantize_view.quantize_facts(model, quantize)
         return command.print_json(facts) if json else quantize_view.show_quantized(facts)
-    command.run(model, tensors, max_model_len, json)
+    command.run(model, tensors, max_model_len, json, weights_memory)
 
 
 @app.command()

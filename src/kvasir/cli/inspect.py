@@ -6,6 +6,7 @@ from typing import Any
 
 from kvasir.cli.model_facts import Needs, Stored, problem_of, read_needs, read_stored
 from kvasir.cli.show import bytes_text, count_text, plain, print_json, print_pairs, print_table
+from kvasir.cli.streaming_facts import StreamingFacts, read_streaming, streaming_dict, streaming_lines
 from kvasir.environment import prepare_torch
 from kvasir.errors import ConfigError, KvasirError
 
@@ -15,19 +16,21 @@ def prepare() -> None:
     prepare_torch()
 
 
-def run(model: str, tensors: bool, max_model_len: int | None, json: bool) -> None:
+def run(model: str, tensors: bool, max_model_len: int | None, json: bool, weights_memory: int | None = None) -> None:
     stored = read_stored(model)
-    needs, problem = None, None
+    needs, streaming, problem = None, None, None
     try:
         needs = read_needs(stored.files, max_model_len)
+        streaming = read_streaming(stored.files, needs, weights_memory)
     except ConfigError:
         raise
     except KvasirError as error:
         problem = problem_of(error)
     if json:
-        print_json(as_dict(model, stored, needs, problem, tensors))
+        value = as_dict(model, stored, needs, problem, tensors)
+        print_json(value | ({"streaming": streaming_dict(streaming)} if streaming else {}))
     else:
-        show(model, stored, needs, problem, tensors)
+        show(model, stored, needs, problem, tensors, streaming)
 
 
 def as_dict(
@@ -82,7 +85,14 @@ def as_dict(
     return value
 
 
-def show(model: str, stored: Stored, needs: Needs | None, problem: dict[str, str] | None, tensors: bool) -> None:
+def show(
+    model: str,
+    stored: Stored,
+    needs: Needs | None,
+    problem: dict[str, str] | None,
+    tensors: bool,
+    streaming: StreamingFacts | None = None,
+) -> None:
     print_pairs(_summary(model, stored, needs, problem))
     print_table(
         ("type", ">tensors", ">parameters", ">bytes", ">share"),
@@ -109,6 +119,8 @@ def show(model: str, stored: Stored, needs: Needs | None, problem: dict[str, str
         )
         if needs.reason:
             print(f"\nnot the program executor: {plain(needs.reason)}")
+    if streaming:
+        print("", *streaming_lines(streaming), sep="\n")
     print_table(("key", "value"), stored.metadata.items(), "Metadata")
     if tensors:
         print_table(

@@ -124,6 +124,7 @@ def facts_of(model: Model, options: EngineOptions, progress: Progress | None) ->
         groups=model.groups,
         executor=loaded.executor,
         notes=loaded.notes,
+        streams=loaded.stream is not None,
         short_until=max((rope.scaling.short_until for rope in loaded.ropes()), default=0),
         footprint=lambda tokens: of_ranks(options.tensor_parallel, footprint_of(
             loaded, kind=model.device.kind, tokens=tokens, rows=options.max_num_seqs, threads=model.threads,

@@ -35,7 +35,7 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
-from kvasir.runner.streaming import PackedLayers, WeightStream, budget_of, check_least, packed_layers
+from kvasir.runner.streaming import PackedLayers, WeightStream, budget_of, foresee, packed_layers
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
@@ -292,7 +292,7 @@ def _load(
     if isinstance(hold, Packer) and mesh.size == 1:
         budget = budget_of(needed, devices.available(device), options.weights_memory)
         if budget:
-            check_least(budget, needed, model, sizes)
+            foresee(budget, needed, model, sizes)  # refuses a budget that is too small
     if not budget:
         check_room(needed, device)
     place = place_of(hold, weights_dtype, device)

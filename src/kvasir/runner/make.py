@@ -71,6 +71,6 @@ def make_runner(
         proposer = proposer_of(
             loaded.draft, forward, cache.groups, cache.block_size, program.vocab, config.draft_max_model_len
         )
-    executor = ProgramExecutor(loaded.model, program, loaded.stream.close if loaded.stream else None)
+    executor = ProgramExecutor(loaded.model, program, loaded.stream)
     adapters = ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
     return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)

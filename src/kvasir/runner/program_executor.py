@@ -7,7 +7,7 @@ can be computed during the forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from kvasir.runner.computed import refuse
 from kvasir.runner.drafts import accepted, along, masks_of
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.rows import Row, Rows
+from kvasir.runner.streaming import WeightStream
 from kvasir.sampling.native import (
     SAMPLE_ERRORS,
     NativeSampler,
@@ -49,14 +50,14 @@ class Position(NamedTuple):
 
 
 class ProgramExecutor:
-    """model: pools embeddings. program: computes steps. at_close: called when no step will run any more."""
+    """model: pools embeddings. program: computes steps. stream: of weights, closed with the executor."""
 
     computes = frozenset(("drafted", "second", "adapters"))
     queues = False
     columns = True
 
-    def __init__(self, model: Any, program: Program, at_close: Callable[[], None] | None = None):
-        self.model, self.program, self._at_close = model, program, at_close
+    def __init__(self, model: Any, program: Program, stream: WeightStream | None = None):
+        self.model, self.program, self.stream = model, program, stream
         self.hidden = frozenset(program.lowered.exports)
         self._kept: dict[int, list] = {}  # by row, the arrays that its native state points to
 
@@ -128,9 +129,8 @@ class ProgramExecutor:
 
     def close(self) -> None:
         self.program.close()
-        closing, self._at_close = self._at_close, None
-        if closing:
-            closing()
+        if self.stream:
+            self.stream.close()
 
     def __del__(self) -> None:
         if hasattr(self, "program"):  # its threads read the rows

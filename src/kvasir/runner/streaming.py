@@ -64,15 +64,18 @@ def budget_of(needed: int, free: int, weights_memory: int | None) -> int:
     return weights_memory or int(free * SHARE)
 
 
-def check_least(budget: int, needed: int, model: Any, sizes: Mapping[int, int]) -> None:
-    """Raises ConfigError if not even one layer fits into the budget beside what is not streamed. needed: bytes of all
-    weights. sizes: of the matrices of each module, by its `id()`."""
+def foresee(budget: int, needed: int, model: Any, sizes: Mapping[int, int]) -> tuple[int, int, int]:
+    """How many layers there are, how many will stay in memory, and the bytes of a pass, before any weight is read.
+    needed: bytes of all weights. sizes: of the matrices of each module, by its `id()`. Raises ConfigError if not even
+    one layer fits into the budget beside what is not streamed."""
     layers: Counter[int] = Counter()
     for module, (_, layer) in _of_layers(model).items():
         layers[layer] += sizes.get(module, 0)
-    least = needed - layers.total() + max(layers.values(), default=0)
-    if least > budget:
-        raise _too_little(budget, least)
+    fixed, each = needed - layers.total(), [layers[layer] for layer in sorted(layers)]
+    split = split_layers(each, budget - fixed)
+    if split is None:
+        raise _too_little(budget, fixed + max(each, default=0))
+    return len(each), len(each) - len(split.streamed), sum(each[i] for i in split.streamed)
 
 
 def _too_little(budget: int, least: int) -> ConfigError:
@@ -224,8 +227,9 @@ def split_layers(sizes: Sequence[int], room: int) -> Split | None:
 
 
 class WeightStream:
-    """The weights of layers that pass through memory during each step. held: bytes that they take there. per_pass:
-    bytes that a pass reads. Closed with the executor."""
+    """The weights of layers that pass through memory during each step. held: bytes that they take there. streamed: the
+    layers of the trace that are read in each pass, `per_pass` bytes; numbers: theirs in the file. Closed with the
+    executor."""
 
     def __init__(self, layers: PackedLayers, trace: Trace, budget: int, held: int):
         """budget: bytes for all weights, of which `held` are taken. Moves the matrices to where they will be. Raises
@@ -257,6 +261,7 @@ class WeightStream:
         homes |= {number: places[k % len(places)] for k, number in enumerate(streamed)}
         self._settle(layers, homes, set(streamed))
         self.streamed = tuple(groups[number] for number in streamed)
+        self.numbers = streamed
         numbers = dict(zip(self.streamed, streamed, strict=True))
         self.window = None
         if streamed:
