@@ -30,6 +30,7 @@ from kvasir.engine.client import EngineState
 from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
 from kvasir.engine.progress import Progress
+from kvasir.engine.receiver import Receiver
 from kvasir.engine.sockets import make_socket_path, remove_socket
 from kvasir.engine.spawning import close_pipes, end, pause_after, spawn
 from kvasir.engine.streams import Streams
@@ -83,6 +84,7 @@ class ProcessEngine(TakesAdapters):
         self._max_waiting = options.max_waiting if options else max_waiting
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
+        self._receiver: Receiver | None = None
         self._process: subprocess.Popen | None = None
         self._launched = False  # whether the process is one that `start` has not waited for yet
         self._streams = Streams(self._set_paused, merges=True)
@@ -299,12 +301,9 @@ class ProcessEngine(TakesAdapters):
             with contextlib.suppress(msgspec.DecodeError):
                 self._journal.take_report(msgspec.json.decode(line, type=str | list[str] | None))
 
-    async def _receive(self) -> None:
-        assert self._socket is not None
-        while True:
-            event = wire.decode_event(await self._socket.recv())
-            self._watchdog.heard()
-            self._handle(event)
+    def _receive(self, message: bytes) -> None:
+        self._watchdog.heard()
+        self._handle(wire.decode_event(message))
 
     def _handle(self, event: wire.Event) -> None:
         match event:
@@ -359,7 +358,7 @@ class ProcessEngine(TakesAdapters):
         self._partial_line = b""
         os.set_blocking(self._stdout.fileno(), False)
         asyncio.get_running_loop().add_reader(self._stdout, self._read_stages)
-        self._receiver = asyncio.create_task(self._receive())
+        self._receiver = Receiver(self._socket, self._receive)
 
     async def _first_events(self) -> wire.Ready:
         assert self._socket is not None and self._process is not None
@@ -443,12 +442,8 @@ class ProcessEngine(TakesAdapters):
 
     async def _bury(self) -> None:
         """Handles the last messages of the dead process, then lets the journal decide about its requests."""
-        await asyncio.sleep(0)
-        assert self._socket is not None
-        self._receiver.cancel()
-        await asyncio.gather(self._receiver, return_exceptions=True)
-        while await self._socket.poll(0):
-            self._handle(wire.decode_event(await self._socket.recv()))
+        assert self._receiver is not None
+        await self._receiver.end()
         self._read_stages()
         self._ready = False
         self._streams.all_left()
@@ -491,7 +486,7 @@ class ProcessEngine(TakesAdapters):
         self._state = EngineState("starting", reason, self._attempts)
 
     def _close_socket(self) -> None:
-        if getattr(self, "_receiver", None):
+        if self._receiver is not None:
             self._receiver.cancel()
         if self._socket is not None:
             self._socket.close(0)
