@@ -67,7 +67,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "engine": (*THINKING, *COMPUTING),
     "fleet": ("kv", "sched", *(f"engine.{name}" for name in ("adapters", "client", "cumulative_stats", "journal"))),
     "store": ("weights", "text"),
-    "data": ("engine", "weights"),
+    "data": ("engine", "fleet", "weights"),
     "serve": (
         *("parse", "store", "engine.client", "engine.front", "engine.answer", "engine.reading", "engine.meter"),
         *("engine.pace", "engine.scoring", "engine.thinking", "engine.turns"),

@@ -146,7 +146,6 @@ def test_the_death_of_the_engine_costs_no_row(tmp_path):
     ("options", "message"),
     [
         ({"concurrency": 0}, "concurrency"),
-        ({"concurrency": 2}, "Ray datasets"),
         ({"num_gpus": 1}, "Ray datasets"),
         ({"wrong": 1}, "wrong"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
@@ -155,3 +154,15 @@ def test_the_death_of_the_engine_costs_no_row(tmp_path):
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         list(kvasir.data.map(rows("x"), model=MODEL, **options))
+
+
+@pytest.mark.slow
+def test_several_engines_answer_alike_and_one_may_die(mapper):
+    asked = rows(*(f"There once was a number {i}" for i in range(60)))
+    with Mapper(MODEL, sampling_params=GREEDY, params_column="params", replicas=2, **SMALL) as several:
+        answers = several.answers(asked)
+        first = next(answers)
+        replicas = several._front.engine.replicas  # type: ignore[attr-defined]
+        assert len(replicas) == 2
+        os.kill(replicas[1].engine.pid, signal.SIGKILL)
+        assert [first, *answers] == list(mapper.answers(asked))

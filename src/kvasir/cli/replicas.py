@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.cli.fleet_options import FleetOptions
-from kvasir.config import GIB, EngineOptions
-from kvasir.device import has_driver, processors_by_core
+from kvasir.config import EngineOptions
+from kvasir.engine.division import divided, processors_of
 from kvasir.engine.host import MIN_KEY
 from kvasir.engine.kv_events import KvEvents, KvEventsConfig, check_ranks
 from kvasir.engine.progress import Progress
@@ -41,9 +40,7 @@ def fleet_of(
     publishers = [KvEvents(events, index) for index in range(fleet.most)] if events else []
     if events:
         check_ranks(events, fleet.most)
-    computes = options.device == "cpu" or not has_driver()
-    processors = shares(processors_by_core(), fleet.most) if computes and not options.threads else [()] * fleet.most
-
+    processors = processors_of(options, fleet.most)
     sockets = [make_socket_path() for _ in range(fleet.decode_replicas or 0)]
     for path in sockets:
         atexit.register(remove_socket, path)
@@ -95,17 +92,6 @@ def read_secret(path: Path) -> str:
     return key
 
 
-def divided(options: EngineOptions, count: int, index: int) -> EngineOptions:
-    """The options of one of `count` replicas. What was given for an engine applies to each, except shares of the memory
-    and the folder for prefixes: each replica has a part of them."""
-    fraction = options.memory_fraction and options.memory_fraction / count
-    own = replace(options, memory_fraction=fraction, host_share=options.host_share / count)
-    if options.cache_dir is None:
-        return own
-    folder = str(Path(options.cache_dir) / f"replica-{index}")
-    return replace(own, cache_dir=folder, cache_disk=max(1, (options.cache_disk or 16 * GIB) // count))
-
-
 def with_role(options: EngineOptions, fleet: FleetOptions, index: int, sockets: Sequence[str]) -> EngineOptions:
     """The options of a replica with its role, if the fleet has roles: those that compute prompts come first. sockets:
     where the others take blocks."""
@@ -115,12 +101,3 @@ def with_role(options: EngineOptions, fleet: FleetOptions, index: int, sockets: 
     if index < first:
         return replace(options, role="prefill", transfer_peer=list(sockets))
     return replace(options, role="decode", transfer_listen=sockets[index - first])
-
-
-def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """The processors of each replica: a run of whole cores, of nearly equal lengths; replicas share cores only if there
-    are fewer cores than replicas. cores: the processors of each core."""
-    if len(cores) < count:
-        return [tuple(cores[i % len(cores)]) for i in range(count)]
-    bounds = [i * len(cores) // count for i in range(count + 1)]
-    return [tuple(p for core in cores[a:b] for p in core) for a, b in itertools.pairwise(bounds)]

@@ -34,9 +34,9 @@ def map(
     mappings. Finished rows are in the folder `checkpoint`, which all nodes must share; the same call continues a job
     after any death.
 
-    column ... checkpoint, options: see Mapper. concurrency: engines, each in an actor with `num_cpus` and `num_gpus`,
-    which divide the memory that engines take by default. batch_size: rows that an actor gets at a time. ray_options:
-    further arguments of `map_batches`. Raises KvasirError.
+    column ... checkpoint, options: see Mapper. concurrency: engines. For a Ray dataset each is in an actor with
+    `num_cpus` and `num_gpus`, and they divide the memory that engines take by default. batch_size: rows that an actor
+    gets at a time. ray_options: further arguments of `map_batches`. Raises KvasirError.
     """
     if concurrency < 1 or batch_size < 1:
         raise ConfigError(f"concurrency is {concurrency} and batch_size {batch_size}", "expected 1 or more")
@@ -50,12 +50,11 @@ def map(
         "checkpoint": None if checkpoint is None else str(checkpoint),
     }
     if not hasattr(dataset, "map_batches"):
-        if concurrency > 1 or num_cpus or num_gpus or ray_options:
+        if num_cpus or num_gpus or ray_options:
             raise ConfigError(
-                "concurrency, num_cpus, num_gpus and ray_options are for Ray datasets",
-                "give one, as ray.data.read_json makes it; or use `kvasir batch --replicas`",
+                "num_cpus, num_gpus and ray_options are for Ray datasets", "give one, as ray.data.read_json makes it"
             )
-        return _answers(dataset, {**job, **options})
+        return _answers(dataset, {**job, **options, "replicas": concurrency})
     options.setdefault("host_share", 1 / concurrency)
     if num_cpus and num_cpus >= 1:
         options.setdefault("threads", int(num_cpus))

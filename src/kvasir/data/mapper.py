@@ -18,12 +18,14 @@ from kvasir.config import EngineOptions, check
 from kvasir.data.checkpoint import Checkpoint, content_key
 from kvasir.data.identity import model_identity
 from kvasir.data.rows import RowAnswer, answer_of, failed, params_of, plain, request_of
+from kvasir.engine.division import divided, processors_of
 from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_tasks, load_text
 from kvasir.engine.loop_thread import LoopThread
 from kvasir.engine.outputs import raise_fault
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
+from kvasir.fleet.engine import FleetEngine
 from kvasir.types import SamplingParams
 
 log = logging.getLogger("kvasir.data")
@@ -48,12 +50,13 @@ class Mapper:
         chat: bool = False,
         lora_column: str | None = None,
         checkpoint: str | Path | None = None,
+        replicas: int = 1,
         **options: Any,
     ):
         """column: of the prompts: texts, token ids, or messages. params_column: of objects with fields that replace
         those of `sampling_params`. chat: texts are messages of a user. lora_column: of names of adapters. checkpoint:
-        a folder of finished rows, which are not computed again. options: fields of EngineOptions. Raises KvasirError.
-        """
+        a folder of finished rows, which are not computed again. replicas: engines that divide the machine. options:
+        fields of EngineOptions. Raises KvasirError."""
         self._column, self._params_column, self._lora_column = column, params_column, lora_column
         self._params, self._chat = sampling_params or SamplingParams(), chat
         options["lora"] = list(given_adapters(options.get("lora"))) or None
@@ -62,6 +65,9 @@ class Mapper:
         except TypeError as error:
             raise ConfigError(str(error).rpartition("() ")[2], "see kvasir.EngineOptions") from None
         check(self.options)
+        if replicas < 1:
+            raise ConfigError(f"replicas is {replicas}", "expected 1 or more")
+        self._replicas = replicas
         self._checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint).expanduser())
         self._under_way: dict[bytes, asyncio.Future[RowAnswer]] = {}
         self._closed = False
@@ -73,7 +79,7 @@ class Mapper:
             raise
 
     async def _start(self) -> tuple[Front, str, asyncio.Semaphore]:
-        engine = ProcessEngine(self.options)
+        engine = engine_of(self.options, self._replicas)
         engine.launch()
         try:
             text = await asyncio.to_thread(load_text, self.options)
@@ -88,7 +94,12 @@ class Mapper:
         except BaseException:
             await front.stop()
             raise
-        return front, identity, asyncio.Semaphore(max(1, self.options.max_waiting // self._params.n))
+        return front, identity, asyncio.Semaphore(max(1, self._most // self._params.n))
+
+    @property
+    def _most(self) -> int:
+        """Choices that may wait in the engines."""
+        return self.options.max_waiting * self._replicas
 
     # -- rows --------------------------------------------------------------------------------------------------
 
@@ -116,7 +127,7 @@ class Mapper:
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """The rows with the columns of their answers, in order; as many are under way as may wait in the engine."""
-        most, open_rows = self.options.max_waiting, deque[tuple[Mapping[str, Any], Future[RowAnswer]]]()
+        most, open_rows = self._most, deque[tuple[Mapping[str, Any], Future[RowAnswer]]]()
         source = iter(rows)
         try:
             while True:
@@ -197,3 +208,16 @@ class Mapper:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def engine_of(options: EngineOptions, replicas: int) -> ProcessEngine | FleetEngine:
+    """The engine, which is not started: a process, or several that divide the machine."""
+    if replicas == 1:
+        return ProcessEngine(options)
+    processors = processors_of(options, replicas)
+
+    def make(index: int) -> ProcessEngine:
+        own = divided(options, replicas, index)
+        return ProcessEngine(own, hands_over=True, processors=processors[index])
+
+    return FleetEngine(make, replicas, max_waiting=options.max_waiting)
