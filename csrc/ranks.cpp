@@ -34,11 +34,13 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share it");
 
 struct Segment {
     Event aborted;
-    Event arrived[MAX_RANKS];  // how many meetings each rank has come to
-    Event given;               // the commands of rank 0
-    Event done[MAX_RANKS];     // how many each other rank has carried out
+    Event given;                    // the commands of process 0
+    Event planned;                  // the parts of steps among them
+    Event done[MAX_PROCESSES];      // how many commands each other process has carried out
+    Event arrived[MAX_PROCESSES];   // how many meetings each process has come to
+    Event sent[MAX_STAGES];         // how many parts of steps each stage has computed, and left for the next
 };
-constexpr int64_t HEADER = 4096;
+constexpr int64_t HEADER = 1 << 15;
 static_assert(sizeof(Segment) <= HEADER);
 
 void relax() {
@@ -56,7 +58,9 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, int64_t nanoseconds)
     syscall(SYS_futex, &word, FUTEX_WAIT, seen, &period, nullptr, 0);
 }
 
-void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, MAX_RANKS, nullptr, nullptr, 0); }
+void futex_wake(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE, MAX_PROCESSES, nullptr, nullptr, 0);
+}
 
 #else
 
@@ -80,12 +84,16 @@ void raise(Event& event, uint32_t count) {
 
 struct Ranks {
     Segment* segment;
-    float* slots;  // [2][size][SLOT_FLOATS]
+    float* slots;  // of this stage, [2][size][SLOT_FLOATS]
     int32_t rank, size;
+    int32_t stage, stages;
+    int32_t first;      // the number of the process that is rank 0 of this stage
     int32_t pauses;   // spins before a rank yields; below 0 it sleeps at once
     int32_t periods;  // sleeps of PERIOD after which a wait for another rank aborts all; 0 for none
-    uint32_t met = 0, given = 0;
+    uint32_t met = 0, given = 0, received = 0;
 
+    int32_t number() const { return first + rank; }
+    int32_t processes() const { return size * stages; }
     bool aborted() const { return segment->aborted.count.load(std::memory_order_acquire); }
     void abort();
     bool await(Event& event, uint32_t count, bool patient);
@@ -106,10 +114,11 @@ struct Ranks {
 
 void Ranks::abort() {
     raise(segment->aborted, 1);
-    for (int32_t i = 0; i < size; ++i) {
+    for (int32_t i = 0; i < processes(); ++i) {
         futex_wake(segment->arrived[i].count);
         futex_wake(segment->done[i].count);
     }
+    for (int32_t i = 0; i < stages; ++i) futex_wake(segment->sent[i].count);
     futex_wake(segment->given.count);
 }
 
@@ -149,9 +158,9 @@ bool Ranks::sleep(Event& event, uint32_t count, bool patient) {
 
 // Says that this rank has come to the next meeting, and waits for the others.
 bool Ranks::meet() {
-    raise(segment->arrived[rank], ++met);
+    raise(segment->arrived[number()], ++met);
     for (int32_t i = 0; i < size; ++i) {
-        if (i != rank && !await(segment->arrived[i], met, false)) return false;
+        if (i != rank && !await(segment->arrived[first + i], met, false)) return false;
     }
     return true;
 }
@@ -319,44 +328,64 @@ void meet_experts(const Meeting& m, float* rows_inout, const int64_t* begins, in
 
 using kvasir::Ranks;
 
-// Bytes of the segment of `size` ranks. It must be zero at first, and begin at a multiple of 64.
-KVASIR_API int64_t kvasir_ranks_bytes(int32_t size) {
-    return kvasir::HEADER + 2 * size * kvasir::SLOT_FLOATS * static_cast<int64_t>(sizeof(float));
+// Bytes of the segment of `size` ranks in each of `stages`. It must be zero at first, and begin at a multiple of 64.
+KVASIR_API int64_t kvasir_ranks_bytes(int32_t size, int32_t stages) {
+    return kvasir::HEADER + 2 * size * stages * kvasir::SLOT_FLOATS * static_cast<int64_t>(sizeof(float));
 }
 
-// A rank's view of a segment, for one thread at a time; null on failure. pauses: spins before a wait yields, 0 if the
-// ranks have more threads than the machine has processors, below 0 to sleep at once. periods: tenths of a second, not counting those in which this
-// process was stopped, after which a wait for another rank aborts all ranks; 0 for no limit.
-KVASIR_API void* kvasir_ranks_open(void* segment, int32_t rank, int32_t size, int32_t pauses, int32_t periods) {
+// A process's view of a segment, for one thread at a time; null on failure. It is rank `rank` of a stage; processes are
+// numbered from the last stage to the first, so that number 0 computes the model's results. pauses: spins before a wait
+// yields, 0 if there are more threads than the machine has processors, below 0 to sleep at once. periods: tenths of a
+// second, not counting those in which this process was stopped, after which a wait for another aborts all; 0 for no
+// limit.
+KVASIR_API void* kvasir_ranks_open(void* segment, int32_t rank, int32_t size, int32_t stage, int32_t stages,
+                                   int32_t pauses, int32_t periods) {
     if (size < 1 || size > kvasir::MAX_RANKS || (size & (size - 1)) || rank < 0 || rank >= size) return nullptr;
+    if (stages < 1 || stages > kvasir::MAX_STAGES || stage < 0 || stage >= stages) return nullptr;
     Ranks* ranks = new (std::nothrow) Ranks{};
     if (ranks == nullptr) return nullptr;
+    ranks->rank = rank, ranks->size = size, ranks->pauses = pauses, ranks->periods = periods;
+    ranks->stage = stage, ranks->stages = stages, ranks->first = (stages - 1 - stage) * size;
     ranks->segment = static_cast<kvasir::Segment*>(segment);
     ranks->slots = reinterpret_cast<float*>(static_cast<char*>(segment) + kvasir::HEADER);
-    ranks->rank = rank, ranks->size = size, ranks->pauses = pauses, ranks->periods = periods;
+    ranks->slots += 2 * ranks->first * kvasir::SLOT_FLOATS;
     return ranks;
 }
 
 KVASIR_API void kvasir_ranks_close(void* ranks) { delete static_cast<Ranks*>(ranks); }
 
-// Ends all waits of all ranks, now and later. Any thread may call it.
+// Ends all waits of all processes, now and later. Any thread may call it.
 KVASIR_API void kvasir_ranks_abort(void* ranks) { static_cast<Ranks*>(ranks)->abort(); }
 
 KVASIR_API int32_t kvasir_ranks_aborted(const void* ranks) { return static_cast<const Ranks*>(ranks)->aborted(); }
 
-// Gives the other ranks a command, which rank 0 has left where they read it.
-KVASIR_API void kvasir_ranks_give(void* context) {
+// Gives the other processes a command, which process 0 has left where they read it. parts: of a step.
+KVASIR_API void kvasir_ranks_give(void* context, int32_t parts) {
     Ranks& ranks = *static_cast<Ranks*>(context);
+    ranks.segment->planned.count.fetch_add(static_cast<uint32_t>(parts), std::memory_order_release);
     kvasir::raise(ranks.segment->given, ++ranks.given);
 }
 
-// Waits until the other ranks have carried out all commands. 0, or -1 once the ranks are aborted.
+// Waits until the other processes have carried out all commands. 0, or -1 once they are aborted.
 KVASIR_API int32_t kvasir_ranks_settle(void* context) {
     Ranks& ranks = *static_cast<Ranks*>(context);
-    for (int32_t i = 1; i < ranks.size; ++i) {
+    for (int32_t i = 1; i < ranks.processes(); ++i) {
         if (!ranks.await(ranks.segment->done[i], ranks.given, false)) return -1;
     }
     return ranks.aborted() ? -1 : 0;
+}
+
+// Waits until the stage before this one has left the next part of a step. 0, or -1 once the processes are aborted.
+KVASIR_API int32_t kvasir_ranks_receive(void* context) {
+    Ranks& ranks = *static_cast<Ranks*>(context);
+    return ranks.await(ranks.segment->sent[ranks.stage - 1], ++ranks.received, false) ? 0 : -1;
+}
+
+// Says that this stage has left a part for the next one. Only its rank 0 does so.
+KVASIR_API void kvasir_ranks_send(void* context) {
+    Ranks& ranks = *static_cast<Ranks*>(context);
+    kvasir::Event& sent = ranks.segment->sent[ranks.stage];
+    kvasir::raise(sent, sent.count.load(std::memory_order_relaxed) + 1);
 }
 
 // Waits for the next command, without a limit. 0, or -1 once the ranks are aborted.
@@ -370,22 +399,30 @@ KVASIR_API int32_t kvasir_ranks_next(void* context) {
 // Says that the last command is carried out.
 KVASIR_API void kvasir_ranks_done(void* context) {
     Ranks& ranks = *static_cast<Ranks*>(context);
-    kvasir::raise(ranks.segment->done[ranks.rank], ranks.given);
+    kvasir::raise(ranks.segment->done[ranks.number()], ranks.given);
 }
 
-// How many meetings a rank has come to, for a watchdog on any thread.
-KVASIR_API int64_t kvasir_ranks_arrived(const void* context, int32_t rank) {
-    return static_cast<const Ranks*>(context)->segment->arrived[rank].count.load(std::memory_order_acquire);
-}
-
-// Whether a rank still owes the last command, and no other rank has come to fewer meetings: the others may wait for it.
-KVASIR_API int32_t kvasir_ranks_behind(const void* context, int32_t rank) {
+// What a process has done, for a watchdog on any thread: a number that changes with each meeting, and with each part that
+// its stage has computed.
+KVASIR_API int64_t kvasir_ranks_progress(const void* context, int32_t number) {
     const Ranks& ranks = *static_cast<const Ranks*>(context);
     const kvasir::Segment& s = *ranks.segment;
-    if (s.done[rank].count.load(std::memory_order_acquire) == s.given.count.load(std::memory_order_acquire)) return 0;
-    const uint32_t own = s.arrived[rank].count.load(std::memory_order_acquire);
-    for (int32_t i = 0; i < ranks.size; ++i) {
-        if (static_cast<int32_t>(s.arrived[i].count.load(std::memory_order_acquire) - own) < 0) return 0;
+    const int64_t sent = s.sent[ranks.stages - 1 - number / ranks.size].count.load(std::memory_order_acquire);
+    return sent << 32 | s.arrived[number].count.load(std::memory_order_acquire);
+}
+
+// Whether the others may wait for a process: it still owes the last command, its stage has all that it needs from the one
+// before, and no other rank of the stage has come to fewer meetings.
+KVASIR_API int32_t kvasir_ranks_behind(const void* context, int32_t number) {
+    const Ranks& ranks = *static_cast<const Ranks*>(context);
+    const kvasir::Segment& s = *ranks.segment;
+    const auto read = [](const kvasir::Event& event) { return event.count.load(std::memory_order_acquire); };
+    if (read(s.done[number]) == read(s.given)) return 0;
+    const int32_t stage = ranks.stages - 1 - number / ranks.size, first = number / ranks.size * ranks.size;
+    const uint32_t own = read(s.sent[stage]);
+    if (stage > 0 && own != read(s.planned) && own == read(s.sent[stage - 1])) return 0;
+    for (int32_t i = first; i < first + ranks.size; ++i) {
+        if (static_cast<int32_t>(read(s.arrived[i]) - read(s.arrived[number])) < 0) return 0;
     }
     return 1;
 }

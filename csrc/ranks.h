@@ -5,6 +5,9 @@
 // slots. Slots alternate between two places: a rank that comes to a meeting has read everything of the last but one, so
 // one wait per meeting is enough. Arrays beyond a slot are exchanged piece by piece.
 //
+// A model may also be divided by its layers, into stages of as many ranks each, with slots of their own. What a stage
+// leaves for the next lies in memory that Python maps; the segment has only the counts of what was left.
+//
 // A rank waits by spinning, then by yielding, then it sleeps on a futex. Once the ranks are aborted, because one has died
 // or does not come, all waits end: the results of meetings are then wrong and must not be used.
 #pragma once
@@ -14,6 +17,8 @@
 namespace kvasir {
 
 constexpr int32_t MAX_RANKS = 8;
+constexpr int32_t MAX_STAGES = 16;
+constexpr int32_t MAX_PROCESSES = MAX_RANKS * MAX_STAGES;
 constexpr int64_t SLOT_FLOATS = 1 << 17;
 
 struct Ranks;  // a process's view of the segment

@@ -15,17 +15,20 @@ using kvasir_test::require;
 using kvasir_test::same;
 
 extern "C" {
-int64_t kvasir_ranks_bytes(int32_t size);
-void* kvasir_ranks_open(void* segment, int32_t rank, int32_t size, int32_t pauses, int32_t periods);
+int64_t kvasir_ranks_bytes(int32_t size, int32_t stages);
+void* kvasir_ranks_open(void* segment, int32_t rank, int32_t size, int32_t stage, int32_t stages, int32_t pauses,
+                        int32_t periods);
 void kvasir_ranks_close(void* ranks);
 void kvasir_ranks_abort(void* ranks);
 int32_t kvasir_ranks_aborted(const void* ranks);
-void kvasir_ranks_give(void* ranks);
+void kvasir_ranks_give(void* ranks, int32_t parts);
 int32_t kvasir_ranks_settle(void* ranks);
 int32_t kvasir_ranks_next(void* ranks);
 void kvasir_ranks_done(void* ranks);
-int64_t kvasir_ranks_arrived(const void* ranks, int32_t rank);
-int32_t kvasir_ranks_behind(const void* ranks, int32_t rank);
+int32_t kvasir_ranks_receive(void* ranks);
+void kvasir_ranks_send(void* ranks);
+int64_t kvasir_ranks_progress(const void* ranks, int32_t number);
+int32_t kvasir_ranks_behind(const void* ranks, int32_t number);
 int32_t kvasir_ranks_exchange(void* ranks, void* out, const void* mine, int64_t bytes);
 }
 
@@ -35,7 +38,7 @@ constexpr int32_t LONG = 6000, SHORT = 2;  // periods of a wait
 
 // Memory that child processes share.
 struct Shared {
-    explicit Shared(int32_t size) : bytes(static_cast<size_t>(kvasir_ranks_bytes(size))) {
+    explicit Shared(int32_t size, int32_t stages = 1) : bytes(static_cast<size_t>(kvasir_ranks_bytes(size, stages))) {
         memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANON, -1, 0);
         if (memory == MAP_FAILED) std::abort();
     }
@@ -52,7 +55,7 @@ void each_rank(int32_t size, int32_t threads, const Act& act) {
     std::vector<std::thread> running;
     for (int32_t rank = 0; rank < size; ++rank) {
         running.emplace_back([&, rank] {
-            void* ranks = kvasir_ranks_open(shared.memory, rank, size, 0, LONG);
+            void* ranks = kvasir_ranks_open(shared.memory, rank, size, 0, 1, 0, LONG);
             struct Call {
                 const Act& act;
                 void* ranks;
@@ -192,13 +195,13 @@ void check_exchange() {
         for (int64_t i = 0; i < 4 * COUNT; ++i) {
             require(all[static_cast<size_t>(i)] == i % COUNT * 4 + i / COUNT, "each has the bytes of all");
         }
-        require(kvasir_ranks_arrived(ranks, rank) == 3, "one meeting for each piece");
+        require(kvasir_ranks_progress(ranks, rank) == 3, "one meeting for each piece");
     });
 }
 
 void check_commands() {
     Shared shared(2);
-    void *lead = kvasir_ranks_open(shared.memory, 0, 2, 0, LONG), *other = kvasir_ranks_open(shared.memory, 1, 2, 0, LONG);
+    void *lead = kvasir_ranks_open(shared.memory, 0, 2, 0, 1, 0, LONG), *other = kvasir_ranks_open(shared.memory, 1, 2, 0, 1, 0, LONG);
     int32_t told = 0, seen = 0;
     std::thread following([&] {
         while (kvasir_ranks_next(other) == 0) {
@@ -207,7 +210,7 @@ void check_commands() {
         }
     });
     for (told = 1; told <= 100; ++told) {
-        kvasir_ranks_give(lead);
+        kvasir_ranks_give(lead, 0);
         require(kvasir_ranks_settle(lead) == 0, "the other rank carries out a command");
     }
     require(seen == 5050 && !kvasir_ranks_behind(lead, 1), "each command once");
@@ -218,17 +221,73 @@ void check_commands() {
     kvasir_ranks_close(other);
 }
 
+// Three stages: each part goes from one to the next, and the watchdog knows for whom the others wait.
+void check_stages() {
+    Shared shared(1, 3);
+    void* of[3];
+    for (int32_t stage = 0; stage < 3; ++stage) of[stage] = kvasir_ranks_open(shared.memory, 0, 1, stage, 3, 0, LONG);
+    void* lead = of[2];
+    int32_t parts[3] = {};
+    const auto pass = [&](int32_t stage) {
+        if (stage) {
+            require(kvasir_ranks_receive(of[stage]) == 0, "a part arrives");
+            require(parts[stage - 1] > parts[stage], "once it is there");
+        }
+        ++parts[stage];
+        kvasir_ranks_send(of[stage]);
+    };
+    std::thread following[2];
+    for (int32_t stage = 0; stage < 2; ++stage) {
+        following[stage] = std::thread([&, stage] {
+            while (kvasir_ranks_next(of[stage]) == 0) {
+                for (int32_t i = 0; i < 5; ++i) pass(stage);
+                kvasir_ranks_done(of[stage]);
+            }
+        });
+    }
+    for (int32_t step = 0; step < 100; ++step) {
+        kvasir_ranks_give(lead, 5);
+        for (int32_t i = 0; i < 5; ++i) pass(2);
+        require(kvasir_ranks_settle(lead) == 0, "all stages carry out a step");
+    }
+    require(parts[0] == 500 && parts[1] == 500 && parts[2] == 500, "each part once");
+    require(kvasir_ranks_progress(lead, 1) >> 32 == 500, "parts are progress");
+    kvasir_ranks_abort(lead);
+    for (std::thread& one : following) one.join();
+    require(kvasir_ranks_receive(of[1]) == -1, "nobody waits after the end");
+    for (void* one : of) kvasir_ranks_close(one);
+
+    Shared still(1, 3);
+    for (int32_t stage = 0; stage < 3; ++stage) of[stage] = kvasir_ranks_open(still.memory, 0, 1, stage, 3, 0, LONG);
+    kvasir_ranks_give(of[2], 2);
+    const auto waited_for = [&](int32_t number) { return kvasir_ranks_behind(of[2], number) != 0; };
+    require(waited_for(2) && !waited_for(1), "all wait for the first stage");
+    kvasir_ranks_send(of[0]);
+    require(waited_for(2) && waited_for(1), "both have work");
+    kvasir_ranks_send(of[1]);
+    require(waited_for(2) && !waited_for(1), "the second waits for the first");
+    kvasir_ranks_send(of[0]);
+    kvasir_ranks_send(of[1]);
+    require(waited_for(2) && waited_for(1), "both have to say that they are done");
+    for (int32_t stage = 0; stage < 2; ++stage) {
+        kvasir_ranks_next(of[stage]);
+        kvasir_ranks_done(of[stage]);
+    }
+    require(!waited_for(2) && !waited_for(1), "and have said so");
+    for (void* one : of) kvasir_ranks_close(one);
+}
+
 // A rank that is killed in the middle of meetings, or that stands still: the other's wait ends.
 void check_loss(int32_t signal) {
     Shared shared(2);
     const pid_t child = fork();
     if (child == 0) {
-        void* ranks = kvasir_ranks_open(shared.memory, 1, 2, 0, LONG);
+        void* ranks = kvasir_ranks_open(shared.memory, 1, 2, 0, 1, 0, LONG);
         float x = 1.0f, all[2];
         while (kvasir_ranks_exchange(ranks, all, &x, 4) == 0) {}
         _exit(0);
     }
-    void* ranks = kvasir_ranks_open(shared.memory, 0, 2, 0, SHORT);
+    void* ranks = kvasir_ranks_open(shared.memory, 0, 2, 0, 1, 0, SHORT);
     float x = 2.0f, all[2] = {};
     for (int32_t i = 0; i < 100; ++i) require(kvasir_ranks_exchange(ranks, all, &x, 4) == 0, "both come");
     require(all[0] == 2.0f && all[1] == 1.0f, "each has both numbers");
@@ -243,8 +302,9 @@ void check_loss(int32_t signal) {
 }  // namespace
 
 void test_ranks() {
-    require(kvasir_ranks_open(nullptr, 0, 3, 0, 0) == nullptr, "three ranks are refused");
-    require(kvasir_ranks_open(nullptr, 2, 2, 0, 0) == nullptr, "a rank beyond the number is refused");
+    require(kvasir_ranks_open(nullptr, 0, 3, 0, 1, 0, 0) == nullptr, "three ranks are refused");
+    require(kvasir_ranks_open(nullptr, 2, 2, 0, 1, 0, 0) == nullptr, "a rank beyond the number is refused");
+    require(kvasir_ranks_open(nullptr, 0, 2, 2, 2, 0, 0) == nullptr, "a stage beyond the number is refused");
     for (int32_t size : {1, 2, 4, 8}) {
         for (int32_t parts = 1; parts <= size; parts *= 2) {
             check_sums(size, parts, 1 + parts % 2, 3, 37, parts % 4 == 2);
@@ -257,6 +317,7 @@ void test_ranks() {
     check_rows(2, 2, 2, 60, kvasir::SLOT_FLOATS / 40 + 1);
     check_exchange();
     check_commands();
+    check_stages();
     check_loss(SIGKILL);
     check_loss(SIGSTOP);
 }

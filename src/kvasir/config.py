@@ -25,6 +25,7 @@ ROLES = ("both", "prefill", "decode")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 EXECUTORS = ("auto", "program", "graph", "eager")
 RANKS = (1, 2, 4, 8)
+MAX_STAGES = 16
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
@@ -68,6 +69,12 @@ class EngineOptions:
         "Processes that share the model on this machine, each with its part of every matrix and of the threads: 1, 2, "
         "4 or 8. The answers are the same.",
         *("--tensor-parallel", "--tensor-parallel-size", "-tp"),
+    )
+    pipeline_parallel: int = option(
+        1,
+        "Stages that divide the model's layers on this machine, each in a process of its own, or in as many as ranks. "
+        "The answers are the same.",
+        *("--pipeline-parallel", "--pipeline-parallel-size", "-pp"),
     )
     expert_parallel: bool = option(
         False,
@@ -212,6 +219,7 @@ class EngineConfig:
     overlap: bool
     pin: bool
     tensor_parallel: int
+    pipeline_parallel: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -293,23 +301,26 @@ def check(options: EngineOptions) -> None:
 
 
 def _check_ranks(options: EngineOptions) -> None:
-    """Refuses what ranks cannot do. Raises ConfigError."""
-    size = options.tensor_parallel
+    """Refuses what ranks and stages cannot do. Raises ConfigError."""
+    size, stages = options.tensor_parallel, options.pipeline_parallel
     if size not in RANKS:
         raise ConfigError(f"tensor_parallel is {size}", "expected 1, 2, 4 or 8: these keep the order of sums")
-    if size == 1:
-        if options.expert_parallel:
-            raise ConfigError("expert_parallel without ranks", "set their number with --tensor-parallel")
+    if not 1 <= stages <= MAX_STAGES:
+        raise ConfigError(f"pipeline_parallel is {stages}", f"expected 1 to {MAX_STAGES}")
+    if size == 1 and options.expert_parallel:
+        raise ConfigError("expert_parallel without ranks", "set their number with --tensor-parallel")
+    if size == stages == 1:
         return
+    used, flag = ("ranks", "--tensor-parallel") if size > 1 else ("stages", "--pipeline-parallel")
     if sys.platform != "linux":
-        raise ConfigError("ranks need Linux: they meet in shared memory", "leave --tensor-parallel out")
+        raise ConfigError(f"{used} need Linux: they meet in shared memory", f"leave {flag} out")
     if options.executor not in ("auto", "program") or options.device == "cuda":
         raise ConfigError(
-            "ranks are for the program executor on the CPU", "leave --tensor-parallel, or --executor and --device, out"
+            f"{used} are for the program executor on the CPU", f"leave {flag}, or --executor and --device, out"
         )
     if options.weights_memory:
-        raise ConfigError("ranks do not stream weights", "leave --weights-memory or --tensor-parallel out")
-    if parse(options.speculate).weights == "mtp":
+        raise ConfigError(f"{used} do not stream weights", f"leave --weights-memory or {flag} out")
+    if size > 1 and parse(options.speculate).weights == "mtp":
         raise ConfigError("ranks do not draft with the model's own layers (mtp)", "use another drafter, or off")
 
 

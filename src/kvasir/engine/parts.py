@@ -26,6 +26,7 @@ from kvasir.parallel import SOLO, Mesh
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.program import Program
 from kvasir.program.remote import RemoteProgram
+from kvasir.program.staged import StagedProgram
 from kvasir.runner import make
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
@@ -64,7 +65,7 @@ def load(options: EngineOptions, progress: Progress | None, on_loss: Callable[[s
     """Loads the model, with its drafter, for the device of the options. on_loss: see RankProcesses. Raises
     KvasirError."""
     device = devices.detect(options.device)
-    if options.tensor_parallel == 1:
+    if options.tensor_parallel == options.pipeline_parallel == 1:
         return _load(options, progress, device, options.threads or device.threads)
     ranks = RankProcesses(options, device, on_loss)
     try:
@@ -90,10 +91,11 @@ def _prepare(threads: int) -> None:
 
 def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptions:
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
-    executor = options.executor if mesh.size == 1 else "program"
+    executor = options.executor if mesh.size == mesh.stages == 1 else "program"
+    drafter, leads = parse(options.speculate).weights, mesh.stage == mesh.stages - 1
     return LoadOptions(
         executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
-        mtp=parse(options.speculate).weights == "mtp", weights_memory=options.weights_memory,
+        mtp=drafter == "mtp" and leads, tables=bool(drafter) and leads, weights_memory=options.weights_memory,
     )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def facts_of(model: Model, options: EngineOptions, progress: Progress | None) ->
         notes=loaded.notes,
         streams=loaded.stream is not None,
         short_until=max((rope.scaling.short_until for rope in loaded.ropes()), default=0),
-        footprint=lambda tokens: of_ranks(options.tensor_parallel, footprint_of(
+        footprint=lambda tokens: of_ranks(options.tensor_parallel, options.pipeline_parallel, footprint_of(
             loaded, kind=model.device.kind, tokens=tokens, rows=options.max_num_seqs, threads=model.threads,
             block_size=options.block_size, kv_dtype=model.kv_dtype, progress=compiled,
             adapters=options.expects_adapters,
@@ -165,7 +167,7 @@ def describe(model: Model, config: EngineConfig) -> ModelInfo:
         activation=pooling.activation,
         pair_types=getattr(forward, "has_pairs", False),
         default_sampling=generation.sampling,
-        weight_bytes_read=config.tensor_parallel * loaded.trace.weight_bytes_read if loaded.trace else 0,
+        weight_bytes_read=model.ranks.read if model.ranks else loaded.weight_bytes_read,
         kv_bytes_per_token=tuple((g.kind.bound, g.bytes_per_block // config.block_size) for g in model.groups),
         targets=config.targets,
         role=config.role if config.exchanges else "",
@@ -185,17 +187,21 @@ def make_runner(model: Model, config: EngineConfig, info: ModelInfo) -> Runner:
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         model.groups, config.num_blocks, info.vocab_size, config.max_loras, MAX_DRAFTED,
     )  # fmt: skip
-    share = partial(_share, model.ranks, config, capacity) if model.ranks else None
+    exports = tuple(model.loaded.trace.exports) if model.loaded.trace else ()
+    share = partial(_share, model.ranks, exports, config, capacity) if model.ranks else None
     with devices.memory_for("the KV cache and the buffers of a step"):
         return make.make_runner(model.loaded, config, capacity, info, model.device.kind, share)
 
 
-def _share(ranks: RankProcesses, config: EngineConfig, capacity: Capacity, program: Program) -> RemoteProgram:
+def _share(
+    ranks: RankProcesses, exports: tuple[str, ...], config: EngineConfig, capacity: Capacity,
+    program: Program | StagedProgram,
+) -> RemoteProgram:  # fmt: skip
     return ranks.make(
         program,
         RankSizes(
             config.num_blocks, config.block_size, config.kv_dtype, config.max_model_len, capacity.max_tokens_per_step,
-            capacity.max_rows, capacity.max_drafted,
+            capacity.max_rows, capacity.max_drafted, exports,
         ),
     )  # fmt: skip
 

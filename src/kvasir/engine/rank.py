@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 
 from kvasir import device as devices
 from kvasir.engine import rank_messages as messages
@@ -22,7 +23,10 @@ from kvasir.program.cache import NativeCache
 from kvasir.program.following import Follower
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank, end_with_parent
+from kvasir.program.staged import StagedProgram
+from kvasir.program.trace import trace
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.make_program import held_layout, program_of
 
 log = logging.getLogger("kvasir.engine")
 
@@ -46,20 +50,21 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
         return 1
     if spec.processors:
         devices.stay_on(spec.processors)
-    mesh = SharedRank(spec.segment, spec.rank, spec.size, spec.spins, spec.seconds)
+    size, stages = spec.options.tensor_parallel, spec.options.pipeline_parallel
+    mesh = SharedRank(spec.segment, spec.rank, size, spec.spins, spec.seconds, spec.stage, stages)
     try:
         loaded = _load(spec, mesh)
     except KvasirError as error:
         channel.send(messages.encode(messages.RankFailed(error.message, error.hint)))
         return 2
-    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped)))
+    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped, loaded.weight_bytes_read)))
     program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads, spec.options.pin)
-    follower = Follower(program, mesh, spec.steps, spec.rows, channel, Channel.of(spec.packing))
+    follower = Follower(program, mesh, spec.steps, spec.rows, spec.pipe, channel, Channel.of(spec.packing))
     channel.send(messages.encode(messages.RankReady()))
     try:
         follower.serve()
     except BaseException:
-        log.exception("rank %d failed", spec.rank)
+        log.exception("rank %d of stage %d failed", spec.rank, spec.stage)
         mesh.abort()
         return 1
     return 0
@@ -71,16 +76,18 @@ def _load(spec: messages.RankSpec, mesh: SharedRank) -> LoadedModel:
     return parts.load_part(spec.options, spec.threads, mesh)
 
 
-def _program(loaded: LoadedModel, sizes: messages.RankSizes, threads: int, pin: bool) -> Program:
-    assert loaded.trace is not None
+def _program(
+    loaded: LoadedModel, sizes: messages.RankSizes, threads: int, pin: bool
+) -> Program | StagedProgram:  # fmt: skip
+    loaded = replace(loaded, trace=trace(loaded.model, sizes.exports))
     for rope in loaded.ropes():
         rope.serve(sizes.max_model_len)
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's
     # Groups after the model's own are those of a draft model, which only rank 0 has.
     num_blocks = sizes.num_blocks[: len(loaded.layout.groups)]
-    cache = NativeCache(loaded.layout, num_blocks, sizes.block_size, sizes.kv_dtype)
-    return Program(
-        loaded.trace, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
+    cache = NativeCache(held_layout(loaded), num_blocks, sizes.block_size, sizes.kv_dtype)
+    return program_of(
+        loaded, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
         max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, pin=pin, samples=False,
     )  # fmt: skip
 

@@ -8,18 +8,19 @@ from kvasir.config import EngineOptions
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a rank's process is. parent: the id of the engine's process. packing: the open file of the channel
-    for adapters. segment, steps, rows: open files. threads: of
-    this rank. spins: see SharedRank. processors: that it runs on, None for any."""
+    """What a rank's process is. parent: the id of the engine's process. packing: the open file of the channel for
+    adapters. segment, steps, rows, pipe: open files. threads: of this rank. spins: see SharedRank. processors: that it
+    runs on, None for any."""
 
     options: EngineOptions
     rank: int
-    size: int
+    stage: int
     parent: int
     packing: int
     segment: int
     steps: int
     rows: int
+    pipe: int
     threads: int
     spins: bool
     seconds: float
@@ -31,10 +32,12 @@ class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class RankLoaded(_Message, frozen=True):
-    """The model is loaded. held, mapped: bytes, as in LoadedModel."""
+    """The model is loaded. held, mapped: bytes, as in LoadedModel. read: bytes of weights that a step of one row
+    reads."""
 
     held: int
     mapped: int
+    read: int
 
 
 class RankFailed(_Message, frozen=True):
@@ -49,7 +52,8 @@ class RankReady(_Message, frozen=True):
 
 
 class RankSizes(msgspec.Struct, frozen=True):
-    """The sizes of the program and its cache: see Program and NativeCache."""
+    """The sizes of the program and its cache: see Program and NativeCache. exports: rows that rank 0 reads after a
+    step, by their names."""
 
     num_blocks: tuple[int, ...]
     block_size: int
@@ -58,6 +62,7 @@ class RankSizes(msgspec.Struct, frozen=True):
     max_tokens: int
     max_rows: int
     max_drafted: int
+    exports: tuple[str, ...] = ()
 
 
 RankEvent = RankLoaded | RankFailed | RankReady

@@ -1,4 +1,5 @@
-"""The processes of a model's ranks, started and watched by the process of rank 0, which is the engine's.
+"""The processes of a model's ranks and stages, started and watched by the engine's process, which is rank 0 of the last
+stage.
 
 They meet in shared memory, which has no name in the file system and ends with its last process. The system kills them
 when the thread that started them ends. If one of them dies, or stands still while the others wait for it, all waits
@@ -35,6 +36,7 @@ from kvasir.plan import Bytes
 from kvasir.program.program import Program
 from kvasir.program.remote import RemoteProgram
 from kvasir.program.shared import SharedRank, memory_file, segment_bytes
+from kvasir.program.staged import StagedProgram
 from kvasir.program.trace import Trace, trace_correct
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import draft_traces
@@ -49,11 +51,12 @@ LONGEST_WAIT = 600.0  # seconds of a meeting without a watcher
 END_SECONDS = 3.0  # until a rank that was asked to stop is killed
 
 
-def of_ranks(size: int, one: Footprint) -> Footprint:
-    """The memory of so many ranks besides their weights, of what one needs. Only rank 0 samples."""
-    if size == 1:
+def of_ranks(size: int, stages: int, one: Footprint) -> Footprint:
+    """The memory of `size` ranks in each of `stages` besides their weights, of what one needs. Only one samples."""
+    count = size * stages
+    if count == 1:
         return one
-    return replace(one, buffers=size * one.buffers + segment_bytes(size), angles=size * one.angles)
+    return replace(one, buffers=count * one.buffers + segment_bytes(size, stages), angles=count * one.angles)
 
 
 def _meets(trace: Trace) -> bool:
@@ -78,33 +81,37 @@ def _not_by_id(model: Any) -> str:
 
 
 class RankProcesses:
-    """The other ranks of a model, as `program.remote.Others`. threads: of each rank.
+    """The other ranks and stages of a model, as `program.remote.Others`. Processes are numbered from the last stage to
+    the first, the engine's as 0. threads: of each process. read: bytes of weights that a step of one row reads.
 
     on_loss(reason) is called on a thread of its own when a rank is lost, after all waits have ended.
     """
 
     def __init__(self, options: EngineOptions, device: devices.Device, on_loss: Callable[[str], None] | None = None):
-        size = options.tensor_parallel
-        self.size, self._on_loss, self._reason, self._closing = size, on_loss, "", False
+        size, stages = options.tensor_parallel, options.pipeline_parallel
+        count = size * stages
+        self.read = 0
+        self.size, self._stages, self._on_loss, self._reason, self._closing = size, stages, on_loss, "", False
         self._by_expert = options.expert_parallel
         self._made = self._waits = False  # whether the others wait for commands, and rank 0 for them before that
-        self.threads = max(1, (options.threads or device.threads) // size)
-        spins = size * self.threads <= device.processors
-        self._files = memory_file("ranks", segment_bytes(size)), memory_file("steps"), memory_file("rows")
-        segment, self.steps, self.rows = self._files
-        self.mesh = SharedRank(segment, 0, size, spins, LONGEST_WAIT)
+        self.threads = max(1, (options.threads or device.threads) // count)
+        spins = count * self.threads <= device.processors
+        segment = memory_file("ranks", segment_bytes(size, stages))
+        self.steps, self.rows, self.pipe = (memory_file(name) for name in ("steps", "rows", "pipe"))
+        self._files = segment, self.steps, self.rows, self.pipe
+        self.mesh = SharedRank(segment, 0, size, spins, LONGEST_WAIT, stages - 1, stages)
         nodes = devices.memory_nodes()
-        shares = devices.shares(nodes, size) if len(nodes) > 1 or options.pin else None
+        shares = devices.shares(nodes, count) if len(nodes) > 1 or options.pin else None
         self._channels: list[Channel] = []
         self._packing: list[Channel] = []
         self._processes: list[subprocess.Popen] = []
         try:
-            for rank in range(1, size):
+            for number in range(1, count):
                 own, theirs = Channel.pair()
                 self._packing.append(own)
                 spec = messages.RankSpec(
-                    options, rank, size, os.getpid(), theirs.fileno(), *self._files, self.threads, spins, LONGEST_WAIT,
-                    shares[rank] if shares else None,
+                    options, number % size, stages - 1 - number // size, os.getpid(), theirs.fileno(), *self._files,
+                    self.threads, spins, LONGEST_WAIT, shares[number] if shares else None,
                 )  # fmt: skip
                 self._spawn(spec)
                 theirs.close()
@@ -140,7 +147,7 @@ class RankProcesses:
         """The model with the bytes of all ranks, once all have loaded their parts. Raises ConfigError if one cannot, or
         if there is nothing that they can share."""
         assert loaded.trace is not None
-        if not _meets(loaded.trace):
+        if self.size > 1 and not _meets(loaded.trace):
             raise ConfigError(
                 f"{self.size} ranks cannot share {loaded.architecture}: no sum of its matrices has so many segments",
                 "use fewer, or leave --tensor-parallel out",
@@ -154,11 +161,13 @@ class RankProcesses:
             )
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
         held = [loaded.held, *(event.held for event in theirs)]
-        note = f"ranks hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"
+        who = "ranks" if self._stages == 1 else "stages, from the last to the first,"
+        note = f"{who} hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"
         mapped = loaded.mapped + sum(event.mapped for event in theirs)
+        self.read = loaded.weight_bytes_read + sum(event.read for event in theirs)
         return replace(loaded, held=sum(held), mapped=mapped, notes=(*loaded.notes, note))
 
-    def make(self, program: Program, sizes: messages.RankSizes) -> RemoteProgram:
+    def make(self, program: Program | StagedProgram, sizes: messages.RankSizes) -> RemoteProgram:
         """The program of all ranks, led by rank 0's own."""
         self.send(messages.encode(sizes))
         self._events()
@@ -210,7 +219,7 @@ class RankProcesses:
 
     def _watch(self) -> None:
         dogs = [Watchdog(LOAD_SECONDS) for _ in self._processes]
-        ends, last, arrived = select.poll(), time.monotonic(), dict[int, int]()
+        ends, last, progress = select.poll(), time.monotonic(), dict[int, int]()
         for channel in self._channels:
             ends.register(channel.fileno(), 0)  # only that the other end is closed
         while not self._closing:
@@ -218,18 +227,25 @@ class RankProcesses:
             now = time.monotonic()
             if self._made and dogs[0].floor == LOAD_SECONDS:
                 dogs = [Watchdog(IDLE_SECONDS) for _ in self._processes]
-            for rank, (process, dog) in enumerate(zip(self._processes, dogs, strict=True), 1):
+            for number, (process, dog) in enumerate(zip(self._processes, dogs, strict=True), 1):
                 if process.poll() is not None:
-                    return self._lose(f"rank {rank} exited with status {process.returncode}")
-                before, arrived[rank] = arrived.get(rank), self.mesh.arrived(rank)
-                owes = self.mesh.behind(rank) and arrived[rank] == before if self._made else self._waits
+                    return self._lose(f"{self._name(number)} exited with status {process.returncode}")
+                before, progress[number] = progress.get(number), self.mesh.progress(number)
+                owes = self.mesh.behind(number) and progress[number] == before if self._made else self._waits
                 if owes:
                     dog.tick(now - last, use_of(process.pid))
                 else:
                     dog.heard()
                 if dog.verdict:
-                    return self._lose(f"rank {rank}: {dog.verdict}")
+                    return self._lose(f"{self._name(number)}: {dog.verdict}")
             last = now
+
+    def _name(self, number: int) -> str:
+        """Of a process, for users."""
+        stage, rank = self._stages - 1 - number // self.size, number % self.size
+        if self._stages == 1:
+            return f"rank {rank}"
+        return f"stage {stage}" if self.size == 1 else f"rank {rank} of stage {stage}"
 
     def _lose(self, reason: str) -> None:
         if self._closing:

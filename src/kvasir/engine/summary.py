@@ -41,7 +41,8 @@ def _exchange(config: EngineConfig, info: ModelInfo) -> str:
 
 
 def _ranks(config: EngineConfig) -> str:
-    return f"{config.tensor_parallel} ranks of " if config.tensor_parallel > 1 else ""
+    stages = f"{config.pipeline_parallel} stages of " if config.pipeline_parallel > 1 else ""
+    return stages + (f"{config.tensor_parallel} ranks of " if config.tensor_parallel > 1 else "")
 
 
 def _drafts(config: EngineConfig, info: ModelInfo) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,7 +37,8 @@ class KVLayout:
 
     kinds: per layer, its own kind or that of the layer whose memory it reads. owners: that layer's number, or its own.
     groups: the layers of each block table, in order of first appearance, without layers that have no memory of their
-    own. Raises ValueError for a layer that shares a nonexistent cache.
+    own. held: those of which there is memory here: all, unless other processes hold the rest. Raises ValueError for a
+    layer that shares a nonexistent cache.
     """
 
     def __init__(self, specs: Mapping[str, Spec]):
@@ -51,11 +53,18 @@ class KVLayout:
             if self.owners[layer] == layer:
                 tables.setdefault(kind.table, []).append(layer)
         self.groups = tuple(map(tuple, tables.values()))
+        self.held: frozenset[int] = frozenset(range(len(self.kinds)))
 
     @classmethod
     def of(cls, spec: Spec | KVLayout) -> KVLayout:
         """The layout of a single model."""
         return spec if isinstance(spec, KVLayout) else cls({"": spec})
+
+    def holding(self, layers: Collection[int]) -> KVLayout:
+        """The same layout, with memory for these layers only."""
+        part = copy(self)
+        part.held = frozenset(layers)
+        return part
 
     def _owner(self, entries: Sequence[CacheKind | Shared], name: str, layer: int, entry: CacheKind | Shared) -> int:
         model, index = entry.source(name, layer)
@@ -74,7 +83,11 @@ class KVLayout:
     def cache_groups(self, block_bytes: Callable[[CacheKind], int]) -> tuple[CacheGroup, ...]:
         """The groups as the scheduler plans them. block_bytes: bytes of a block of one layer."""
         return tuple(
-            CacheGroup(self.kinds[layers[0]], layers, sum(block_bytes(self.kinds[layer]) for layer in layers))
+            CacheGroup(
+                self.kinds[layers[0]],
+                layers,
+                sum(block_bytes(self.kinds[layer]) for layer in layers if layer in self.held),
+            )
             for layers in self.groups
         )
 
@@ -83,7 +96,7 @@ class KVLayout:
         found: list[Bank] = []
         for group, layers in enumerate(self.groups):
             alike: dict[tuple, list[int]] = {}
-            for layer in layers:
+            for layer in filter(self.held.__contains__, layers):
                 kind = self.kinds[layer]
                 alike.setdefault((kind.stored(block_size, coded), kind.row_shape), []).append(layer)
             found += [Bank(group, self.kinds[own[0]], tuple(own), fields) for (fields, _), own in alike.items()]

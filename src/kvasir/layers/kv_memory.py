@@ -43,8 +43,8 @@ class PagedMemory:
         self._banked = [self._allocate(bank, num_blocks[bank.group]) for bank in self.banks]
         self.tensors = [tensor for tensors in self._banked for tensor in tensors]
         places = {layer: (b, i) for b, bank in enumerate(self.banks) for i, layer in enumerate(bank.layers)}
-        self._places = [places[owner] for owner in layout.owners]
-        self._arrays = [[tensor[i] for tensor in self._banked[b]] for b, i in self._places]
+        self._places = [places.get(owner, (-1, -1)) for owner in layout.owners]  # -1: of another process
+        self._arrays = [[tensor[i] for tensor in self._banked[b]] if b >= 0 else [] for b, i in self._places]
         self._groups = tuple(layout.group_of(layer) for layer in range(len(layout.kinds)))
         self._layers = range(len(layout.kinds))
         self.spec: tuple[CacheKind, ...] = layout.kinds

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_RANKS = 8  # a sum has at most as many segments
+MAX_STAGES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,13 @@ def cut(size: int, parts: int, unit: int = 1) -> Cut:
 
 
 class Mesh:
-    """One of `size` ranks, and its connection to the others. This class is a single rank."""
+    """One of `size` ranks, and its connection to the others. This class is a single rank. stage, stages: if the
+    model is divided by its layers, the part that this rank and those that it meets have, and the number of parts."""
 
     rank = 0
     size = 1
+    stage = 0
+    stages = 1
 
     def part(self, parts: int) -> int:
         """The part that this rank holds."""

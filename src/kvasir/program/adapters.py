@@ -67,6 +67,11 @@ class Adapters:
 
     # -- packing, by any thread
 
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """Of linears."""
+        return self.places.slots
+
     def squares(self, adapter: ModelChanges) -> dict[str, np.ndarray]:
         """`changes.squares_of` this rank's part of each linear with a magnitude."""
         scaled = self.places.scaled(adapter.matrices)
@@ -76,9 +81,13 @@ class Adapters:
         """See changes.pack. Raises ValueError for what the program cannot compute."""
         return pack(self.places, adapter, squares)
 
+    def lacks(self, adapter: ModelChanges) -> str:
+        """What of an adapter the program cannot compute; empty if it can."""
+        return unknown(self.places, adapter)
+
     def check(self, adapter: ModelChanges) -> None:
         """Raises ValueError for what the program cannot compute."""
-        if what := unknown(self.places, adapter):
+        if what := self.lacks(adapter):
             raise ValueError(f"the program cannot compute {what}")
 
     # -- between steps

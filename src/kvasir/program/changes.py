@@ -49,7 +49,7 @@ def unknown(places: Places, adapter: ModelChanges) -> str:
         if len(change.a) > MAX_RANK:
             return f"a rank of {len(change.a)} for {quoted(name)}, more than {MAX_RANK}"
     for path in (*adapter.tables, *adapter.tokens):
-        if path not in places.tables and not (path == _HEAD and path in places.slots):
+        if path not in places.tables and path not in places.elsewhere and not (path == _HEAD and path in places.slots):
             return f"a change of the table {quoted(path)}"
     for path, change in adapter.tables.items():
         if change.magnitude is not None and path in places.tables and not places.tables[path].whole:
@@ -61,7 +61,7 @@ def unknown(places: Places, adapter: ModelChanges) -> str:
 
 def _replaceable(places: Places, full: str) -> bool:
     name, _, kind = full.rpartition(".")
-    if name in places.norms:
+    if name in places.norms or name in places.elsewhere:
         return True
     if kind == "bias":
         return name in places.biased
@@ -140,6 +140,8 @@ class _Packing:
 
     def change_table(self, path: str, change: Change) -> None:
         """Of a table, whose rows are looked up in the transposed A."""
+        if path in self.places.elsewhere:
+            return
         entry, (table, rows, size) = self._entry(path), self.places.tables[path]
         if (change.a.shape[1:], change.b.shape[:1]) != ((size,), (table.cols,)):
             raise ValueError(f"{path} needs A [rank, {size}] and B [{table.cols}, rank]")
@@ -153,6 +155,8 @@ class _Packing:
     def replace(self, full: str, array: np.ndarray) -> None:
         """A tensor of a linear, the head, a table or a norm."""
         name, _, kind = full.rpartition(".")
+        if name in self.places.elsewhere:
+            return
         entry = self._entry(name)
         if name in self.places.norms:
             return self._replace_norm(name, entry, kind, array)
@@ -172,6 +176,8 @@ class _Packing:
 
     def replace_rows(self, path: str, rows: Replaced) -> None:
         """Rows of a table or of the head."""
+        if path in self.places.elsewhere:
+            return
         ids, slot = np.array(rows.ids, np.int64), None if path in self.places.tables else self.places.slots[path]
         first, last = slot.shard.rows if slot else self.places.tables[path].rows
         order = np.argsort(ids)

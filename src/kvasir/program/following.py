@@ -5,22 +5,26 @@ from __future__ import annotations
 from kvasir.parallel.channel import Channel
 from kvasir.plan import Bytes
 from kvasir.program import commands
-from kvasir.program.commands import LOGITS, STEP, StepMemory
+from kvasir.program.commands import CALL, LOGITS, STEP, StepMemory
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank
 from kvasir.program.shared_packing import FollowingPacking
+from kvasir.program.staged import StagedProgram
 
 
 class Follower:
-    """program: of this rank. steps, rows: files in memory that all ranks have open. channel, packing: to rank 0, the
-    latter for adapters."""
+    """program: of this rank. steps, rows, pipe: files in memory that all ranks have open, the last for stages. channel,
+    packing: to rank 0, the latter for adapters."""
 
     def __init__(
-        self, program: Program, mesh: SharedRank, steps: int, rows: int, channel: Channel, packing: Channel
+        self, program: Program | StagedProgram, mesh: SharedRank, steps: int, rows: int, pipe: int, channel: Channel,
+        packing: Channel,
     ):  # fmt: skip
-        self._packing = FollowingPacking(program.marshal.adapters, packing)
+        self._packing = FollowingPacking(program.adapters, packing)
         self.program, self.mesh, self.channel, self._rows = program, mesh, channel, rows
         self._memory = StepMemory(steps, len(program.states), program.struct.max_tokens)
+        if isinstance(program, StagedProgram):
+            program.join(mesh, pipe, self._memory)
 
     def serve(self) -> None:
         """Returns once the ranks are aborted, which is also how they end. Raises what a command raises."""
@@ -29,11 +33,16 @@ class Follower:
             if kind == STEP:
                 self._memory.read_step(self.program, count)
                 self.program.run(count, end)
-            elif kind == LOGITS:
+            elif kind == LOGITS and not self._leaves_logits:
                 self.program.logits_of(self._memory.chosen[:count].tolist())
-            else:
+            elif kind == CALL:
                 self.channel.send(self._answer(commands.decode(self.channel.receive())))
             self.mesh.done()
+
+    @property
+    def _leaves_logits(self) -> bool:
+        """Whether another stage computes them."""
+        return isinstance(self.program, StagedProgram) and self.program.tail is None
 
     def _answer(self, message: commands.Message) -> Bytes:
         cache = self.program.cache
@@ -46,7 +55,7 @@ class Follower:
                 cache.copy(group, pairs)
             case commands.ExportBlock(group, block):
                 return cache.export(group, block)
-            case commands.ImportBlock(group, block, rank, data) if rank == self.mesh.rank:
+            case commands.ImportBlock(group, block, number, data) if number == self.mesh.number:
                 cache.import_(group, block, data)
             case commands.FillCache(value):
                 cache.fill_(value)

@@ -106,7 +106,7 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Lowered:
     """The result of `lower`. instructions[:chosen_from] run over all token rows, the others over the chosen rows.
-    exports: buffers of hidden states, by name. arena: bytes. rows: the buffer of the trace's `rows`."""
+    exports: buffers of hidden states, by name. arena: bytes. rows, received: the buffers of the trace's."""
 
     instructions: tuple[Instruction, ...]
     chosen_from: int
@@ -115,6 +115,7 @@ class Lowered:
     exports: Mapping[str, Buffer]
     arena: int
     rows: Buffer | None = None
+    received: tuple[Buffer, ...] = ()
 
 
 def lower(
@@ -336,6 +337,7 @@ class _Placer:
         """Places all nodes in order."""
         chosen_from = None
         rows = None if self.trace.rows is None else self._new(self.trace.rows)
+        received = tuple(map(self._new, self.trace.received))
         for at, node in enumerate(self.nodes):
             if node.op == "choose":
                 chosen_from = len(self.instructions)
@@ -350,6 +352,7 @@ class _Placer:
             {name: self.place[id(value.base)] for name, value in self.trace.exports.items()},
             self.arena.size,
             rows,
+            received,
         )
 
     # -- instructions

@@ -41,7 +41,8 @@ class Places:
     """The places of a program, collected while it is built.
 
     slots: of linears. matrices: theirs. biased: the slots with a bias. tables: of embeddings, by their path. norms: by
-    their path. experts: by name; `held` says how many a mixture's place has. elsewhere: those of other ranks.
+    their path. experts: by name; `held` says how many a mixture's place has. elsewhere: names of experts of other
+    ranks, and of all that other stages have.
     """
 
     def __init__(self, trace: Trace):

@@ -10,9 +10,10 @@ import numpy as np
 from kvasir.layers.adapters import ModelChanges, Slot
 from kvasir.layers.rows import RowArrays
 from kvasir.program import native
+from kvasir.program.adapters import Adapters
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS, Hooks
-from kvasir.program.changes import PackedAdapter, unknown
+from kvasir.program.changes import PackedAdapter
 from kvasir.program.lower import Buffer, Instruction, Lowered, lower
 from kvasir.program.marshal import MAX_CHOSEN, Marshal, prepared
 from kvasir.program.memory import ProgramMemory
@@ -161,6 +162,11 @@ class Program:
     # -- between steps
 
     @property
+    def adapters(self) -> Adapters:
+        """Of this program."""
+        return self.marshal.adapters
+
+    @property
     def places(self) -> Places:
         """What adapters may change."""
         return self.marshal.adapters.places
@@ -172,7 +178,7 @@ class Program:
 
     def lacks(self, adapter: ModelChanges) -> str:
         """What of an adapter the program cannot compute; empty if it can."""
-        return unknown(self.places, adapter)
+        return self.adapters.lacks(adapter)
 
     def pack_adapter(self, adapter: ModelChanges) -> PackedAdapter:
         """Packs an adapter for `set_adapter`. Any thread may do so, also during a step. Raises ValueError for what the

@@ -1,4 +1,4 @@
-"""The program of a model whose other ranks are processes, with the interface of the program of one rank."""
+"""The program of a model whose other ranks and stages are processes, with the interface of the program of one rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from kvasir.program.commands import CALL, LOGITS, StepMemory
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank
 from kvasir.program.shared_packing import SharedAdapter, SharedPacking
+from kvasir.program.staged import StagedProgram
 
 
 class Others(Protocol):
-    """The other ranks' processes, for rank 0. mesh: its own. steps, rows: files in memory that all have open."""
+    """The processes of the other ranks and stages, for rank 0 of the last stage, which leads. mesh: its own. steps,
+    rows, pipe: files in memory that all have open."""
 
     @property
     def mesh(self) -> SharedRank: ...
@@ -31,6 +33,8 @@ class Others(Protocol):
     def steps(self) -> int: ...
     @property
     def rows(self) -> int: ...
+    @property
+    def pipe(self) -> int: ...
 
     def send(self, message: Bytes) -> None:
         """Sends a message to each. Raises DeviceFault if one is gone."""
@@ -76,12 +80,13 @@ class Calls:
 
 
 class RemoteCache:
-    """The caches of all ranks, each with the blocks of its own heads; rank 0's has the layers of a draft model, too. An
-    exported block is the concatenation of its shards, by rank; those of the other ranks have equal sizes."""
+    """The caches of all processes, each with the blocks of its own heads and layers; rank 0's has the layers of a draft
+    model, too. An exported block is the concatenation of its shards, by the processes' numbers."""
 
-    def __init__(self, own: NativeCache, size: int, calls: Calls):
-        self._own, self._size, self._calls = own, size, calls
-        self._own_bytes: dict[int, int] = {}  # of an exported block, by group
+    def __init__(self, own: NativeCache, mesh: SharedRank, calls: Calls):
+        self._own, self._calls = own, calls
+        self._of = f"{mesh.size} ranks" if mesh.stages == 1 else f"{mesh.size} ranks in {mesh.stages} stages"
+        self._shards: dict[int, list[int]] = {}  # the bytes of each in an exported block, by group
         self.groups, self.block_size, self.num_blocks, self.kv_dtype = (
             own.groups,
             own.block_size,
@@ -91,7 +96,7 @@ class RemoteCache:
 
     def orders(self, group: int) -> list[tuple[Bank, str]]:
         """See NativeCache.orders. Blocks of other numbers of ranks have other shards."""
-        return [(bank, f"{order}, of {self._size} ranks") for bank, order in self._own.orders(group)]
+        return [(bank, f"{order}, of {self._of}") for bank, order in self._own.orders(group)]
 
     def copy(self, group: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks in every rank's cache; pairs: (source, target)."""
@@ -105,13 +110,15 @@ class RemoteCache:
 
     def import_(self, group: int, block: int, data: Bytes) -> None:
         """Writes bytes from `export` into a block."""
-        whole = memoryview(data)
-        own = self._own_bytes.get(group) or self._own_bytes.setdefault(group, len(self._own.export(group, 0)))
-        size = (len(whole) - own) // (self._size - 1)
-        for rank in range(1, self._size):
-            shard = whole[own + (rank - 1) * size : own + rank * size]
-            self._calls.call(commands.ImportBlock(group, block, rank, bytes(shard)))
-        self._own.import_(group, block, whole[:own])
+        if group not in self._shards:
+            theirs = self._calls.call(commands.ExportBlock(group, 0))
+            self._shards[group] = [len(self._own.export(group, 0)), *map(len, theirs)]
+        own, *sizes = self._shards[group]
+        self._own.import_(group, block, memoryview(data)[:own])
+        for number, size in enumerate(sizes, 1):
+            shard, own = memoryview(data)[own : own + size], own + size
+            if size:
+                self._calls.call(commands.ImportBlock(group, block, number, bytes(shard)))
 
     def fill_(self, value: float) -> None:
         """See NativeCache.fill_."""
@@ -123,15 +130,17 @@ class RemoteProgram:
     """The program of rank 0, which leads those of the other ranks: it samples, and they compute what it says. States,
     pieces and results are its own. After the loss of a rank every call raises DeviceFault."""
 
-    def __init__(self, lead: Program, others: Others):
+    def __init__(self, lead: Program | StagedProgram, others: Others):
         self.lead, self._others, self._mesh = lead, others, others.mesh
         self._memory = StepMemory(others.steps, len(lead.states), lead.struct.max_tokens)
         self._calls = Calls(others, self._memory)
-        self.cache = RemoteCache(lead.cache, others.mesh.size, self._calls)
+        if isinstance(lead, StagedProgram):
+            lead.join(others.mesh, others.pipe, self._memory)
+        self.cache = RemoteCache(lead.cache, others.mesh, self._calls)
         self.states, self.pieces, self.results, self.struct = lead.states, lead.pieces, lead.results, lead.struct
         self.lowered, self.pool, self.vocab, self.types = lead.lowered, lead.pool, lead.vocab, lead.types
         self.trace, self._closed = lead.trace, False
-        self._packing = SharedPacking(lead.marshal.adapters, others.ask)
+        self._packing = SharedPacking(lead.adapters, others.ask)
 
     def bind(self, rows: RowArrays) -> RowArrays:
         """See Program.bind. Returns rows of the same sizes in memory that all ranks share."""
@@ -147,8 +156,8 @@ class RemoteProgram:
     def start(self, num_pieces: int, end: int) -> None:
         """See Program.start."""
         self._calls.settle()
-        self._memory.write_step(self.lead, num_pieces, end)
-        self._mesh.give()
+        parts = self._memory.write_step(self.lead, num_pieces, end, self._mesh.stages)
+        self._mesh.give(parts)
         try:
             self.lead.start(num_pieces, end)
         except BaseException:
@@ -204,11 +213,11 @@ class RemoteProgram:
     @property
     def slots(self) -> Mapping[str, Slot]:
         """See Program.slots."""
-        return self.lead.slots
+        return self.lead.adapters.slots
 
     def lacks(self, adapter: ModelChanges) -> str:
-        """See Program.lacks."""
-        return self.lead.lacks(adapter)
+        """See Program.lacks. What other stages lack is found when it is packed."""
+        return self.lead.adapters.lacks(adapter)
 
     def pack_adapter(self, adapter: ModelChanges) -> SharedAdapter:
         """See Program.pack_adapter."""

@@ -1,4 +1,4 @@
-"""Ranks that are processes of one machine: they meet in shared memory (csrc/ranks.h)."""
+"""Ranks and stages that are processes of one machine: they meet in shared memory (csrc/ranks.h)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class MeetingStruct(ctypes.Structure):
     )
 
 
-def segment_bytes(size: int) -> int:
-    """Bytes of the segment in which `size` ranks meet."""
-    return native.declare("kvasir_ranks_bytes", c_int64, c_int32)(size)
+def segment_bytes(size: int, stages: int = 1) -> int:
+    """Bytes of the segment in which `size` ranks of each of `stages` meet."""
+    return native.declare("kvasir_ranks_bytes", c_int64, c_int32, c_int32)(size, stages)
 
 
 def memory_file(name: str, size: int = 0) -> int:
@@ -55,31 +55,42 @@ def end_with_parent() -> None:
 
 
 class SharedRank(Mesh):
-    """One of `size` processes. fd: the segment, `segment_bytes` of zeros at first. spins: whether a processor is free
-    for each thread of all ranks. seconds: the longest wait for another rank; then, as after `abort`, nobody waits any
-    more, and the results of meetings are meaningless."""
+    """One of `size` processes that share each matrix of a stage. fd: the segment, `segment_bytes` of zeros at first.
+    spins: whether a processor is free for each thread of all ranks. seconds: the longest wait for another process;
+    then, as after `abort`, none waits any more, and the results of meetings are meaningless. stage, stages: its stage,
+    and how many there are. The processes of all stages are numbered from the last stage to the first."""
 
-    def __init__(self, fd: int, rank: int, size: int, spins: bool = False, seconds: float = 0.0):
-        self.rank, self.size = rank, size
-        self._memory = mmap.mmap(fd, segment_bytes(size))
+    def __init__(
+        self, fd: int, rank: int, size: int, spins: bool = False, seconds: float = 0.0, stage: int = 0, stages: int = 1
+    ):  # fmt: skip
+        self.rank, self.size, self.stage, self.stages = rank, size, stage, stages
+        self._memory = mmap.mmap(fd, segment_bytes(size, stages))
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._close = native.declare("kvasir_ranks_close", None, c_void_p)
         self._abort = native.declare("kvasir_ranks_abort", None, c_void_p)
         self._aborted = native.declare("kvasir_ranks_aborted", c_int32, c_void_p)
-        self._give = native.declare("kvasir_ranks_give", None, c_void_p)
+        self._give = native.declare("kvasir_ranks_give", None, c_void_p, c_int32)
         self._settle = native.declare("kvasir_ranks_settle", c_int32, c_void_p)
         self._next = native.declare("kvasir_ranks_next", c_int32, c_void_p)
         self._done = native.declare("kvasir_ranks_done", None, c_void_p)
+        self._receive = native.declare("kvasir_ranks_receive", c_int32, c_void_p)
+        self._send = native.declare("kvasir_ranks_send", None, c_void_p)
         self._exchange = native.declare("kvasir_ranks_exchange", c_int32, c_void_p, c_void_p, c_void_p, c_int64)
-        self._arrived = native.declare("kvasir_ranks_arrived", c_int64, c_void_p, c_int32)
+        self._progress = native.declare("kvasir_ranks_progress", c_int64, c_void_p, c_int32)
         self._behind = native.declare("kvasir_ranks_behind", c_int32, c_void_p, c_int32)
-        made = native.declare("kvasir_ranks_open", c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32)
-        self._address: int = made(start, rank, size, PAUSES if spins else 0, round(PERIODS * seconds))
-        assert self._address, f"rank {rank} of {size}"
+        made = native.declare("kvasir_ranks_open", c_void_p, c_void_p, *[c_int32] * 6)
+        pauses, periods = PAUSES if spins else 0, round(PERIODS * seconds)
+        self._address: int = made(start, rank, size, stage, stages, pauses, periods)
+        assert self._address, f"rank {rank} of {size}, stage {stage} of {stages}"
 
     def __del__(self) -> None:
         if getattr(self, "_address", None):
             self._close(self._address)
+
+    @property
+    def number(self) -> int:
+        """Of this process, 0 for the one that leads."""
+        return (self.stages - 1 - self.stage) * self.size + self.rank
 
     # -- meetings
 
@@ -109,35 +120,46 @@ class SharedRank(Mesh):
         return found
 
     def abort(self) -> None:
-        """Ends all waits of all ranks. Any thread may call it."""
+        """Ends all waits of all processes. Any thread may call it."""
         self._abort(self._address)
 
     @property
     def aborted(self) -> bool:
         return bool(self._aborted(self._address))
 
-    def arrived(self, rank: int) -> int:
-        """How many meetings a rank has come to."""
-        return self._arrived(self._address, rank)
+    def progress(self, number: int) -> int:
+        """A number that changes with each meeting of a process, and with each part of a step that its stage leaves."""
+        return self._progress(self._address, number)
 
-    def behind(self, rank: int) -> bool:
-        """Whether the others may be waiting for a rank."""
-        return bool(self._behind(self._address, rank))
+    def behind(self, number: int) -> bool:
+        """Whether the others may be waiting for a process."""
+        return bool(self._behind(self._address, number))
 
-    # -- commands of rank 0 to the others
+    # -- parts of steps, from stage to stage
 
-    def give(self) -> None:
-        """Rank 0: gives the others the command that it has left where they read it."""
-        self._give(self._address)
+    def receive(self) -> bool:
+        """Waits until the stage before this one has left the next part. False if the processes are aborted."""
+        return self._receive(self._address) == 0
+
+    def send(self) -> None:
+        """Says that this stage has left a part for the next, or has computed it if it is the last."""
+        if self.rank == 0:
+            self._send(self._address)
+
+    # -- commands of process 0 to the others
+
+    def give(self, parts: int = 0) -> None:
+        """Process 0: gives the others the command that it has left where they read it. parts: of a step in stages."""
+        self._give(self._address, parts)
 
     def settle(self) -> bool:
-        """Rank 0: waits until the others have carried out all commands. False if the ranks are aborted."""
+        """Process 0: waits until the others have carried out all commands. False if they are aborted."""
         return self._settle(self._address) == 0
 
     def next(self) -> bool:
-        """Another rank: waits for a command. False if the ranks are aborted."""
+        """Another process: waits for a command. False if they are aborted."""
         return self._next(self._address) == 0
 
     def done(self) -> None:
-        """Another rank: the last command is carried out."""
+        """Another process: the last command is carried out."""
         self._done(self._address)

@@ -8,21 +8,30 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from kvasir.layers.adapters import ModelChanges
+from kvasir.layers.adapters import ModelChanges, Slot
 from kvasir.parallel.channel import Channel
 from kvasir.plan import Bytes
 from kvasir.program import adapter_messages as messages
 from kvasir.program.adapter_messages import Changes, Squares
-from kvasir.program.adapters import Adapters
-from kvasir.program.changes import PackedAdapter
+
+
+class Adapters(Protocol):
+    """Of the programs of a process: adapters.Adapters, staged.StagedAdapters."""
+
+    @property
+    def slots(self) -> Mapping[str, Slot]: ...
+    def check(self, adapter: ModelChanges) -> None: ...
+    def squares(self, adapter: ModelChanges) -> dict[str, np.ndarray]: ...
+    def pack(self, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> Any: ...
 
 
 def shared_squares(adapters: Adapters, own: Mapping[str, np.ndarray]) -> dict[str, Squares]:
     """Those of a rank's squares of which it has only some columns."""
-    slots = adapters.places.slots
+    slots = adapters.slots
     columns = {name: slots[name].shard for name in own if name in slots}
     return {name: Squares(*shard.columns, own[name]) for name, shard in columns.items() if shard.parts > 1}
 
@@ -38,9 +47,10 @@ def whole_squares(everyones: Iterable[Mapping[str, Squares]]) -> dict[str, np.nd
 
 @dataclass(frozen=True, eq=False)
 class SharedAdapter:
-    """A packed adapter: rank 0's part, and the key of the others'. rank: the greatest. nbytes: of all parts."""
+    """A packed adapter: rank 0's part, and the key of the others'. own: as the process's program packs it. rank: the
+    greatest. nbytes: of all parts."""
 
-    own: PackedAdapter
+    own: Any
     key: int
     rank: int
     nbytes: int
@@ -106,10 +116,10 @@ class FollowingPacking:
     def __init__(self, adapters: Adapters, channel: Channel):
         self._adapters, self._channel = adapters, channel
         self._offered: dict[int, tuple[Changes, dict[str, np.ndarray]]] = {}
-        self._packed: dict[int, PackedAdapter] = {}
+        self._packed: dict[int, Any] = {}
         threading.Thread(target=self._serve, daemon=True, name="kvasir-rank-packing").start()
 
-    def take(self, key: int, rank: int) -> PackedAdapter:
+    def take(self, key: int, rank: int) -> Any:
         """A packed adapter. rank: the greatest of all parts: ranks exchange products of equal widths."""
         return replace(self._packed[key], rank=rank)
 
@@ -132,6 +142,7 @@ class FollowingPacking:
     def _answer(self, message: messages.Offer | messages.Pack) -> messages.Offered | messages.Packed:
         if isinstance(message, messages.Offer):
             self._offered.clear()  # of an adapter that another rank refused
+            self._adapters.check(message.changes)
             squares = self._adapters.squares(message.changes)
             self._offered[message.key] = message.changes, squares
             return messages.Offered(shared_squares(self._adapters, squares))

@@ -107,8 +107,8 @@ class Trace:
     hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
     weight. names: of the linears, by the `id()` of the weight. experts: slots of experts, in the same way; elsewhere:
     the names of those that other ranks have. modules: norms and tables that adapters may change, with their paths, by
-    the `id()` of the weight. The ops of layer i are [ends[i - 1], ends[i]), from 0
-    for the first layer.
+    the `id()` of the weight. received: values that another stage computes; written before a run, as `rows`. The ops of
+    layer i are [ends[i - 1], ends[i]), from 0 for the first layer.
     """
 
     graph: Graph
@@ -122,6 +122,7 @@ class Trace:
     experts: Mapping[int, Slot] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
     modules: Mapping[int, tuple[str, Module]] = field(default_factory=dict)
+    received: tuple[Traced, ...] = ()
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from kvasir.models.drafting import TARGET
 from kvasir.ops.attention.sizes import BUDGET
 from kvasir.program.cache import NativeCache
 from kvasir.program.marshal import MAX_CHOSEN
-from kvasir.program.program import Program
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.make_program import held_layout, program_of
 from kvasir.runner.program_draft import program_draft
 from kvasir.runner.proposals import LAG
 from kvasir.speculation import MAX_DRAFTED
@@ -76,10 +76,10 @@ def footprint_of(
 def _program(loaded: LoadedModel, tokens: int, rows: int, threads: int, block_size: int, kv_dtype: str) -> int:
     """Bytes of the program's buffers, laid out over a cache of the smallest size."""
     assert loaded.trace is not None
-    layout = loaded.layout
+    layout = held_layout(loaded)
     cache = NativeCache(layout, [1] * len(layout.groups), block_size, kv_dtype)
     sizes: dict[str, Any] = {"max_tokens": tokens, "max_rows": rows, "max_positions": 1}
-    program = Program(loaded.trace, cache.of(TARGET), **sizes, threads=threads, max_drafted=MAX_DRAFTED)
+    program = program_of(loaded, cache.of(TARGET), **sizes, threads=threads, max_drafted=MAX_DRAFTED)
     try:
         if loaded.draft is None:
             return program.num_bytes

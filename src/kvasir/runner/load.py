@@ -33,8 +33,10 @@ from kvasir.parallel import SOLO, Mesh
 from kvasir.program.cache import no_kernel
 from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
+from kvasir.program.stages import Stage, cut
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.packing import Packer, Report, stored_kind
+from kvasir.runner.staging import divide
 from kvasir.runner.streaming import PackedLayers, WeightStream, budget_of, foresee, packed_layers
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
@@ -57,7 +59,8 @@ class LoadedModel:
     format.
     notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
     pages of the file. stream: reads the other weights during a step. layers, budget: what it is made of, while the
-    model is loaded.
+    model is loaded. borders: between stages, as in `program.stages.cut`; empty if this process computes all layers.
+    stage: the number of its own.
     """
 
     model: Any
@@ -78,11 +81,18 @@ class LoadedModel:
     stream: WeightStream | None = None
     layers: PackedLayers | None = None
     budget: int = 0
+    borders: tuple[int, ...] = ()
+    stage: int = 0
 
     @property
     def layout(self) -> KVLayout:
         """The caches of all layers, those of the draft model included."""
         return joint_layout(self.model, self.draft)
+
+    @property
+    def weight_bytes_read(self) -> int:
+        """Bytes of the matrices that a step of one row reads in this process; 0 without a trace."""
+        return sum(part.weight_bytes_read for part in parts_of(self.trace, self)) if self.trace else 0
 
     def ropes(self) -> tuple[Rope, ...]:
         """The rotary embeddings, those of the draft model included."""
@@ -95,7 +105,8 @@ class LoadOptions:
     """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
     load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too. weights_memory:
-    as in EngineOptions."""
+    as in EngineOptions. tables: whether the stage keeps the table of embeddings in any case, for a head that uses
+    it."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -107,6 +118,7 @@ class LoadOptions:
     overrides: Overrides = NONE
     mtp: bool = False
     weights_memory: int | None = None
+    tables: bool = False
 
 
 def load_model(
@@ -201,7 +213,8 @@ def _load_program(
     loaded = _load(files, dtype, "cpu", progress, packer, options)
     try:
         traced = trace(loaded.model, exports_of(loaded.model, options.hidden))
-        lower(traced, 1, 1, prepared)  # raises for an op without a kernel
+        for part in parts_of(traced, loaded):
+            lower(part, 1, 1, prepared)  # raises for an op without a kernel
         return _streamed(replace(loaded, trace=traced, executor="program"))
     except BaseException:
         if loaded.layers:
@@ -217,6 +230,21 @@ def _streamed(loaded: LoadedModel) -> LoadedModel:
     held = loaded.held - loaded.layers.nbytes
     stream = WeightStream(loaded.layers, loaded.trace, loaded.budget, held)
     return replace(loaded, layers=None, stream=stream, held=held + stream.held, notes=(*loaded.notes, stream.note))
+
+
+def stage_of(traced: Trace, loaded: LoadedModel) -> Stage | None:
+    """This process's stage of a trace of the model; None if there is only one."""
+    if not loaded.borders:
+        return None
+    return cut(traced, loaded.borders, loaded.stage, KVLayout.of(loaded.model.cache_spec()))
+
+
+def parts_of(traced: Trace, loaded: LoadedModel) -> tuple[Trace, ...]:
+    """The traces that this process computes."""
+    stage = stage_of(traced, loaded)
+    if stage is None:
+        return (traced,)
+    return (stage.body, stage.tail) if stage.tail else (stage.body,)
 
 
 def exports_of(model: Any, hidden: tuple[str, ...]) -> tuple[str, ...]:
@@ -280,16 +308,20 @@ def _load(
         notes = (*notes, source.note)
     weights_dtype = choose_dtype(dtype, source, device)
     hold = packer(weights_dtype) if packer else None
+    mesh, parameters = options.mesh, 0
+    division = divide(kind(kind.Config.from_hf(config)), source, mesh, options.tables) if mesh.stages > 1 else None
+    if division and hold:
+        hold.leave_out = division.leaves_out(model)
     mtp = MultiTokenHead(model) if options.mtp else None
     parts = [model, mtp] if mtp else [model]
-    mesh, parameters = options.mesh, 0
     if mesh.size > 1:
         parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in parts)
-    ranks = mesh.size if mesh.rank == 0 else 1  # rank 0 sees to it that all parts fit
+    leads = mesh.rank == 0 and mesh.stage == mesh.stages - 1
+    ranks = mesh.size * mesh.stages if leads else 1  # it sees to it that all parts fit
     sizes: Counter[int] = Counter()
     needed = ranks * sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in parts)
     budget = 0
-    if isinstance(hold, Packer) and mesh.size == 1:
+    if isinstance(hold, Packer) and mesh.size == mesh.stages == 1:
         budget = budget_of(needed, devices.available(device), options.weights_memory)
         if budget:
             foresee(budget, needed, model, sizes)  # refuses a budget that is too small
@@ -310,6 +342,7 @@ def _load(
     loaded = LoadedModel(
         model, config, kind.__name__, weights_dtype, parameters or filled.parameters, size, None, formats,
         (*notes, *more), options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
+        borders=division.borders if division else (), stage=mesh.stage,
     )  # fmt: skip
     return replace(loaded, layers=layers, budget=budget) if layers else loaded
 

@@ -25,6 +25,7 @@ from kvasir.runner.load import (
     exports_of,
     load_model,
     no_triton_kernel,
+    parts_of,
 )
 from kvasir.runner.program_draft import draft_traces
 from kvasir.types import Task
@@ -86,7 +87,7 @@ def attach(loaded: LoadedModel, draft: DraftModel, more: Any = None) -> LoadedMo
         traced = trace(loaded.model, tuple(exports))
         layers, joining = draft_traces(draft, traced)
         correcting = trace_correct(draft) if drafts_blocks(draft) else None
-        for one in (traced, *layers, joining, correcting):
+        for one in (*parts_of(traced, loaded), *layers, joining, correcting):
             if one is not None:
                 (_check_calls if graph else _check_program)(one)
     except CannotTrace as error:

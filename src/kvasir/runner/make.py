@@ -15,10 +15,12 @@ from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.calls import NO_HOOKS
 from kvasir.program.program import Program
+from kvasir.program.staged import StagedProgram
 from kvasir.runner import selftest
 from kvasir.runner.adapters import ModelAdapters
 from kvasir.runner.block_proposals import proposer_of
 from kvasir.runner.load import LoadedModel
+from kvasir.runner.make_program import held_layout, program_of
 from kvasir.runner.program_draft import program_draft
 from kvasir.runner.program_executor import ProgramExecutor
 from kvasir.runner.runner import Runner
@@ -38,7 +40,7 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 
 def make_runner(
     loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu",
-    share: Callable[[Program], Any] | None = None,
+    share: Callable[[Program | StagedProgram], Any] | None = None,
 ) -> Runner:  # fmt: skip
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test. device: the kind,
     "cpu" for a program. share: makes the program of all ranks of that of rank 0, if there are several."""
@@ -52,14 +54,14 @@ def make_runner(
         return make_graph_runner(loaded, config, capacity, info, device)
     assert loaded.trace is not None
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's pool
-    cache = NativeCache(loaded.layout, config.num_blocks, config.block_size, config.kv_dtype)
+    cache = NativeCache(held_layout(loaded), config.num_blocks, config.block_size, config.kv_dtype)
     sizes: dict[str, Any] = {
         "max_tokens": capacity.max_tokens_per_step,
         "max_rows": capacity.max_rows,
         "max_positions": capacity.max_model_len + 1,
     }
-    program: Any = Program(
-        loaded.trace, cache.of(TARGET), **sizes, threads=config.threads, max_drafted=capacity.max_drafted,
+    program: Any = program_of(
+        loaded, cache.of(TARGET), **sizes, threads=config.threads, max_drafted=capacity.max_drafted,
         apart=config.overlap, pin=config.pin, hooks=loaded.stream.hooks if loaded.stream else NO_HOOKS,
     )  # fmt: skip
     if share:

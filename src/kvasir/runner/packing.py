@@ -53,6 +53,7 @@ class Packer:
 
     formats: bytes by format. notes: messages for the user. report: called with each matrix that is quantized.
     layers: where those of layers go if the model is larger than memory.
+    leave_out: says whether another process has a tensor, and then gives its module one without memory.
     changed, kept: with `quantize`, the number of matrices it changed, and the names of the others by reason.
     """
 
@@ -65,6 +66,7 @@ class Packer:
     notes: list[str] = field(default_factory=list)
     changed: int = 0
     kept: dict[str, list[str]] = field(default_factory=dict)
+    leave_out: Callable[[Any, str], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.quantize and self.quantize not in QUANTIZE:
@@ -72,6 +74,8 @@ class Packer:
 
     def __call__(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
         """Packs a matrix and gives it to its layer; False for any other tensor (kvasir.weights.load.Hold)."""
+        if self.leave_out and self.leave_out(leaf, name):
+            return True
         if not _is_matrix(leaf, name):
             return False
         shard = _shard(leaf, name)
@@ -151,6 +155,8 @@ class Packer:
 
     def nbytes(self, leaf: Any, name: str, kind: str) -> int | None:
         """Bytes that a tensor of type `kind` takes when packed, None if it is not a matrix. Reads no weights."""
+        if self.leave_out and self.leave_out(leaf, name):
+            return 0
         if not _is_matrix(leaf, name):
             return None
         cols, shard = leaf.expects()[name][1], _shard(leaf, name)

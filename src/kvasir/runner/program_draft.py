@@ -28,11 +28,11 @@ def draft_traces(draft: DraftModel, target: Trace) -> tuple[tuple[Trace, ...], T
 
 
 class ProgramDraft:
-    """A DraftForward. target: whose results it reads. cache: of both. max_tokens, max_rows, max_positions: as of a
-    Program."""
+    """A DraftForward. target: the program whose results it reads. cache: of both. max_tokens, max_rows, max_positions:
+    as of a Program."""
 
     def __init__(
-        self, draft: DraftModel, target: Program, cache: NativeCache,
+        self, draft: DraftModel, target: Any, cache: NativeCache,
         *, max_tokens: int, max_rows: int, max_positions: int,
     ):  # fmt: skip
         sizes: dict[str, Any] = {"max_tokens": max_tokens, "max_rows": max_rows, "max_positions": max_positions}
@@ -137,7 +137,7 @@ class ProgramBlocks(ProgramDraft):
 
     draft: BlockDraft
 
-    def __init__(self, draft: DraftModel, target: Program, cache: NativeCache, **sizes: Any):
+    def __init__(self, draft: DraftModel, target: Any, cache: NativeCache, **sizes: Any):
         super().__init__(draft, target, cache, **sizes)
         traced = trace_correct(draft)
         few = {**sizes, "max_tokens": MAX_CHOSEN, "threads": target.pool.threads, "pool": target.pool}
@@ -186,6 +186,6 @@ class ProgramBlocks(ProgramDraft):
         return left
 
 
-def program_draft(draft: DraftModel, target: Program, cache: NativeCache, **sizes: Any) -> ProgramDraft:
+def program_draft(draft: DraftModel, target: Any, cache: NativeCache, **sizes: Any) -> ProgramDraft:
     """The forward of a draft model beside a program. The others are as of a ProgramDraft."""
     return (ProgramBlocks if drafts_blocks(draft) else ProgramDraft)(draft, target, cache, **sizes)
