@@ -83,9 +83,7 @@ def test_bad_rows_are_error_rows_and_harm_no_others(mapper):
     for _ in range(1000):
         nested = [nested]
     asked = [{"prompt": prompt, "params": params} for prompt, params, _ in [*BAD, (nested, None, "deep")]]
-    found = list(mapper.answers([None, 7, *asked, {"other": 1}, {"prompt": "Hello", "params": None}]))
-    assert all("column" in row["error"] for row in found[:2])
-    del found[:2]
+    found = list(mapper.answers([*asked, {"other": 1}, {"prompt": "Hello", "params": None}]))
     for row, (prompt, params, message) in zip(found, BAD, strict=False):
         assert row["error"] and message in row["error"], (prompt, params, row)
         assert not row["generated_text"]

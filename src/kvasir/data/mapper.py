@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -113,8 +112,8 @@ class Mapper:
         columns = [batch[name] for name in names]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         found = await asyncio.wrap_future(self._loop.run(self._all(rows)))
-        added = {name: [getattr(answer, name) for answer in found] for name in RowAnswer.__struct_fields__}
-        return {**batch, **added}
+        columns = {name: [answer.columns[name] for answer in found] for name in RowAnswer.__struct_fields__}
+        return {**batch, **columns}
 
     async def _all(self, rows: Iterable[Mapping[str, Any]]) -> list[RowAnswer]:
         if self._checkpoint is not None:
@@ -132,12 +131,12 @@ class Mapper:
         source = iter(rows)
         try:
             while True:
-                for row in itertools.islice(source, most - len(open_rows)):
+                while len(open_rows) < most and (row := next(source, None)) is not None:
                     open_rows.append((row, self._loop.run(self._answer(row))))
                 if not open_rows:
                     return
                 row, future = open_rows.popleft()
-                yield {**(row if isinstance(row, Mapping) else {}), **future.result().columns}
+                yield {**row, **future.result().columns}
         finally:
             for _, future in open_rows:
                 future.cancel()

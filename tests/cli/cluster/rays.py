@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import psutil
-import yaml
 
 from tests.cli.running import ROOT, environment
+from tests.fleet.test_serve import ready
 
 CLUSTER = """
 import sys
@@ -35,6 +35,8 @@ for last in (False, False, True):
 print("cluster at", context.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
+# One token for all, so that Ray writes none into the home folder.
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 SMALL = {"model": "kvasir-mini", "max_model_len": 512, "num_blocks": 64, "overlap": False, "resources": {"cpus": 0.5}}
 
 
@@ -56,11 +58,11 @@ def fleet(folder: Path, config: dict, *more: str):
     """The server of a fleet: its address and process. It must end by SIGTERM, and all actors of its own Ray with it."""
     port = free_port()
     config = {**config, "server": {"port": port, "drain": 1, **config.get("server", {})}}
-    (folder / "fleet.yaml").write_text(yaml.safe_dump(config))
+    (folder / "fleet.yaml").write_text(json.dumps(config))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [*container_command(), *more]
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment(PATH=path), stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=environment(PATH=path, **TOKEN), stdout=log, stderr=log)
     base = f"http://127.0.0.1:{port}"
     try:
         healthy(base, process, folder / "log")
@@ -90,7 +92,9 @@ def healthy(base: str, process: subprocess.Popen | None, log: Path, seconds: flo
 def cluster():
     """A Ray cluster of one node: its address."""
     command = [sys.executable, "-c", CLUSTER]
-    with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
+    with subprocess.Popen(
+        command, env=environment(**TOKEN), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as held:
         assert held.stdout and held.stdin
         for line in held.stdout:
             if found := re.match("cluster at (.*)", line):
@@ -104,8 +108,12 @@ def cluster():
             held.wait(60)
 
 
-def actor_of(engine: int) -> psutil.Process:
-    """The process of the actor whose engine has this process id."""
-    found = psutil.Process(engine).parent()
-    assert found is not None and "ReplicaActor" in found.name(), found
-    return found
+def actors(base: str) -> list[int]:
+    """The process ids of a fleet's actors, once all of its replicas are ready and have reported since."""
+    for _ in range(1200):
+        with suppress(psutil.NoSuchProcess):
+            found = [psutil.Process(replica["pid"]).parent() for replica in ready(base)]
+            if all(one is not None and "ReplicaActor" in one.name() for one in found):
+                return [one.pid for one in found if one]
+        time.sleep(0.1)
+    raise AssertionError("the actors of the engines are not found")

@@ -7,6 +7,8 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ def documents() -> list[dict[str, Any]]:
     return [one for name in names for one in load(name)]
 
 
+@cache
 def load(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
@@ -72,7 +75,7 @@ def test_what_kubernetes_defines_is_valid():
 
 def test_the_check_can_fail():
     validate = pytest.importorskip("kubernetes_validate")
-    [template, *_] = templates()
+    template = deepcopy(next(templates()))
     template["spec"]["containers"][0]["portz"] = []
     with pytest.raises(validate.ValidationError):
         valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]})
@@ -154,5 +157,7 @@ def test_the_container_has_the_extra_and_the_command_of_the_page():
     text = (ROOT / "deploy" / "Containerfile").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert ".[fleet]" in text and "fleet" in extras
+    copied = [word for words in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in words.split()]
+    assert copied and all((ROOT / name).exists() for name in copied)
     [command] = re.findall(r"^CMD (.*)$", text, re.MULTILINE)
     assert json.loads(command) == ["kvasir", "fleet", "fleet.yaml"]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvasir.cli.app import app
-from tests.cli.cluster.rays import SMALL, actor_of, cluster, fleet
+from tests.cli.cluster.rays import SMALL, actors, cluster, fleet
 from tests.e2e.server import serving
 from tests.fleet.test_serve import ASKED, comparable, ready, streamed, views
 from tests.fleet.test_serve import SMALL as FLAGS
@@ -30,15 +30,15 @@ def test_streams_survive_killed_actors_restarts_and_scaling(tmp_path):
         plain = {path: comparable(streamed(base, path)) for path in ASKED}
     model = {**SMALL, "replicas": 2, "max_replicas": 3}
     with fleet(tmp_path, {"ray": {"num_cpus": 4}, "models": [model]}) as (base, _), ThreadPoolExecutor(16) as pool:
-        first = ready(base)
+        first = actors(base)
         got = [pool.submit(streamed, base, path) for path in ASKED for _ in range(3)]
         while not all(r["open"] for r in views(base)):
             assert not all(one.done() for one in got)
-        os.kill(actor_of(first[0]["pid"]).pid, signal.SIGKILL)
+        os.kill(first[0], signal.SIGKILL)
         for path, one in zip([p for p in ASKED for _ in range(3)], got, strict=True):
             assert comparable(one.result()) == plain[path], path
-        while ready(base)[0]["pid"] == first[0]["pid"]:
-            time.sleep(0.1)  # until Ray has started the actor again, and it has reported
+        while not views(base)[0]["restarts"] or actors(base)[0] == first[0]:
+            time.sleep(0.1)  # until Ray has started the actor again
 
         def harm() -> None:
             time.sleep(0.1)
@@ -58,16 +58,18 @@ def test_actors_outlive_their_server_in_a_cluster_that_was_there(tmp_path):
     config = {"name": "outlives", "models": [{**SMALL, "replicas": 2}]}
     with cluster() as address:
         with fleet(tmp_path, config, "--ray-address", address) as (base, server):
-            before = [r["pid"] for r in ready(base)]
+            before = actors(base)
             answer = comparable(streamed(base, "/v1/completions"))
             server.kill()
+            server.wait()
         with fleet(tmp_path, config, "--ray-address", address) as (base, server):
-            assert [r["pid"] for r in ready(base)] == before, "the engines that were there"
+            assert actors(base) == before, "the engines that were there"
             assert comparable(streamed(base, "/v1/completions")) == answer
             server.kill()
+            server.wait()
         config["models"][0]["num_blocks"] = 48
         with fleet(tmp_path, config, "--ray-address", address) as (base, _):
-            after = [r["pid"] for r in ready(base)]
+            after = actors(base)
             assert not {*after} & {*before}, "engines with other options"
             assert comparable(streamed(base, "/v1/completions")) == answer
         for pid in (*before, *after):

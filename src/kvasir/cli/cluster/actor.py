@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,11 +39,13 @@ class ReplicaActor:
         self._host: EngineHost | None = None
         self._socket: Path | None = None
         self._address = ""
+        self._watching: asyncio.Task[None] | None = None
         with contextlib.suppress(OSError):
             os.chdir(self._spec.folder)
 
     async def pid(self) -> int:
         """Answers as soon as the actor has a place."""
+        self._watching = self._watching or asyncio.ensure_future(self._end_if_alone())
         return os.getpid()
 
     async def start(self) -> bytes:
@@ -59,7 +60,7 @@ class ReplicaActor:
 
     async def _start(self) -> str:
         spec = self._spec
-        options, _ = resolve(placed(spec, self._ip, self._nodes))
+        options, _ = await asyncio.to_thread(resolve, placed(spec, self._ip, self._nodes))
         check(options)
         key = read_secret(spec.reach.key) if spec.reach else ""
         engine = ProcessEngine(options, hang_seconds=spec.hang, patient=True, hands_over=True)
@@ -71,17 +72,17 @@ class ReplicaActor:
             await engine.stop()
             raise
         self._engine, self._host = engine, host
-        self._watching = asyncio.ensure_future(self._end_if_alone(host))
         return address
 
-    async def _end_if_alone(self, host: EngineHost) -> None:
+    async def _end_if_alone(self) -> None:
         """Ends this actor, for good, when it has had no server for long: none will come."""
         import ray  # type: ignore[import-not-found]
 
         alone = 0.0
         while alone < ALONE_SECONDS:
             await asyncio.sleep(LOOK_SECONDS)
-            alone = 0.0 if host.num_clients else alone + LOOK_SECONDS
+            wanted = self._starting.locked() or (self._host and self._host.num_clients)
+            alone = 0.0 if wanted else alone + LOOK_SECONDS
         await self.stop()
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
@@ -114,10 +115,4 @@ def placed(spec: ReplicaSpec, ip: str, nodes: list[str]) -> EngineOptions:
         return options
     if options.role == "prefill":
         return replace(options, transfer_peer=nodes)
-    return replace(options, transfer_listen=f"{ip}:{free_port(ip)}")
-
-
-def free_port(ip: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-        probe.bind((ip, 0))
-        return probe.getsockname()[1]
+    return replace(options, transfer_listen=f"{ip}:0")

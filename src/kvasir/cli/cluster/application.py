@@ -22,7 +22,7 @@ from kvasir.cli.cluster.config import read_config
 from kvasir.environment import engine_environment
 from kvasir.errors import ConfigError, EngineDead
 
-HEALTH_SECONDS = 5.0  # between two looks at the process
+HEALTH_SECONDS = 1.0  # between two looks at the process; Serve replaces it after three
 END_SECONDS = 30.0  # for its end, beyond its drain
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 

@@ -107,7 +107,7 @@ class ClusterMaker(FrontMaker):
 
 def _serve(make: ClusterMaker, plan: ClusterPlan, settings: ServeSettings) -> None:
     operation = plan.server.operation
-    given = [replace(m.options, loads_adapters=bool(operation.lora_dir)) for m in plan.models]
+    given = [model.served for model in plan.models]
     if len(given) > 1:
         return _serve_several(make, given, settings)
     options, entry = resolve(given[0])

@@ -24,6 +24,7 @@ from kvasir.errors import ConfigError, KvasirError, quoted
 
 # Options of an engine or a fleet that the fleet itself decides, or that have a key of their own here.
 _GIVEN = frozenset("model served_model_name lora role transfer_listen transfer_peer cache_offer cache_peer".split())
+_TRANSFER = ("transfer_key", "transfer_cert", "transfer_ca", "transfer_memory")
 _OF_FLEET = (
     *("replicas", "max_replicas", "min_replicas", "scale_down_delay"),
     *("prefill_replicas", "decode_replicas", "router_policy"),
@@ -87,6 +88,11 @@ class ModelPlan:
     @property
     def name(self) -> str:
         return self.options.served_model_name or self.options.model
+
+    @property
+    def served(self) -> EngineOptions:
+        """The options as the server needs them, which exchanges no blocks itself."""
+        return replace(self.options, **dict.fromkeys(_TRANSFER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,8 @@ def plan_of(data: Any, name: str) -> ClusterPlan:
     server = within(f"{name}: server", _server, file.server)
     if server.operation.api_workers > 1 and len(models) > 1:
         raise ConfigError(f"{name}: server.api_workers: with several models", "expected 1, or a single model")
+    loads = bool(server.operation.lora_dir)
+    models = tuple(replace(m, options=replace(m.options, loads_adapters=loads)) for m in models)
     plan = ClusterPlan(file.name, file.ray, server, file.reach, models)
     for i, model in enumerate(models):
         _check_roles(f"{name}: models[{i}]", model, plan)

@@ -9,8 +9,10 @@ from typing import Any
 from kvasir.cli.cluster.ray_cluster import RayCluster
 from kvasir.cli.cluster.spec import ReplicaSpec
 from kvasir.engine.remote import HostAddress, RemoteEngine
-from kvasir.errors import ConfigError, EngineDead
+from kvasir.errors import ConfigError, EngineDead, EngineLost
 from kvasir.fleet.engine import FleetEngine
+
+START_SECONDS = 60.0  # of attempts, while Ray has no actor that answers
 
 
 class RayEngine(RemoteEngine):
@@ -18,7 +20,7 @@ class RayEngine(RemoteEngine):
 
     def __init__(self, cluster: RayCluster, spec: ReplicaSpec, key: str, tls: ssl.SSLContext | None):
         name = spec.reach.name if spec.reach else ""
-        super().__init__(HostAddress(), key, tls, server_name=name)
+        super().__init__(HostAddress(), key, tls, patience=START_SECONDS, server_name=name)
         self._cluster = cluster
         self._spec = spec
         self._actor: Any = None
@@ -46,13 +48,17 @@ class RayEngine(RemoteEngine):
     async def stop(self, drain: float = 0.0) -> None:
         await super().stop(drain)
         if self._actor is not None and not self.leaves:
-            await self._cluster.end(self._actor)
+            await self._cluster.end(self._actor, self._spec)
         self._actor = None
 
     async def _find(self) -> HostAddress:
         if self._actor is None:
             raise EngineDead("the replica has been stopped")
-        answer = await self._cluster.started(self._actor, self._spec)
+        try:
+            answer = await self._cluster.started(self._actor, self._spec)
+        except EngineLost:
+            self._actor = self._cluster.place(self._spec)
+            raise
         if answer.error:
             raise ConfigError(f"replica {self._spec.index} of {self._spec.model}: {answer.error}", answer.hint)
         return HostAddress.parse(answer.address)

@@ -7,17 +7,19 @@ outlive a server that dies, and the next one finds them by their names. Without 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 from kvasir.cli.cluster.config import ClusterPlan, RayPlace, Resources
 from kvasir.cli.cluster.spec import ReplicaSpec, Started, decode_started, encode
 from kvasir.environment import prepare_ray
-from kvasir.errors import ConfigError, EngineDead
+from kvasir.errors import ConfigError, EngineDead, EngineLost
 
 log = logging.getLogger("kvasir.fleet")
 
 OBJECTS = 80 << 20  # bytes of Ray's object store, which nothing here uses; near the least that Ray takes
+CONNECTING = "start one with `ray start --head`, correct ray.address, or set RAY_AUTH_MODE=token if it asks for a token"
 ATTEMPTS = 3  # to start a cluster: Ray gives its processes 30 s, too few on a busy machine
 PLACE_SECONDS = 10.0  # without a node after which a log line says what an actor waits for
 END_SECONDS = 10.0  # for an engine to end by itself
@@ -43,7 +45,7 @@ class RayCluster:
                 if left:
                     continue
                 where = f"the Ray cluster at {plan.ray.address}" if plan.ray.address else "a Ray cluster here"
-                hint = "see Ray's logs" if self._owns else "start one with `ray start --head`, or correct ray.address"
+                hint = "see Ray's logs" if self._owns else CONNECTING
                 raise ConfigError(f"{where} cannot be used: {_first_line(error)}", hint) from None
 
     @property
@@ -56,10 +58,9 @@ class RayCluster:
         from kvasir.cli.cluster.actor import ReplicaActor
 
         where = "SPREAD" if self._spreads else self._here()
+        named = {} if self._owns else {"name": spec.actor, "get_if_exists": True, "lifetime": "detached"}
         options = {
-            "name": spec.actor,
-            "get_if_exists": True,
-            "lifetime": None if self._owns else "detached",
+            **named,
             "max_restarts": -1,
             "max_concurrency": 100,
             "scheduling_strategy": where,
@@ -73,7 +74,8 @@ class RayCluster:
         return NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
 
     async def started(self, actor: Any, spec: ReplicaSpec) -> Started:
-        """Waits for the actor's place and its engine. Raises EngineDead if the actor is gone or on its way back."""
+        """Waits for the actor's place and its engine. Raises EngineDead if the actor is on its way back, EngineLost if
+        it is gone for good."""
         placing = asyncio.ensure_future(_result(actor.pid.remote()))
         try:
             if not (await asyncio.wait({placing}, timeout=PLACE_SECONDS))[0]:
@@ -82,18 +84,25 @@ class RayCluster:
             return decode_started(await _result(actor.start.remote()))
         except self._ray.exceptions.ActorUnavailableError:
             raise EngineDead(f"Ray is starting the actor of replica {spec.index} again") from None
+        except self._ray.exceptions.ActorDiedError as error:
+            raise EngineLost(f"the actor of replica {spec.index} is gone: {_first_line(error)}") from None
         except self._ray.exceptions.RayError as error:
-            raise EngineDead(f"the actor of replica {spec.index} is gone: {_first_line(error)}") from None
+            raise EngineDead(f"the actor of replica {spec.index} does not answer: {_first_line(error)}") from None
         finally:
             placing.cancel()
 
-    async def end(self, actor: Any) -> None:
-        """Ends an actor and its engine for good."""
+    async def end(self, actor: Any, spec: ReplicaSpec) -> None:
+        """Ends an actor and its engine for good. Returns when its name is free."""
         try:
-            await asyncio.wait_for(_result(actor.stop.remote()), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await _result(actor.stop.remote())
         except (self._ray.exceptions.RayError, TimeoutError) as error:
             log.warning("an actor did not end by itself: %s", _first_line(error))
         self.kill(actor)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                while not self._owns and spec.actor in self._ray.util.list_named_actors():
+                    await asyncio.sleep(0.05)
 
     def kill(self, actor: Any) -> None:
         self._ray.kill(actor, no_restart=True)
