@@ -19,6 +19,7 @@ from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.models.overrides import read_overrides
 from kvasir.speculation import Drafters
 from kvasir.types import ModelInfo
+from kvasir.weights.content import blob_content
 from kvasir.weights.find import find_model
 from kvasir.weights.local import ModelFiles
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvasir.layers.kv_cache import KVCache
     from kvasir.program.cache import NativeCache
 
-SAMPLES = 16  # pieces of each weight file that enter its identity, besides its size and time
+SAMPLES = 16  # pieces of a weight file without a content hash that enter its identity, besides its size and time
 SAMPLE_BYTES = 1 << 16
 SCAN_SECONDS = 2.0  # longest time for which the start waits for the folder to be listed
 
@@ -77,7 +78,7 @@ def identity(
     digest: Callable[[Path], str] | None = None,
 ) -> str:
     """A hash of the weights and of everything else, except the numerics version, that keys and values depend on.
-    digest: of a weight file; by default one of its size, time and samples, which means nothing on another machine.
+    digest: of a weight file; by default `file_identity`, which may mean nothing on another machine.
 
     It includes the block size and the type of keys and values, so that engines that differ in them can share a folder,
     and what changes their angles: overrides of the config and LongRoPE's choice of factors. So can engines with other
@@ -86,7 +87,7 @@ def identity(
     ways = (config.dtype, options.quantize or "", config.executor, config.kv_dtype, str(config.block_size))
     changes = read_overrides(options.rope_scaling, options.hf_overrides).identity
     ways += tuple(way for way in (changes, "LongRoPE" * config.long_rope) if way)
-    digest = digest or _file_digest
+    digest = digest or file_identity
     ways += _drafter(config.drafters, options, digest)
     configuration = files.config.read_bytes() if files.config else b""
     lines = [hashlib.sha256(configuration).hexdigest(), *ways, *map(digest, files.weights)]
@@ -109,8 +110,11 @@ def _drafter(drafters: Drafters, options: EngineOptions, digest: Callable[[Path]
     return (drafters.weights, *own, *map(digest, _drafter_files(drafters)))
 
 
-def _file_digest(path: Path) -> str:
-    """A hash of a file's size, time and samples: reading all of it would take as long as loading it."""
+def file_identity(path: Path) -> str:
+    """The content hash of a file from a store of blobs. Of any other a hash of its size, time and samples: a tier is
+    used from the first request on, and hashing all of it would take longer than loading it."""
+    if content := blob_content(path):
+        return content
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         info = os.fstat(file.fileno())

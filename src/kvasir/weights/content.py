@@ -29,11 +29,18 @@ class Stopped(Exception):
     """The hash is not wanted any more."""
 
 
+def blob_content(path: Path) -> str | None:
+    """The SHA-256 of a file in hexadecimal, if it is in a store of blobs, whose names have it. Raises OSError."""
+    target = path.resolve(strict=True)
+    blob = BLOB.fullmatch(target.name) if target.parent.name == "blobs" else None
+    return blob and blob[1]
+
+
 def known_content(path: Path, folder: Path) -> str | None:
     """The SHA-256 of a file in hexadecimal, if its name or the folder of hashes has it. Raises OSError."""
+    if blob := blob_content(path):
+        return blob
     target = path.resolve(strict=True)
-    if target.parent.name == "blobs" and (blob := BLOB.fullmatch(target.name)):
-        return blob[1]
     with suppress(OSError, UnicodeDecodeError):
         if not _private(folder):
             return None
