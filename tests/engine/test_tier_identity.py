@@ -1,4 +1,4 @@
-"""By what a tier tells weights apart: the content of pulled files, whatever their times; facts and samples of others."""
+"""By what a tier tells weights apart: pulled files by their content, others by facts and samples."""
 
 from __future__ import annotations
 

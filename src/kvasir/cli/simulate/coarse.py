@@ -2,7 +2,8 @@
 
 Between two events of a replica (a request arrives, a prompt is computed, an answer ends) all steps are taken to be
 alike. A step computes one token of every answer, and of the first prompt as many tokens as the scheduler's budget
-allows. Prompts come in the scheduler's order: those that can still be in time by length, then the others. A request
+allows. Prompts come in the scheduler's order: those that can still be in time by length, then the others, of which one
+at a time is promoted when it has waited too long. A request
 needs memory for its prompt and its whole answer before it begins. The prefix cache knows the trace's blocks, and evicts
 those least recently used.
 
@@ -20,6 +21,7 @@ from math import inf
 from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.trace import BLOCK, Asked
 from kvasir.sched.budget import PACE, STRETCH
+from kvasir.sched.slo import PROMOTE_AFTER
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class CoarseReplica:
         self._queue: list[Job] = []  # wait for memory or a row
         self._prompts: list[Job] = []  # are computed, the first one now
         self._answers: list[tuple[float, int, Job]] = []  # by the step at which they end
+        self._promoted: Job | None = None  # is served first until it ends
         self._pace = (0.0, 0.0)  # seconds of a step, prompt tokens in it
         self._repace()
 
@@ -138,6 +141,8 @@ class CoarseReplica:
             self._answers, self.context = [], 0.0
         for job in gone:
             job.steps, job.pushed = inf, False
+        if self._promoted in gone:
+            self._promoted = None
         self._repace()
         return gone
 
@@ -183,17 +188,27 @@ class CoarseReplica:
         return job
 
     def _end(self, job: Job) -> Job:
+        if job is self._promoted:
+            self._promoted = None
         self.num_rows -= 1
         self.context -= job.size
         self._used -= job.size
         return job
 
-    def _order(self, job: Job) -> tuple[bool, int, int]:
-        """The scheduler's order of service (sched.slo), without classes, tenants and promotion."""
+    def _order(self, job: Job) -> tuple[bool, bool, int, int]:
+        """The scheduler's order of service (sched.slo), without classes and tenants."""
         late = self.now - job.arrived + self._token * job.left > self._target.ttft
-        return late, 0 if late else int(job.left).bit_length(), job.index
+        return job is not self._promoted, late, 0 if late else int(job.left).bit_length(), job.index
+
+    def _promote(self) -> None:
+        """Promotes the request that has waited longest, if that is too long and no other is promoted."""
+        if self._promoted is None and (self._queue or self._prompts):
+            oldest = min((*self._queue, *self._prompts), key=lambda job: (job.arrived, job.index))
+            if self.now - oldest.arrived > PROMOTE_AFTER * self._target.ttft:
+                self._promoted = oldest
 
     def _admit(self) -> None:
+        self._promote()
         self._queue.sort(key=self._order)
         while self._queue and self.num_rows + len(self._prompts) < self._rows:
             job = self._queue[0]
