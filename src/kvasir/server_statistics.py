@@ -68,4 +68,11 @@ class HttpStats:
         start=Counter,
         labels=("file", "outcome"),
     )
+    spans: Counter[str] = counter(
+        "trace_spans",
+        "Spans of traces, by what became of them: sent to the collector or dropped.",
+        Chart(OPERATION, "Spans of traces"),
+        start=Counter,
+        labels=("outcome",),
+    )
     logs: dict[str, Any] = each("log", LogStats)

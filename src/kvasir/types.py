@@ -136,6 +136,17 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What happened to a traced request, for its trace. begin, end: in seconds since 1970. facts: numbers and texts by
+    name."""
+
+    name: str
+    begin: float
+    end: float
+    facts: dict[str, int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request as the core takes it. prompt_ids: token ids. `params.seed` and `params.max_tokens` must be set.
 
@@ -152,6 +163,7 @@ class Request:
     what has not arrived in time is computed.
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts as ids, as in `plan.SamplingSpec`.
+    trace: the W3C traceparent of a traced request, whose deltas have notes; "" for any other.
     """
 
     id: str
@@ -184,6 +196,7 @@ class Request:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     dry_breakers: bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +235,7 @@ class Delta:
     drafted: ids of the draft that the step checked. accepted: how many of these are right and among `token_ids`.
     refused: whether the error is caused by the request rather than by the engine.
     at: when the tokens were available, in seconds of the engine's time.monotonic; 0 if not known.
+    notes: what has happened to a traced request since its last delta.
     """
 
     id: str
@@ -239,6 +253,7 @@ class Delta:
     drafted: int = field(default=0, compare=False)
     accepted: int = field(default=0, compare=False)
     at: float = field(default=0.0, compare=False)
+    notes: tuple[Note, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ def short_answer(core: Any) -> None:
 def stale_token(core: Any) -> None:
     @wrap(core.runner, "execute")
     def execute(run: Callable, plan: Any) -> Any:
-        ahead, joined = len(core.scheduler._under_way) > 1, {join.row for join in plan.joined}
+        ahead, joined = len(core.scheduler.under_way) > 1, {join.row for join in plan.joined}
         for work in plan.works:
             if ahead and work.count == 1 and work.start and work.row not in joined:
                 ids = core.runner.rows[work.row].ids

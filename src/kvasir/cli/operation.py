@@ -22,6 +22,14 @@ class OperationOptions:
     tls_key: Path | None = option(None, "PEM file of the certificate's private key, unencrypted.")
     tls_ca: Path | None = option(None, "PEM file of CAs; clients must present a certificate signed by one.")
     access_log: Path | None = option(None, "Access log, one JSON line per request (-: standard output).")
+    otlp_endpoint: str | None = option(
+        None,
+        "Address of an OpenTelemetry collector that gets traces, over OTLP/HTTP (http://localhost:4318).",
+        *("--otlp-traces-endpoint", "--otlp-endpoint"),
+    )
+    otlp_ratio: float = option(
+        1.0, "Share of requests that are traced, of those whose caller does not decide it.", "--otlp-traces-ratio"
+    )
     audit_log: Path | None = option(None, "Audit log of management requests (default: in --data-dir).")
     cors_header: list[str] | None = option(None, "Headers that web pages may send (repeatable; default: any).")
     cors_method: list[str] | None = option(None, "Methods that web pages may use (repeatable; default: all served).")
@@ -57,6 +65,8 @@ class OperationOptions:
             "tls_key": self.tls_key,
             "tls_ca": self.tls_ca,
             "access_log": self.access_log,
+            "otlp_endpoint": self.otlp_endpoint,
+            "otlp_ratio": self.otlp_ratio,
             "audit_log": self.audit_log,
             "max_connections": self.max_connections,
             "max_connections_per_address": self.max_connections_per_address,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, load_of, look, record
+from kvasir.engine.step_notes import StepNotes
 from kvasir.kv.changes import CacheChanges, ChangeLog
 from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
 from kvasir.sched.admission import PRIVATE
@@ -107,6 +108,7 @@ class EngineCore:
         self.steps = self.computed_tokens = 0
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
+        self._notes = StepNotes()
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._pending_step: PendingStep | None = None  # the step in progress
         self._busy = False  # whether sequences ran after the last step
@@ -116,10 +118,14 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Adds a request. Raises InvalidRequest or QueueFull, and then keeps no trace of it."""
         self.scheduler.add(request)
+        if request.trace:
+            self._notes.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one or all choices of a request, without a delta. Unknown ids are ignored."""
         self.scheduler.abort(request_id, index)
+        if index is None:
+            self._notes.forget(request_id)
 
     def pause(self, request_id: str, whether: bool) -> None:
         """Stops computing a request whose client reads too slowly, or resumes it."""
@@ -202,7 +208,7 @@ class EngineCore:
             deltas += self._finish()
         self._busy = bool(self.scheduler.running)
         self.step_seconds += time.perf_counter() - begun
-        return late + deltas
+        return self._notes.attached(late + deltas) if self._notes else late + deltas
 
     def _launch(self, plan: StepPlan | None) -> PendingStep | None:
         if plan is None:
@@ -260,12 +266,18 @@ class EngineCore:
                 proposing = 0.0 if isinstance(result, Exception) else result.proposing
                 self.scheduler.observe(pending_step.plan, StepTime(seconds, period, proposing, pending_step.ahead))
                 self._past.append(record(pending_step.plan, seconds))
+                if self._notes:
+                    self._notes.step(pending_step.plan, self._parts(pending_step.plan), seconds)
             return pending_step.plan, result
         except Exception as error:
             raise_fault(error)
             return pending_step.plan, error
         finally:
             self._ended = time.perf_counter()
+
+    def _parts(self, plan: StepPlan) -> Iterator[tuple[str, int]]:
+        """The request of each row of a step that is under way, and how many of its tokens are computed."""
+        return ((seq.request.id, work.count) for seq, work in self.scheduler.under_way[plan.step].pairs(plan))
 
     def _sample(self, step: PendingStep) -> StepResult:
         return self.runner.sample(step.pending, self._masks(step), self.scheduler.ahead(step.plan))

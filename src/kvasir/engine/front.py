@@ -244,6 +244,7 @@ class Front(PromptEncoder):
             async with aclosing(submitted) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     self.on_tokens(request.tenant, len(delta.token_ids))
+                    watch.notes += delta.notes
                     answer = answers[delta.index]
                     if answer.done:
                         continue

@@ -11,7 +11,7 @@ from kvasir.engine.answer import TextDelta
 from kvasir.engine.pace import Pace, moment
 from kvasir.inputs import Adapter
 from kvasir.statistics import MOST_ADAPTERS, OTHER_ADAPTERS, AdapterStats, FrontStats
-from kvasir.types import FinishReason, Request, Target
+from kvasir.types import FinishReason, Note, Request, Target
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Meter(FrontStats):
 class RequestWatch:
     """One request, from its submission to its end: `with meter.watch(...) as watch: watch.saw(delta)`.
 
-    prompt_tokens, cached_tokens, answer_tokens, reasons: of this request; reasons counts choices by finish reason."""
+    prompt_tokens, cached_tokens, answer_tokens, reasons: of this request; reasons counts choices by finish reason.
+    begun: in seconds of time.monotonic. notes: of a traced request, whose traceparent is `trace`."""
 
     def __init__(self, meter: Meter, request: Request, target: Target | None):
         self._meter = meter
@@ -52,11 +53,14 @@ class RequestWatch:
         self.cached_tokens = 0
         self.answer_tokens = 0
         self.reasons: Counter[str] = Counter()
+        self.begun = 0.0
+        self.trace = request.trace
+        self.notes: list[Note] = []
         self._answers = request.params.n
         self._paces: dict[int, Pace] = {}  # of each choice that has a delta
 
     def __enter__(self) -> RequestWatch:
-        self._begun = time.monotonic()
+        self.begun = time.monotonic()
         self._meter.open_requests += 1
         for adapter in self._adapters:
             adapter.requests += 1
@@ -73,7 +77,7 @@ class RequestWatch:
                 adapter.prompt_tokens += self.prompt_tokens
         pace = self._paces.get(delta.index)
         if pace is None:
-            pace = self._paces[delta.index] = Pace(self._begun)
+            pace = self._paces[delta.index] = Pace(self.begun)
         if delta.token_ids:
             self._measure(pace, delta)
         if delta.usage.cached_tokens > self.cached_tokens:
@@ -92,8 +96,8 @@ class RequestWatch:
         pace.saw(delta)
         assert pace.last is not None
         if before is None:
-            self._class.first_token.add(pace.last - self._begun)
-            meter.recent_first.append(pace.last - self._begun)
+            self._class.first_token.add(pace.last - self.begun)
+            meter.recent_first.append(pace.last - self.begun)
         else:
             self._class.per_token.add((pace.last - before) / count)
         meter.generated_tokens += count
@@ -107,8 +111,8 @@ class RequestWatch:
             self._class.expired += 1
         if self._target is None or delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        first = moment(delta.at, self._begun) if pace.first is None else pace.first
-        if first - self._begun <= self._target.ttft and (pace.per_token or 0.0) <= self._target.tpot:
+        first = moment(delta.at, self.begun) if pace.first is None else pace.first
+        if first - self.begun <= self._target.ttft and (pace.per_token or 0.0) <= self._target.tpot:
             self._class.in_time += 1
         else:
             self._class.late += 1
@@ -118,7 +122,7 @@ class RequestWatch:
         meter.open_requests -= 1
         for adapter in self._adapters:
             adapter.open_requests -= 1
-        meter.request.add(time.monotonic() - self._begun)
+        meter.request.add(time.monotonic() - self.begun)
         if self._answers:
             reason = "error" if isinstance(error, Exception) else "abort"
             self._finish(reason, self._answers)

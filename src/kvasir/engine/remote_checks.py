@@ -23,7 +23,7 @@ def check_request(info: ModelInfo, request: Request) -> None:
     check_drafts(info, request.speculation, request.prediction)
     params, n = request.params, request.params.n
     _need(params.max_tokens is not None, "max_tokens is missing", "max_tokens")
-    for name in (request.id, request.tenant, request.cache_salt or ""):
+    for name in (request.id, request.tenant, request.cache_salt or "", request.trace):
         _need(len(name) <= MAX_NAME, f"a name of {len(name)} characters", "id")
     _need(min(request.deaths, request.lives) >= 0, "deaths or lives are negative", "deaths")
     _need(abs(request.priority) <= MAX_PRIORITY, "priority is out of range", "priority")

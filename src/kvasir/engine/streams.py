@@ -36,6 +36,7 @@ def is_plain(delta: Delta) -> bool:
         and delta.stop_token is None
         and delta.embedding is None
         and delta.prompt_logprobs is None
+        and not delta.notes
     )
 
 

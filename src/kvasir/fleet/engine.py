@@ -87,6 +87,9 @@ class FleetEngine(Scaling):
         """The request's deltas from one replica, until its choices have ended or it must go elsewhere."""
         replica.enter(entry, self._predicted(replica, entry))
         entry.sent_id = f"{entry.request.id}/{next(self._numbers)}"
+        entry.visits += 1
+        facts = {"predicted_tokens": entry.predicted, "tokens": entry.tokens, "pid": replica.stats.pid}
+        entry.note("replica", replica=replica.index, visit=entry.visits, **facts)
         try:
             request = roles.routed(replica, entry, entry.to_send(self._clock()), self.replicas)
             stream = replica.engine.submit(replace(request, id=entry.sent_id))
@@ -95,18 +98,25 @@ class FleetEngine(Scaling):
                     if entry.moving and delta.finish_reason is FinishReason.ABORT:
                         continue
                     delta = replace(delta, id=entry.request.id)
+                    if entry.notes:
+                        delta = replace(delta, notes=(*entry.notes, *delta.notes))
+                        entry.notes.clear()
                     entry.take(delta)
                     replica.saw(entry, delta)
                     if not entry.answered:
                         self._answered(entry)
                     if roles.hands_over(replica, entry, self.replicas):
                         entry.moving = True
+                        entry.note("hand_over", replica=replica.index)
                         await replica.engine.abort(entry.sent_id)
                     yield delta
             replica.counts.moved += entry.moving
+            if entry.moving:
+                entry.note("moved", replica=replica.index)
             entry.returned |= entry.moving
         except EngineLost as error:
             replica.counts.lost += 1
+            entry.note("lost", replica=replica.index, reason=str(error)[:200])
             entry.returned = True
             if error.lives is None:
                 self._outlive(entry)
@@ -120,6 +130,7 @@ class FleetEngine(Scaling):
             if not replica.engine.ended or self._dead:
                 raise
             replica.counts.lost += 1
+            entry.note("lost", replica=replica.index)
             entry.returned = True
             self._outlive(entry)
         finally:

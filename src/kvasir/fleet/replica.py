@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +15,7 @@ from kvasir.fleet.cost import ReplicaFacts
 from kvasir.fleet.prefix_map import PrefixMap, keys_of
 from kvasir.sched.budget import StepTime
 from kvasir.statistics import EngineStats
-from kvasir.types import Delta, Transfer
+from kvasir.types import Delta, Note, Transfer
 
 
 class ReplicaStatus(StrEnum):
@@ -39,7 +40,8 @@ class Routed(JournalEntry):
     them. keys: hashes of its blocks, by tokens and block size. aborted: choices that are not wanted any more. full:
     replicas whose queues are full. changed: set when it may have a place, or is aborted. transfer: of its prompt's
     blocks to `target`, which is to continue it. answered: its first token came. sent_id: its id at the replica, another
-    one each time: a replica that it left, and comes back to, may still send tokens for the id that it had before."""
+    one each time: a replica that it left, and comes back to, may still send tokens for the id that it had before.
+    notes: for its next delta, if it is traced. visits: replicas that it was sent to."""
 
     replica: Replica | None = None
     uncached: int = 0
@@ -56,6 +58,14 @@ class Routed(JournalEntry):
     target: Replica | None = None
     answered: bool = False
     sent_id: str = ""
+    notes: list[Note] = field(default_factory=list)
+    visits: int = 0
+
+    def note(self, name: str, **facts: int | float | str) -> None:
+        """Adds what has just happened to it to its trace."""
+        if self.request.trace:
+            now = time.time()
+            self.notes.append(Note(name, now, now, facts))
 
     @property
     def tokens(self) -> int:

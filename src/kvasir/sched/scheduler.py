@@ -110,7 +110,7 @@ class Scheduler:
         self.adapters = adapters or AdapterPool()
         parts = self.table, self.kv, self.prefixes, self.tiering, self.service
         self.planner = Planner(capacity, *parts, self.max_chunk, bidirectional, self.outputs, self.adapters, drafter)
-        self._under_way: dict[int, UnderWay] = {}
+        self.under_way: dict[int, UnderWay] = {}
         self._compiling = Compiling(guides, jump_ahead)
         self._step = 0
         self._order = 0
@@ -226,7 +226,7 @@ class Scheduler:
 
     def _guided(self, plan: StepPlan) -> Iterator[tuple[Sequence, Work]]:
         """The sequences that follow a grammar and sample in a step, each with its work."""
-        for (seq, _), work in zip(self._under_way[plan.step].sequences, plan.work, strict=True):
+        for (seq, _), work in zip(self.under_way[plan.step].sequences, plan.work, strict=True):
             if seq.guidance.guide and work.sample and seq.status is not Status.FINISHED:
                 yield seq, work
 
@@ -254,7 +254,7 @@ class Scheduler:
     def _complete(self, step: Step) -> StepPlan:
         saves, adapters = self.tiering.saves(self._step), self.adapters.take_changes() if self.adapters.changes else ()
         plan = step.plan(self._step, self.table.take_left(), saves, adapters)
-        self._under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
+        self.under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
         self._step += 1
         return plan
 
@@ -283,7 +283,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
-        sequences, members = self._under_way.pop(plan.step)
+        sequences, members = self.under_way.pop(plan.step)
         self.tiering.saved(plan.step, result.saved)
         served: list[Served] = []
         now = self.clock()
@@ -381,7 +381,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[Delta]:
         """Handles a step that raised: its only sequence ends with an error; several are computed one by one from now
         on."""
-        pairs = self._under_way.pop(plan.step).pairs(plan)
+        pairs = self.under_way.pop(plan.step).pairs(plan)
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)
         for seq, work in pairs:
@@ -404,12 +404,12 @@ class Scheduler:
     def retract(self, plan: StepPlan) -> StepPlan:
         """Takes back a planned step that builds on a failed one: its sequences are preempted. Returns what is left of
         the plan: the joins and the freed rows, which the runner must still apply."""
-        for seq, work in self._under_way[plan.step].pairs(plan):
+        for seq, work in self.under_way[plan.step].pairs(plan):
             self._take_back(seq, work)
             seq.emission.reread(len(seq.tokens))
             if seq.status is Status.RUNNING:
                 self.preempt(seq)
-        self._under_way[plan.step] = UnderWay()
+        self.under_way[plan.step] = UnderWay()
         self.tiering.forget(plan.step)
         self.outputs.forget(plan)
         return replace(plan, work=(), decodes=Decodes(), copies=(), saves=(), loads=(), encodes=(), dropped=())

@@ -1,8 +1,8 @@
 """create_app: the web application over a catalogue of models.
 
-A request passes, from the outside in: metrics, request id, access and audit logs, a catch-all for errors, the bounds on
-connections and headers, Host and Origin, CORS, the drain gate, the key, its scopes, its limits, the bounds on the body,
-and then a route. All of it is plain ASGI, so chunks of a stream reach the socket without buffering.
+A request passes, from the outside in: metrics, request id, traces, access and audit logs, a catch-all for errors, the
+bounds on connections and headers, Host and Origin, CORS, the drain gate, the key, its scopes, its limits, the bounds on
+the body, and then a route. All of it is plain ASGI, so chunks of a stream reach the socket without buffering.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from kvasir.serve.telemetry.access import AccessLog
 from kvasir.serve.telemetry.audit import AuditLog
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.serve.telemetry.metrics import HttpMeter, Metered
+from kvasir.serve.telemetry.otlp import SpanExporter
 from kvasir.serve.telemetry.reports import WorkerReport
+from kvasir.serve.telemetry.traces import Traced
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
 OPEN_PATHS = frozenset(("/health", "/v1/health", *static.FILES))
@@ -64,6 +66,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.connections = Connections(settings.max_connections, settings.max_connections_per_address, proxies)
     app.state.ring = KeyRing(settings.all_keys, catalogue.quotas.take, settings.keys_file, settings.plain_keys)
     app.state.http_meter.logs = open_logs(catalogue.settings)
+    spans = app.state.http_meter.spans
+    app.state.exporter = SpanExporter(settings.otlp_endpoint, outcomes=spans) if settings.otlp_endpoint else None
     app.state.responses = responses.Responses.of(catalogue.settings, app.state.ring.__len__)
     quotas, ring = catalogue.quotas, app.state.ring
     app.state.batches = batches.Batches(batches.Caller(app), settings, ring, quotas, catalogue.rows)
@@ -117,6 +121,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
         app.add_middleware(AuditLog, managing=managing, log=log)
     if log := app.state.http_meter.logs.get("access"):
         app.add_middleware(AccessLog, log=log)
+    app.add_middleware(Traced, exporter=app.state.exporter, ratio=settings.otlp_ratio)
     app.add_middleware(RequestId)
     app.add_middleware(Metered, meter=app.state.http_meter)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvasir.errors import ConfigError
 from kvasir.serve.auth.keys import Key, check_distinct
-from kvasir.serve.http.networks import is_loopback, networks
+from kvasir.serve.http.networks import check_endpoint, is_loopback, networks
 from kvasir.serve.http.tls import Tls
 
 MIB = 1 << 20
@@ -48,6 +48,8 @@ class ServeSettings:
     lora_dirs: folders from which clients may load adapters. lora_resolve: a request may name a folder in one of them
     that is not loaded yet.
     drain: seconds for which requests may finish when the server, or a replica, ends. replaces_replicas: at SIGHUP.
+    otlp_endpoint: URL of the collector that gets traces. otlp_ratio: share of the requests that are traced, of those
+    whose caller does not decide it.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;
     write_time 0: no limit.
     """
@@ -100,6 +102,8 @@ class ServeSettings:
     ping: float = 15.0
     drain: float = 30.0
     replaces_replicas: bool = False
+    otlp_endpoint: str | None = None
+    otlp_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -111,6 +115,10 @@ class ServeSettings:
         for name in ("max_connections", "max_connections_per_address", "batch_width"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", "expected 1 or more")
+        if self.otlp_endpoint is not None:
+            check_endpoint(self.otlp_endpoint)
+        if not 0.0 <= self.otlp_ratio <= 1.0:
+            raise ConfigError(f"otlp_ratio is {self.otlp_ratio}", "expected 0 to 1")
         if not 0 <= self.write_time < math.inf:
             raise ConfigError(f"stream_idle_timeout is {self.write_time}", "give seconds, or 0 for no limit")
         if self.lora_resolve and not self.lora_dirs:

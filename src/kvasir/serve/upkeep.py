@@ -17,6 +17,7 @@ from kvasir.serve.records.batches import Batches
 from kvasir.serve.rolling import RollingRestart
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.metrics import HttpMeter
+from kvasir.serve.telemetry.otlp import SpanExporter
 from kvasir.serve.watch import FileWatch
 
 log = logging.getLogger("kvasir.serve")
@@ -41,6 +42,7 @@ class Upkeep:
         self._restart = RollingRestart(app.state.catalogue, settings.drain) if settings.replaces_replicas else None
         self._kept = (app.state.responses, app.state.batches)
         self._logs = meter.logs.values()
+        self._exporter: SpanExporter | None = app.state.exporter
         self._watches = [*watches]
         if settings.keys_file:
             ring: KeyRing = app.state.ring
@@ -58,7 +60,8 @@ class Upkeep:
                 yield
         finally:
             await settle(*work)
-            await asyncio.gather(*(asyncio.to_thread(lines.close) for lines in self._logs))
+            ends = [*self._logs, *((self._exporter,) if self._exporter else ())]
+            await asyncio.gather(*(asyncio.to_thread(one.close) for one in ends))
             for kept in self._kept:
                 kept.close()
 

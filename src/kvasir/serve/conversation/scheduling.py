@@ -64,6 +64,7 @@ def scheduling_fields(
         "no_cache": bool(wire.no_cache),
         "cache_ttl": wire.cache_ttl,
         "adapters": chosen_adapters(wire.lora, serving),
+        "trace": request.scope["state"].get("traceparent", ""),
     }
 
 

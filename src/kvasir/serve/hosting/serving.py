@@ -11,10 +11,11 @@ from typing import Any
 from kvasir import __version__
 from kvasir.adapters import AdapterScale
 from kvasir.engine.front import Front
+from kvasir.engine.meter import RequestWatch
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.hosting.lookout import Lookout
 from kvasir.serve.settings import ServeSettings
-from kvasir.serve.telemetry import access
+from kvasir.serve.telemetry import access, traces
 from kvasir.store.entry import ModelEntry
 from kvasir.store.parameters import sampling_of
 
@@ -36,7 +37,11 @@ class Serving:
         self.lookout = Lookout(front)
         self.created = int(time.time())
         front.on_tokens = quotas.answer
-        front.meter.on_end = lambda watch: access.note(self.names[0], watch)
+        front.meter.on_end = self._note
+
+    def _note(self, watch: RequestWatch) -> None:
+        for telemetry in (access, traces):
+            telemetry.note(self.names[0], watch)
 
     @property
     def names(self) -> tuple[str, ...]:

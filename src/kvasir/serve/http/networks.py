@@ -1,10 +1,11 @@
 """Client addresses: which addresses count as one client, which proxies are trusted, and for which client they
-forward."""
+forward; and addresses of services that the server calls."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
@@ -80,3 +81,14 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return host == ""
+
+
+def check_endpoint(url: str) -> None:
+    """Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(f"{url!r:.200} is no address of a collector", "expected one like http://localhost:4318")

@@ -67,12 +67,14 @@ class AccessLog:
 
 
 def identity(scope: Scope) -> dict[str, Any]:
-    """The fields that identify a request: time, request id, key, client address and method."""
+    """The fields that identify a request: time, request id, trace id if it has one, key, client address and method."""
     state: dict[str, Any] = scope.get("state", {})
     key: Key | None = state.get("key")
+    trace = {"trace_id": state["trace_id"]} if "trace_id" in state else {}
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "request_id": state.get("request_id"),
+        **trace,
         "key": key.name if key else None,
         "client": (scope.get("client") or (None,))[0],
         "method": method_of(scope),
