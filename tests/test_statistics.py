@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir import statistics
+from kvasir import server_statistics, statistics
 from kvasir.batch_statistics import BatchStats
 from kvasir.engine import core
 from kvasir.metrics import STATISTIC, Each, Histogram, counter, each, gauge, histogram, recent, rows, samples
@@ -31,7 +31,8 @@ def test_every_field_of_every_holder_is_a_row():
             assert declared is not None, f"{holder.__name__}.{of.name}: declare it with counter(), gauge() ..."
             if isinstance(declared, Each):
                 holders.append(declared.holder)
-    named = {kind for kind in vars(statistics).values() if isinstance(kind, type) and kind.__name__.endswith("Stats")}
+    kinds = (*vars(statistics).values(), *vars(server_statistics).values())
+    named = {kind for kind in kinds if isinstance(kind, type) and kind.__name__.endswith("Stats")}
     assert named == set(holders), "every holder is in the table"
 
 

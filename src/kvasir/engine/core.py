@@ -108,7 +108,7 @@ class EngineCore:
         self.steps = self.computed_tokens = 0
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
-        self._notes = StepNotes()
+        self._notes: StepNotes | None = None  # once a request was traced
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._pending_step: PendingStep | None = None  # the step in progress
         self._busy = False  # whether sequences ran after the last step
@@ -119,12 +119,13 @@ class EngineCore:
         """Adds a request. Raises InvalidRequest or QueueFull, and then keeps no trace of it."""
         self.scheduler.add(request)
         if request.trace:
+            self._notes = self._notes or StepNotes()
             self._notes.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one or all choices of a request, without a delta. Unknown ids are ignored."""
         self.scheduler.abort(request_id, index)
-        if index is None:
+        if index is None and self._notes:
             self._notes.forget(request_id)
 
     def pause(self, request_id: str, whether: bool) -> None:
