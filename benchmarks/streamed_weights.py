@@ -3,9 +3,9 @@
     python -m benchmarks.streamed_weights                        qwen3-0.6b in bfloat16, in 500 MiB
     python -m benchmarks.streamed_weights --quantize q8 --memory 300 --users 1 32 128
 
-The limit is the rate at which the layers of a pass are read and checked with nothing else to do; it is measured before
+The limit is the rate at which the layers of a step are read and checked with nothing else to do; it is measured before
 and after each row, since disks of virtual machines vary, and reads go past the page cache. A step is not shorter than
-the bytes of a pass divided by this rate; `of the limit` is that bound over the median step. `waits` is the share of the
+the bytes of a step divided by this rate; `of the limit` is that bound over the median step. `waits` is the share of the
 time in which the computing threads waited for a layer. Memory is what the process has touched (RssAnon) since before
 the model was loaded; the KV cache and the buffers of a step are part of it.
 """
@@ -56,7 +56,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
     loaded = load_model(find_model(model), options=wish)  # packs the file
     assert loaded.stream, f"the weights fit into {args.memory} MiB"
     packing = time.perf_counter() - begun
-    layers, per_pass = loaded.stream.numbers, loaded.stream.per_pass
+    layers, per_step = loaded.stream.numbers, loaded.stream.per_step
     loaded.stream.close()
     del loaded
     gc.collect()
@@ -71,10 +71,10 @@ def measure(model: str, args: argparse.Namespace) -> None:
     file = open_packed(path.parent, path.stem)
     assert file
     print(*core.summary, sep="\n")
-    print(f"packed in {packing:.1f} s; a pass reads {per_pass / 1e6:.0f} MB\n")
+    print(f"packed in {packing:.1f} s; a step reads {per_step / 1e6:.0f} MB\n")
     print("| users | disk | step | tokens per second | of the limit | waits | memory |\n" + "|---" * 7 + "|")
     for number, users in enumerate(args.users):
-        print_row(core, file, layers, per_pass, users, args.tokens, number, before)
+        print_row(core, file, layers, per_step, users, args.tokens, number, before)
     file.close()
     core.close()
 
@@ -83,7 +83,7 @@ def print_row(
     core: EngineCore,
     file: PackedFile,
     layers: list[int],
-    per_pass: int,
+    per_step: int,
     users: int,
     tokens: int,
     number: int,
@@ -96,7 +96,7 @@ def print_row(
     rate = (first + disk_rate(file, layers)) / 2
     step = median(steps[1:])
     print(
-        f"| {users} | {rate / 1e9:.2f} GB/s | {step:.3f} s | {users / step:.2f} | {per_pass / rate / step:.0%} "
+        f"| {users} | {rate / 1e9:.2f} GB/s | {step:.3f} s | {users / step:.2f} | {per_step / rate / step:.0%} "
         f"| {waited:.0%} | {(resident() - before) / 2**20:.0f} MiB |",
         flush=True,
     )

@@ -55,7 +55,9 @@ class EngineOptions:
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
     kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).")
     num_blocks: int | None = option(None, "KV cache size in blocks; for experiments.")
-    memory_fraction: float | None = option(None, "Share of the free memory for the KV cache (CPU 0.5, CUDA 0.9).")
+    memory_fraction: float | None = option(
+        None, "Share of the free memory for the KV cache (CPU 0.5, CUDA and streamed weights 0.9)."
+    )
     weights_memory: int | None = option(
         None,
         "Bytes of memory for the weights; layers that do not fit are read from disk in each step (CPU; default: all, "

@@ -175,7 +175,7 @@ def _size_pools(
     length = _reachable(options, model, device, footprint, length)
     kinds = [group.kind for group in model.groups]
     wanted = [options.max_num_seqs * kind.most(length, batched, size) + 1 for kind in kinds]
-    blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
+    blocks, share = _blocks(options, model, wanted, _budget(options, model, device, footprint, length))
     pairs = zip(kinds, blocks, strict=True)
     fits = min((kind.comes_to(n - 1, length, batched, size) for kind, n in pairs), default=length)
     if fits < length:
@@ -186,7 +186,7 @@ def _size_pools(
             )
         notes.append(f"the context is cut from {length} to {fits} tokens: the KV cache holds no more")
         length = fits  # its rotary angles take less memory
-        blocks, share = _blocks(options, model, wanted, _budget(options, device, footprint, length))
+        blocks, share = _blocks(options, model, wanted, _budget(options, model, device, footprint, length))
     if share < 1:
         notes.append(f"the KV cache holds {share:.1%} of {options.max_num_seqs} full contexts")
     total = sum(n * b for n, b in zip(blocks, model.bytes_per_block, strict=True))
@@ -203,16 +203,16 @@ def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget
     return [max(2, int(n * share)) for n in wanted], share
 
 
-def _budget(options: EngineOptions, device: DeviceFacts, footprint: Footprint, length: int) -> int:
-    """Bytes for keys and values; by default a share of the memory left. Some memory always stays free, more if tiers
-    have queues in it."""
+def _budget(options: EngineOptions, model: ModelFacts, device: DeviceFacts, footprint: Footprint, length: int) -> int:
+    """Bytes for keys and values; by default a share of the memory left, a greater one if more sequences cost a step
+    next to nothing. Some memory always stays free, more if tiers have queues in it."""
     if options.kv_memory:
         return options.kv_memory
     spare = device.memory_available - footprint.to_come(length)
     most = spare - HEADROOM
     if _has_tier(options) and device.kind == "cpu":
         most -= max(0, most) // 3
-    usual = (0.9 if device.kind == "cuda" else 0.5) * options.host_share
+    usual = (0.9 if device.kind == "cuda" or model.streams else 0.5) * options.host_share
     return min(most, int(spare * (options.memory_fraction or usual)))
 
 
@@ -221,7 +221,7 @@ def _reachable(
 ) -> int:
     """The context, halved until its angles and rows leave room for keys and values. Raises ConfigError."""
     least = 2 * sum(model.bytes_per_block)
-    while not (options.num_blocks or _budget(options, device, footprint, length) >= least):
+    while not (options.num_blocks or _budget(options, model, device, footprint, length) >= least):
         if options.max_model_len or model.bidirectional or length <= options.block_size:
             raise ConfigError(
                 f"no memory is left for the KV cache: of {_mib(device.memory_available)} that are free after "

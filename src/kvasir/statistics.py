@@ -418,6 +418,17 @@ class EngineStats:
         Chart(ENGINE, "Time of a step", "in kernels", per="engine_steps"),
         start=float,
     )
+    weights_read_bytes: int = counter(
+        "engine_weights_read_bytes",
+        "Bytes of weights read from disk for steps, of a model that does not fit into memory.",
+        Chart(ENGINE, "Weights read from disk", by=("model_name",), unit="Bps"),
+    )
+    weights_wait_seconds: float = counter(
+        "engine_weights_wait_seconds",
+        "Time that steps waited for weights from disk.",
+        Chart(ENGINE, "Time of a step", "waiting for weights", per="engine_steps"),
+        start=float,
+    )
     finished: int = counter(
         "engine_answers_finished",
         "Choices ended in the engine.",

@@ -39,7 +39,7 @@ def test_what_is_foreseen_is_what_is_loaded(tmp_path, monkeypatch):
     assert loaded.stream
     kept = loaded.stream.layers - len(loaded.stream.streamed)
     assert (found["layers"], found["layers_in_memory"]) == (loaded.stream.layers, kept)
-    assert found["bytes_per_pass"] == pytest.approx(loaded.stream.per_pass, rel=0.02)  # whole pages
+    assert found["bytes_per_step"] == pytest.approx(loaded.stream.per_step, rel=0.02)  # whole pages
     assert 0 < kept < loaded.stream.layers
     loaded.stream.close()
 

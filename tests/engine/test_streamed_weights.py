@@ -45,7 +45,8 @@ def test_drafts_and_the_prefix_cache_change_nothing(speculate):
     assert any("weights are streamed" in line for line in core.summary)
     for seed in range(2):  # the second time prompts are in the cache
         same(expected, together(core, requests, seed=seed, preempt=0.2))
-    assert core.stats().cached_tokens > 0
+    stats = core.stats()
+    assert stats.cached_tokens > 0 and stats.weights_read_bytes > 0 and stats.weights_wait_seconds > 0
     core.close()
 
 

@@ -56,7 +56,7 @@ def made():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("places", [1, 2, 3])
-def test_every_layer_is_there_in_every_pass(made, count, places):
+def test_every_layer_is_there_in_every_step(made, count, places):
     layers = list(range(1, 2 * count, 2))
     source = made(layers, min(places, count))
     for _ in range(20):
@@ -80,7 +80,7 @@ def test_reads_run_ahead_of_use_but_no_further_than_there_are_places(made):
 
 
 @pytest.mark.parametrize("end", range(6))
-def test_a_pass_that_ends_early_is_followed_by_a_whole_one(made, end):
+def test_a_step_that_ends_early_is_followed_by_a_whole_one(made, end):
     source = made([0, 1, 2, 3, 4], 2)
     for _ in range(3):
         for layer in range(end):
@@ -91,7 +91,7 @@ def test_a_pass_that_ends_early_is_followed_by_a_whole_one(made, end):
             source.use(layer)
 
 
-def test_a_layer_that_cannot_be_read_is_an_error_and_later_passes_try_again(made):
+def test_a_layer_that_cannot_be_read_is_an_error_and_later_steps_try_again(made):
     source = made([0, 1, 2], 2)
     source.fails = {1}
     for _ in range(2):
@@ -100,8 +100,9 @@ def test_a_layer_that_cannot_be_read_is_an_error_and_later_passes_try_again(made
                 source.window.before(layer)
                 source.window.after(layer)
     source.fails = set()
-    with contextlib.suppress(DeviceFault):  # it may have been read already for the pass that follows
-        source.use(0), source.use(1)
+    with contextlib.suppress(DeviceFault):  # it may have been read already for the step that follows
+        source.use(0)
+        source.use(1)
     for layer in range(3):
         source.use(layer)
 
@@ -125,9 +126,10 @@ def test_closing_ends_a_wait(made):
     assert failed and not thread.is_alive()
 
 
-def test_it_counts_what_it_reads_and_how_long_passes_wait(made):
+def test_it_counts_what_it_reads_and_how_long_steps_wait(made):
     source = made([0, 1], 1, slow=0.01)
     for _ in range(3):
-        source.use(0), source.use(1)
+        source.use(0)
+        source.use(1)
     assert source.window.bytes_read >= 6 * 16
     assert source.window.waited > 0

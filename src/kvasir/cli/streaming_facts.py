@@ -14,13 +14,13 @@ from kvasir.errors import ConfigError
 from kvasir.weights.local import ModelFiles
 
 CONTEXT = 1024  # tokens of each user
-_KV_SHARE = 0.5  # of the memory that weights leave, as `resolve` takes
+_KV_SHARE = 0.9  # of the memory that weights leave, as `resolve` takes
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingFacts:
     """free: bytes of memory. weights: bytes of all, which are not streamed if `fits`. budget: bytes that streamed
-    weights take. kept: of the `layers`, those that stay in memory. per_pass: bytes that a step reads. rate: bytes per
+    weights take. kept: of the `layers`, those that stay in memory. per_step: bytes that a step reads. rate: bytes per
     second of the model's disk, 0 if unknown. users: at once, with contexts of CONTEXT tokens. problem: why the model
     cannot even be streamed."""
 
@@ -30,7 +30,7 @@ class StreamingFacts:
     budget: int = 0
     layers: int = 0
     kept: int = 0
-    per_pass: int = 0
+    per_step: int = 0
     rate: float = 0.0
     users: int = 0
     problem: str = ""
@@ -38,7 +38,7 @@ class StreamingFacts:
     @property
     def seconds(self) -> float:
         """Seconds that a step takes at least."""
-        return self.per_pass / self.rate if self.rate else 0.0
+        return self.per_step / self.rate if self.rate else 0.0
 
     def tokens_per_second(self, users: int) -> float:
         """At most; 0 if the disk's rate is unknown."""
@@ -68,13 +68,13 @@ def read_streaming(files: ModelFiles, needs: Needs, weights_memory: int | None =
     if not budget:
         return StreamingFacts(free, weights, fits=True)
     try:
-        layers, kept, per_pass = foresee(budget, weights, model, sizes)
+        layers, kept, per_step = foresee(budget, weights, model, sizes)
     except ConfigError as error:
         if weights_memory:
             raise
         return StreamingFacts(free, weights, False, budget, problem=error.message)
     rate, users = _rate(files), _users(model, needs.auto_dtype, free - budget)
-    return StreamingFacts(free, weights, False, budget, layers, kept, per_pass, rate, users)
+    return StreamingFacts(free, weights, False, budget, layers, kept, per_step, rate, users)
 
 
 def _rate(files: ModelFiles) -> float:
@@ -103,9 +103,9 @@ def streaming_dict(facts: StreamingFacts) -> dict[str, Any]:
         "weights_memory": facts.budget,
         "layers": facts.layers,
         "layers_in_memory": facts.kept,
-        "bytes_per_pass": facts.per_pass,
+        "bytes_per_step": facts.per_step,
         "disk_bytes_per_second": facts.rate or None,
-        "seconds_per_pass": facts.seconds or None,
+        "seconds_per_step": facts.seconds or None,
         "tokens_per_second": {str(users): facts.tokens_per_second(users) for users in {1, facts.users} if facts.rate},
     }
 
@@ -120,7 +120,7 @@ def streaming_lines(facts: StreamingFacts) -> Iterator[str]:
         return
     yield (
         f"the weights, {bytes_text(facts.weights)}, are streamed through {bytes_text(facts.budget)} of memory: "
-        f"{facts.kept} of {facts.layers} layers stay, and a step reads {bytes_text(facts.per_pass)}"
+        f"{facts.kept} of {facts.layers} layers stay, and a step reads {bytes_text(facts.per_step)}"
     )
     if not facts.rate:
         yield "how fast the disk reads could not be measured"

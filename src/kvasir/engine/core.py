@@ -43,6 +43,9 @@ class StepRunner(Protocol):
     kernel_seconds: float
 
     @property
+    def weights_read(self) -> tuple[int, float]: ...
+
+    @property
     def overlaps(self) -> bool: ...
 
     def follows(self, plan: StepPlan, masks: Mapping[int, bytes]) -> bool: ...
@@ -366,6 +369,8 @@ class EngineCore:
             adapters_load_seconds=s.adapters.load_seconds.copy(),
             draft_seconds_saved=s.draft_seconds_saved,
             kernel_seconds=self.runner.kernel_seconds,
+            weights_read_bytes=self.runner.weights_read[0],
+            weights_wait_seconds=self.runner.weights_read[1],
             **load_of(s),
             evicted_blocks=cache.evicted,
             classes=s.class_stats(),

@@ -69,6 +69,12 @@ class Runner:
     def overlaps(self) -> bool:
         return self.executor.overlaps
 
+    @property
+    def weights_read(self) -> tuple[int, float]:
+        """Bytes of weights that were read from disk for steps, and the seconds that steps waited for them."""
+        stream = getattr(self.executor, "stream", None)
+        return (stream.window.bytes_read, stream.window.waited) if stream and stream.window else (0, 0.0)
+
     def read_adapter(self, path: str) -> AdapterInfo:
         """A description, without a name, of the adapter in a folder or file, checked against the model and for what the
         executor lacks. For any thread. Raises ModelFileError or UnsupportedModel."""

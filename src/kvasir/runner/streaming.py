@@ -1,7 +1,7 @@
-"""Models larger than memory: the matrices of their layers lie packed in a file, and pass through a window of memory.
+"""Models larger than memory: the matrices of their layers lie packed in a file, and move through a window of memory.
 
 The embedding table, the head and everything small stay in memory. So do as many layers as fit; they are spread evenly
-among the others, so that the disk is busy while they are computed. The other layers are read anew in each pass, which
+among the others, so that the disk is busy while they are computed. The other layers are read anew in each step, which
 costs the same for one row as for hundreds (FlexGen, Sheng et al., 2023; ZeRO-Inference, Aminabadi et al., 2022).
 """
 
@@ -65,7 +65,7 @@ def budget_of(needed: int, free: int, weights_memory: int | None) -> int:
 
 
 def foresee(budget: int, needed: int, model: Any, sizes: Mapping[int, int]) -> tuple[int, int, int]:
-    """How many layers there are, how many will stay in memory, and the bytes of a pass, before any weight is read.
+    """How many layers there are, how many will stay in memory, and the bytes of a step, before any weight is read.
     needed: bytes of all weights. sizes: of the matrices of each module, by its `id()`. Raises ConfigError if not even
     one layer fits into the budget beside what is not streamed."""
     layers: Counter[int] = Counter()
@@ -228,7 +228,7 @@ def split_layers(sizes: Sequence[int], room: int) -> Split | None:
 
 class WeightStream:
     """The weights of layers that pass through memory during each step. held: bytes that they take there. streamed: the
-    layers of the trace that are read in each pass, `per_pass` bytes; numbers: theirs in the file. Closed with the
+    layers of the trace that are read in each step, `per_step` bytes; numbers: theirs in the file. Closed with the
     executor."""
 
     def __init__(self, layers: PackedLayers, trace: Trace, budget: int, held: int):
@@ -245,7 +245,7 @@ class WeightStream:
             raise _too_little(budget, fixed + max((sizes[number] for number in ordered), default=0))
         streamed = [ordered[i] for i in split.streamed]
         self.held, self.layers = fixed - held + split.nbytes, len(sizes)
-        self.per_pass = sum(sizes[number] for number in streamed)
+        self.per_step = sum(sizes[number] for number in streamed)
         self.places = split.places
         homes: dict[int, np.ndarray] = {}
         try:
@@ -296,7 +296,7 @@ class WeightStream:
         """What was decided, for users."""
         return (
             f"the weights are streamed: {self.layers - len(self.streamed)} of {self.layers} layers stay in memory, "
-            f"{len(self.streamed)} ({_mib(self.per_pass)}) are read from {self._file.path} in each pass, "
+            f"{len(self.streamed)} ({_mib(self.per_step)}) are read from {self._file.path} in each step, "
             f"{self.places} at a time"
         )
 

@@ -1,7 +1,7 @@
-"""A window over the layers of a model: a few places in memory, through which the layers of a pass move in turn.
+"""A window over the layers of a model: a few places in memory, through which the layers of a step move in turn.
 
 A thread reads the next layers while one is computed. Each layer has a place of its own for good, so that the addresses
-of its matrices never change: streamed layer k lies in place k % places. After the last layer of a pass the first ones
+of its matrices never change: streamed layer k lies in place k % places. After the last layer of a step the first ones
 of the next are read.
 """
 
@@ -18,11 +18,11 @@ from kvasir.weights.packed_file import Damaged
 
 
 class LayerWindow:
-    """read(layer, memory): reads a layer; raises Damaged. layers: those that are streamed, in the order in which a pass
+    """read(layer, memory): reads a layer; raises Damaged. layers: those that are streamed, in the order in which a step
     uses them. places: memory for one layer each.
 
-    Passes call `before` and `after` for each of these layers, in order; others are ignored. A pass that ended early is
-    followed by one from the first layer. bytes_read: since the start. waited: seconds that passes waited for a layer.
+    Steps call `before` and `after` for each of these layers, in order; others are ignored. A step that ended early is
+    followed by one from the first layer. bytes_read: since the start. waited: seconds that steps waited for a layer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LayerWindow:
         begun = time.perf_counter()
         with self._changed:
             if self._wanted % len(self._layers) != at or self._released != self._wanted:
-                self._restart(at)  # the last pass ended early
+                self._restart(at)  # the last step ended early
             self._changed.wait_for(lambda: self._ready > self._wanted or self._error or self._closing)
             if self._ready <= self._wanted:
                 error = self._error

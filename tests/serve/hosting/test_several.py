@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelFileError, ModelNotFound
-from kvasir.serve.hosting.memory_budget import unloading
+from kvasir.serve.hosting.memory_budget import needed, unloading
 from kvasir.serve.hosting.model_manager import ModelManager
 from kvasir.serve.settings import ServeSettings
 from kvasir.store.entry import Details
@@ -273,6 +273,16 @@ def test_memory_is_never_promised_twice_and_every_model_that_fits_is_served(size
             assert not catalogue.waiting
 
     asyncio.run(run())
+
+
+def test_streamed_weights_need_no_more_memory_than_they_are_given():
+    one = offer("a", size=100 * MIB)
+    (whole, kv), (streamed, same_kv) = (
+        needed(one, EngineOptions("a")),
+        needed(one, EngineOptions("a", weights_memory=MIB)),
+    )
+    assert whole - streamed == 99 * MIB and kv == same_kv
+    assert needed(one, EngineOptions("a", weights_memory=1 << 40))[0] == whole
 
 
 @given(

@@ -70,7 +70,8 @@ def needed(offer: Offer, options: EngineOptions) -> tuple[int, int]:
     """Bytes of the process with its weights, and of the smallest KV cache."""
     context = offer.details.context_length or MIN_TOKENS
     least = options.kv_memory or _kv(offer, options, options.max_model_len or min(context, MIN_TOKENS), 1)
-    return offer.size + OVERHEAD, least or UNKNOWN_KV
+    weights = min(offer.size, options.weights_memory or offer.size)  # the others are streamed
+    return weights + OVERHEAD, least or UNKNOWN_KV
 
 
 def most_kv(offer: Offer, options: EngineOptions, rows: int) -> int:
