@@ -17,9 +17,10 @@ PACKAGES := $(wildcard src/kvasir/__init__.py src/kvasir/*/__init__.py src/kvasi
 EXTRA  := $(PY) -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")'
 SHELL  := bash -o pipefail
 SECONDS ?= 600
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env env-fleet test test-all composition soak sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
+.PHONY: help demo env env-fleet test test-all composition soak chaos sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +66,9 @@ composition: env  ## Test every pair of features, about ten minutes; writes docs
 
 soak: env  ## Load and faults on a real server, ten minutes (SECONDS=60: one): nothing lost, leaked or wrong
 	OMP_NUM_THREADS=1 $(PY) -m tests.soak --seconds $(SECONDS)
+
+chaos: env  ## The same on fleets, with broken connections and networks, ten minutes (MINUTES=2: two)
+	OMP_NUM_THREADS=1 $(PY) -m tests.fleet.chaos --minutes $(MINUTES)
 
 fuzz: env  ## Coverage-guided fuzzing of readers and kernels, about four minutes (SECONDS=300: for each target)
 	@$(PY) -c 'import atheris' 2>/dev/null || $(EXTRA) fuzz | $(PIP) -r /dev/stdin || echo "atheris cannot be installed on this machine"

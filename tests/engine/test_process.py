@@ -250,8 +250,8 @@ async def test_a_poison_request_fails_once_and_affects_no_others(how):
     await engine.stop()
 
 
-async def until(condition) -> None:
-    for _ in range(6000):
+async def until(condition, seconds: float = 30.0) -> None:
+    for _ in range(int(seconds / 0.005)):
         if condition():
             return
         await asyncio.sleep(0.005)

@@ -24,8 +24,9 @@ from tests.soak.work import Choice, ErrorEvent, streamed
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_seconds_of_load_and_faults_leak_nothing():
-    tally = asyncio.run(soak(20.0, seed=1))
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_twenty_seconds_of_load_and_faults_leak_nothing(replicas):
+    tally = asyncio.run(soak(20.0, seed=1, replicas=replicas))
     assert not tally.wrong, "\n".join(tally.wrong)
     assert tally.survived["of these, equal to the plain run"] > 20
     assert tally.survived["engine killed"] >= 1

@@ -26,12 +26,12 @@ def openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
-def make(folder: Path, name: str, days: str = "2") -> SimpleNamespace:
-    """A certificate that signed itself, for 127.0.0.1, and its key."""
+def make(folder: Path, name: str, days: str = "2", names: str = "IP:127.0.0.1") -> SimpleNamespace:
+    """A certificate that signed itself, for these names, and its key."""
     cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    names = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+    subject = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
     new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", days)
-    openssl(*new, "-keyout", str(key), "-out", str(cert), *names)
+    openssl(*new, "-keyout", str(key), "-out", str(cert), *subject)
     return SimpleNamespace(cert=cert, key=key)
 
 
