@@ -37,6 +37,7 @@ SERVERS = (
 PHASES = tuple(phase for _, phases in SERVERS for phase in phases)
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
 TEXTS = 8  # long ones: more than a prefix cache keeps here, so that most are computed
+STILL = 5.0  # seconds for which no process may be stopped by the machine's other users, where a stream may break
 TOKENS = 200  # of most answers
 STOPPED = 5  # one of so many is stopped instead of killed
 
@@ -44,13 +45,15 @@ Plain = dict[tuple[str, int], list]
 
 
 class Kills:
-    """wrong: a line for each stream that broke or differs. hits: kills of replicas that had requests."""
+    """wrong: a line for each stream that broke or differs. hits: kills of replicas that had requests. disturbed:
+    streams that broke when the machine stood still, whose clients or servers ran out of time."""
 
     def __init__(self) -> None:
         self.kills: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
         self.streams: Counter[str] = Counter()
+        self.disturbed = 0
         self.wrong: list[tuple[str, str]] = []
         self.pauses: list[float] = []  # seconds: the longest of each stream
 
@@ -69,6 +72,7 @@ class Kills:
         return (
             f"longest silence of a stream: median {median(pauses):.2f} s, "
             f"99 % {pauses[len(pauses) * 99 // 100]:.2f} s, most {pauses[-1]:.2f} s"
+            + (f"; {self.disturbed} broke while the machine stood still" if self.disturbed else "")
         )
 
 
@@ -78,11 +82,19 @@ class Client:
     def __init__(self, base: str, http: httpx.AsyncClient, rng: random.Random, found: Kills):
         self.base, self.http, self.rng, self.found = base, http, rng, found
         self.plain: Plain = {}
+        self.still = 0.0  # the longest time for which this process did not run, in this round
+
+    async def watch(self) -> None:
+        """Notices when the machine stands still."""
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.1)
+            self.still = max(self.still, time.monotonic() - begun)
 
     async def streamed(self, path: str, text: int, begun: asyncio.Event | None = None) -> tuple[list, float]:
         """What a stream gave, and its longest silence in seconds. text: the number of a long prompt, or 0."""
         found, last, silence = [], time.monotonic(), 0.0
-        async with self.http.stream("POST", self.base + path, json=body_of(path, text), timeout=120) as response:
+        async with self.http.stream("POST", self.base + path, json=body_of(path, text), timeout=600) as response:
             if response.status_code != 200:
                 raise AssertionError(f"{response.status_code}: {(await response.aread())[:300]!r}")
             async for line in response.aiter_lines():
@@ -98,9 +110,9 @@ class Client:
                         begun.set()
         return comparable(found), silence
 
-    async def all_plain(self) -> Plain:
-        """Every answer while nothing is killed."""
-        return {(path, text): (await self.streamed(path, text))[0] for path in ASKED for text in range(TEXTS + 1)}
+    async def all_plain(self, texts: int = TEXTS) -> Plain:
+        """Every answer while nothing is killed. texts: long prompts."""
+        return {(path, text): (await self.streamed(path, text))[0] for path in ASKED for text in range(texts + 1)}
 
     async def views(self) -> list[dict]:
         return (await self.http.get(f"{self.base}/fleet", timeout=60)).json()["replicas"]
@@ -119,6 +131,7 @@ class Client:
         asked = [(path, self.rng.randint(1, TEXTS) if long else 0) for path in ASKED for _ in range(copies(phase))]
         begun = [asyncio.Event() for _ in asked]
         ready = await self.ready(3 if phase == "hand-over" else 2)
+        self.still = 0.0
         tasks = [asyncio.create_task(self.streamed(*a, b)) for a, b in zip(asked, begun, strict=True)]
         await self.reached(phase, begun)
         victim, restart = self.rng.choice(ready), None
@@ -151,7 +164,9 @@ class Client:
     def judge(self, phase: str, asked: tuple[str, int], result: tuple[list, float] | BaseException) -> None:
         self.found.streams[phase] += 1
         path, plain = asked[0], self.plain[asked]
-        if isinstance(result, BaseException):
+        if isinstance(result, BaseException) and self.still > STILL:
+            self.found.disturbed += 1
+        elif isinstance(result, BaseException):
             self.say_wrong(phase, f"{path}: broken: {type(result).__name__}: {result}")
         elif result[0] != plain:
             self.say_wrong(phase, f"{path}: another answer {difference(result[0], plain)}")
@@ -210,6 +225,7 @@ async def run(base: str, phases: tuple[str, ...], least: int, until: float, rng:
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=200)) as http:
         client = Client(base, http, rng, found)
         client.plain = await client.all_plain()
+        watching = asyncio.create_task(client.watch())
         turn = 0
         while todo := [p for p in phases if found.hits[p] < least]:
             if time.monotonic() > until:
@@ -218,6 +234,7 @@ async def run(base: str, phases: tuple[str, ...], least: int, until: float, rng:
                 await client.round(phase, stop=turn % STOPPED == STOPPED - 1)
             turn += 1
             print(f"{dict(found.hits)}, {found.streams.total()} streams, {len(found.wrong)} wrong", flush=True)
+        watching.cancel()
         await client.ready(3)
         assert await client.all_plain() == client.plain, "other answers after all kills"
         left = [r for r in await client.views() if r["open"]]

@@ -23,13 +23,13 @@ import httpx
 import psutil
 
 from tests.e2e.server import SRC, engine_pids, serving
-from tests.fleet.kills import FLAGS, TEXTS, Client, Kills, kill
+from tests.fleet.kills import FLAGS, Client, Kills, kill
 from tests.fleet.relay import Relay
 from tests.fleet.test_serve import ASKED
 from tests.serve.http.test_tls import make
 from tests.soak.client import Tally
 
-REPLICAS, CLIENTS = 2, 8
+REPLICAS, CLIENTS, TEXTS = 2, 6, 2
 SMALL = tuple(flag for flag in FLAGS if flag != "--no-overlap")
 Harms = Mapping[str, tuple[Callable[[], Awaitable[bool]], bool]]
 LOST = 120.0  # seconds without a token, after which a stream counts as lost
@@ -208,7 +208,7 @@ async def broken(base: str, pid: int, tally: Tally, rng: random.Random, harms: H
     harms: each with whether it is done more than once. pid: of the server."""
     async with httpx.AsyncClient() as http:
         client = Client(base, http, rng, found := Kills())
-        client.plain = await client.all_plain()
+        client.plain = await client.all_plain(TEXTS)
         load = Load(client, tally)
         asking = [asyncio.create_task(load.ask(event)) for event in load.events]
         await load.progress()
@@ -254,7 +254,7 @@ async def true(work: Awaitable[None]) -> bool:
 async def rested(client: Client, pid: int, most: int) -> None:
     """Nothing is under way, and all answers are as before."""
     await client.ready(REPLICAS)
-    assert await client.all_plain() == client.plain, "other answers in the end"
+    assert await client.all_plain(TEXTS) == client.plain, "other answers in the end"
     left: list[str] = []
     for _ in range(300):
         left = [f"open choices: {r['open']}" for r in await client.views() if r["open"]]
