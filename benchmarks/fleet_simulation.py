@@ -103,7 +103,10 @@ def plot_ratios(figure: Any, rows: list[report.Row], title: str) -> None:
         style = "-" if "P" in name else "--"
         label = name.split()[0] if "P" in name else f"{name.split()[0].rstrip('x')} whole replicas"
         axes.plot([1000 * r["tpot_target_s"] for r in own], [r["goodput_per_s"] for r in own], f"o{style}", label=label)
+    targets = sorted({1000 * row["tpot_target_s"] for row in rows})
     axes.set_xscale("log")
+    axes.set_xticks(targets, [f"{target:g}" for target in targets])
+    axes.minorticks_off()
     axes.set_xlabel("target for the time per token, ms")
     axes.set_ylabel("requests per second, 90 % in time")
     axes.set_ylim(bottom=0)
