@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.records.batches.call import Caller, CallResult
 from kvasir.serve.settings import ServeSettings
 from tests.cli.running import environment, run
+from tests.cli.test_replica import command
 from tests.serve.fakes import POISON
 from tests.serve.running import client, make_front
 
@@ -150,8 +152,8 @@ def contents(path: Path) -> list[str]:
 def test_the_same_command_continues_after_a_kill(tmp_path):
     questions(tmp_path / "in.jsonl", 150)
     out, kept = tmp_path / "out.jsonl", tmp_path / "out.jsonl.checkpoint"
-    command = ("kvasir.cli", "batch", str(tmp_path / "in.jsonl"), "--model", "kvasir-mini", *SMALL)
-    fleet = (*command, "-o", str(out), "--replicas", "2")
+    batch = ("kvasir.cli", "batch", str(tmp_path / "in.jsonl"), "--model", "kvasir-mini", *SMALL)
+    fleet = (*batch, "-o", str(out), "--replicas", "2")
     process = subprocess.Popen([sys.executable, "-m", *fleet], env=environment())
     try:
         while sum(path.read_bytes().count(b"\n") for path in kept.glob("*.jsonl")) < 10:
@@ -171,9 +173,30 @@ def test_the_same_command_continues_after_a_kill(tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"150 lines completed, 0 failed ({before} lines by an earlier run)" in done.stderr
     assert not kept.exists() and not list(tmp_path.glob("*.part"))
-    plain = run(*command, "-o", str(tmp_path / "plain.jsonl"), "--quiet")
+    plain = run(*batch, "-o", str(tmp_path / "plain.jsonl"), "--quiet")
     assert (plain.returncode, plain.stderr) == (0, "")
     assert contents(out) == contents(tmp_path / "plain.jsonl")
+
+
+@pytest.mark.slow
+def test_engines_elsewhere_answer_the_lines_and_one_may_die(tmp_path):
+    questions(tmp_path / "in.jsonl", 150)
+    (tmp_path / "key").write_text("a key of sufficient length\n")
+    (tmp_path / "key").chmod(0o600)
+    key, kept = ("--replica-key", str(tmp_path / "key")), tmp_path / "out.jsonl.checkpoint"
+    with ExitStack() as stack:
+        there = [stack.enter_context(command("replica", "kvasir-mini", *SMALL, *key, "--port", "0")) for _ in range(2)]
+        addresses = [option for _, address in there for option in ("--replica", address)]
+        asked = ("kvasir.cli", "batch", str(tmp_path / "in.jsonl"), "-m", "kvasir-mini", "-o")
+        line = [sys.executable, "-m", *asked, str(tmp_path / "out.jsonl"), *addresses, *key]
+        process = stack.enter_context(subprocess.Popen(line, env=environment()))
+        while sum(path.read_bytes().count(b"\n") for path in kept.glob("*.jsonl")) < 10:
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.kill(there[0][0].pid, signal.SIGKILL)
+        assert process.wait(300) == 0
+    assert run(*asked, str(tmp_path / "plain.jsonl"), *SMALL).returncode == 0
+    assert contents(tmp_path / "out.jsonl") == contents(tmp_path / "plain.jsonl")
 
 
 @pytest.mark.slow
