@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from typer.testing import CliRunner
 
 from kvasir.cli.app import app
 from kvasir.cli.cluster.config import _Model, _Server, plan_of, read_config
+from kvasir.cli.cluster.shown import shown
 from kvasir.cli.cluster.spec import decode_spec, encode, spec_of
 from kvasir.cli.cluster.yaml_file import MOST_BYTES, parse_yaml
 from kvasir.cli.operation import OperationOptions
 from kvasir.config import GIB, EngineOptions
 from kvasir.errors import ConfigError
+from tests.cli.running import ROOT
 
 REACH = {"key": "/k/key", "cert": "/k/tls.crt", "cert_key": "/k/tls.key", "ca": "/k/ca.crt"}
 FULL = """
@@ -160,8 +163,8 @@ def test_check_shows_what_would_run_without_ray(tmp_path):
     path = tmp_path / "fleet.yaml"
     path.write_text(FULL)
     for flag in ("--check", "--dry-run"):
-        shown = CliRunner().invoke(app, ["fleet", str(path), flag])
-        assert shown.exit_code == 0, shown.output
+        result = CliRunner().invoke(app, ["fleet", str(path), flag])
+        assert result.exit_code == 0, result.output
     for part in (
         "the fleet mine",
         "http://127.0.0.1:8001, API processes: 1",
@@ -173,7 +176,7 @@ def test_check_shows_what_would_run_without_ray(tmp_path):
         "sql=loras/sql",
         "1 for prompts, 2 for answers",
     ):
-        assert part in shown.output, part
+        assert part in result.output, part
     path.write_text("models: [{model: m, replicas: 0}]")
     assert isinstance(CliRunner().invoke(app, ["fleet", str(path), "--check"]).exception, ConfigError)
     path.write_text("models: [{model: m}]\nserver: {api_key: [short]}")
@@ -181,8 +184,17 @@ def test_check_shows_what_would_run_without_ray(tmp_path):
     assert isinstance(error, ConfigError) and "fleet.yaml: server: " in error.message
 
 
+def test_the_example_of_the_page_is_shown_as_it_says():
+    page = (ROOT / "docs" / "fleet.md").read_text().partition("## On Ray")[2]
+    found = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    said = re.search(r"fleet.yaml --check\n(.*?) +\.\.\.\n", page, re.DOTALL)
+    assert found and said
+    lines = [line.removeprefix("    ") for line in said[1].splitlines()]
+    assert [*shown(planned(found[1]))][: len(lines)] == lines
+
+
 def test_the_commands_of_a_running_fleet_are_still_commands():
-    shown = CliRunner().invoke(app, ["fleet", "--help"])
-    assert all(name in shown.output for name in ("run", "status", "restart", "scale", "kvasir fleet fleet.yaml"))
+    help = CliRunner().invoke(app, ["fleet", "--help"])
+    assert all(name in help.output for name in ("run", "status", "restart", "scale", "kvasir fleet fleet.yaml"))
     assert "--url" in CliRunner().invoke(app, ["fleet", "status", "--help"]).output
     assert isinstance(CliRunner().invoke(app, ["fleet", "absent.yaml"]).exception, ConfigError)
