@@ -18,6 +18,9 @@ class OperationOptions:
         "Processes that speak HTTP and text before one engine; more than one serves more tokens per second.",
         *("--api-workers", "--api-server-count", "-asc"),
     )
+    routers: int = option(
+        1, "Servers in front of the same replicas, this one included: each grants its share of the limits of keys."
+    )
     tls_cert: Path | None = option(None, "PEM file of the server's certificate chain; enables HTTPS.")
     tls_key: Path | None = option(None, "PEM file of the certificate's private key, unencrypted.")
     tls_ca: Path | None = option(None, "PEM file of CAs; clients must present a certificate signed by one.")
@@ -65,6 +68,7 @@ class OperationOptions:
             "tls_key": self.tls_key,
             "tls_ca": self.tls_ca,
             "access_log": self.access_log,
+            "routers": self.routers,
             "otlp_endpoint": self.otlp_endpoint,
             "otlp_ratio": self.otlp_ratio,
             "audit_log": self.audit_log,

@@ -48,6 +48,7 @@ class ServeSettings:
     lora_dirs: folders from which clients may load adapters. lora_resolve: a request may name a folder in one of them
     that is not loaded yet.
     drain: seconds for which requests may finish when the server, or a replica, ends. replaces_replicas: at SIGHUP.
+    routers: servers in front of the same replicas, among which the limits of keys are divided.
     otlp_endpoint: URL of the collector that gets traces. otlp_ratio: share of the requests that are traced, of those
     whose caller does not decide it.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;
@@ -102,6 +103,7 @@ class ServeSettings:
     ping: float = 15.0
     drain: float = 30.0
     replaces_replicas: bool = False
+    routers: int = 1
     otlp_endpoint: str | None = None
     otlp_ratio: float = 1.0
 
@@ -112,7 +114,7 @@ class ServeSettings:
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_ca and not self.tls_cert):
             raise ConfigError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
         networks(self.trusted_proxies)
-        for name in ("max_connections", "max_connections_per_address", "batch_width"):
+        for name in ("max_connections", "max_connections_per_address", "batch_width", "routers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", "expected 1 or more")
         if self.otlp_endpoint is not None:

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -48,6 +48,12 @@ class KeyLimits:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST:
                 raise ConfigError(f"{name} is {value}", f"expected 1 to {MOST}")
+
+    def divided(self, count: int) -> KeyLimits:
+        """The share of one of `count` servers, rounded down, but at least 1."""
+        names = ("requests_per_minute", "tokens_per_minute", "concurrent")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: max(1, value // count) for name, value in given.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,14 +200,17 @@ def _moment(nanoseconds: int) -> str:
 class Quotas:
     """The accounts of all keys, by name. One per application, on its event loop."""
 
-    def __init__(self, keys: Sequence[Key], clock: Callable[[], int] = time.monotonic_ns):
+    def __init__(self, keys: Sequence[Key], clock: Callable[[], int] = time.monotonic_ns, servers: int = 1):
+        """servers: that divide the limits among them."""
         self._clock = clock
+        self._servers = servers
         self.accounts: Mapping[str, Account] = {}
         self.take(keys)
 
     def take(self, keys: Sequence[Key]) -> None:
         """Replaces the keys. The account of a name that remains continues."""
         before = self.accounts
+        keys = [replace(key, limits=key.limits.divided(self._servers)) for key in keys]
         self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
         for key in keys:
             self.accounts[key.name].limit(key.limits)

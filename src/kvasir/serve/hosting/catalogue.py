@@ -69,7 +69,7 @@ class Catalogue(ABC):
         """clock: nanoseconds, for the limits of keys. quotas: those of another process, which counts."""
         self.settings = settings
         self.folders = AdapterFolders(settings.lora_dirs, settings.lora_resolve)
-        self.quotas = quotas or Quotas(settings.all_keys, clock)
+        self.quotas = quotas or Quotas(settings.all_keys, clock, settings.routers)
 
     @abstractmethod
     async def start(self) -> None:

@@ -101,8 +101,8 @@ class SharedQuotas(Quotas):
     """The limits of keys, which the main process counts. The accounts here mirror its own, for headers; keys without
     limits are not asked about."""
 
-    def __init__(self, keys: Sequence[Key], link: MainLink):
-        super().__init__(keys)
+    def __init__(self, keys: Sequence[Key], link: MainLink, servers: int = 1):
+        super().__init__(keys, servers=servers)
         self._main = link
         self._generated: Counter[str] = Counter()
 

@@ -54,7 +54,9 @@ async def _serve(front: Front, spec: WorkerSpec) -> None:
     link = MainLink(spec.number)
     front.adapters = SharedShelf(front.engine, link)
     settings = shared(spec.settings, spec.count)
-    catalogue = OneModel(front, settings, entry=spec.entry, quotas=SharedQuotas(settings.all_keys, link))
+    catalogue = OneModel(
+        front, settings, entry=spec.entry, quotas=SharedQuotas(settings.all_keys, link, settings.routers)
+    )
     [serving] = catalogue.loaded()
     serving.created = spec.created
     server = Server(catalogue, lambda app: Relay(app, Path(spec.main)))
