@@ -33,7 +33,7 @@ from kvasir.serve.http.asgi import ClientGone, Sent, header
 from kvasir.serve.http.connections import ConnectionGuard, Connections
 from kvasir.serve.http.dialect import response_of
 from kvasir.serve.http.drain import DrainGate, DrainGuard
-from kvasir.serve.http.faults import fault_of
+from kvasir.serve.http.faults import current, fault_of
 from kvasir.serve.http.limits import BodyLimit, HeaderLimit
 from kvasir.serve.http.networks import networks
 from kvasir.serve.page import live, static
@@ -154,7 +154,8 @@ class RequestId:
             return await self.app(scope, receive, send)
         given = header(scope, b"x-request-id") or ""
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         both = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
 
         async def tagging(message: Message) -> None:
@@ -162,7 +163,11 @@ class RequestId:
                 message["headers"] = [*message.get("headers", ()), *both]
             await send(message)
 
-        await self.app(scope, receive, tagging)
+        token = current.set(state)
+        try:
+            await self.app(scope, receive, tagging)
+        finally:
+            current.reset(token)
 
 
 class Net:

@@ -19,7 +19,7 @@ from kvasir.plan import StepPlan, Work
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.spans import TraceContext
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Tokens
-from tests.serve.fakes import EchoEngine, byte_tokenizer, template
+from tests.serve.fakes import POISON, EchoEngine, byte_tokenizer, template
 from tests.serve.running import live
 from tests.serve.telemetry.collector import collecting
 
@@ -168,3 +168,11 @@ async def test_the_death_of_a_replica_is_an_event():
         lost = [some for some in names.values() if "lost" in some]
         assert lost and all(some.count("replica") == 2 for some in lost)
         assert all(some[:3] == ["replica", "queue", "prefill"] for some in names.values())
+
+
+def test_lines_about_faults_have_the_ids_of_the_request(caplog):
+    with live() as server:
+        headers = {**CALLED, "X-Request-Id": "mine"}
+        failed = httpx.post(f"{server.url}/v1/completions", json={**BODY, "prompt": POISON}, headers=headers)
+        assert failed.status_code == 500
+    assert f"(request mine, trace {TRACE})" in caplog.text

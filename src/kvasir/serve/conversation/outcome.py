@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvasir.engine.answer import Answer, TextDelta
 from kvasir.errors import DeadlineExceeded, InvalidRequest
-from kvasir.serve.http.faults import AnswerFailed, log
+from kvasir.serve.http.faults import AnswerFailed, ids_for_logs, log
 from kvasir.types import FinishReason
 
 
@@ -15,7 +15,7 @@ def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
     if reason is FinishReason.ERROR and answer.refused:
         raise InvalidRequest(answer.error or "the request was refused")
     if reason is FinishReason.ERROR:
-        log.error("request %s failed in the engine: %s", request_id, answer.error)
+        log.error("request %s failed in the engine: %s%s", request_id, answer.error, ids_for_logs())
         raise AnswerFailed(f"the engine failed on request {request_id}", "see the server's log")
     if reason is FinishReason.TIMEOUT:
         raise DeadlineExceeded("the deadline of the request passed", "the text streamed so far is valid")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +30,17 @@ from kvasir.errors import (
 log = logging.getLogger("kvasir.serve")
 
 _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 431: "too_large"}
+
+
+# The state of the HTTP request being served; its tasks share it.
+current: ContextVar[Mapping[str, Any]] = ContextVar("current", default={})  # noqa: B039 - nothing changes the default
+
+
+def ids_for_logs() -> str:
+    """The ids of the request being served, as the end of a log message."""
+    state = current.get()
+    found = [f"{what} {state[key]}" for what, key in (("request", "request_id"), ("trace", "trace_id")) if key in state]
+    return f" ({', '.join(found)})" if found else ""
 
 
 class NotFound(InvalidRequest):
@@ -115,7 +128,7 @@ def fault_of(error: BaseException) -> Fault:
         case HTTPException():
             code = _NAMES.get(error.status_code, "http_error")
             return Fault(error.status_code, str(error.detail), code, headers=dict(error.headers or {}))
-    log.error("a request failed", exc_info=error)
+    log.error("a request failed%s", ids_for_logs(), exc_info=error)
     return Fault(500, "an internal server error; see the server's log", "internal_error")
 
 
