@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 
 import httpx
+import psutil
 import pytest
 
 from kvasir.engine.front import Front
@@ -19,6 +21,7 @@ from kvasir.plan import StepPlan, Work
 from kvasir.serve.settings import ServeSettings
 from kvasir.serve.telemetry.spans import TraceContext
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Tokens
+from tests.cli.test_replica import command, key  # noqa: F401
 from tests.serve.fakes import POISON, EchoEngine, byte_tokenizer, template
 from tests.serve.running import live
 from tests.serve.telemetry.collector import collecting
@@ -176,3 +179,25 @@ def test_lines_about_faults_have_the_ids_of_the_request(caplog):
         failed = httpx.post(f"{server.url}/v1/completions", json={**BODY, "prompt": POISON}, headers=headers)
         assert failed.status_code == 500
     assert f"(request mine, trace {TRACE})" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_trace_goes_through_all_processes(key):  # noqa: F811
+    """An API worker, the router in the main process, and a replica of two ranks behind TCP."""
+    small = ("kvasir-mini", "--threads", "2", "--num-blocks", "60")
+    with collecting() as collector, ExitStack() as stack:
+        ranks = ("--tensor-parallel", "2", "--replica-key", key, "--port", "0")
+        process, address = stack.enter_context(command("replica", *small, *ranks))
+        front = ("--replica", address, "--replica-key", key, "--api-workers", "2")
+        serve = ("serve", "kvasir-mini", "--port", "0", *front, "--otlp-traces-endpoint", collector.url)
+        _, url = stack.enter_context(command(*serve))
+        body = {"prompt": "Hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        httpx.post(f"{url}/v1/completions", json=body, headers=CALLED, timeout=120).raise_for_status()
+        spans = collector.wait(lambda some: any(span["kind"] == 2 for span in some))
+        [request] = children(spans, root_of(spans))
+        [visit] = children(spans, request)
+        assert visit["name"] == "replica 0"
+        names = [span["name"] for span in children(spans, visit)]
+        assert names[:2] == ["queue", "prefill"] and "decode" in names, names
+        [queue] = [span for span in spans if span["name"] == "queue"]
+        assert queue["attributes"]["pid"] in [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
