@@ -1,6 +1,7 @@
-"""Measures ranks that are processes: the time of a meeting, and steps with ranks against steps of one process.
+"""Measures ranks and stages that are processes: the time of a meeting, and steps against steps of one process.
 
     python -m benchmarks.ranks                                   meetings, then llama-1b with 4 layers in Q8_0
+    python -m benchmarks.ranks --stages 2                        the same with stages
     python -m benchmarks.ranks --shape qwen3-0.6b --layers 28 --rounds 40
     python -m benchmarks.ranks --meetings-only
 
@@ -10,7 +11,15 @@ wait on the futex each time, as they do with more threads than processors.
 Steps are computed in turns, one with ranks directly after one without, over the same threads in all, so that what else
 the machine does disturbs both; the figures are medians. On a machine with one memory the ratio shows what sharing
 costs.
-The limit for two sockets is half the time of one process, for each reads half of the bytes, plus the meetings.
+
+The model for sockets counts. t is the time of one process on one socket, N the number of sockets:
+
+    ranks     t / N + meetings x time of a meeting     each has 1/N of the bytes and of the operations
+    stages    t x (parts + N - 1) / (parts x N) + parts x (N - 1) x time of a meeting
+
+A step of fewer rows than two parts is one part: stages then take as long as one process. Parts have so many rows that
+they compute rather than read, so together they take as long as the step at once; a part passes through N stages, the
+others follow it.
 """
 
 from __future__ import annotations
@@ -34,6 +43,7 @@ from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.environment import engine_environment
 from kvasir.ops import native
+from kvasir.program.commands import LEAST, PARTS
 from kvasir.program.lower import COLLECTIVES
 from kvasir.program.shared import PAUSES, memory_file, segment_bytes
 from kvasir.types import Request, SamplingParams
@@ -53,8 +63,8 @@ class Measured:
 
         self._memory = mmap.mmap(fd, segment_bytes(size))
         start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        opened = native.declare("kvasir_ranks_open", ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int32] * 4)
-        self._address = opened(start, rank, size, pauses, 600)
+        opened = native.declare("kvasir_ranks_open", ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int32] * 6)
+        self._address = opened(start, rank, size, 0, 1, pauses, 600)
         self._measure = native.declare(
             "kvasir_ranks_measure", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
         )
@@ -107,11 +117,12 @@ def print_meetings(rounds: int) -> float:
 # --- steps ------------------------------------------------------------------------------------------
 
 
-def core_of(model: str, args: argparse.Namespace, ranks: int) -> EngineCore:
+def core_of(model: str, args: argparse.Namespace, many: bool) -> EngineCore:
     threads = args.threads or os.cpu_count() or 1
     return build_core(
         EngineOptions(
-            model, quantize=args.quantize, threads=threads, tensor_parallel=ranks, max_model_len=1024,
+            model, quantize=args.quantize, threads=threads, max_model_len=1024, max_num_batched_tokens=512,
+            tensor_parallel=args.ranks if many else 1, pipeline_parallel=args.stages if many else 1,
             speculate="off", overlap=False, prefix_cache=False,
         )
     )  # fmt: skip
@@ -137,31 +148,43 @@ def measure_steps(args: argparse.Namespace, meeting: float) -> None:
         config = {**shapes.SHAPES[args.shape]}
         config["num_hidden_layers"] = args.layers
         shapes.write(config, Path(folder))
-        cores = {ranks: core_of(folder, args, ranks) for ranks in (1, args.ranks)}
-        instructions = cores[args.ranks].runner.executor.program.lowered.instructions  # type: ignore[attr-defined]
-        meetings = sum(one.op in COLLECTIVES or one.op == "experts" for one in instructions)
+        cores = {many: core_of(folder, args, many) for many in (False, True)}
+        lead = cores[True].runner.executor.program.lead  # type: ignore[attr-defined]
+        programs = getattr(lead, "programs", [lead])
+        instructions = [one for program in programs for one in program.lowered.instructions]
+        meetings = sum(one.op in COLLECTIVES or (one.op == "experts" and args.ranks > 1) for one in instructions)
         print(f"\n{args.shape}, {args.layers} layers, {args.quantize or 'bfloat16'}: {meetings} meetings a step")
-        print(
-            f"| users | what | 1 process | {args.ranks} ranks | ratio | limit on {args.ranks} sockets |\n"
-            + "|---" * 6
-            + "|"
-        )
+        sockets = args.ranks * args.stages
+        who = f"{args.ranks} ranks" if args.stages == 1 else f"{args.stages} stages of {args.ranks}"
+        print(f"| users | what | 1 process | {who} | ratio | model of {sockets} sockets |\n" + "|---" * 6 + "|")
         for users, prompt in ((1, 16), (8, 16), (1, 512)):
-            print_row(cores, args, users, prompt, meetings * meeting / 1000)
+            print_row(cores, args, users, prompt, meetings, meeting / 1000)
         for core in cores.values():
             core.close()
 
 
-def print_row(cores: dict[int, EngineCore], args: argparse.Namespace, users: int, prompt: int, met: float) -> None:
-    found: dict[int, list[Any]] = {ranks: [] for ranks in cores}
+def on_sockets(one: float, args: argparse.Namespace, rows: int, meetings: int, meeting: float) -> float:
+    """Milliseconds of a step on a socket for each process. one: of one process on one socket. meeting: of a meeting."""
+    stage = one / args.ranks + meetings * meeting
+    if args.stages == 1:
+        return stage
+    parts = max(1, min(rows // LEAST, PARTS * args.stages))
+    return stage * (parts + args.stages - 1) / (parts * args.stages) + parts * (args.stages - 1) * meeting
+
+
+def print_row(
+    cores: dict[bool, EngineCore], args: argparse.Namespace, users: int, prompt: int, meetings: int, meeting: float
+) -> None:
+    found: dict[bool, list[Any]] = {many: [] for many in cores}
     for number in range(args.rounds):
-        for ranks in (*cores,) if number % 2 else (*reversed(cores),):
-            found[ranks].append(run(cores[ranks], users, prompt, number))
+        for many in (*cores,) if number % 2 else (*reversed(cores),):
+            found[many].append(run(cores[many], users, prompt, number))
     what = "prompt" if prompt > 100 else "token"
     one, many = (
-        1000 * median(first if what == "prompt" else median(rest) for first, rest in found[ranks]) for ranks in cores
+        1000 * median(first if what == "prompt" else median(rest) for first, rest in found[several])
+        for several in cores
     )
-    limit = one / args.ranks + met
+    limit = on_sockets(one, args, prompt if what == "prompt" else users, meetings, meeting)
     print(
         f"| {users} | {what} of {prompt} | {one:.2f} ms | {many:.2f} ms | {many / one:.2f} | {limit:.2f} ms |",
         flush=True,
@@ -176,11 +199,13 @@ def main() -> None:
     parser.add_argument("--shape", choices=shapes.SHAPES, default="llama-1b")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--quantize", choices=("q8", "q4"), default="q8", help="as of kvasir serve")
-    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2)
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4, 8), help="in each stage (default: 2, with stages 1)")
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--threads", type=int, help="computing threads of all ranks")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--meetings-only", action="store_true")
     args = parser.parse_args()
+    args.ranks = args.ranks or (2 if args.stages == 1 else 1)
     meeting = print_meetings(20000)
     if not args.meetings_only:
         measure_steps(args, meeting)

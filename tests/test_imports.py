@@ -20,6 +20,7 @@ from tests.test_arrows import ROOT, checker
 
 # The eager and the graph executor and what only they import, the reference bodies of ops, and the reference sampler.
 EAGER = (
+    "parallel/group.py",  # of the eager bodies of collectives
     "device/copies.py",
     "device/replays.py",
     "graph/*.py",

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers names the tensors of ra
 pytest.importorskip("gguf", reason="gguf writes one of the models")
 
 from kvasir.ops import native
-from kvasir.program import meetings
+from kvasir.program import commands, meetings
 from tests.composition import models
 from tests.composition.cells import Cell
 from tests.composition.features import FEATURES
@@ -50,11 +50,11 @@ def ran(size: int, model: str, features: tuple[str, ...]) -> str:
 
 
 class Processes(Cell):
-    """A cell of an engine whose ranks are processes."""
+    """A cell of an engine whose ranks, or stages of ranks, are processes."""
 
-    def __init__(self, size: int, *names: str):
+    def __init__(self, size: int, *names: str, stages: int = 1):
         super().__init__(names)
-        self.size = size
+        self.size, self.stages = size, stages
 
     @property
     def refused(self) -> bool:
@@ -62,7 +62,9 @@ class Processes(Cell):
 
     def options(self) -> dict[str, Any]:
         options = super().options()
-        return {**options, "tensor_parallel": self.size, "threads": max(self.size, options["threads"])}
+        count = self.size * self.stages
+        shared = {"tensor_parallel": self.size, "pipeline_parallel": self.stages}
+        return {**options, **shared, "threads": max(count, options["threads"])}
 
 
 # What ranks refuse by name.
@@ -73,7 +75,7 @@ FAST = ("adapters summed",)
 
 
 def is_shared(core: Any) -> None:
-    assert any(" ranks of " in line for line in core.summary)
+    assert any(" ranks of " in line or " stages of " in line for line in core.summary)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,14 @@ def is_shared(core: Any) -> None:
 )
 def test_every_feature_beside_processes(name):
     cell = Processes(2, name)
+    assert cell.run(is_shared).word == ("refused" if cell.refused else "equal")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f.name for f in FEATURES if f.name not in ELSEWHERE])
+def test_every_feature_beside_stages(name, monkeypatch):
+    monkeypatch.setattr(commands, "LEAST", 5)  # most steps have several parts
+    cell = Processes(1, name, stages=2)
     assert cell.run(is_shared).word == ("refused" if cell.refused else "equal")
 
 

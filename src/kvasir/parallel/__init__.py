@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 MAX_RANKS = 8  # a sum has at most as many segments
 MAX_STAGES = 16
+
+Array = TypeVar("Array", bound=Any)  # NumPy's, or a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,12 @@ class Mesh:
 SOLO = Mesh()
 
 
-def each_part(everyones: Sequence[np.ndarray], parts: int) -> Sequence[np.ndarray]:
+def each_part(everyones: Sequence[Array], parts: int) -> Sequence[Array]:
     """The array of each part, from the first rank that holds it."""
     return everyones[:: len(everyones) // parts]
 
 
-def tree_sum(everyones: Sequence[np.ndarray], parts: int) -> np.ndarray:
+def tree_sum(everyones: Sequence[Array], parts: int) -> Array:
     """Adds the parts' sums in a balanced tree, as kernels join segments: neighbors first."""
     sums = each_part(everyones, parts)
     while len(sums) > 1:

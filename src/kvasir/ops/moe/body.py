@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvasir.ops.activation import clamped_swiglu as _clamped
 from kvasir.ops.activation.body import clamp, clamped_swiglu, sigmoid
+from kvasir.ops.collective.body import complete
 from kvasir.ops.linear import linear
 from kvasir.ops.moe import Change
 from kvasir.ops.moe.routing import Routing
@@ -112,7 +113,10 @@ def experts(
             inner_nI = clamped_swiglu(gate_nI, up_nI) if act is _clamped else act(gate_nI) * up_nI
         return product(inner_nI, rows_n, 2, place)
 
-    computed = _shared(ids_Tk, x_TD.shape[1], rows_of, share) if share else _alone(ids_Tk, rows_of)
+    shape = ids_Tk.numel(), x_TD.shape[1]
+    computed = (
+        _shared(ids_Tk, torch.zeros(shape, device=x_TD.device), rows_of, share) if share else _alone(ids_Tk, rows_of)
+    )  # fmt: skip
     for rows_n, places_n, part_nD in computed:
         out_TD[rows_n] += part_nD if weigh_inputs else weights_Tk[rows_n, places_n].unsqueeze(1) * part_nD
     return out_TD
@@ -128,15 +132,14 @@ def _alone(ids_Tk: Tensor, rows_of: _RowsOf) -> _Computed:
         yield rows_n, places_n, rows_of(rows_n, places_n, e)
 
 
-def _shared(ids_Tk: Tensor, width: int, rows_of: _RowsOf, share: ExpertShare) -> _Computed:
+def _shared(ids_Tk: Tensor, rows_SD: Tensor, rows_of: _RowsOf, share: ExpertShare) -> _Computed:
     chosen = [torch.where(ids_Tk == e) for e in range(share.experts.size)]
     begins = np.cumsum([0, *(len(rows_n) for rows_n, _ in chosen)])
-    rows_SD = torch.zeros(ids_Tk.numel(), width)
     first, last = share.held
     for e in range(first, last):
         rows_n, places_n = chosen[e]
         if len(rows_n):
             rows_SD[begins[e] : begins[e + 1]] = rows_of(rows_n, places_n, e - first)
-    share.complete(rows_SD.numpy(), begins)
+    complete(rows_SD, begins.tolist(), share)
     for e, (rows_n, places_n) in enumerate(chosen):
         yield rows_n, places_n, rows_SD[begins[e] : begins[e + 1]]
