@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 
 from tests.fleet.links import LOST, REPLICAS, There, broken, secrets_in, served
@@ -64,7 +65,7 @@ class Apart(There):
     def __init__(self, folder: Path, secret: tuple[str, ...], number: int):
         self.address = f"10.77.{number}.2"
         super().__init__(folder, (*secret, "--host", self.address))
-        self._number = number
+        self.number = number
         self.port = 9100
         # The namespace lives as long as this process.
         self._holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
@@ -91,15 +92,11 @@ class Apart(There):
         run("nsenter", "--target", str(self._holder.pid), "--net", *command)
 
     def up(self) -> None:
-        self.inside("ip", "link", "set", f"far{self._number}", "up")
+        self.inside("ip", "link", "set", f"far{self.number}", "up")
 
     def down(self) -> None:
         """From now on nothing arrives."""
-        self.inside("ip", "link", "set", f"far{self._number}", "down")
-
-    def dropped(self) -> int:
-        """Packets to it that did not arrive."""
-        return int(Path(f"/sys/class/net/near{self._number}/statistics/tx_dropped").read_text())
+        self.inside("ip", "link", "set", f"far{self.number}", "down")
 
     def end(self) -> None:
         try:
@@ -126,21 +123,22 @@ async def break_networks(seconds: float, seed: int) -> Tally:
                 stack.callback(one.end)
             base, pid = await stack.enter_async_context(served([f"{o.address}:{o.port}" for o in there], key, cert))
             harms = {
-                "link down": (lambda: fall(rng.choice(there), rng.uniform(0.2, 6.0)), True),
-                "link down until the host counts as dead": (lambda: fall(rng.choice(there), SILENT), False),
+                "link down": (lambda: fall(base, rng.choice(there), rng.uniform(0.2, 6.0)), True),
+                "link down until the host counts as dead": (lambda: fall(base, rng.choice(there), SILENT), False),
             }
             await broken(base, pid, tally, rng, harms, seconds)
     return tally
 
 
-async def fall(one: Apart, seconds: float) -> bool:
-    """A link goes down and comes back; whether packets were sent to it meanwhile."""
-    before = await asyncio.to_thread(one.dropped)
-    await asyncio.to_thread(one.down)
-    await asyncio.sleep(seconds)
-    found = await asyncio.to_thread(one.dropped)
-    await asyncio.to_thread(one.up)
-    return found > before
+async def fall(base: str, one: Apart, seconds: float) -> bool:
+    """A link goes down and comes back; whether the replica had requests, or got none meanwhile."""
+    async with httpx.AsyncClient() as http:
+        before = (await http.get(f"{base}/fleet", timeout=60)).json()["replicas"][one.number]
+        await asyncio.to_thread(one.down)
+        await asyncio.sleep(seconds)
+        after = (await http.get(f"{base}/fleet", timeout=60)).json()["replicas"][one.number]
+        await asyncio.to_thread(one.up)
+    return bool(before["open"]) or after["status"] != "ready"
 
 
 def main() -> int:
