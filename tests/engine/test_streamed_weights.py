@@ -19,6 +19,7 @@ from kvasir.environment import engine_environment
 from kvasir.errors import ConfigError
 from kvasir.inputs import Adapter
 from kvasir.ops import native
+from kvasir.runner import streaming
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import core_of, random_model
 from tests.oracle import mixed_requests, plain, same, together
@@ -69,6 +70,42 @@ def test_adapters_of_every_kind_change_nothing(tmp_path, kind):
         core.close()
     for before, after in zip(*found, strict=True):
         assert np.array_equal(before.view(np.uint32), after.view(np.uint32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3"])
+def test_heads_that_draft_change_nothing(tmp_path, monkeypatch, drafter):
+    """Their own weights stay in memory, and so do the tables that they share with the model."""
+    transformers = pytest.importorskip("transformers")
+    if drafter == "mtp":
+        from tests.models.mtp_oracle import Oracle
+
+        Oracle.of(transformers, "llama", 2).save(tmp_path)
+        folder, speculate = tmp_path, "mtp"
+    else:
+        from tests.models.eagle3_heads import config_of, settings, tensors_of, write
+        from tests.models.test_eagle3 import base_folder, ids_of
+
+        kind = "shared-head"
+        folder, found = base_folder(tmp_path), settings(kind)
+        speculate = f"eagle3={write(tmp_path / 'head', kind, config_of(kind, found, ids_of(kind)), tensors_of(found))}"
+    core = core_of(str(folder), **SMALL, dtype="float32", max_num_seqs=1, speculate="off")
+    requests = [
+        Request(
+            f"r{i}", tuple(range(2 + i, 20 + i)), SamplingParams(max_tokens=30, seed=i, ignore_eos=True, logprobs=1)
+        )
+        for i in range(3)
+    ]
+    expected = plain(core, requests)
+    core.close()
+    every = lambda sizes, room: streaming.Split(tuple(range(len(sizes))), 1, max(sizes))  # noqa: E731
+    monkeypatch.setattr(streaming, "split_layers", every)
+    monkeypatch.setattr("kvasir.runner.load.budget_of", lambda needed, free, wish: needed)
+    core = core_of(str(folder), **SMALL, dtype="float32", speculate=speculate)
+    assert any("0 of" in line and "are streamed" in line for line in core.summary)
+    same(expected, together(core, requests))
+    assert core.stats().drafted_tokens > 0
+    core.close()
 
 
 async def answer(engine: ProcessEngine, request: Request, got: list[int]) -> list[int]:

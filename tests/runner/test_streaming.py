@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -261,3 +262,16 @@ def test_a_damaged_layer_that_stays_in_memory_ends_the_start(tmp_path, packed):
     with pytest.raises(ModelFileError, match="start again"):
         program_model(files, weights_memory=wish)[1].close()
     program_model(files, weights_memory=wish)[1].close()
+
+
+def test_a_disk_that_fills_up_while_the_file_is_written_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, packed):
+    files = files_of(tmp_path, "llama", num_hidden_layers=4)
+
+    def full(*_, **facts):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    whole = load_model(files, "float32", options=LoadOptions("program")).held
+    monkeypatch.setattr("kvasir.weights.packed_file.PackedWriter.add", full)
+    with pytest.raises(ConfigError, match=r"cannot be kept: No space left on device.*KVASIR_PACKED"):
+        program_model(files, weights_memory=whole * 3 // 4)
+    assert {path.name for path in packed.iterdir()} == {"lock"}
