@@ -39,8 +39,8 @@ def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Eve
                 if data.count('"') > 400:
                     begun.set()
     except httpx.TransportError:
-        assert data, "the stream had not begun"
-        data = data[: data.rindex("\n") + 1] if row.path.startswith("/api") else data[: data.rindex("\n\n") + 2]
+        end = "\n" if row.path.startswith("/api") else "\n\n"
+        data = data[: data.rindex(end) + len(end)] if end in data else ""
     finally:
         begun.set()
     assert "error" not in data, data[-500:]
@@ -48,17 +48,22 @@ def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Eve
 
 
 def cut_short(url: str, pid: int, bodies: list[tuple[Row, dict]]) -> list[list[str]]:
-    """What each stream received before the server was killed."""
-    begun = [threading.Event() for _ in bodies]
+    """What each stream received before the server was killed: nothing, some or all."""
+    begun = threading.Event()
     with ThreadPoolExecutor(len(bodies)) as pool:
-        work = [pool.submit(received, url, *one, ASKED, b) for one, b in zip(bodies, begun, strict=True)]
-        assert all(b.wait(120) for b in begun)
+        work = [pool.submit(received, url, *one, ASKED, begun) for one in bodies]
+        assert begun.wait(120)
         os.kill(pid, signal.SIGKILL)
         return [one.result() for one in work]
 
 
-def finished(row: Row, events: list[str]) -> bool:
-    return any(mark in events[-1] for mark in ("[DONE]", "message_stop", '"done":true'))
+def finished(events: list[str]) -> bool:
+    return bool(events) and any(mark in events[-1] for mark in ("[DONE]", "message_stop", '"done":true'))
+
+
+def after(events: list[str]) -> dict[str, str]:
+    """The headers that ask for the rest."""
+    return {"Last-Event-ID": id_of(events[-1])} if events else ASKED
 
 
 @pytest.mark.slow
@@ -67,13 +72,13 @@ def test_streams_of_a_router_that_is_killed_continue_at_another(key):  # noqa: F
         _, replica = stack.enter_context(command("replica", *SMALL, "--replica-key", key, "--port", "0"))
         front = ("serve", "kvasir-mini", "--port", "0", "--replica", replica, "--replica-key", key)
         routers = [stack.enter_context(command(*front)) for _ in range(3)]
-        cut = 0
+        cut, never = 0, threading.Event()
         for (process, url), (_, other) in itertools.pairwise(routers):
             bodies = [(PATHS[path], body_of(PATHS[path])) for path in DIALECTS for _ in range(2)]
             for (row, body), first in zip(bodies, cut_short(url, process.pid, bodies), strict=True):
-                cut += not finished(row, first)
-                last, never = id_of(first[-1]), threading.Event()
-                whole = plain(first + received(other, row, body, {"Last-Event-ID": last}, never))
+                cut += not finished(first)
+                rest = received(other, row, body, after(first), never)
+                whole, last = plain(first + rest), id_of((first + rest)[-1])
                 seeded = body_of(row, **{SEED: int(last.split(".")[2], 16)})
                 wanted = plain(received(other, row, seeded, {}, never))
                 assert row.read(whole, True).text == row.read(wanted, True).text, (row.path, last)
@@ -93,9 +98,6 @@ def test_streams_of_an_api_worker_that_is_killed_continue_at_another():
         whole = [received(url, row, body, {}, threading.Event()) for row, body in rows]
         firsts = cut_short(url, worker.pid, rows * 3)
         for (row, body), first, one in zip(rows * 3, firsts, whole * 3, strict=True):
-            rest = received(url, row, body, {"Last-Event-ID": id_of(first[-1])}, threading.Event())
+            rest = received(url, row, body, after(first), threading.Event())
             assert row.read(plain(first + rest), True).text == row.read(plain(one), True).text, row.path
-        broken = [one for (row, _), one in zip(rows * 3, firsts, strict=True) if not finished(row, one)]
-        assert broken
-        metrics = httpx.get(f"{url}/metrics", timeout=60).text
-        assert 'kvasir_http_streams_broken_total{event_ids="yes"}' in metrics, metrics
+        assert not all(map(finished, firsts)), "streams that were cut"
