@@ -143,10 +143,14 @@ def slower(setup: Setup, factor: float) -> Setup:
 
 
 def autoscale(day: list[Asked], base: Setup, largest: int) -> Iterator[report.Row]:
-    """1 to `largest` replicas, or none; then every fixed number."""
-    for least in (0, 1, 2):
-        yield served(day, replace(base, limits=Limits(least, largest), start=START), True)
-    for number in range(1, largest + 1):
+    """1 to `largest` replicas, or none; then the fixed numbers from their mean on."""
+    mean = 1
+    for least in (0, 1):
+        row = served(day, replace(base, limits=Limits(least, largest), start=START), True)
+        mean = round(3600 * row["replica_hours"] / row["seconds"])
+        print(f"  {row['replica_hours']:.1f} replica-hours", flush=True)
+        yield row
+    for number in range(max(1, mean), largest + 1):
         yield served(day, replace(base, replicas=number), True)
 
 
