@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 from kvasir.cli.cluster.config import ClusterPlan, RayPlace, Resources
+from kvasir.cli.cluster.shown import needs
 from kvasir.cli.cluster.spec import ReplicaSpec, Started, decode_started, encode
 from kvasir.environment import prepare_ray
 from kvasir.errors import ConfigError, EngineDead, EngineLost
@@ -75,15 +76,19 @@ class RayCluster:
 
     async def started(self, actor: Any, spec: ReplicaSpec) -> Started:
         """Waits for the actor's place and its engine. Raises EngineDead if the actor is on its way back, EngineLost if
-        it is gone for good."""
+        it is gone for good, ConfigError if no node can have it."""
         placing = asyncio.ensure_future(_result(actor.pid.remote()))
         try:
             if not (await asyncio.wait({placing}, timeout=PLACE_SECONDS))[0]:
-                log.warning("replica %d of %s waits for a node with %s", spec.index, spec.model, spec.resources)
+                what = needs(spec.resources)
+                log.warning("replica %d of %s waits for a node with %s free", spec.index, spec.model, what)
             await placing
             return decode_started(await _result(actor.start.remote()))
         except self._ray.exceptions.ActorUnavailableError:
             raise EngineDead(f"Ray is starting the actor of replica {spec.index} again") from None
+        except self._ray.exceptions.ActorUnschedulableError:
+            message = f"replica {spec.index} of {spec.model} has no place: it needs {needs(spec.resources)}"
+            raise ConfigError(message, "lower its resources, or add nodes that have them") from None
         except self._ray.exceptions.ActorDiedError as error:
             raise EngineLost(f"the actor of replica {spec.index} is gone: {_first_line(error)}") from None
         except self._ray.exceptions.RayError as error:

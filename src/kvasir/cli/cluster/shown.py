@@ -35,7 +35,7 @@ def _model(model: ModelPlan) -> Iterator[str]:
     title = model.name if model.name == options.model else f"{model.name} ({options.model})"
     yield f"  model     {title}"
     yield f"    replicas   {_count(model)}; router: {fleet.router_policy}"
-    yield f"    each needs {_needs(model.resources)}"
+    yield f"    each needs {needs(model.resources)}"
     if given := _options(options):
         yield f"    options    {given}"
     for text in options.lora or ():
@@ -51,7 +51,7 @@ def _count(model: ModelPlan) -> str:
     return f"{fleet.count}" if fleet.most == fleet.count else f"{fleet.count}, up to {fleet.most}"
 
 
-def _needs(resources: Resources) -> str:
+def needs(resources: Resources) -> str:
     """What Ray keeps free for a replica."""
     parts = [f"{resources.cpus:g} CPU"]
     if resources.gpus:
