@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from kvasir.cli.app import app
 from kvasir.cli.cluster.config import read_config
 from tests.cli.running import ROOT
 
@@ -139,6 +141,12 @@ def test_files_that_the_fleet_names_are_mounted():
     secrets = {v["secret"]["secretName"] for t in templates() for v in t["spec"]["volumes"] if "secret" in v}
     assert all(f"secret generic {name} " in page for name in secrets)
     assert plan.reach.name in page
+
+
+def test_the_file_can_be_checked_where_its_secrets_are_not():
+    result = CliRunner().invoke(app, ["fleet", str(FOLDER / "fleet.yaml"), "--check"])
+    assert result.exit_code == 0, result.exception
+    assert "http://0.0.0.0:8080" in result.output and "without keys" not in result.output
 
 
 def test_replicas_fit_into_the_workers():

@@ -36,9 +36,10 @@ def run(path: Path, check_only: bool, ray_address: str | None, supervised: bool)
     plan = read_config(path)
     if ray_address:
         plan = replace(plan, ray=type(plan.ray)(ray_address))
-    settings = within(f"{path}: server", settings_of, plan)
     if check_only:
+        within(f"{path}: server", settings_of, _without_absent_keys(plan))
         return print("\n".join(shown(plan)))
+    settings = within(f"{path}: server", settings_of, plan)
     if supervised:
         end_with_input()
     cluster = RayCluster(plan)
@@ -65,6 +66,13 @@ def settings_of(plan: ClusterPlan) -> ServeSettings:
         drain=server.drain,
         **server.operation.settings(),
     )
+
+
+def _without_absent_keys(plan: ClusterPlan) -> ClusterPlan:
+    """The plan for a check on another machine than the server's: without a file of keys that is not here."""
+    if plan.server.keys is None or plan.server.keys.exists():
+        return plan
+    return replace(plan, server=replace(plan.server, keys=None, host="127.0.0.1"))
 
 
 class ClusterMaker(FrontMaker):
