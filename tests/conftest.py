@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from random import Random
 
@@ -33,6 +34,16 @@ settings.register_profile(
     "explore", settings.get_profile("kvasir"), derandomize=False, print_blob=True, max_examples=100
 )
 settings.load_profile("kvasir")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_are_chosen_anew():
+    """An engine chooses the kernels of its process. What models compute in the next module shall not depend on it."""
+    yield
+    if registry := sys.modules.get("kvasir.ops.registry"):
+        for op in registry.OPS.values():
+            op.chosen.clear()
+            op.choices.clear()
 
 
 def pytest_configure(config):
