@@ -15,6 +15,7 @@ from kvasir.errors import KvasirError
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Request
 from tests.composition import models
+from tests.composition.beside import Alone
 from tests.composition.feature import Feature
 from tests.composition.features import DEFAULTS, FEATURES, NAMED, PLAIN, REFUSES
 from tests.composition.run import NUM_REQUESTS, Reading, Run, make_requests
@@ -94,6 +95,7 @@ class Cell:
             plant=plant,
             drafter=next((f.drafter for f in self.features if f.drafter), None),
             expected=lambda request: plain(self.base, request),
+            beside=next((f.engines for f in self.features if f.engines is not Alone), Alone)(),
         )
         embed = not any(f.ask for f in self.features)
         run.go(make_requests(run.core, run.tokenizer, self.params(), self.fields(), embed))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvasir.config import EVICTIONS
 from kvasir.types import ServiceClass, Task
 from tests.composition import models
+from tests.composition.beside import HandOver, Replicas
 from tests.composition.drafter import ErraticSpeculator, HostileDrafter, KnowingDrafter
 from tests.composition.feature import Feature, Ids, Values, all_shorter, drafted, needs_prompt_rows
 from tests.composition.run import Run
@@ -171,6 +172,13 @@ def chunks(name: str, **options: int) -> Feature:
     )  # fmt: skip
 
 
+def handed_over(run: Run) -> int:
+    """Tokens of blocks that another engine sent, or blocks that a small pool evicted before; where none can be used,
+    requests that moved, or had no need to."""
+    can = any(len(r.prompt_ids) > run.block_size and not needs_prompt_rows(r) and not r.no_cache for r in run.requests)
+    return run.total("loaded_tokens") or run.evicted if can and run.moved else run.moved or len(run.answers)
+
+
 CLASSES = tuple(ServiceClass)
 COMPUTED = [
     Feature("neighbours", "neighbours", "steps with several sequences, or of embeddings, some that waited for memory",
@@ -210,7 +218,17 @@ COMPUTED = [
     Feature("drafts: hostile", "drafts", "drafted ids, or answers too short for any", drafted, drafter=HostileDrafter),
     Feature("drafts: lookup", "drafts", "steps", lambda run: run.steps, {"speculate": "ngram,suffix"},
             drafter=ErraticSpeculator),
+    Feature("replicas: 2", "engines",
+            "requests that moved to the other engine with tokens, or answers of one step each",
+            lambda run: run.moved or (not run.movable) * len(run.answers), engines=Replicas),
+    Feature("hand-over", "engines",
+            "tokens of blocks that the other engine sent, or blocks that a small pool evicted before; where none can "
+            "be used, requests that moved with tokens, or answers of one step each",
+            handed_over, {"prefix_cache": True}, engines=HandOver),
     threads(2), threads(3),
+    Feature("ranks: 2", "threads", "engines whose ranks are processes",
+            lambda run: sum(any(" ranks of " in line for line in core.summary) for core in run.cores),
+            {"tensor_parallel": 2, "threads": 2}),
     Feature("overlap", "overlap", "steps planned while one ran", lambda run: run.overlapped, {"overlap": True}),
     Feature("service classes", "classes", "classes served",
             lambda run: len({r.slo for r in run.requests}), {"slo_interactive": "50/12"}, besides=("neighbours",),

@@ -442,3 +442,15 @@ def untold_id(core: Any) -> None:
         for seq in core.scheduler.waiting:
             seq.emission.unemitted = max(0, seq.emission.unemitted - 1)
         return made
+
+
+# --- what moves between engines ---------------------------------------------------------------------
+
+
+@fault(
+    "a request that moves to another engine lacks its last token", ("replicas: 2",), ("hand-over", "n", "temperature")
+)
+def short_row(core: Any) -> None:
+    @wrap(core, "add")
+    def add(put: Callable, request: Any) -> None:
+        put(replace(request, resume_ids=tuple(ids[:-1] for ids in request.resume_ids)))

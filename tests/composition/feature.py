@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvasir.types import Request, Task
+from tests.composition.beside import Alone
 from tests.composition.run import Run
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Feature:
     options: of the engine; a function where they depend on those of the features before it.
     base: the plain run has the options too (what rounds differently is compared with itself).
     ask: changes the sampling parameters of the requests. fields: further fields of request i. act: is called before
-    each step. drafter: proposes ids that may come next.
+    each step. drafter: proposes ids that may come next. engines: which there are.
     besides: features that come with it, unless the cell has others of their switches.
     """
 
@@ -38,6 +39,7 @@ class Feature:
     fields: Callable[[int], Values] | None = None
     act: Callable[[Run], None] | None = None
     drafter: Callable[[Run], Drafter] | None = None
+    engines: type[Alone] = Alone
     besides: tuple[str, ...] = ()
 
 

@@ -8,6 +8,8 @@ says so. Then `make composition`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tests.composition.adapted import ADAPTED
 from tests.composition.asked import ASKED, OPEN
 from tests.composition.computed import COMPUTED
@@ -26,7 +28,7 @@ PLAIN = {
 
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
-    "eager executor": {"KV int8", "q8", "q4"},
+    "eager executor": {"KV int8", "q8", "q4", "ranks: 2"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {
         "chunks of 1",
@@ -36,3 +38,11 @@ REFUSES = {
         *(f.name for f in COMPUTING if f.switch == "drafts"),
     },
 }
+
+# Pairs that make no cell: caches of rank processes cannot be filled from outside.
+APART = {"ranks: 2": {"NaN in free blocks"}}
+
+
+def together(names: Collection[str]) -> bool:
+    """Whether a cell can have all of these."""
+    return not any(a in names and others & set(names) for a, others in APART.items())

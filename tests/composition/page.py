@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.composition.cells import Cell, Verdict
 from tests.composition.feature import Feature
-from tests.composition.features import FEATURES
+from tests.composition.features import FEATURES, together
 from tests.composition.sets import COUNT, REAL, SEED, pairs
 
 PATH = Path(__file__).parents[2] / "docs" / "composition.md"
@@ -38,8 +38,8 @@ def _features() -> str:
 
 def _pairs(verdicts: Verdicts) -> str:
     equal = sum(found.word == "equal" for found in verdicts.values())
-    width, numbers = max(len(f.name) for f in FEATURES), [f"{i:>2}" for i in range(1, len(FEATURES) + 1)]
-    lines = [" " * (width + 4) + "".join(n[digit] for n in numbers).rstrip() for digit in (0, 1)]
+    width, numbers = max(len(f.name) for f in FEATURES), [f"{i:>3}" for i in range(1, len(FEATURES) + 1)]
+    lines = [" " * (width + 5) + "".join(n[digit] for n in numbers).rstrip() for digit in range(3)]
     for i, a in enumerate(FEATURES):
         marks = "".join(_mark(verdicts, a, b) for b in FEATURES[: i + 1])
         lines.append(f"{numbers[i]} {a.name:<{width}} {marks}".rstrip())
@@ -48,7 +48,7 @@ def _pairs(verdicts: Verdicts) -> str:
 {len(verdicts)} cells: each feature alone, and each pair that can be chosen. {equal} are equal, {len(verdicts) - equal}
 refused.
 
-`=` equal, `r` refused; blank where both are positions of one switch.
+`=` equal, `r` refused; blank where both are positions of one switch, or one cannot be counted beside the other.
 
 ```text
 {chr(10).join(lines)}
@@ -57,7 +57,7 @@ refused.
 
 
 def _mark(verdicts: Verdicts, a: Feature, b: Feature) -> str:
-    if a is not b and a.switch == b.switch:
+    if a is not b and (a.switch == b.switch or not together((a.name, b.name))):
         return " "
     return {"equal": "=", "refused": "r"}[verdicts[repr(Cell({a.name, b.name}))].word]
 

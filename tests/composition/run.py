@@ -26,6 +26,7 @@ from kvasir.sched.drafts import Drafter
 from kvasir.text.tokenizer import Tokenizer
 from kvasir.types import Delta, FinishReason, Request, SamplingParams, Task
 from tests.composition import models
+from tests.composition.beside import Alone
 from tests.kv._tiers import until
 from tests.oracle import Answer, Answers, free_blocks
 from tests.program.mini import TEXT
@@ -111,7 +112,7 @@ class Run:
 
     acts: called before each step. together: requests arrive over some steps, else each when all before it are done.
     plant: called with each engine before it computes. drafter: makes what proposes ids that may come next. expected:
-    the plain answers of a request.
+    the plain answers of a request. beside: which engines there are; acts have them in turn.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class Run:
         plant: Callable[[EngineCore], None] | None = None,
         drafter: Callable[[Run], Drafter] | None = None,
         expected: Callable[[Request], Answers] | None = None,
+        beside: Alone | None = None,
     ):
-        self.drafter, self._expected = drafter, expected
+        self.drafter, self._expected, self._beside = drafter, expected, beside or Alone()
         self.options, self._acts, self._plant = EngineOptions(**options), acts, plant
         self._together, self._streams = together, streams
         self.random = random.Random(seed)
@@ -135,10 +137,12 @@ class Run:
         self.answers: Answers = {}
         self.plans: list[StepPlan] = []
         self.cores: list[EngineCore] = []
-        self.free_blocks: list[frozenset[int]] = []  # per cache group, those that were free a step ago
+        self.engines: list[EngineCore] = []  # beside each other
+        self.homes: dict[str, int] = {}  # the engine of each request
+        self._free: list[list[frozenset[int]]] = []  # per engine and cache group, blocks that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
-        self.preemptable = 0
+        self.preemptable = self.moved = self.movable = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they continue
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete
@@ -152,7 +156,24 @@ class Run:
 
     @property
     def core(self) -> EngineCore:
-        return self.cores[-1]
+        """The engine whose turn it is."""
+        return self.engines[self.step % len(self.engines)]
+
+    @property
+    def free_blocks(self) -> list[frozenset[int]]:
+        """Per cache group, those of this engine that were free at its last step."""
+        return self._free[self.step % len(self.engines)]
+
+    @property
+    def under_way(self) -> list[str]:
+        """Requests that an engine has, in the order of their arrival."""
+        entries = self._journal.entries.items()
+        return [] if self._journal.on_trial else [n for n, e in entries if e.stage and n not in self._neighbours]
+
+    def begun(self, name: str) -> bool:
+        """Whether each choice of the request that has not ended has a token."""
+        entry = self._journal.entries[name]
+        return all(entry.streamed.get(i) for i in entry.open)
 
     def expected(self, request: Request) -> Answers:
         assert self._expected
@@ -203,14 +224,23 @@ class Run:
     def submit_neighbour(self, name: str, **fields: Any) -> None:
         """A request with the prompt of the third one and further fields, whose result is not used."""
         self._neighbours.add(name)
+        self.homes[name] = self.engines.index(self.core)
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=12, ignore_eos=True)
         self._journal.add(self.names.resolve(replace(self.requests[2], id=name, params=params, **fields)))
 
     def abort(self, name: str) -> None:
-        before = self.core.scheduler.aborted
+        core = self.engines[self.homes.get(name, 0)]
+        before = core.scheduler.aborted
         self._journal.forget(name)
-        self.core.abort(name)
-        self.aborted += self.core.scheduler.aborted > before
+        core.abort(name)
+        self.aborted += core.scheduler.aborted > before
+
+    def move(self, name: str) -> None:
+        """The request goes on in the other engine, with what its client was given so far."""
+        entry, self.moved = self._journal.entries[name], self.moved + 1
+        self.engines[self.homes[name]].abort(name)
+        self.homes[name] = 1 - self.homes[name]
+        entry.stage, entry.returned = RequestStage.HELD, True
 
     def stop_reading(self, name: str, steps: int) -> None:
         """The reader of a request takes nothing for so many steps, so the engine is asked to pause it."""
@@ -223,7 +253,7 @@ class Run:
 
     def _set_paused(self, name: str, whether: bool) -> None:
         self._journal.pause(name, whether)
-        self.core.pause(name, whether)
+        self.engines[self.homes[name]].pause(name, whether)
 
     def warm(self, made: Callable[[tuple[int, ...]], tuple[int, ...]], fields: Params, adapted: bool = False) -> None:
         """Others run to their ends, one by one, with prompts made of those that will come; the first is like the last
@@ -239,7 +269,8 @@ class Run:
         """Requests that come from now on have it under this name."""
         info = replace(self.core.runner.read_adapter(path), name=name)
         if lost := self.names.put(info):
-            self.core.drop_adapter(lost)
+            for core in self.engines:
+                core.drop_adapter(lost)
 
     def move_to_tier(self, fresh: bool) -> None:
         """What the prefix cache holds is given to the tier and forgotten; fresh: with its engine, as at its end."""
@@ -286,9 +317,9 @@ class Run:
         self._readings = {
             (r.id, i): Reading(self.tokenizer, r, self._streams) for r in requests for i in range(r.params.n)
         }
-        while self.arriving or self._journal.entries or self.core.has_work():
+        while self.arriving or self._journal.entries or any(core.has_work() for core in self.engines):
             self._step()
-            assert self.step < 5000, "no end"
+            assert self.step < 20000, "no end"
         self._close()
         if self.options.cache_dir:
             shutil.rmtree(self.options.cache_dir)
@@ -298,27 +329,38 @@ class Run:
         return self.answers
 
     def _step(self) -> None:
-        for act in self._acts:
+        for act in (*self._acts, self._beside.act):
             act(self)
         self._arrive()
-        core, scheduler = self.core, self.core.scheduler
-        self.free_blocks = free_blocks(core)
+        self._free = [free_blocks(core) for core in self.engines]
         self._send(self._journal.to_send())
-        planned, under_way = len(self.plans), core.in_progress
+        planned = len(self.plans)
+        for core in self.engines:
+            self._step_of(core)
+        if len(self.plans) == planned:
+            self._beside.idle()
+        self.step += 1
+
+    def _step_of(self, core: EngineCore) -> None:
+        scheduler, planned, under_way = core.scheduler, len(self.plans), core.in_progress
         deltas = core.step()
         self.overlapped += under_way and len(self.plans) > planned
         self.waited += bool(scheduler.waiting and len(scheduler.running) < core.runner.capacity.max_rows)
-        self._journal.reached([s.request.id for s in scheduler.waiting], RequestStage.TAKEN)
-        self._journal.reached([s.request.id for s in scheduler.running], RequestStage.JOINED)
+        for sequences, stage in ((scheduler.waiting, RequestStage.TAKEN), (scheduler.running, RequestStage.JOINED)):
+            self._journal.reached([s.request.id for s in sequences if self._has(core, s.request.id)], stage)
         self.pinned = max(self.pinned, scheduler.kv.tree.stats().pinned)
         for delta in deltas:
-            self._take(delta)
+            if self._has(core, delta.id):
+                self._take(delta)
         core.check()
-        self.step += 1
+
+    def _has(self, core: EngineCore, name: str) -> bool:
+        """Whether this engine has the request, which another may have computed before."""
+        return self.engines[self.homes[name]] is core
 
     def _send(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self.core.add(request)
+            self.engines[self.homes[request.id]].add(self._beside.routed(self, request))
 
     def _arrive(self) -> None:
         idle = not self._journal.entries
@@ -326,6 +368,7 @@ class Run:
         for request in self.arriving[:count]:
             resolved = self.names.resolve(request)
             self.requests[self.requests.index(request)] = resolved
+            self.homes[request.id] = self._beside.home(self, resolved)
             self._journal.add(resolved)
         del self.arriving[:count]
 
@@ -343,11 +386,17 @@ class Run:
             self.part_way.add((delta.id, delta.index))
         elif not delta.finish_reason:
             self._journal.abandon(delta.id, delta.index)
-            self.core.abort(delta.id, delta.index)
+            self.engines[self.homes[delta.id]].abort(delta.id, delta.index)
 
     def _build(self) -> None:
+        self.engines = [self._built(options) for options in self._beside.options(self.options)]
+        self.cores += self.engines
+        self._free = [free_blocks(core) for core in self.engines]
+        self._beside.built(self.engines)
+
+    def _built(self, options: EngineOptions) -> EngineCore:
         with patch("kvasir.engine.build.resolve", with_host_tier):
-            core = build_core(self.options, drafter=self.drafter(self) if self.drafter else None)
+            core = build_core(options, drafter=self.drafter(self) if self.drafter else None)
         core.runner.cache.fill_(float("nan"))  # type: ignore[attr-defined]  # unwritten memory must not be read
         core.plan_listener = self.plans.append
         core.scheduler.table.lane.least = 1  # these runs have few rows
@@ -355,8 +404,7 @@ class Run:
         self._count_displaced(core)
         if self._plant:
             self._plant(core)
-        self.cores.append(core)
-        self.free_blocks = free_blocks(core)
+        return core
 
     def _pace(self, core: EngineCore) -> None:
         """The clock counts steps, a step takes what its tokens take, grammars and adapters nothing: so a run goes the
@@ -390,6 +438,9 @@ class Run:
         scheduler.planner.displace = counted
 
     def _close(self) -> None:
-        self.core.runner.close()  # type: ignore[attr-defined]  # which waits for a step that is never committed
-        if store := self.core.scheduler.store:
-            store.tier.close(0.0)
+        for core in self.engines:
+            core.runner.close()  # type: ignore[attr-defined]  # which waits for a step that is never committed
+            if store := core.scheduler.store:
+                store.tier.close(0.0)
+            if exchange := core.scheduler.tiering.exchange:
+                exchange.close(0.0)

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import combinations
 
 from tests.composition.cells import Cell
-from tests.composition.features import DEFAULTS, FEATURES
+from tests.composition.features import DEFAULTS, FEATURES, together
 
 # Configurations that users run, with the reason why they are here.
 REAL: dict[str, tuple[str, ...]] = {
@@ -69,6 +69,11 @@ REAL: dict[str, tuple[str, ...]] = {
         "qwen3-moe",
         "prefix: a part",
     ),
+    "a fleet under load": ("replicas: 2", "neighbours", "overlap", "streaming", "tiny pool", "n"),
+    "a fleet of which a replica dies": ("replicas: 2", "restart", "prefix: a part", "temperature"),
+    "prompts and answers on engines of their own": ("hand-over", "neighbours", "overlap", "logprobs", "streaming"),
+    "prompts and answers apart, with adapters": ("hand-over", "adapters summed", "n", "grammar: schema"),
+    "ranks that hand over": ("ranks: 2", "hand-over", "KV int8", "neighbours"),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets
@@ -77,7 +82,8 @@ SEED, COUNT = 2025, 240  # of the random sets
 def pairs() -> list[Cell]:
     """Each feature alone, and every pair that can be chosen."""
     alone = [Cell([f.name]) for f in FEATURES]
-    return alone + [Cell([a.name, b.name]) for a, b in combinations(FEATURES, 2) if a.switch != b.switch]
+    two = [(a.name, b.name) for a, b in combinations(FEATURES, 2) if a.switch != b.switch]
+    return alone + [Cell(names) for names in two if together(names)]
 
 
 def real() -> list[Cell]:
@@ -89,7 +95,7 @@ def some(seed: int = SEED, count: int = COUNT) -> list[Cell]:
     rng, cells = random.Random(seed), []
     while len(cells) < count:
         cell = draw(rng, rng.randint(3, 9))
-        if not cell.refused:
+        if not cell.refused and together(cell.names):
             cells.append(cell)
     return cells
 
@@ -100,7 +106,7 @@ def sample(times: int, seed: int = SEED) -> list[Cell]:
     seen: Counter[str] = Counter({name: times for name in DEFAULTS})
     while missing := [f.name for f in FEATURES if seen[f.name] < times]:
         cell = draw(rng, 5, [rng.choice(missing)], missing if len(missing) > 9 else None)
-        if not cell.refused:
+        if not cell.refused and together(cell.names):
             cells.append(cell)
             seen.update(cell.names)
     return cells

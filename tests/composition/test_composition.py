@@ -81,6 +81,7 @@ QUICK = {
     "rows in columns get each other's tokens",
     "a row has the adapter of another",
     "what the old content of a name left is found",
+    "a request that moves to another engine lacks its last token",
 }
 
 
