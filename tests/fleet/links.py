@@ -269,4 +269,4 @@ async def rested(client: Client, pid: int, most: int) -> None:
 
 def left_in(folder: Path) -> list[str]:
     """Sockets and folders of sockets."""
-    return [path.name for path in folder.iterdir() if path.name.startswith("kvasir-")]
+    return [path.name for path in folder.iterdir() if path.name.startswith("kvasir-engine-")]
