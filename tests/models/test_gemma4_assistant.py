@@ -286,7 +286,7 @@ def test_each_field_counts(transformers, tmp_path, field):
         ({}, {"use_double_wide_mlp": True}, UnsupportedModel, "use_double_wide_mlp"),
         ({}, {"head_dim": 24}, ModelFileError, "layer 0 reads heads of width 24, but layer 2 of the target has 16"),
         ({}, {"num_key_value_heads": 4}, ModelFileError, "key-value heads 4, but layer 2"),
-        ({}, {"num_hidden_layers": 5, "layer_types": None, "num_kv_shared_layers": 5}, ModelFileError, r"layers\.4\."),
+        ({}, {"num_hidden_layers": 5, "layer_types": None, "num_kv_shared_layers": 5}, ModelFileError, r"layers\.3\."),
         ({}, {"intermediate_size": 73}, ModelFileError, "shape"),
     ],
 )
