@@ -54,7 +54,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-# Schemas that are rewritten before they become grammars, so that the first few tokens are constrained.
+# Schemas that are rewritten before they become grammars, so that the first few tokens are constrained. The names in
+# the second hold one of the STOP_STRINGS.
 LIST = {
     "type": "array",
     "items": {"enum": ["b", "d", "i"]},
@@ -66,17 +67,17 @@ LIST = {
 OBJECT = {
     "type": "object",
     "properties": {
-        "b": {"oneOf": [{"enum": ["jug", "bulb"]}, {"enum": ["jug", "did"]}]},
+        "bid": {"oneOf": [{"enum": ["jug", "bulb"]}, {"enum": ["jug", "did"]}]},
         "did": {"enum": ["jug", "bulb"]},
-        "dug": {"enum": ["jug", "bulb"]},
+        "dig": {"enum": ["jug", "bulb"]},
     },
     "additionalProperties": False,
     "minProperties": 1,
     "maxProperties": 2,
-    "dependentRequired": {"b": ["did"]},
+    "dependentRequired": {"bid": ["did"]},
     "if": {"properties": {"did": {"const": "jug"}}, "required": ["did"]},
-    "then": {"properties": {"b": {"const": "bulb"}}},
-    "not": {"properties": {"dug": {"const": "jug"}}, "required": ["dug"]},
+    "then": {"properties": {"bid": {"const": "bulb"}}},
+    "not": {"properties": {"dig": {"const": "jug"}}, "required": ["dig"]},
 }
 CASES = [sources.json_schema(schema) for schema in (LIST, OBJECT)]
 

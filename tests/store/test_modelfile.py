@@ -145,3 +145,10 @@ def test_values_of_another_type_are_refused(value):
     for name in ("top_k", "temperature"):
         with pytest.raises(InvalidRequest, match=name):
             check_parameters({name: value})
+
+
+def test_line_ends_of_any_number_of_returns_are_one():
+    """So that what was parsed and written parses to the same."""
+    model = parse_modelfile('FROM a\r\r\nSYSTEM """x\r\r\ny\rz"""\r\n')
+    assert model.system == "x\ny\rz"
+    assert parse_modelfile(write_modelfile(model)) == model

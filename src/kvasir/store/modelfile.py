@@ -137,7 +137,7 @@ def _add(parameters: dict[str, Value], name: str, text: str, line: int) -> None:
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
     """(line number, INSTRUCTION, the word before the value or "", value) of each instruction."""
-    lines = iter(enumerate(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"), 1))
+    lines = iter(enumerate(re.sub("\r+\n", "\n", text.removeprefix("\ufeff")).split("\n"), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
