@@ -46,7 +46,14 @@ def ranked_core(folder: str, size: int, **options: Any) -> EngineCore:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "kvasir.engine.rank" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "kvasir.engine.rank" in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.ZombieProcess:  # that another test has killed
+        return ""
 
 
 def open_files() -> list[str]:
@@ -67,6 +74,7 @@ def test_answers_of_processes_equal_those_of_one_rank(tmp_path, kind, size, opti
     expected = plain(core, requests)
     parameters = core.info.num_parameters
     core.close()
+    gc.collect()  # what tests before have left
     before = open_files()
     core = ranked_core(folder, size, block_size=16, num_blocks=60, max_chunk=29, max_num_batched_tokens=61, **options)
     assert len(children()) == size - 1 and core.info.num_parameters == parameters and core.info.grade == "exact"

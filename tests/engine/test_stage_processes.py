@@ -56,6 +56,7 @@ def test_answers_of_stages_equal_those_of_one_process(tmp_path, monkeypatch, kin
     expected = plain(core, requests)
     info = core.info
     core.close()
+    gc.collect()  # what tests before have left
     before = open_files()
     limits = {"block_size": 16, "num_blocks": 60, "max_chunk": 29, "max_num_batched_tokens": 61}
     core = staged_core(folder, size, stages, **limits, **options)

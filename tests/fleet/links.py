@@ -56,7 +56,7 @@ class There:
             lines.append(line)
             if found := re.search(r"address +tls://[\d.]+:(\d+)", line):
                 self.port = int(found[1])
-                keep_reading(self.process.stdout)
+                Thread(target=read_to_the_end, args=(self.process.stdout,), daemon=True).start()
                 return
         raise AssertionError(f"the replica ended:\n{''.join(lines)}")
 
@@ -71,8 +71,15 @@ class There:
         return next(iter(engine_pids(self.process)), 0)
 
 
+def read_to_the_end(stream: IO[str]) -> None:
+    """Reads a pipe, which would stop its process once it is full, and closes it."""
+    with stream:
+        for _ in stream:
+            pass
+
+
 def keep_reading(stream: IO[str]) -> deque[str]:
-    """Reads a pipe, which would stop its process once it is full; the latest lines."""
+    """The latest lines of a pipe that others close."""
     lines: deque[str] = deque(maxlen=300)
     Thread(target=lambda: lines.extend(stream), daemon=True).start()
     return lines

@@ -52,4 +52,4 @@ def test_two_adapters_are_those_of_peft_in_both_orders(tmp_path, name):
     base, tuned = write(kind, {}, dict(zip("xy", fields, strict=True)), tmp_path)
     core = core_of(base, {one: tmp_path / one for one in "xy"})
     for order in ("xy", "yx"):
-        assert np.nanmax(np.abs(log_probabilities(core, IDS, *map(Adapter, order)) - wanted_of(tuned, *order))) < 5e-5
+        assert np.nanmax(np.abs(log_probabilities(core, IDS, *map(Adapter, order)) - wanted_of(tuned, *order))) < 1e-4
