@@ -181,8 +181,9 @@ def handed_over(run: Run) -> int:
 
 CLASSES = tuple(ServiceClass)
 COMPUTED = [
-    Feature("neighbours", "neighbours", "steps with several sequences, or of embeddings, some that waited for memory",
-            lambda run: sum(len(plan.works) > 1 for plan in run.plans) or kept(run, 0) * run.waited,
+    Feature("neighbours", "neighbours", "steps with several sequences; of embeddings, some that waited for memory; of"
+            " several engines, some with several requests",
+            lambda run: sum(len(plan.works) > 1 for plan in run.plans) or kept(run, 0) * run.waited or run.met,
             {"max_num_seqs": 6}),
     chunks("chunks of 1", max_chunk=1),
     chunks("chunks of 13", max_chunk=13),

@@ -142,7 +142,7 @@ class Run:
         self._free: list[list[frozenset[int]]] = []  # per engine and cache group, blocks that were free a step ago
         self.step = self.pushed = self.waited = self.aborted = self.overlapped = self.poisoned = 0
         self.restarts = self.timeouts = self.displaced = self.displaceable = self.pinned = self.saved = 0
-        self.preemptable = self.moved = self.movable = 0
+        self.preemptable = self.moved = self.movable = self.met = 0
         self.unread: dict[str, int] = {}  # requests whose readers have stopped, and the step at which they continue
         self.answered: dict[tuple[str, int], int] = {}  # that have begun, and what they found in the cache
         self.part_way: set[tuple[str, int]] = set()  # choices that a delta of the engine did not complete
@@ -334,6 +334,7 @@ class Run:
         self._arrive()
         self._free = [free_blocks(core) for core in self.engines]
         self._send(self._journal.to_send())
+        self.met += len(self.engines) > 1 and len(self.under_way) > 1  # in one of the engines, or beside each other
         planned = len(self.plans)
         for core in self.engines:
             self._step_of(core)
