@@ -31,6 +31,6 @@ class BatchStats:
         "batch_lines",
         "Lines of batches, by outcome; `retried` counts attempts that found the server too busy.",
         Chart(BATCHES, "Lines of batches by outcome", unit="reqps"),
-        start=Counter,
+        start=lambda: Counter(completed=0, failed=0, retried=0),
         labels=("outcome",),
     )
