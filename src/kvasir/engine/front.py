@@ -256,7 +256,7 @@ class Front(PromptEncoder):
                     if answer.done:
                         open_answers -= 1
                         if delta.finish_reason is None:
-                            await self.engine.abort(request.id, delta.index)
+                            await self.engine.abort(delta.id, delta.index)
                     yield text
                     if not open_answers:
                         return

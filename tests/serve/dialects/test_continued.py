@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from contextlib import aclosing
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 from kvasir.engine.front import Front
 from kvasir.serve.conversation.event_ids import _join
 from kvasir.types import Request
-from tests.serve.dialects.table import DEADLINE, LENGTH, ROWS, SEED, STOP, TEMPERATURE, Row
+from tests.serve.dialects.table import DEADLINE, LENGTH, ROWS, SEED, STOP, TEMPERATURE, Row, objects
 from tests.serve.running import client, make_front
 
 ASKED = {"X-Kvasir-Event-Ids": "on"}
@@ -30,13 +31,13 @@ def uneven(seed: int, **runner) -> Front:
     submit = front.engine.submit
 
     async def joined(request: Request):
-        held = None
+        held = {}
         async with aclosing(submit(request)) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
-                held = delta if held is None else _join(held, delta)
+                i = delta.index
+                held[i] = _join(held[i], delta) if i in held else delta
                 if delta.finish_reason or rng.random() < 0.5:
-                    yield held
-                    held = None
+                    yield held.pop(i)
 
     front.engine.submit = joined  # type: ignore[method-assign]
     return front
@@ -130,9 +131,91 @@ async def test_what_cannot_be_continued_is_refused(row):
         assert alone.status_code in (400, 422)
 
 
-async def test_several_choices_have_no_ids():
+SEVERAL = {
+    "/v1/completions": {"prompt": TEXT, "n": 3, "max_tokens": 24, "logprobs": 1, "stop": ["in it"]},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": TEXT}],
+        "n": 3,
+        "max_tokens": 24,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stop": ["and"],
+    },
+    "/completion": {
+        "prompt": TEXT,
+        "n_cmpl": 3,
+        "n_predict": 24,
+        "n_indent": 4,
+        "stop": ["and"],
+        "return_tokens": True,
+    },
+}
+
+
+def by_choice(events: list[str]) -> tuple[dict[int, list], list[str]]:
+    """Of each choice what all its events say, and the events of no choice."""
+    found: dict[int, list] = {}
+    others = []
+    for event in events:
+        try:
+            [body] = objects(plain([event]))
+            [body] = body.get("choices", [body])
+        except ValueError:
+            others.append(re.sub(r',"prompt_tokens_details":{[^}]*}', "", plain([event])))
+            continue
+        text = body.get("text") or body.get("content") or (body.get("delta") or {}).get("content") or ""
+        end = body.get("finish_reason") or body.get("stop_type")
+        said = found.setdefault(body["index"], ["", [], None])
+        said[0] += text
+        said[1] += body.get("token_ids") or body.get("tokens") or []
+        said[2] = said[2] or end
+    return found, others
+
+
+@pytest.mark.parametrize("path", SEVERAL)
+async def test_streams_of_several_choices_continue(path):
+    """Some of the choices end at a stop string, within a delta or between two."""
+    body = {**SEVERAL[path], "stream": True, "temperature": 1.0, "seed": 7}
+    end = "word" if path == "/completion" else "stop"
+    async with client(front=uneven(5)) as one, client(front=uneven(6)) as other:
+        response = await one.post(path, json=body, headers=ASKED)
+        whole = events_of(response.text)
+        ids = [id_of(event) for event in whole]
+        assert len(set(ids)) == len(ids) > 12, ids
+        wanted = by_choice(whole)
+        assert set(wanted[0]) == {0, 1, 2} and {said[2] for said in wanted[0].values()} > {end}
+        counts = (*range(1, len(whole), 4), len(whole) - 2, len(whole) - 1, len(whole))
+        for count in counts:
+            response = await other.post(path, json=body, headers={"Last-Event-ID": ids[count - 1]})
+            assert response.status_code == 200, response.text
+            rest = events_of(response.text)
+            found = by_choice(whole[:count] + rest)
+            assert found == wanted, count
+            assert id_of((whole[:count] + rest)[-1]).split(".")[0] == ids[0].split(".")[0]
+        assert other.app.state.http_meter.continuations == {"continued": len(counts)}  # type: ignore[attr-defined]
+
+
+async def test_the_choices_that_a_client_has_must_be_the_same():
     async with client() as http:
-        body = {"prompt": "abc", "n": 2, "stream": True, "max_tokens": 4}
+        body = {"prompt": "abc", "n": 2, "stream": True, "max_tokens": 8, "temperature": 1.0, "seed": 3}
+        whole = events_of((await http.post("/v1/completions", json=body, headers=ASKED)).text)
+        *head, tokens, choice, ends = id_of(whole[5]).split(".")
+        cases = [
+            ((*head, f"{int(tokens, 16) ^ 1:08x}", choice, ends), 409),
+            ((*head, tokens, choice, ends + "-1"), 400),
+            ((*head, tokens, "2", ends), 400),
+            ((*head, tokens, choice, ends.replace("-", "1-1")), 400),
+            ((*head, tokens), 400),
+            ((*head[:5], head[4], *head[6:], tokens, choice, ends), 400),
+        ]
+        for parts, status in cases:
+            headers = {"Last-Event-ID": ".".join(parts)}
+            assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == status, parts
+
+
+async def test_several_prompts_have_no_ids():
+    async with client() as http:
+        body = {"prompt": ["abc", "abd"], "stream": True, "max_tokens": 4}
         text = (await http.post("/v1/completions", json=body, headers=ASKED)).text
         assert "id: " not in text
         id = f"{'0' * 24}.1.1.00000000.0.1.1.00000000"

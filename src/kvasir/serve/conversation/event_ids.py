@@ -4,23 +4,29 @@ A client asks for them with the header X-Kvasir-Event-Ids. When its connection b
 this server or another one, with the last id that it got as Last-Event-ID. Because results are exact, nothing has to be
 stored: the server computes the answer again with the same seed and sends what comes after that place. An id is
 
-    name . time . seed . request . begin . end . events . tokens
+    name . time . seed . request . begin . end . events . tokens [ . choice . ends ]
 
 the stream (24 hex digits of its response's id, time of creation, seed, checksum of what is computed), and the place in
-it: so many events of the delta with the tokens from `begin` to `end`, with a checksum of all tokens up to there.
-Numbers are hexadecimal. Deltas may be cut differently each time; that one is put together again.
+it: so many events of the delta with the tokens from `begin` to `end`, with a checksum of all tokens up to there. With
+several choices, that delta is one of `choice`, and `ends` are the numbers of tokens of all choices, joined by hyphens.
+Numbers are hexadecimal.
+
+Deltas may be cut differently each time, and those of several choices come in another order. So the tokens that the
+client has are collected first; then they pass in such a way that the delta of the client's place is the last of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
 import zlib
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from starlette.requests import Request as HTTPRequest
 
@@ -28,7 +34,7 @@ from kvasir.errors import InvalidRequest
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import CannotContinue
 from kvasir.server_statistics import HttpStats
-from kvasir.types import Delta, Request
+from kvasir.types import Delta, FinishReason, Request
 
 ASKED_HEADER = "x-kvasir-event-ids"
 LAST_HEADER = "last-event-id"
@@ -36,25 +42,31 @@ _NO = ("", "0", "false", "off")
 _ID = re.compile(
     r"(?P<name>[0-9a-f]{24})\.(?P<created>[0-9a-f]{1,9})\.(?P<seed>-?[0-9a-f]{1,16})\.(?P<request>[0-9a-f]{8})"
     r"\.(?P<begin>[0-9a-f]{1,8})\.(?P<end>[0-9a-f]{1,8})\.(?P<events>[0-9a-f]{1,8})\.(?P<tokens>[0-9a-f]{8})"
+    r"(\.(?P<choice>[0-9a-f]{1,3})\.(?P<ends>[0-9a-f]{1,8}(-[0-9a-f]{1,8}){1,255}))?"
 )
+_OTHER_TOKENS = "this server computes other tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """So many events of the delta with the tokens from `begin` to `end`. tokens: the CRC-32 of all tokens to there."""
+    """So many events of the delta of `choice` with its tokens from `begin` to `ends[choice]`. ends: of each choice, the
+    number of tokens up to there. tokens: their checksum."""
 
-    begin: int = 0
-    end: int = 0
-    events: int = 0
-    tokens: int = 0
+    begin: int
+    events: int
+    tokens: int
+    choice: int
+    ends: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.begin:x}.{self.end:x}.{self.events:x}.{self.tokens:08x}"
+        place = f"{self.begin:x}.{self.ends[self.choice]:x}.{self.events:x}.{self.tokens:08x}"
+        several = f".{self.choice:x}.{'-'.join(f'{end:x}' for end in self.ends)}"
+        return place + several if len(self.ends) > 1 else place
 
 
 class EventIds:
-    """Of one stream of one choice. core: its request, with the id and the seed of the stream. created: seconds since
-    1970."""
+    """Of one stream of one prompt. core: its request, with the id and the seed of the stream. engine_id: the request's
+    id in the engine. created: seconds since 1970."""
 
     def __init__(self, core: Request, serving: Serving, meter: HttpStats, prefix: str, last: str | None, lines: bool):
         """prefix: of the response's id. last: the client's last id, None for a new stream. lines: the stream consists
@@ -62,23 +74,35 @@ class EventIds:
         self._meter = meter
         self._lines = lines
         self._last: Place | None = None  # None: a new stream, or one that has passed the client's place
-        self._renamed = last is not None
-        self._held: Delta | None = None
-        self._begin = self._end = self._events = self._tokens = 0  # the place, as in Place
+        self._there = False  # whether the delta of the client's place is the current one
+        self._begin = self._events = self._tokens = self._choice = 0  # the place, as in Place
+        self._ends = [0] * core.params.n
+        self._checksums = [0] * core.params.n  # CRC-32 of each choice's tokens
         name, self.created, seed, checksum = secrets.token_hex(12), int(time.time()), core.params.seed, None
         if last is not None:
-            if not (parts := _ID.fullmatch(last)):
-                meter.continuations["refused"] += 1
-                raise InvalidRequest("Last-Event-ID is no id of an event of this server", "send the last one received")
-            found = {key: int(parts[key], 16) for key in parts.groupdict() if key != "name"}
-            name, self.created, seed, checksum = parts["name"], found["created"], found["seed"], found["request"]
-            self._last = Place(*(found[key] for key in ("begin", "end", "events", "tokens")))
+            parts, self._last = self._read(last, core.params.n)
+            name, self.created, seed, checksum = (parts[0], *(int(part, 16) for part in parts[1:]))
         assert seed is not None
         self.core = replace(core, id=prefix + name, params=replace(core.params, seed=seed))
+        # The stream that broke may still be open in the same engine.
+        self.engine_id = self.core.id if last is None else f"{self.core.id}/{secrets.token_hex(4)}"
         own = _checksum(self.core, serving)
         self._head = f"{name}.{self.created:x}.{seed:x}.{own:08x}"
         if checksum not in (None, own):
             self._refuse("the request, the model or the version of the server is another one")
+        if self._last is not None and self._last.begin == self._last.ends[self._last.choice]:
+            self._refuse("a choice ended there without a token, for a reason that is not repeated")
+
+    def _read(self, last: str, choices: int) -> tuple[tuple[str, ...], Place]:
+        """The parts of an id that name the stream, and its place. Raises InvalidRequest."""
+        if parts := _ID.fullmatch(last):
+            numbers = {key: int(parts[key] or "0", 16) for key in ("begin", "end", "events", "tokens", "choice")}
+            end, choice = numbers.pop("end"), numbers["choice"]
+            ends = tuple(int(each, 16) for each in (parts["ends"] or parts["end"]).split("-"))
+            if len(ends) == choices and choice < choices and numbers["begin"] <= end == ends[choice]:
+                return parts.group("name", "created", "seed", "request"), Place(**numbers, ends=ends)
+        self._meter.continuations["refused"] += 1
+        raise InvalidRequest("Last-Event-ID is no id of an event of this stream", "send the last one received")
 
     def _refuse(self, why: str) -> None:
         self._meter.continuations["refused"] += 1
@@ -89,54 +113,60 @@ class EventIds:
     async def through(
         self, request: Request, submit: Callable[[Request], AsyncIterator[Delta]]
     ) -> AsyncGenerator[Delta]:
-        """The engine's deltas, cut so that one of them is the delta of the client's place. Raises CannotContinue."""
-        if self._renamed:  # the stream that broke may still be open here
-            request = replace(request, id=f"{request.id}/{secrets.token_hex(4)}")
-        async with aclosing(submit(request)) as deltas:  # type: ignore[type-var]
+        """The engine's deltas. Those that the client has come first, and the one of its place as the last of them.
+        Raises CannotContinue."""
+        async with aclosing(submit(replace(request, id=self.engine_id))) as deltas:  # type: ignore[type-var]
+            if self._last is not None:
+                for delta in await self._collected(deltas, self._last):
+                    self._enter(delta)
+                    yield delta
+                    await asyncio.sleep(0)  # they may be many
             async for delta in deltas:
-                for part in self._parts(delta):
-                    self._enter(part)
-                    yield part
+                self._enter(delta)
+                yield delta
 
-    def _parts(self, delta: Delta) -> Iterator[Delta]:
-        """The delta, cut at the client's place, and put together with the one before within it."""
-        if self._last is None:
-            yield delta
-            return
-        for cut in (self._last.begin, self._last.end):
-            if 0 < (room := cut - self._seen) < len(delta.token_ids):
-                head, delta = _cut(delta, room)
-                yield from self._joined(head)
-        yield from self._joined(delta)
-
-    @property
-    def _seen(self) -> int:
-        return self._end + (len(self._held.token_ids) if self._held else 0)
-
-    def _joined(self, delta: Delta) -> Iterator[Delta]:
-        delta = _join(self._held, delta) if self._held else delta
-        self._held = None
-        last, end = self._last, self._end + len(delta.token_ids)
-        if last and last.begin < end < last.end and not delta.finish_reason:
-            self._held = delta
-        else:
-            yield delta
+    async def _collected(self, deltas: AsyncIterator[Delta], last: Place) -> list[Delta]:
+        """The deltas of all choices until they have the client's tokens: these first, and then what came after."""
+        found: list[list[Delta]] = [[] for _ in last.ends]
+        lacking = {i: end for i, end in enumerate(last.ends) if end}
+        while lacking:
+            if (delta := await anext(deltas, None)) is None:
+                self._refuse("this server computes a shorter answer")
+                break
+            if delta.finish_reason is FinishReason.ERROR:
+                return [delta]
+            found[delta.index].append(delta)
+            if delta.index not in lacking:
+                continue
+            lacking[delta.index] -= len(delta.token_ids)
+            if lacking[delta.index] <= 0:
+                del lacking[delta.index]
+            elif delta.finish_reason:
+                self._refuse(_OTHER_TOKENS)
+        split = [_split(of_choice, end) for of_choice, end in zip(found, last.ends, strict=True)]
+        known, own = _split(split[last.choice][0], last.begin)
+        others = [delta for i, (head, _) in enumerate(split) if i != last.choice for delta in head]
+        return [*others, *known, reduce(_join, own), *(delta for _, rest in split for delta in rest)]
 
     def _enter(self, delta: Delta) -> None:
         """Makes the delta the one whose events come next."""
-        self._begin, self._end, self._events = self._end, self._end + len(delta.token_ids), 0
-        self._tokens = zlib.crc32(array("i", delta.token_ids).tobytes(), self._tokens)
+        if self._there:
+            self._pass()
+        i = self._choice = delta.index
+        self._begin, self._events = self._ends[i], 0
+        self._ends[i] += len(delta.token_ids)
+        self._checksums[i] = zlib.crc32(array("i", delta.token_ids).tobytes(), self._checksums[i])
+        several = len(self._ends) > 1
+        self._tokens = zlib.crc32(array("I", self._checksums).tobytes()) if several else self._checksums[i]
         if (last := self._last) is None:
             return
-        differs = self._end == last.end and self._tokens != last.tokens
-        if differs or (delta.finish_reason and self._end < last.end):
-            self._refuse("this server computes other tokens")
-        if self._end > last.end:
-            self._pass()
+        self._there = (i, self._begin, *self._ends) == (last.choice, last.begin, *last.ends)
+        if self._there and self._tokens != last.tokens:
+            self._refuse(_OTHER_TOKENS)
 
     def _pass(self) -> None:
         if self._last is not None:
-            self._last = None
+            self._last, self._there = None, False
             self._meter.continuations["continued"] += 1
 
     # -- what goes to the client ---------------------------------------------------------------------------------
@@ -153,24 +183,22 @@ class EventIds:
     def _is_known(self) -> bool:
         if (last := self._last) is None:
             return False
-        if (self._begin, self._end) == (last.begin, last.end):
-            known = self._events <= last.events
-        else:
-            known = self._end <= last.end
-        if not known:
-            self._pass()
-        return known
+        if not self._there or self._events <= last.events:
+            return True
+        self._pass()
+        return False
 
     def _with_id(self, event: bytes) -> bytes:
-        id = f"{self._head}.{Place(self._begin, self._end, self._events, self._tokens)}".encode()
+        place = Place(self._begin, self._events, self._tokens, self._choice, tuple(self._ends))
+        id = f"{self._head}.{place}".encode()
         if self._lines:
             return event[: event.rindex(b"}")] + b',"event_id":"' + id + b'"}\n'
         return b"id: " + id + b"\n" + event
 
     def end(self) -> None:
         """Called when all events were sent. Raises CannotContinue if the client's place did not come."""
-        if self._last is not None and self._end < self._last.end:
-            self._refuse("this server computes a shorter answer")
+        if self._last is not None and not self._there:
+            self._refuse(_OTHER_TOKENS)
         self._pass()
 
 
@@ -178,12 +206,12 @@ def with_event_ids(
     request: HTTPRequest, serving: Serving, cores: list[Request], *, stream: bool, prefix: str = "", lines: bool = False
 ) -> tuple[list[Request], EventIds | None]:
     """The engine's requests of an HTTP request, and the ids of its events if the client asks for them. Streams of
-    several choices have none. Raises InvalidRequest, CannotContinue."""
+    several prompts have none. Raises InvalidRequest, CannotContinue."""
     last = request.headers.get(LAST_HEADER) or None
     asked = last is not None or request.headers.get(ASKED_HEADER, "").lower() not in _NO
-    single = stream and len(cores) == 1 and cores[0].params.n == 1
+    single = stream and len(cores) == 1
     if last is not None and not single:
-        raise InvalidRequest("Last-Event-ID without a stream of one choice", "send the body of the stream that broke")
+        raise InvalidRequest("Last-Event-ID without a stream of one prompt", "send the body of the stream that broke")
     if not (asked and single):
         return cores, None
     ids = EventIds(cores[0], serving, request.app.state.http_meter, prefix, last, lines)
@@ -201,6 +229,20 @@ def _checksum(core: Request, serving: Serving) -> int:
 def _events(data: bytes) -> Iterator[bytes]:
     """The single events, whose data has no line breaks."""
     return (part + b"\n\n" for part in data.split(b"\n\n") if part)
+
+
+def _split(deltas: Sequence[Delta], count: int) -> tuple[list[Delta], list[Delta]]:
+    """The first `count` tokens of the deltas of a choice, and the rest."""
+    before: list[Delta] = []
+    for i, delta in enumerate(deltas):
+        if count <= 0:
+            return before, list(deltas[i:])
+        if count < len(delta.token_ids):
+            head, tail = _cut(delta, count)
+            return [*before, head], [tail, *deltas[i + 1 :]]
+        before.append(delta)
+        count -= len(delta.token_ids)
+    return before, []
 
 
 def _cut(delta: Delta, count: int) -> tuple[Delta, Delta]:

@@ -238,7 +238,9 @@ class LlamaCppJob:
                 if choice.stop_type:
                     left -= 1
                     if not delta.finish_reason:
-                        await self.serving.front.engine.abort(core.id, delta.index)
+                        await self.serving.front.engine.abort(
+                            self._ids.engine_id if self._ids else core.id, delta.index
+                        )
                 yield choice, text, delta
                 if not left:
                     return
