@@ -42,6 +42,12 @@ def greedy(folder: Path) -> Path:
     return folder
 
 
+def large(folder: Path) -> Path:
+    """Many words, which take a while to load."""
+    vocab = {f"word {i}": i for i in range(100_000)}
+    return _saved(tokenizers.Tokenizer(models.WordLevel(vocab, "word 0")), folder)
+
+
 def plain(folder: Path) -> Path:
     """An honest one: bytes, and a pair of them."""
     vocab = {letter: i for i, letter in enumerate(LETTERS.values())} | {"he": 256}

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from kvasir.text import sandbox as module
 from kvasir.text.sandbox import Sandbox, SandboxedProcess, SandboxLimit
 
 SCRIPT = """
@@ -123,3 +124,57 @@ def test_a_reply_that_is_no_object_is_the_end_of_its_worker(make, tmp_path, repl
     with pytest.raises(SandboxLimit, match="JSON object"):
         sandbox.run({})
     assert not sandbox.idle and worker.process.poll() is not None
+
+
+def test_time_counts_only_while_the_processor_computes_for_the_job(tmp_path):
+    """A worker that stands still for longer than its limit is as one on a machine under load."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    sandbox = Sandbox(tmp_path / "script.py", "job", 0.05, 1 << 30)
+    try:
+        with ThreadPoolExecutor() as pool:
+            worker, job = held(sandbox, pool)
+            time.sleep(0.2)
+            worker.process.send_signal(signal.SIGCONT)
+            assert job.result() == {"outcome": {"number": 0}}
+    finally:
+        sandbox.close()
+
+
+LIMITED = """
+import json, sys, time
+settings = json.loads(sys.argv[1])
+sys.path[:] = settings["path"]
+from kvasir.text.template_worker import read_frame, write_frame
+from kvasir.text.worker_limits import limit_resources, limited_time
+limit_resources(settings["memory"])
+write_frame(sys.stdout.buffer, {"ready": True})
+while job := read_frame(sys.stdin.buffer):
+    with limited_time(job["seconds"]):
+        time.sleep(job["sleeps"])
+        while job["loops"]:
+            pass
+    write_frame(sys.stdout.buffer, job)
+"""
+
+
+def test_a_job_that_computes_too_long_ends_itself_and_one_that_sleeps_does_not(tmp_path):
+    (tmp_path / "script.py").write_text(LIMITED)
+    sandbox = Sandbox(tmp_path / "script.py", "job", 0.1, 1 << 30)
+    try:
+        sleeps = {"seconds": 0.1, "sleeps": 0.3, "loops": False}
+        assert sandbox.run(sleeps) == sleeps
+        with pytest.raises(SandboxLimit, match=r"more than 0\.1 seconds"):
+            sandbox.run({"seconds": 0.1, "sleeps": 0.0, "loops": True})
+        assert not sandbox.idle
+    finally:
+        sandbox.close()
+
+
+def test_a_worker_that_waits_forever_ends_at_the_far_limit(make, monkeypatch):
+    monkeypatch.setattr(module, "far", lambda seconds: 0.2)
+    sandbox = make()
+    with ThreadPoolExecutor() as pool:
+        _, job = held(sandbox, pool)
+        with pytest.raises(SandboxLimit, match=r"did not end within 0\.2 seconds"):
+            job.result()
+    assert not sandbox.idle

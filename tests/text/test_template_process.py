@@ -2,7 +2,6 @@
 
 import gc
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 from kvasir.errors import TemplateError
 from kvasir.text.sandbox import SandboxedProcess, make_frame
 from kvasir.text.template_process import SCRIPT, WHAT, TemplateLimits, TemplateRenderer
+from kvasir.text.worker_limits import OUT_OF_TIME
 
 LIMITS = TemplateLimits(seconds=0.7, max_output=10_000, max_source=100_000, memory=256 << 20)
 FOREVER = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -172,7 +172,7 @@ def test_a_hanging_worker_ends_itself_when_its_parent_does_not():
     worker = SandboxedProcess(SCRIPT, WHAT, LIMITS.memory)
     request = {"source": FOREVER, "variables": {}, "now": "2024-01-01", "max_output": 9, "seconds": 0.2}
     worker.socket.sendall(make_frame(request))
-    assert worker.process.wait(timeout=20) == -signal.SIGALRM
+    assert worker.process.wait(timeout=20) == -OUT_OF_TIME
     worker.kill()
 
 

@@ -167,9 +167,9 @@ def test_a_file_that_asks_for_too_much_memory_is_refused(tmp_path):
 
 
 def test_a_file_that_takes_too_long_to_load_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_process, "LOAD_SECONDS", 1e-6)
+    monkeypatch.setattr(tokenizer_process, "LOAD_SECONDS", 0.01)
     with pytest.raises(ModelFileError, match="more than"):
-        Tokenizer.from_folder(hostile.plain(tmp_path))
+        Tokenizer.from_folder(hostile.large(tmp_path))
 
 
 def test_memory_beyond_the_limit_ends_the_job_alone(honest, tmp_path, monkeypatch):

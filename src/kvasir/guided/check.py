@@ -12,11 +12,11 @@ from threading import Lock
 
 from kvasir.errors import InvalidRequest, UnsupportedModel
 from kvasir.guided.vocabulary import Vocabulary
-from kvasir.text.sandbox import GRACE_SECONDS, Sandbox, SandboxLimit
+from kvasir.text.sandbox import Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("check_worker.py")
 MAX_CHARS = 256 << 10
-SECONDS = 5.0
+SECONDS = 5.0  # of processor time
 MEMORY = 4 << 30  # bytes of address space; the largest vocabularies use several hundred MB of it
 MAX_WORKERS = 2
 REMEMBERED = 256
@@ -67,7 +67,7 @@ class GrammarCheck:
         with self._warming:
             pass  # a worker that is already starting is ready sooner than a new one
         try:
-            reply = self.sandbox.run({"grammar": grammar, "convert": convert, "seconds": SECONDS + GRACE_SECONDS})
+            reply = self.sandbox.run({"grammar": grammar, "convert": convert, "seconds": SECONDS})
         except SandboxLimit as error:
             raise InvalidRequest(error.message, "make it simpler", param=param) from error
         except UnsupportedModel as error:

@@ -9,8 +9,6 @@ kind: "grammar", or "limit", after which the worker ends itself.
 """
 
 import json
-import resource
-import signal
 import struct
 import sys
 from pathlib import Path
@@ -25,6 +23,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from kvasir.guided.explore import Explorer
 from kvasir.guided.grammar import CompiledGrammar, GuideError
 from kvasir.guided.spelling import Pieces
+from kvasir.text.worker_limits import limit_resources, limited_time
 
 MAX_MESSAGE_CHARS = 1000
 _LENGTH = struct.Struct("<I")
@@ -64,18 +63,15 @@ class Worker:
 
     def answer(self, job: dict) -> dict:
         """Does one job; every failure becomes a reply."""
-        # If the parent is gone when the time is up, nothing else would end an endless compilation.
-        signal.setitimer(signal.ITIMER_REAL, job.get("seconds", 60))
         try:
-            return self._load(job) if "tokens" in job else self._check(job)
+            with limited_time(job.get("seconds", 60)):
+                return self._load(job) if "tokens" in job else self._check(job)
         except GbnfToLarkError as error:
             return _failure("grammar", f"the grammar is neither Lark nor GBNF: {error}")
         except (MemoryError, RecursionError, OverflowError) as error:
             return _failure("limit", f"the grammar exceeds the limits: {type(error).__name__}")
         except Exception as error:
             return _failure("grammar", f"{type(error).__name__}: {error}")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _load(self, job: dict) -> dict:
         try:
@@ -101,15 +97,6 @@ class Worker:
 
 def _failure(kind: str, message: str) -> dict:
     return {"kind": kind, "error": message[:MAX_MESSAGE_CHARS]}
-
-
-def limit_resources(memory: int) -> None:
-    """Limits the address space to `memory` bytes, and allows no file writes and no core dumps."""
-    for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        try:
-            resource.setrlimit(kind, (limit, limit))
-        except (ValueError, OSError):  # some systems know the limit but do not allow setting it
-            continue
 
 
 def main(memory: int) -> None:

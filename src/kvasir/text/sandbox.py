@@ -2,7 +2,8 @@
 
 A worker is a script. It reads frames on standard input (a little-endian u32 length and that many bytes) and replies to
 each with a frame on standard output; its first frame is {"ready": true}. Frames are JSON unless the caller asks
-for bytes; after a reply of kind "limit" the worker ends itself.
+for bytes; after a reply of kind "limit" the worker ends itself. Limits of time count the worker's
+processor time, and the worker keeps to them by itself (worker_limits.py); the parent has a far limit of wall time.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvasir.errors import KvasirError, QueueFull
+from kvasir.text.worker_limits import OUT_OF_TIME, far
 
 _LENGTH = struct.Struct("<I")
 _START_SECONDS = 30.0  # a machine under load starts processes slowly, which is not the job's fault
 MAX_REPLY = 1 << 30  # bytes; a larger length can only come from a broken worker
-GRACE_SECONDS = 1.0  # after the time limit; then a worker that the parent has not killed ends itself
 
 
 class SandboxLimit(KvasirError):
@@ -40,7 +41,7 @@ class Sandbox:
     """Owns a few worker processes and lends one to each job; thread-safe.
 
     Workers start on demand. A worker that exceeds a limit is killed and the next job gets a fresh worker, so a job that
-    hangs occupies its place for at most `seconds`.
+    hangs occupies its place for a limited time.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Sandbox:
         kept: int = 2,
         patience: float = 60.0,
     ):
-        """what: the job's name in messages, in the singular. memory: bytes of address space. hello: makes the first job
+        """what: the job's name in messages, in the singular. seconds: of processor time, which jobs tell their worker,
+        too. memory: bytes of address space. hello: makes the first job
         of each new worker, with the data that all later jobs need. kept: workers beyond this number end after
         `patience` idle seconds."""
         self._script, self._what, self._seconds, self._memory = script, what, seconds, memory
@@ -205,8 +207,8 @@ class Channel:
         self.usable = True
 
     def exchange(self, frame: bytes, seconds: float) -> dict[str, Any]:
-        """The JSON reply to a job; afterwards, `usable`: whether the worker can take another job. Raises
-        SandboxLimit."""
+        """The JSON reply to a job; afterwards, `usable`: whether the worker can take another job. seconds: of processor
+        time, after which the worker ends itself. Raises SandboxLimit."""
         data = self.exchange_bytes(frame, seconds)
         self.usable = False
         try:
@@ -221,23 +223,30 @@ class Channel:
     def exchange_bytes(self, frame: bytes, seconds: float, max_reply: int = MAX_REPLY) -> bytearray:
         """The reply to a job, of at most `max_reply` bytes. Raises SandboxLimit; then the worker is unusable."""
         self.usable = False
-        deadline = time.monotonic() + seconds
+        most = far(seconds)
+        deadline = time.monotonic() + most
         try:
-            self.socket.settimeout(seconds)
+            self.socket.settimeout(most)
             self.socket.sendall(frame)
             reply = self._receive(deadline, max_reply)
         except TimeoutError as error:
-            raise SandboxLimit(f"the {self._what} ran for more than {seconds:.3g} seconds") from error
+            raise SandboxLimit(f"the {self._what} did not end within {most:.3g} seconds") from error
         except (OSError, EOFError) as error:
+            if self._exit_code() == -OUT_OF_TIME:
+                raise SandboxLimit(f"the {self._what} ran for more than {seconds:.3g} seconds") from error
             raise SandboxLimit(f"the {self._what} crashed its process") from error
         self.usable = True
         return reply
 
     def kill(self) -> None:
         self.usable = False
-        self.process.kill()
-        self.process.wait()
+        self._exit_code()
         self.socket.close()
+
+    def _exit_code(self) -> int:
+        """Ends the process. What ended it before counts."""
+        self.process.kill()
+        return self.process.wait()
 
     def _receive(self, deadline: float, max_reply: int = MAX_REPLY) -> bytearray:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvasir.errors import TemplateError, TemplateLimit, TemplateTooLong
 from kvasir.text.rendered import Rendered, TextSpan
-from kvasir.text.sandbox import GRACE_SECONDS, Hold, Sandbox, SandboxLimit
+from kvasir.text.sandbox import Hold, Sandbox, SandboxLimit
 
 SCRIPT = Path(__file__).with_name("template_worker.py")
 WHAT = "chat template"
@@ -16,7 +16,8 @@ WHAT = "chat template"
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """The limits of one rendering: seconds of wall time, characters of source and of output, bytes of address space."""
+    """The limits of one rendering: seconds of processor time, characters of source and of output, bytes of address
+    space."""
 
     seconds: float = 2.0
     max_source: int = 1 << 20
@@ -57,7 +58,7 @@ class TemplateRenderer:
             "own": own or {},
             "now": (now or datetime.now()).isoformat(),
             "max_output": self.limits.max_output,
-            "seconds": self.limits.seconds + GRACE_SECONDS,
+            "seconds": self.limits.seconds,
         }
         try:
             reply = self.sandbox.run(request, hold)

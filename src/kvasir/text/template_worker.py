@@ -16,8 +16,6 @@ its special tokens.
 
 import json
 import re
-import resource
-import signal
 import struct
 import sys
 from datetime import datetime
@@ -32,6 +30,7 @@ import jinja2
 
 from kvasir.text.marked_string import MODEL, from_outside, join, marks_of
 from kvasir.text.template_environment import Environment
+from kvasir.text.worker_limits import limit_resources, limited_time
 
 CACHED_TEMPLATES = 32
 MAX_MESSAGE_CHARS = 1000
@@ -93,12 +92,11 @@ def spans_of(text: str) -> list[tuple[int, int, int]]:
 
 def answer(request: dict) -> dict:
     """Render one request; every failure becomes an error reply."""
-    # If the parent is gone when the time is up, nothing else ends a template that never ends.
-    signal.setitimer(signal.ITIMER_REAL, request["seconds"])
     try:
-        variables = marked_variables(request["source"], request["variables"], request.get("own") or {})
-        text = render(request["source"], variables, request["now"], request["max_output"])
-        return {"text": text, "spans": spans_of(text)}
+        with limited_time(request["seconds"]):
+            variables = marked_variables(request["source"], request["variables"], request.get("own") or {})
+            text = render(request["source"], variables, request["now"], request["max_output"])
+            return {"text": text, "spans": spans_of(text)}
     except OutputTooLong:
         return _failure("output", f"the chat template wrote more than {request['max_output']} characters")
     except (MemoryError, RecursionError, OverflowError) as error:
@@ -111,8 +109,6 @@ def answer(request: dict) -> dict:
         return _failure("template", str(error) or type(error).__name__)
     except Exception as error:
         return _failure("template", f"the chat template failed: {_describe(error)}")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _failure(kind: str, message: str) -> dict:
@@ -121,15 +117,6 @@ def _failure(kind: str, message: str) -> dict:
 
 def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def limit_resources(memory: int) -> None:
-    """Limit the address space to `memory` bytes, and forbid files larger than 0 bytes and core dumps."""
-    for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        try:
-            resource.setrlimit(kind, (limit, limit))
-        except (ValueError, OSError):  # some systems have the limit but do not allow setting it
-            continue
 
 
 def read_frame(stream: BinaryIO) -> dict | None:

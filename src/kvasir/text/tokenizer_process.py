@@ -26,7 +26,6 @@ from kvasir.text import tokenizer_wire as wire
 from kvasir.text.encoder import Texts
 from kvasir.text.gguf_vocab import PREFIX
 from kvasir.text.sandbox import (
-    GRACE_SECONDS,
     Channel,
     Hold,
     Sandbox,
@@ -40,7 +39,7 @@ from kvasir.text.table import Table
 SCRIPT = Path(__file__).with_name("tokenizer_worker.py")
 WHAT = "tokenizer"
 LOAD_SECONDS = 60.0
-SECONDS = 5.0  # for any text; the library encodes a few MB/s
+SECONDS = 5.0  # of processor time for any text; the library encodes a few MB/s
 SECONDS_PER_BYTE = 1e-5
 MOST_SECONDS = 60.0
 MEMORY = 3 << 30  # bytes of address space, most of it for texts of many megabytes
@@ -88,11 +87,13 @@ class FirstProcess:
                 raise KvasirError(f"the tokenizer's process cannot be forked ({error})") from error
         return Channel(WHAT, ours, Copied(self, pid, ours))
 
-    def end(self, pid: int) -> None:
-        """Kill a copy."""
+    def end(self, pid: int) -> int:
+        """Kills a copy. Returns minus the signal that ended it, -1 if it is not known."""
         with self._lock, suppress(KvasirError):  # if the first process is gone, copies end at once or at their limit
             if self._worker.usable:
-                self._worker.exchange_bytes(frame_of(wire.encode(wire.Kill(SECONDS, pid))), SECONDS)
+                reply = self._worker.exchange_bytes(frame_of(wire.encode(wire.Kill(SECONDS, pid))), SECONDS)
+                return -_expect(wire.Ended, reply).signal
+        return -1
 
     def close(self) -> None:
         """End this process and all its copies."""
@@ -106,7 +107,7 @@ class Copied:
     """A copy, with the interface that the sandbox needs (sandbox.Process)."""
 
     def __init__(self, first: FirstProcess, pid: int, connection: socket.socket):
-        self._first, self.pid = first, pid
+        self._first, self.pid, self._code = first, pid, -1
         self._watch = select.poll()
         self._watch.register(connection, select.POLLIN)
         self._ended = False
@@ -118,10 +119,10 @@ class Copied:
     def kill(self) -> None:
         if not self._ended:
             self._ended = True
-            self._first.end(self.pid)
+            self._code = self._first.end(self.pid)
 
     def wait(self) -> int:
-        return -1  # `kill` has waited
+        return self._code  # `kill` has waited
 
 
 class TokenizerPool(Sandbox):
@@ -144,11 +145,11 @@ class TokenizerPool(Sandbox):
             some = replace(job, texts=job.texts[start:end], foreign=job.foreign[start:end])
             size = sum(len(text.encode()) for text in some.texts)
             seconds = min(MOST_SECONDS, SECONDS + size * SECONDS_PER_BYTE)
-            found += self._ids(wire.Encode(seconds + GRACE_SECONDS, some), seconds, size, hold)
+            found += self._ids(wire.Encode(seconds, some), seconds, size, hold)
         return found
 
     def spell(self, hidden: Mapping[str, int], texts: Sequence[str]) -> list[list[int]]:
-        return self._ids(wire.Spell(SECONDS + GRACE_SECONDS, hidden, texts), SECONDS, sum(map(len, texts)))
+        return self._ids(wire.Spell(SECONDS, hidden, texts), SECONDS, sum(map(len, texts)))
 
     def close(self) -> None:
         """End all processes; a later job starts them again."""
@@ -186,13 +187,13 @@ _TOO_MUCH = "shorten the text; if short texts fail as well, the model's tokenize
 
 def folder_pool(folder: Path) -> TokenizerPool:
     """The processes for a Hugging Face folder. Raises ModelFileError."""
-    return TokenizerPool(wire.LoadFolder(LOAD_SECONDS + GRACE_SECONDS, str(folder.absolute())))
+    return TokenizerPool(wire.LoadFolder(LOAD_SECONDS, str(folder.absolute())))
 
 
 def gguf_pool(metadata: Mapping[str, object]) -> TokenizerPool:
     """The processes for the tokenizer in a GGUF's metadata. Raises ModelFileError, UnsupportedModel."""
     needed = {key: value for key, value in metadata.items() if key.startswith(PREFIX) or key == "general.name"}
-    return TokenizerPool(wire.LoadGGUF(LOAD_SECONDS + GRACE_SECONDS, needed))
+    return TokenizerPool(wire.LoadGGUF(LOAD_SECONDS, needed))
 
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

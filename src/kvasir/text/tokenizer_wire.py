@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARS = 1000
 
 
 class Job(msgspec.Struct, tag=True, frozen=True):
-    """seconds: the time after which the worker ends itself if the parent has not killed it."""
+    """seconds: of processor time, after which the worker ends itself."""
 
     seconds: float
 
@@ -73,6 +73,12 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
     pid: int
 
 
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """signal: what ended a copy."""
+
+    signal: int
+
+
 class Ids(msgspec.Struct, tag=True, frozen=True):
     """ids: the ids of each text, as little-endian u32."""
 
@@ -86,7 +92,7 @@ class Ids(msgspec.Struct, tag=True, frozen=True):
         return [array("I", ids).tolist() for ids in self.ids]
 
 
-AnyReply = Failure | Loaded | Forked | Ids
+AnyReply = Failure | Loaded | Forked | Ended | Ids
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: value.tolist())  # for numpy arrays and scalars
 _jobs = msgspec.msgpack.Decoder(AnyJob)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import struct
@@ -26,6 +25,7 @@ if __name__ == "__main__":
 from kvasir.text import gguf_tokenizer, hf_tokenizer
 from kvasir.text import tokenizer_wire as wire
 from kvasir.text.backend import Backend
+from kvasir.text.worker_limits import limit_resources, limited_time
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
@@ -69,8 +69,7 @@ class First:
         if isinstance(job, wire.Fork):
             return wire.Forked(self._fork(self._line.passed.pop()))
         if isinstance(job, wire.Kill):
-            self._end(job.pid)
-            return wire.Forked(job.pid)
+            return wire.Ended(self._end(job.pid))
         self._backend = _load(job)
         return wire.Loaded(self._backend.table())
 
@@ -90,11 +89,13 @@ class First:
             serve(Line(socket.socket(fileno=0)), Copy(self._backend).answer)
         os._exit(0)
 
-    def _end(self, pid: int) -> None:
-        if pid in self._children:
-            self._children.discard(pid)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    def _end(self, pid: int) -> int:
+        """The signal that ended it: another one than SIGKILL if it had ended before."""
+        if pid not in self._children:
+            return signal.SIGKILL
+        self._children.discard(pid)
+        os.kill(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1] & 0x7F
 
     def end_all(self) -> None:
         for pid in tuple(self._children):
@@ -125,21 +126,12 @@ def serve(line: Line, answer: Callable[[wire.AnyJob], wire.AnyReply]) -> None:
     """Runs jobs until the other side closes; every failure becomes a reply."""
     while (data := line.receive()) is not None:
         job = wire.decode_job(data)
-        # If the parent is gone when the time is up, only SIGALRM ends a library call that never ends.
-        signal.setitimer(signal.ITIMER_REAL, job.seconds)
         try:
-            reply = wire.encode(answer(job))
+            with limited_time(job.seconds):
+                reply = wire.encode(answer(job))
         except BaseException as error:  # the library's panics are not of type Exception
             reply = wire.encode(wire.Failure.of(error))
-        signal.setitimer(signal.ITIMER_REAL, 0)
         line.send(reply)
-
-
-def limit_resources(memory: int) -> None:
-    """Limit the address space to `memory` bytes, and forbid files larger than 0 bytes and core dumps."""
-    for kind, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # some systems have the limit but do not allow setting it
-            resource.setrlimit(kind, (limit, limit))
 
 
 def main(memory: int) -> None:
