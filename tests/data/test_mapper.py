@@ -12,7 +12,9 @@ import pytest
 import kvasir.data
 from kvasir import LLM, SamplingParams
 from kvasir.data.mapper import Mapper
+from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, InvalidRequest
+from kvasir.fleet.engine import FleetEngine
 
 MODEL = "kvasir-mini"
 SMALL = {"threads": 1, "num_blocks": 60, "max_model_len": 256, "max_num_seqs": 4}
@@ -166,3 +168,35 @@ def test_several_engines_answer_alike_and_one_may_die(mapper):
         assert len(replicas) == 2
         os.kill(replicas[1].engine.pid, signal.SIGKILL)
         assert [first, *answers] == list(mapper.answers(asked))
+
+
+FAKE = {"deadly_token": 255, "step_seconds": 0.001}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_prompt_that_kills_engines_is_an_error_row_and_the_job_goes_on(tmp_path, monkeypatch, replicas):
+    """The engines are processes that die whenever they compute the token 255."""
+    engines: list[ProcessEngine] = []
+
+    def process(index: int) -> ProcessEngine:
+        engines.append(ProcessEngine(fake=FAKE, hands_over=replicas > 1))
+        return engines[-1]
+
+    def engine_of(options, count):
+        return process(0) if count == 1 else FleetEngine(process, count, max_waiting=64)
+
+    monkeypatch.setattr("kvasir.data.mapper.engine_of", engine_of)
+    good = rows(*([i, i + 1] for i in range(20)))
+    poison = {"prompt": [255, 3], "params": None, "i": 99}
+    job = {"model": MODEL, "sampling_params": GREEDY, "replicas": replicas}
+    with Mapper(**job) as mapper:
+        plain = list(mapper.answers(good))
+    with Mapper(**job, checkpoint=tmp_path) as mapper:
+        found = list(mapper.answers([*good[:9], poison, *good[9:]]))
+    failed = found.pop(9)
+    assert found == plain and not any(row["error"] for row in plain)
+    assert failed["i"] == 99 and "twice" in failed["error"] and failed["generated_tokens"] == []
+    assert sum(engine.restarts for engine in engines) >= 2
+    with Mapper(**job, checkpoint=tmp_path) as mapper:
+        assert list(mapper.answers(good)) == plain and count_requests(mapper) == 0, "the others were kept"
