@@ -15,6 +15,7 @@ from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
 from kvasir.errors import KvasirError
 from kvasir.serve.settings import ServeSettings
+from kvasir.weights.packed_names import model_key
 from tests.cli.running import Terminal, run
 from tests.serve.running import live
 from tests.store import made
@@ -58,6 +59,21 @@ def test_from_pull_to_rm(place):
     assert "removed" in kvasir("rm", "tiny", "mine:1", "org/m")
     assert [model["name"] for model in json.loads(kvasir("list", "--json"))] == ["mario:latest"]
     assert (place / "weights/tiny.gguf").exists()
+
+
+def test_packed_weights_go_with_the_last_model_that_has_them(place, monkeypatch):
+    monkeypatch.setenv("KVASIR_PACKED", str(place / "packed"))
+    kvasir("pull", "weights/tiny.gguf")
+    kvasir("cp", "tiny", "other")
+    (place / "packed").mkdir()
+    key = model_key([place / "weights/tiny.gguf"])
+    mine, others = [place / "packed" / f"{name}-1.weights" for name in (key, "0" * 16)]
+    for path in (mine, others):
+        path.write_bytes(bytes(5 << 20))
+        path.with_suffix(".json").write_text("an index")
+    assert kvasir("rm", "tiny") == "tiny:latest was removed\n" and mine.exists()
+    assert kvasir("rm", "other") == "other:latest was removed, with 5.0 MiB of packed weights\n"
+    assert sorted((place / "packed").iterdir()) == [others.with_suffix(".json"), others]
 
 
 def test_a_modelfile_shown_makes_the_same_model():

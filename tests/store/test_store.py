@@ -283,9 +283,9 @@ def test_uploads_become_a_model_and_are_removed_with_it(store, tmp_path):
     path = Path(entry.weights.path)
     assert path.is_relative_to(store.root) and path.read_bytes() == data and entry.weights.digest == digest[7:]
     assert store.create("again", Modelfile(()), files={"x.gguf": digest}).weights == entry.weights
-    store.remove("up")
+    assert store.remove("up").weights == 0
     assert path.exists() and store.has_blob(digest)
-    store.remove("again")
+    assert store.remove("again").weights == len(data)
     assert not path.parent.exists() and not store.has_blob(digest)
 
 

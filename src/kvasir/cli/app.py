@@ -311,7 +311,7 @@ def cp(model: Stored, name: Annotated[str, typer.Argument(help="Name of the copy
 
 @app.command()
 def rm(model: Annotated[list[str], typer.Argument(help="Names in the store.")]) -> None:
-    """Remove models from the store, with downloaded weights that no other model uses.
+    """Remove models from the store, with downloaded and packed weights that no other model uses.
 
     Example: kvasir rm qwen3
     """

@@ -125,7 +125,10 @@ def copy(source: str, target: str) -> None:
 
 def remove(names: list[str]) -> None:
     for name in names:
-        print(f"{store().remove(name).name} was removed")
+        removed = store().remove(name)
+        parts = (("of weights", removed.weights), ("of packed weights", removed.packed))
+        freed = " and ".join(f"{bytes_text(count)} {what}" for what, count in parts if count)
+        print(f"{removed.name} was removed{f', with {freed}' if freed else ''}")
 
 
 def _as_json(entry: ModelEntry) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from kvasir.weights.packed_file import (
     prune,
     unusable,
 )
+from kvasir.weights.packed_names import model_key
 from kvasir.weights.window import LayerWindow
 
 MOST_PLACES = 3  # for streamed layers: one that is computed, one that is read, one for when a read takes long
@@ -192,7 +193,7 @@ def packed_layers(model: Any, files: ModelFiles, needed: int, facts: Sequence[st
 
 def _keys(files: ModelFiles, facts: Sequence[str]) -> tuple[str, str]:
     """Of a model, and of its packed file, whose key begins with that of the model."""
-    model = _digest(str(path.resolve()) for path in files.weights)[:16]
+    model = model_key(files.weights)
     read = (*files.weights, *([files.config] if files.config else ()))
     what = (*(identity_of(path, contents_dir()) for path in read), native.sources_digest(), package_digest(), *facts)
     return model, f"{model}-{_digest(what)[:32]}"

@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from kvasir.store.progress import PullProgress, Report
 from kvasir.store.sources import ModelSource, Places, find_source, from_uploads, is_path
 from kvasir.store.templates import check_template
 from kvasir.weights.local import find_local
+from kvasir.weights.packed_names import remove_packed
 
 log = logging.getLogger("kvasir.store")
 
@@ -47,6 +48,16 @@ Source = TypeVar("Source", ModelEntry, ModelSource)
 ROLES = ("system", "user", "assistant")
 
 __all__ = ["BlobWriter", "ModelStore", "PullProgress", "Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A removed model. weights, packed: bytes of its weights in the store, and of those packed for streaming, that went
+    with it."""
+
+    name: str
+    weights: int
+    packed: int
 
 
 class ModelStore:
@@ -183,13 +194,13 @@ class ModelStore:
         with self._disk():
             return self._put(replace(entry, name=str(wanted), created=0.0), _no_report)
 
-    def remove(self, name: str) -> ModelEntry:
-        """Also removes the store's own weights if no other model uses them. Raises ModelNotFound, InvalidRequest."""
+    def remove(self, name: str) -> Removed:
+        """Also removes the store's own weights, and those packed for streaming, if no other model uses them. Raises
+        ModelNotFound, InvalidRequest."""
         with self._disk(), self._locked():
             entry = self.get(name)
             self._manifests.remove(entry.parsed)
-            self._drop(entry)
-        return entry
+            return Removed(entry.name, *self._drop(entry))
 
     # -- uploads -------------------------------------------------------------------------------------------
 
@@ -297,8 +308,9 @@ class ModelStore:
         report(PullProgress("success"))
         return entry
 
-    def _drop(self, entry: ModelEntry) -> None:
-        """Removes the files of a removed model that no other model uses."""
+    def _drop(self, entry: ModelEntry) -> tuple[int, int]:
+        """Removes the files of a removed model that no other model uses. Returns the bytes of its weights in the store,
+        and of its packed weights."""
         others = list(self._manifests.all())
         if entry.template is not None and all(other.template != entry.template for other in others):
             self._template_path(entry.template).unlink(missing_ok=True)
@@ -306,16 +318,21 @@ class ModelStore:
         for digest in _digests(entry) - used:
             self.blobs.remove(digest)
         self.blobs.sweep()
-        self._drop_folder(entry)
+        paths = {weights.path for other in others for weights in other.all_weights}
+        packed = sum(_drop_packed(weights) for weights in entry.all_weights if weights.path not in paths)
+        return self._drop_folder(entry), packed
 
-    def _drop_folder(self, entry: ModelEntry) -> None:
-        """Removes the store's folders of the entry's weights if no model uses them."""
+    def _drop_folder(self, entry: ModelEntry) -> int:
+        """Removes the store's folders of the entry's weights if no model uses them. Returns the bytes of weights."""
+        freed = 0
         used = {self._folder_of(weights) for other in self._manifests.all() for weights in other.all_weights}
         for folder in {self._folder_of(weights) for weights in entry.all_weights} - used:
             held = try_lock(self._models / f".{folder.name}.lock") if folder else None
             if folder and held is not None:  # otherwise it is being pulled right now
                 remove_folder(folder, self._models)
                 os.close(held)
+                freed += sum(weights.size for weights in entry.all_weights if self._folder_of(weights) == folder)
+        return freed
 
     def _folder_of(self, weights: Weights) -> Path | None:
         """The store's folder that holds these weights; None for weights elsewhere."""
@@ -354,6 +371,14 @@ def _no_adapter(found: Source, ref: str) -> Source:
 def _always(weights: Weights) -> AdapterOption:
     """An adapter that is part of its model."""
     return AdapterOption(f"adapter-{weights.digest[:12]}", weights.path, always=True)
+
+
+def _drop_packed(weights: Weights) -> int:
+    """Removes packed weights, and returns their bytes."""
+    try:
+        return remove_packed(find_local(Path(weights.path)).weights)
+    except (OSError, ModelFileError):  # the weights are gone, so nothing tells what was packed
+        return 0
 
 
 def _digests(entry: ModelEntry) -> set[str]:
