@@ -20,7 +20,7 @@ SECONDS ?= 600
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env env-fleet test test-all composition soak chaos sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench clean
+.PHONY: help demo env env-fleet test test-all composition soak chaos sanitize emulate fuzz kernels check lint format arrows types bench peers bench-peers gpu-check gpu-bench docs clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -57,7 +57,7 @@ demo: $(VENV)/.run  ## Start a server on the bundled model and send it a questio
 test: env  ## Run the fast tests, a few minutes
 	$(PYTEST) $(SPREAD) -m "not slow and not gpu and not peers"
 
-test-all: env env-fleet sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
+test-all: env env-fleet docs sanitize emulate fuzz kernels  ## Run everything this machine supports: also slow tests, sanitizers, fuzzers, GPU tests
 	$(PYTEST) $(SPREAD) -m "not gpu and not peers" --hypothesis-profile=explore
 	@$(MAKE) --no-print-directory gpu-check
 
@@ -90,6 +90,11 @@ kernels: env  ## Compile the GPU kernels for four architectures, without a GPU; 
 	$(PY) -m tests.compiled.launching
 	@$(PY) -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/oldest-triton triton==3.6.0
 	PYTHONPATH=$(VENV)/oldest-triton $(PY) -m tests.compiled --check
+
+docs: env  ## Build the documentation site in build/docs; a broken link is an error
+	@$(PY) -c 'import sphinx, myst_parser, furo' 2>/dev/null || $(EXTRA) docs | $(PIP) -r /dev/stdin
+	$(PY) -m sphinx -q -W --keep-going -c docs -b html . build/docs
+	@echo "open build/docs/docs/index.html"
 
 check: lint format arrows types  ## Check lint, format, import arrows, types (make -k check: all, even if one fails)
 

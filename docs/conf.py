@@ -12,7 +12,6 @@ html_title = f"Kvasir {version}"
 # The repository is the source, so that links to benchmarks and files work on the site as they do in a checkout.
 root_doc = "docs/index"
 include_patterns = [
-    "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/**",
