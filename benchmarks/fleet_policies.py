@@ -1,6 +1,6 @@
 """The routers of a fleet compared live: conversations on 3 replicas of kvasir-mini, hits of their caches and goodput.
 
-    python -m benchmarks.fleet_policies                       every policy, three rounds in alternating order
+    python -m benchmarks.fleet_policies                       every policy in each of five rounds
     python -m benchmarks.fleet_policies --rate 40 --users 12 --rounds 1
 
 Users have conversations: each prompt of theirs begins with all that was said before, and all begin with one of a few
@@ -8,6 +8,9 @@ common instructions. Arrivals are Poisson, the same for every policy; a turn wai
 cache is too small for the conversations of all users. `hits` is the share of prompt tokens that were cached, `goodput`
 the requests per second that met both targets, which suit a model of this size. All replicas share this machine, so the
 work that a hit saves speeds up the others as well.
+
+Other work on the machine disturbs single runs. So the policies take turns, each round begins with another one, and the
+table has medians over the rounds, with the lowest and the highest of what varies most.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ COMMON, COMMON_TOKENS = 4, 192  # instructions, and their length
 TURNS, SAID, ANSWER = 6, 96, 24  # of a conversation; tokens of a turn and of its answer
 CONTEXT = COMMON_TOKENS + TURNS * (SAID + ANSWER) + 64
 COLUMNS = ("policy", "hits", "goodput_per_s", "in_time", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms")
+VARIED = ("goodput_per_s", "ttft_p99_ms")  # of which the table also has the lowest and the highest
+ROUNDS = 5
 
 
 @dataclass(slots=True)
@@ -124,17 +129,14 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=16_000, help="tokens of each replica's cache")
     parser.add_argument("--ttft", type=float, default=50.0, help="target: milliseconds to the first token")
     parser.add_argument("--tpot", type=float, default=10.0, help="target: milliseconds per further token")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     given = parser.parse_args()
     rows: list[report.Row] = []
     for number in range(given.rounds):
-        rows += [asyncio.run(measure(policy, given)) for policy in (POLICIES, POLICIES[::-1])[number % 2]]
-    medians = [
-        {"policy": policy} | {name: median(r[name] for r in rows if r["policy"] == policy) for name in COLUMNS[1:]}
-        for policy in POLICIES
-    ]
-    print_table(["policy", *(f">{n}" for n in COLUMNS[1:])], ([_cell(m[n]) for n in COLUMNS] for m in medians))
+        rows += [asyncio.run(measure(policy, given)) | {"round": number} for policy in turns(number)]
+    medians = summary(rows)
+    print_table(["policy", *(f">{n}" for n in COLUMNS[1:])], ([_cell(m, n) for n in COLUMNS] for m in medians))
     if given.out:
         options = {name: value for name, value in vars(given).items() if name != "out"}
         facts = {"options": options, "machine": machine_facts(), "software": software_facts()}
@@ -142,8 +144,28 @@ def main() -> None:
         report.write_json(path, facts | {"medians": medians, "rows": rows})
 
 
-def _cell(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def turns(number: int) -> tuple[str, ...]:
+    """The policies in the order of a round: after as many rounds as policies, each was at each place once."""
+    first = number % len(POLICIES)
+    return (*POLICIES[first:], *POLICIES[:first])
+
+
+def summary(rows: list[report.Row]) -> list[report.Row]:
+    """For each policy the medians over its rounds, and the ranges of what varies."""
+    found = []
+    for policy in POLICIES:
+        of_it = [row for row in rows if row["policy"] == policy]
+        medians = {name: median(row[name] for row in of_it) for name in COLUMNS[1:]}
+        ranges = {f"{n}_range": [min(row[n] for row in of_it), max(row[n] for row in of_it)] for n in VARIED}
+        found.append({"policy": policy, "rounds": len(of_it)} | medians | ranges)
+    return found
+
+
+def _cell(row: report.Row, name: str) -> str:
+    if name == "policy":
+        return str(row[name])
+    lowest, highest = row.get(f"{name}_range", (None, None))
+    return f"{row[name]:.3g}" + (f" ({lowest:.3g}-{highest:.3g})" if lowest is not None else "")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvasir.engine.front import Front
+from kvasir.fleet.engine import FleetEngine
 from kvasir.serve.settings import ServeSettings
+from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.serve.running import live
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,8 +48,9 @@ def labels_in(expression: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def families():
-    """What a server exposes after some work, by name."""
-    with live(ServeSettings(port=0, access_log=Path("/dev/null"))) as server:
+    """What a server of two replicas exposes after some work, by name."""
+    front = Front(FleetEngine(lambda i: EchoEngine(), 2), byte_tokenizer(), template())
+    with live(ServeSettings(port=0, access_log=Path("/dev/null")), front) as server:
         body = {"prompt": "ab" * 40, "max_tokens": 5}
         for path, fields in (("completions", {}), ("completions", {"service_class": "batch"}), ("nowhere", {})):
             httpx.post(f"{server.url}/v1/{path}", json=body | fields)
@@ -66,6 +70,16 @@ def test_every_metric_and_label_of_the_dashboard_exists(families):
             labels = {label for sample in samples for label in sample.labels} | SCRAPED
             assert not samples or labels_in(expression) <= labels, expression
         assert all(expression.count(a) == expression.count(b) for a, b in ("()", "{}", "[]"))
+
+
+def test_each_replica_has_its_panels(families):
+    of_replicas = {name for name in families if name.startswith("kvasir_replica")}
+    assert len(of_replicas) >= 8
+    for name in of_replicas:
+        family = families[name]
+        assert {sample.labels["replica"] for sample in family.samples} == {"0", "1"}, name
+        shown = [e for e in EXPRESSIONS if names_in(e) & {name + suffix for suffix in SUFFIXES[family.type]}]
+        assert shown and all("by (replica)" in expression for expression in shown), name
 
 
 def test_every_metric_of_the_server_is_on_the_dashboard(families):
