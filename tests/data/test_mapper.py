@@ -94,6 +94,13 @@ def test_bad_rows_are_error_rows_and_harm_no_others(mapper):
     assert not any("internal" in row["error"] for row in found), [row["error"] for row in found]
 
 
+def test_a_full_queue_of_texts_only_delays_rows(mapper, monkeypatch):
+    monkeypatch.setattr("kvasir.engine.turns.MAX_WAITING_PER_KEY", 2)
+    monkeypatch.setattr("kvasir.data.mapper.PAUSE", 0.001)
+    found = list(mapper.answers(rows(*(f"Once there was a {i}" for i in range(60)), max_tokens=2)))
+    assert not any(row["error"] for row in found) and {row["num_generated_tokens"] for row in found} == {2}
+
+
 def test_batches_of_columns(mapper):
     batch = {"prompt": np.array(PROMPTS), "params": np.array([None] * 5), "i": np.arange(5)}
     found = asyncio.run(mapper(batch))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,7 +30,8 @@ from kvasir.types import SamplingParams
 
 log = logging.getLogger("kvasir.data")
 
-PAUSE = 0.2  # seconds before a request is tried again that found the queue full
+PAUSE = 0.2  # seconds before work is tried again that found a queue full
+T = TypeVar("T")
 
 
 class Mapper:
@@ -150,7 +151,8 @@ class Mapper:
             params = params_of(self._params, plain(row.get(self._params_column)) if self._params_column else None)
             lora: Lora | None = (row.get(self._lora_column) or None) if self._lora_column else None
             async with self._window:
-                request, content = await request_of(self._front, plain(row[self._column]), params, self._chat, lora)
+                prompt = plain(row[self._column])
+                request, content = await _unless_full(lambda: request_of(self._front, prompt, params, self._chat, lora))
                 return await self._kept(content_key((self._identity, content)), request)
         except KvasirError as error:
             if self._front.engine.ended:
@@ -176,12 +178,7 @@ class Mapper:
             del self._under_way[key]
 
     async def _compute(self, key: bytes, request: Any) -> RowAnswer:
-        while True:
-            try:
-                answers = await self._front.complete(request)
-                break
-            except QueueFull:
-                await asyncio.sleep(PAUSE)
+        answers = await _unless_full(lambda: self._front.complete(request))
         for answer in answers:
             raise_fault(answer)
         found = answer_of(request, answers)
@@ -208,6 +205,15 @@ class Mapper:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+async def _unless_full(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work`, which is tried again while a queue is full: a job may wait."""
+    while True:
+        try:
+            return await work()
+        except QueueFull:
+            await asyncio.sleep(PAUSE)
 
 
 def engine_of(options: EngineOptions, replicas: int) -> ProcessEngine | FleetEngine:
