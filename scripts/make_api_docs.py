@@ -7,28 +7,38 @@ python scripts/make_api_docs.py --check    exits with 1 if the page is stale
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fastapi.routing import APIRoute
 from pydantic import AliasChoices
+from pydantic.fields import FieldInfo
 
+from kvasir.fields import FIELDS
 from kvasir.serve.app import create_app
 from kvasir.serve.hosting.catalogue import Catalogue
-from kvasir.serve.http.wire import Wire
+from kvasir.serve.http.wire import LEAVE_OUT, Wire
+from kvasir.serve.meanings import meaning
 from kvasir.serve.settings import ServeSettings
+from scripts import api_examples
 
+Objects = dict[str, type[Wire]]
 PAGE = Path(__file__).parent.parent / "docs/api.md"
 HEAD = """# API
 
-All routes and fields, generated from the code by `python scripts/make_api_docs.py`. A field that is not listed is
-refused as unknown. A *refused* field is a 400 that names it, unless its value is null or one of the values given after
-"unless". An *ignored* field is accepted and has no effect. A type in *italics* is an object with its own table.
-[Dialects](dialects.md) describes the differences from the original servers.
+All routes and fields, generated from the code by `python scripts/make_api_docs.py`. The examples are real exchanges
+with the bundled model. [Dialects](dialects.md) describes the differences from the original servers.
+
+- A field that is not listed is refused, unless the server was started with `--ignore-unknown-fields`.
+- A *refused* field gets a 400 that names it, unless its value is null or one of those in brackets.
+- A type in *italics* is an [object](#objects) with its own table.
+- Errors have a status, a message that says what was wrong, and what to do. 429 and 503 come with `Retry-After`.
 """
 TITLES = {
     "openai": "OpenAI",
@@ -38,7 +48,17 @@ TITLES = {
     "adapters": "Adapters",
     "tokens": "Token routes of vLLM",
     "server": "The server",
+    "fleet": "The fleet",
+    "tgi": "Text Generation Inference",
 }
+# Bases whose fields many routes have: the anchor of the section that lists them.
+SHARED = {
+    "Scheduling": ("scheduling and caching", "fields-of-scheduling-and-caching"),
+    "Drafting": ("scheduling and caching", "fields-of-scheduling-and-caching"),
+    "Trust": ("scheduling and caching", "fields-of-scheduling-and-caching"),
+    "Structured": ("structured output", "fields-of-structured-output"),
+}
+SAMPLING = ("sampling", "fields-of-sampling")
 
 
 class _Nothing(Catalogue):
@@ -64,22 +84,23 @@ class _Nothing(Catalogue):
 
 
 def page() -> str:
-    routes = list(_routes(create_app(_Nothing(ServeSettings())).routes))
-    groups: dict[str, list[APIRoute]] = {}
-    for route in routes:
+    groups: dict[str, dict[object, list[APIRoute]]] = {}
+    for route in _routes(create_app(_Nothing(ServeSettings())).routes):
         if route.include_in_schema:
-            groups.setdefault(str(route.tags[0]) if route.tags else "server", []).append(route)
-    order = [*TITLES, *sorted(set(groups) - set(TITLES))]
+            tag = str(route.tags[0]) if route.tags else "server"
+            groups.setdefault(tag, {}).setdefault((route.endpoint, tuple(sorted(route.methods or ()))), []).append(route)
+    examples, objects = api_examples.run(), {}
     parts = [HEAD]
-    for tag in (t for t in order if t in groups):
+    for tag in (*[t for t in TITLES if t in groups], *sorted(set(groups) - set(TITLES))):
         parts.append(f"## {TITLES.get(tag, tag)}\n")
-        objects: dict[str, type[Wire]] = {}
-        for route in groups[tag]:
-            parts += _route(route, objects)
-        done: set[str] = set()
-        while left := [name for name in objects if name not in done]:
-            parts += [f"### Object {left[0]}\n", *_table(objects[left[0]], objects)]
-            done.add(left[0])
+        for same in groups[tag].values():
+            parts += _route(same, objects, examples)
+    parts += _shared(objects)
+    parts.append("## Objects\n")
+    done: set[type[Wire]] = set()
+    while left := [model for model in objects.values() if model not in done]:
+        parts += [f"### {_title(left[0])}\n", *_table(left[0], objects)]
+        done.add(left[0])
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -92,41 +113,147 @@ def _routes(routes: Iterable[object]) -> Iterator[APIRoute]:
             yield from _routes(getattr(getattr(route, "original_router", None), "routes", ()))
 
 
-def _route(route: APIRoute, objects: dict[str, type[Wire]]) -> Iterator[str]:
-    yield f"### {' '.join(sorted(route.methods))} {route.path}\n"
+def _route(routes: list[APIRoute], objects: Objects, examples: Mapping[str, str]) -> Iterator[str]:
+    route = routes[0]
+    method = " ".join(sorted(route.methods or ()))
+    yield f"### {method} {route.path}\n"
+    if len(routes) > 1:
+        yield f"Also {', '.join(f'`{other.path}`' for other in routes[1:])}.\n"
     if text := _line(route.endpoint.__doc__):
         yield text + "\n"
+    if example := examples.get(f"{method} {route.path}"):
+        yield example
     parameters = (*route.dependant.query_params, *route.dependant.header_params)
     names = [name for p in parameters for name in getattr(p.field_info.annotation, "model_fields", (p.alias,))]
     if names:
         yield f"Query and headers: {', '.join(f'`{name}`' for name in names)}.\n"
     for body in route.dependant.body_params:
-        kind = body.field_info.annotation
-        for model in _models(kind):
+        for model in _models(body.field_info.annotation):
             yield from _table(model, objects)
 
 
-def _table(model: type[Wire], objects: dict[str, type[Wire]]) -> Iterator[str]:
-    yield "| field | type | |\n|---|---|---|"
+def _table(model: type[Wire], objects: Objects) -> Iterator[str]:
+    """The fields of a model: its own with their meanings, and the names of those that other sections describe."""
     refused, ignored = getattr(model, "REFUSED", {}), getattr(model, "IGNORED", ())
+    own, elsewhere = [], {}
     for name, field in model.model_fields.items():
-        what = "supported"
-        if name in refused:
-            harmless, hint = refused[name]
-            unless = f" unless {' or '.join(f'`{h!r}`' for h in harmless)}" if harmless else ""
-            what = f"refused{unless}: {hint}"
-        elif name in ignored:
-            what = "ignored"
-        alias = field.alias or (field.validation_alias if isinstance(field.validation_alias, str) else name)
-        if isinstance(field.validation_alias, AliasChoices):
-            alias = " / ".join(str(choice) for choice in field.validation_alias.choices)
-        need = ", required" if field.is_required() else ""
-        kind = "" if name in refused else _kind(field.annotation, objects)
-        yield f"| `{alias}`{need} | {kind} | {what.replace('|', chr(92) + '|')} |"
-    yield ""
+        if name in refused or name in ignored:
+            continue
+        where = _section(model, name)
+        if where:
+            elsewhere.setdefault(where, []).append(_alias(name, field))
+        else:
+            own.append(_row(model, name, field, objects))
+    if own:
+        yield "\n".join(["| field | type | meaning |", "|---|---|---|", *own, ""])
+    for (title, anchor), names in elsewhere.items():
+        yield f"Fields of [{title}](#{anchor}): {', '.join(f'`{name}`' for name in names)}.\n"
+    if refused:
+        yield f"Refused: {', '.join(_refused(name, *refused[name]) for name in refused)}.\n"
+    if ignored:
+        yield f"Accepted, without effect: {', '.join(f'`{name}`' for name in ignored)}.\n"
 
 
-def _kind(annotation: object, objects: dict[str, type[Wire]]) -> str:
+def _section(model: type[Wire], name: str) -> tuple[str, str] | None:
+    """The section that describes a field, if it is inherited from a base that many routes have."""
+    home = next(c for c in model.__mro__ if name in inspect.get_annotations(c))
+    if home is model:
+        return None
+    return SAMPLING if home.__name__.endswith("Sampling") and home.__bases__ == (Wire,) else SHARED.get(home.__name__)
+
+
+def _refused(name: str, harmless: tuple[object, ...], hint: str) -> str:
+    unless = f" (unless {' or '.join(f'`{json.dumps(h)}`' for h in harmless)})" if harmless else ""
+    return f"`{name}`{unless}" + ("" if hint == LEAVE_OUT else f": {hint}")
+
+
+def _alias(name: str, field: FieldInfo) -> str:
+    if isinstance(field.validation_alias, AliasChoices):
+        return " / ".join(str(choice) for choice in field.validation_alias.choices)
+    return field.alias or (field.validation_alias if isinstance(field.validation_alias, str) else name)
+
+
+def _row(model: type[Wire], name: str, field: FieldInfo, objects: Objects) -> str:
+    need = ", required" if field.is_required() else ""
+    kind = _kind(field.annotation, objects) + (_bounds(field) or _range(name, field))
+    return f"| `{_alias(name, field)}`{need} | {kind} | {_cell(meaning_of(model, name))} |"
+
+
+def meaning_of(model: type[Wire], name: str) -> str:
+    """What a field means; "" if it is not known."""
+    if text := meaning(tuple(c.__name__ for c in model.__mro__), name):
+        return text
+    row = next((row for row in FIELDS if name in {row.name, *row.names.values()}), None)
+    return "" if row is None else row.doc
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The range of a number, and the greatest length of a list."""
+    found: dict[str, object] = {}
+    for item in (*field.metadata, *_inner_metadata(field.annotation)):
+        for key in ("ge", "gt", "le", "lt", "max_length"):
+            if (value := getattr(item, key, None)) is not None:
+                found[key] = value
+    low = found.get("ge", found.get("gt"))
+    high = found.get("le", found.get("lt"))
+    if high == 2**31 - 1:
+        high = None
+    text = f", {'above ' if 'gt' in found else ''}{low}" if low is not None else ""
+    if high is not None:
+        text += f" to {high}" if low is not None else f", at most {high}"
+    elif low is not None:
+        text = text.replace(", above", ", more than") if "gt" in found else f", at least {low}"
+    return text + (f", at most {found['max_length']} long" if "max_length" in found else "")
+
+
+def _range(name: str, field: FieldInfo) -> str:
+    """The range of a number by the table of fields."""
+    row = next((row for row in FIELDS if name in {row.name, *row.names.values()} and row.high > row.low), None)
+    if row is None or {int, float}.isdisjoint(typing.get_args(field.annotation) or (field.annotation,)):
+        return ""
+    return f", at least {row.low:g}" if row.high == 2**31 - 1 else f", {row.low:g} to {row.high:g}"
+
+
+def _inner_metadata(annotation: object) -> Iterator[object]:
+    """What is annotated to the alternatives of a union."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for argument in typing.get_args(annotation):
+            yield from _inner_metadata(argument)
+    if typing.get_origin(annotation) is typing.Annotated:
+        for item in typing.get_args(annotation)[1:]:
+            yield from (item.metadata if isinstance(item, FieldInfo) else (item,))
+
+
+def _shared(objects: Objects) -> Iterator[str]:
+    """The sections of fields that many routes have."""
+    from kvasir.serve.conversation.drafting import Drafting
+    from kvasir.serve.conversation.trust import Trust
+    from kvasir.serve.dialects.openai.structured import Structured
+
+    yield "## Fields of scheduling and caching\n"
+    yield "All routes that compute have them. [Scheduling](scheduling.md) explains them.\n"
+    fields = {**Drafting.model_fields, **Trust.model_fields}
+    rows = [_row(Drafting, name, field, objects) for name, field in fields.items()]
+    yield "\n".join(["| field | type | meaning |", "|---|---|---|", *rows, ""])
+    yield "## Fields of structured output\n\n[Structured output](structured-output.md) explains them.\n"
+    rows = [_row(Structured, name, field, objects) for name, field in Structured.model_fields.items()]
+    yield "\n".join(["| field | type | meaning |", "|---|---|---|", *rows, ""])
+    yield "## Fields of sampling\n\n[Sampling](sampling.md#the-fields) lists them with defaults, bounds and names.\n"
+
+
+def _title(model: type[Wire]) -> str:
+    """A name for an object. Classes of different dialects may have the same."""
+    dialect = model.__module__.split(".dialects.")[-1].split(".")[0] if ".dialects." in model.__module__ else ""
+    return (
+        f"{model.__name__} of {TITLES.get(dialect, dialect)}" if dialect in ("ollama", "anthropic") else model.__name__
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", chr(92) + "|")
+
+
+def _kind(annotation: object, objects: Objects) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _kind(arguments[0], objects)
@@ -138,8 +265,8 @@ def _kind(annotation: object, objects: dict[str, type[Wire]]) -> str:
     if origin in (list, tuple):
         return f"list of {_kind(arguments[0], objects)}" if arguments else "list"
     if isinstance(annotation, type) and issubclass(annotation, Wire):
-        objects.setdefault(annotation.__name__, annotation)
-        return f"*{annotation.__name__}*"
+        objects.setdefault(_title(annotation), annotation)
+        return f"*[{annotation.__name__}](#{_title(annotation).lower().replace(' ', '-')})*"
     names = {str: "text", int: "integer", float: "number", bool: "boolean", dict: "object", typing.Any: "any"}
     return names.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvasir.fields import FIELDS, fields_of
 from kvasir.serve.http.wire import Wire
+from kvasir.serve.meanings import MEANINGS
 from scripts import make_api_docs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,6 +40,22 @@ def test_every_field_is_read_refused_or_ignored():
         for name in wire.model_fields:
             if name not in wire.REFUSED and name not in wire.IGNORED:
                 assert name in words(), f"{wire.__name__}.{name} is read nowhere"
+
+
+def test_every_field_has_a_meaning():
+    make_api_docs.page()  # imports all dialects
+    for wire in wires():
+        for name in wire.model_fields:
+            if name not in wire.REFUSED and name not in wire.IGNORED:
+                assert make_api_docs.meaning_of(wire, name), f"{wire.__name__}.{name}: add it to kvasir.serve.meanings"
+
+
+def test_every_meaning_is_of_a_field():
+    make_api_docs.page()
+    fields = {(base.__name__, name) for wire in wires() for base in wire.__mro__ for name in wire.model_fields}
+    for key in MEANINGS:
+        owner, _, name = key.rpartition(".")
+        assert (owner, name) in fields if owner else any(name == found for _, found in fields), key
 
 
 def test_an_unread_field_is_detected():
