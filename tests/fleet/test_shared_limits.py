@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 
 import httpx
+import msgspec
 import pytest
 
 from kvasir.engine.fake import FakeEngine
@@ -16,9 +20,12 @@ from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.fleet.engine import FleetEngine
 from kvasir.serve.app import create_app
 from kvasir.serve.auth.keys import Key, KeyLimits
+from kvasir.serve.auth.sharing import TELL_SECONDS, SharingQuotas
 from kvasir.serve.hosting.catalogue import OneModel
+from kvasir.serve.http.asgi import settle
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import ServiceClass
+from tests.cli.test_replica import command, key  # noqa: F401
 from tests.fleet.test_remote import FAKE
 from tests.sched.drive import request
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
@@ -63,36 +70,110 @@ async def test_a_flood_of_one_key_does_not_delay_another_on_any_replica(kind):
 
 def settings(**more) -> ServeSettings:
     limits = KeyLimits(requests_per_minute=6, concurrent=4)
-    return ServeSettings(keys=(Key("a-secret", "few", limits=limits), Key("b-secret", "free")), **more)
+    tokens = Key("c-secret", "tokens", limits=KeyLimits(tokens_per_minute=60))
+    return ServeSettings(keys=(Key("a-secret", "few", limits=limits), Key("b-secret", "free"), tokens), **more)
 
 
-async def test_servers_in_front_of_the_same_replicas_divide_the_limits_of_a_key(tmp_path):
+@asynccontextmanager
+async def servers(folder, count: int, exchange: bool = True) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """So many servers in front of one replica behind a host, each of which knows that there are as many."""
     async with AsyncExitStack() as stack:
         engine = EchoEngine()
         await engine.start()
         stack.push_async_callback(engine.stop)
         host = EngineHost(engine)
-        tmp_path.chmod(0o700)
-        await host.listen_unix(tmp_path / "s")
+        folder.chmod(0o700)
+        await host.listen_unix(folder / "s")
         stack.push_async_callback(host.close)
-        answers: dict[str, list[httpx.Response]] = {"a-secret": [], "b-secret": []}
-        for _ in range(2):
-            fleet = FleetEngine(lambda i: RemoteEngine(HostAddress(tmp_path / "s")), 1)
-            front = Front(fleet, byte_tokenizer(), template())
+        found, quotas = [], []
+        for _ in range(count):
+            front = Front(
+                FleetEngine(lambda i: RemoteEngine(HostAddress(folder / "s")), 1), byte_tokenizer(), template()
+            )
             await front.start()
             stack.push_async_callback(front.stop)
-            transport = httpx.ASGITransport(create_app(OneModel(front, settings(routers=2))))
-            http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://localhost"))
-            for secret, found in answers.items():
-                for _ in range(6):
-                    headers = {"Authorization": f"Bearer {secret}"}
-                    found.append(await http.post("/v1/completions", json=BODY, headers=headers))
-        assert [r.status_code for r in answers["a-secret"]] == [*[200] * 3, *[429] * 3] * 2
-        assert answers["a-secret"][0].headers["x-ratelimit-limit-requests"] == "3"
-        assert {r.status_code for r in answers["b-secret"]} == {200}
+            catalogue = OneModel(front, settings(routers=count))
+            if exchange:
+                assert isinstance(catalogue.quotas, SharingQuotas)
+                quotas.append(catalogue.quotas)
+                sharing = asyncio.ensure_future(catalogue.quotas.share(lambda front=front: [front.engine]))
+                stack.push_async_callback(settle, sharing)
+            transport = httpx.ASGITransport(create_app(catalogue))
+            http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+            found.append(await stack.enter_async_context(http))
+        while not all(each.peers.complete for each in quotas):
+            await asyncio.sleep(0.005)
+        yield found
+
+
+async def asked(http: httpx.AsyncClient, secret: str, times: int = 6, **more) -> list[httpx.Response]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    return [await http.post("/v1/completions", json=BODY | more, headers=headers) for _ in range(times)]
+
+
+async def test_the_limits_of_a_key_hold_over_servers_and_one_of_them_can_use_all(tmp_path):
+    async with servers(tmp_path, 3) as (one, two, three):
+        first = await asked(one, "a-secret", 7)
+        assert [r.status_code for r in first] == [*[200] * 6, 429]
+        assert first[0].headers["x-ratelimit-limit-requests"] == "6"
+        assert {r.status_code for r in await asked(one, "b-secret")} == {200}
+        await asyncio.sleep(0.1)
+        assert [r.status_code for http in (two, three) for r in await asked(http, "a-secret", 2)] == [429] * 4
+
+
+async def test_tokens_count_over_servers_too(tmp_path):
+    async with servers(tmp_path, 2) as (one, two):
+        found = await asked(one, "c-secret", 3, prompt="x" * 20)
+        await asyncio.sleep(0.6)
+        found += await asked(two, "c-secret", 1, prompt="x" * 20)
+        assert [r.status_code for r in found] == [200, 200, 429, 429]
+
+
+async def test_servers_that_do_not_hear_each_other_divide_the_limits_of_a_key(tmp_path):
+    async with servers(tmp_path, 2, exchange=False) as https:
+        answers = [await asked(http, "a-secret") for http in https]
+        assert [[r.status_code for r in each] for each in answers] == [[*[200] * 3, *[429] * 3]] * 2
+        assert answers[0][0].headers["x-ratelimit-limit-requests"] == "3"
+        assert {r.status_code for http in https for r in await asked(http, "b-secret")} == {200}
+
+
+def test_what_cannot_be_read_changes_nothing():
+    quotas = SharingQuotas(settings().all_keys, 2)
+    for data in (b"", b"\xff", b"\x95", msgspec.msgpack.encode(["x", -1, 0, {}, {}]), msgspec.msgpack.encode([1] * 5)):
+        quotas.receive(data)
+    quotas.receive(
+        msgspec.msgpack.encode(["x", 1, 1, {"y": 3}, {"few/requests": [2, 1, 2], "nobody/tokens": [1, 0, 0]}])
+    )
+    assert quotas.peers.complete and quotas.accounts["few"].buckets[0].room == 4
 
 
 def test_a_share_is_at_least_one():
     limits = KeyLimits(requests_per_minute=3, tokens_per_minute=100, concurrent=None)
     assert limits.divided(1) == limits
     assert limits.divided(4) == KeyLimits(requests_per_minute=1, tokens_per_minute=25)
+
+
+@pytest.mark.slow
+def test_real_servers_share_the_limits_of_a_key(key, tmp_path):  # noqa: F811
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([{"name": "few", "key": "a-secret-of-mine", "limits": {"requests_per_minute": 6}}]))
+    keys.chmod(0o600)
+    with ExitStack() as stack:
+        small = ("kvasir-mini", "--threads", "1", "--num-blocks", "60")
+        _, replica = stack.enter_context(command("replica", *small, "--replica-key", key, "--port", "0"))
+        front = ("serve", "kvasir-mini", "--port", "0", "--replica", replica, "--replica-key", key, "--keys", str(keys))
+        servers = [
+            stack.enter_context(command(*front, "--routers", "2", *more))[1] for more in ((), ("--api-workers", "2"))
+        ]
+        time.sleep(2 * TELL_SECONDS)
+
+        def ask(url: str) -> httpx.Response:
+            headers = {"Authorization": "Bearer a-secret-of-mine"}
+            return httpx.post(f"{url}/v1/completions", json=BODY, headers=headers, timeout=60)
+
+        busy, idle = servers[::-1]  # the one with API workers
+        first = [ask(busy) for _ in range(7)]
+        assert [r.status_code for r in first] == [*[200] * 6, 429]
+        assert first[5].headers["x-ratelimit-limit-requests"] == "6"
+        time.sleep(2 * TELL_SECONDS)
+        assert ask(idle).status_code == 429

@@ -19,7 +19,7 @@ class OperationOptions:
         *("--api-workers", "--api-server-count", "-asc"),
     )
     routers: int = option(
-        1, "Servers in front of the same replicas, this one included: each grants its share of the limits of keys."
+        1, "Servers in front of the same replicas, this one included, which share the limits of keys."
     )
     tls_cert: Path | None = option(None, "PEM file of the server's certificate chain; enables HTTPS.")
     tls_key: Path | None = option(None, "PEM file of the certificate's private key, unencrypted.")

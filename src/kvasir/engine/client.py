@@ -168,6 +168,21 @@ class ShowsCache(Protocol):
 
 
 @runtime_checkable
+class Exchanges(Protocol):
+    """An engine of a host, whose clients can leave notes for each other."""
+
+    @property
+    def meeting(self) -> str:
+        """Names the host, the same for all its clients; "" while there is no connection."""
+        ...
+
+    def exchange(self, note: bytes, take: Callable[[bytes], None]) -> None:
+        """Leaves a note for the other clients, in place of the last one. Their notes come to `take` from then on; some
+        may be lost, and some come several times."""
+        ...
+
+
+@runtime_checkable
 class Launches(Protocol):
     """An engine that may begin its start before there is an event loop."""
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvasir.engine import remote_wire as wire
+from kvasir.engine.board import Board
 from kvasir.engine.cache_fan import CacheFan
 from kvasir.engine.client import Engine
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
@@ -40,6 +41,7 @@ class EngineHost:
         """key: of clients over TCP."""
         self.engine = engine
         self._fan = CacheFan(engine)
+        self._board = Board()
         self._key = key.encode()
         self._max_clients = max_clients
         self._servers: list[asyncio.Server] = []
@@ -124,7 +126,7 @@ class EngineHost:
             return
         finally:
             self._strangers -= 1
-        client = HostedClient(link, self.engine, self._instance, next(self._numbers), self._fan)
+        client = HostedClient(link, self.engine, self._instance, next(self._numbers), self._fan, self._board)
         self._clients.add(client)
         try:
             await client.run()

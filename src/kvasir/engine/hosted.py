@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from kvasir.engine import remote_wire as wire
+from kvasir.engine.board import MAX_NOTE, Board
 from kvasir.engine.cache_fan import CacheFan
 from kvasir.engine.client import Engine, EngineState
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
@@ -50,13 +51,14 @@ class _Open:
 class HostedClient:
     """refuses: it gets no further requests."""
 
-    def __init__(self, link: FrameSocket, engine: Engine, instance: str, number: int, fan: CacheFan):
+    def __init__(self, link: FrameSocket, engine: Engine, instance: str, number: int, fan: CacheFan, board: Board):
         """instance: of the host. number: makes the ids of its requests unique among all clients. fan: of the engine's
-        prefix cache."""
+        prefix cache. board: of all clients."""
         self.refuses = False
         self._link = link
         self._engine = engine
         self._fan = fan
+        self._board = board
         self._instance = instance
         self._number = number
         self._open: dict[int, _Open] = {}
@@ -85,6 +87,7 @@ class HostedClient:
                     await self._link.drain()
         finally:
             self._fan.leave(self._report)
+            self._board.leave(self._note)
             watching.cancel()
             work = [watching, *self._work, *(one.task for one in self._open.values() if one.task)]
             self._open.clear()
@@ -100,6 +103,10 @@ class HostedClient:
     def _report(self, changes: CacheChanges) -> None:
         if not self._link.late:
             self._send(wire.CacheReport(changes))
+
+    def _note(self, note: bytes) -> None:
+        if not self._link.late:
+            self._send(wire.NoteLeft(note))
 
     async def _watch(self) -> None:
         """Tells the client what changes, and sends signs of life."""
@@ -170,6 +177,10 @@ class HostedClient:
                     one.goes.clear() if whether else one.goes.set()
             case wire.FollowCache():
                 self._fan.follow(self._report)
+            case wire.LeaveNote(note):
+                if len(note) > MAX_NOTE:
+                    raise FrameError(f"a note of {len(note)} bytes")
+                self._board.leave_note(self._note, note)
             case wire.Ask(number) | wire.LoadAdapter(number) | wire.UnloadAdapter(number):
                 if self._queries >= MAX_QUERIES:
                     raise FrameError(f"more than {MAX_QUERIES} queries at once")

@@ -95,6 +95,7 @@ class RemoteEngine:
         self._cumulative = CumulativeStats()
         self._link: FrameSocket | None = None
         self._follower: Callable[[CacheChanges], None] | None = None  # of the prefix cache
+        self._reader: Callable[[bytes], None] | None = None  # of notes
         self._streams = Streams(self._set_paused, merges=True)
         self._handles: dict[str, int] = {}
         self._fates: dict[str, tuple[int, int]] = {}  # deaths and lives of each request
@@ -246,6 +247,14 @@ class RemoteEngine:
         self._follower = take
         self._send(wire.FollowCache())
 
+    @property
+    def meeting(self) -> str:
+        return self._instance if self._link else ""
+
+    def exchange(self, note: bytes, take: Callable[[bytes], None]) -> None:
+        self._reader = take
+        self._send(wire.LeaveNote(note))
+
     def _send(self, message: wire.FromClient) -> None:
         if self._link is not None:
             self._link.write(wire.encode(message))
@@ -366,6 +375,8 @@ class RemoteEngine:
                 self._deliver(message)
             case wire.CacheReport(changes) if self._follower:
                 self._follower(changes)
+            case wire.NoteLeft(note) if self._reader:
+                self._reader(note)
             case wire.Fault(handle, number, error):
                 if request_id := self._ids.get(handle):
                     self._streams.fail(request_id, to_error(error))

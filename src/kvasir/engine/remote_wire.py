@@ -27,7 +27,7 @@ from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
-VERSION = 1
+VERSION = 2
 HELLO_BYTES = 4096  # the longest first frame of a client
 MAX_FRAME = 128 << 20  # bytes of any other
 BEAT_SECONDS = 2.0
@@ -110,6 +110,18 @@ class CacheReport(_Message, frozen=True):
     changes: CacheChanges
 
 
+class LeaveNote(_Message, frozen=True):
+    """A note for the host's other clients that leave notes. From then on their notes come, too."""
+
+    note: bytes
+
+
+class NoteLeft(_Message, frozen=True):
+    """The note of another client. Notes are left out while the client does not read."""
+
+    note: bytes
+
+
 class Columns(_Message, frozen=True):
     """One token for each of many choices, and nothing else. tokens: packed int32. at: as in a Delta."""
 
@@ -163,8 +175,8 @@ class Beat(_Message, frozen=True):
     ended: bool = False
 
 
-FromClient = Submit | Abort | Pause | FollowCache | Ask | LoadAdapter | UnloadAdapter | Beat
-FromHost = Welcome | Steps | CacheReport | Fault | Answer | AdapterList | Beat
+FromClient = Submit | Abort | Pause | FollowCache | LeaveNote | Ask | LoadAdapter | UnloadAdapter | Beat
+FromHost = Welcome | Steps | CacheReport | NoteLeft | Fault | Answer | AdapterList | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 from_client = msgspec.msgpack.Decoder(FromClient)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
-from kvasir.engine.client import Checks, Engine
+from kvasir.engine.client import Checks, Engine, Exchanges
 from kvasir.engine.journal import SUSPECT_LIVES
 from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
 from kvasir.fleet import roles
@@ -33,6 +33,8 @@ from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, FinishReason, Request
 
 log = logging.getLogger("kvasir.fleet")
+
+MEETINGS = 3  # replicas over which servers exchange notes: one may be lost, and not all need hear of it
 
 
 class FleetEngine(Scaling):
@@ -56,6 +58,18 @@ class FleetEngine(Scaling):
         self._max_waiting = max_waiting
         self._turn = 0  # requests routed so far
         self._numbers = itertools.count()  # of what is sent to replicas
+
+    def exchange(self, note: bytes, take: Callable[[bytes], None]) -> None:
+        """Over a few replicas that have a host, the same ones in all servers that reach them."""
+        engines = (replica.engine for replica in self.replicas)
+        hosted = {engine.meeting: engine for engine in engines if isinstance(engine, Exchanges) and engine.meeting}
+        for meeting in sorted(hosted)[:MEETINGS]:
+            hosted[meeting].exchange(note, take)
+
+    @property
+    def meeting(self) -> str:
+        """None of its own."""
+        return ""
 
     # -- requests ----------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class ServeSettings:
     lora_dirs: folders from which clients may load adapters. lora_resolve: a request may name a folder in one of them
     that is not loaded yet.
     drain: seconds for which requests may finish when the server, or a replica, ends. replaces_replicas: at SIGHUP.
-    routers: servers in front of the same replicas, among which the limits of keys are divided.
+    routers: servers in front of the same replicas, which share the limits of keys.
     otlp_endpoint: URL of the collector that gets traces. otlp_ratio: share of the requests that are traced, of those
     whose caller does not decide it.
     head_time / body_time / write_time: how long a client may take for its headers, its body, and to accept a chunk;

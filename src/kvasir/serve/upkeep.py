@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from fastapi import FastAPI
 
 from kvasir.serve.auth.keyring import KeyRing
+from kvasir.serve.auth.sharing import SharingQuotas
+from kvasir.serve.hosting.catalogue import Catalogue
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.records.batches import Batches
 from kvasir.serve.rolling import RollingRestart
@@ -38,6 +40,9 @@ class Upkeep:
         """watches: of further files than that of the keys. on_signal: called with SIGHUP and SIGUSR1."""
         meter: HttpMeter = app.state.http_meter
         self._batches: Batches = app.state.batches
+        catalogue: Catalogue = app.state.catalogue
+        self._quotas = catalogue.quotas
+        self._engines = lambda: [serving.front.engine for serving in catalogue.loaded()]
         self._on_signal = on_signal
         self._restart = RollingRestart(app.state.catalogue, settings.drain) if settings.replaces_replicas else None
         self._kept = (app.state.responses, app.state.batches)
@@ -53,7 +58,8 @@ class Upkeep:
         """Does all of it as long as the context lasts, and then writes the last log lines and unlocks the records."""
         await self._batches.start()
         restarting = (self._restart.run(),) if self._restart else ()
-        running = (*(watch.run() for watch in self._watches), self._sweep(), *restarting)
+        sharing = (self._quotas.share(self._engines),) if isinstance(self._quotas, SharingQuotas) else ()
+        running = (*(watch.run() for watch in self._watches), self._sweep(), *restarting, *sharing)
         work = [asyncio.ensure_future(one) for one in running]
         try:
             with self._handling_signals():

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.errors import LimitExceeded
+from kvasir.serve.auth.buckets import MINUTE, SECOND, Bucket, drain, take, wait
 from kvasir.serve.auth.keys import Key, KeyLimits
-from kvasir.serve.auth.quota import MINUTE, SECOND, Account, Bucket, drain, take, wait
+from kvasir.serve.auth.quota import Account
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import client, make_front
 

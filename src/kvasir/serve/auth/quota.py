@@ -1,9 +1,5 @@
 """Limits per key: requests and tokens per minute, and concurrent requests. Requests beyond a limit get 429 with
-Retry-After.
-
-The rates are leaky buckets in whole nanoseconds: a limit of n per minute admits n at once, and drains in a minute. The
-clock is a parameter; a clock that runs backwards counts as standing still.
-"""
+Retry-After. Rates are leaky buckets (buckets.py); the clock is a parameter."""
 
 from __future__ import annotations
 
@@ -13,59 +9,20 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir.errors import LimitExceeded
+from kvasir.serve.auth.buckets import SECOND, Bucket, drain, duration, take, taken
 from kvasir.serve.auth.keys import Key, KeyLimits
 from kvasir.serve.http.asgi import refuse
 from kvasir.serve.http.dialect import dialect_of
 from kvasir.serve.http.faults import fault_of
 from kvasir.serve.http.held import Held
 
-SECOND = 1_000_000_000
-MINUTE = 60 * SECOND
 _ENDS = re.compile(r"/v1/(responses|batches|messages/batches)/[^/]+/cancel")  # routes that end work are never refused
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """limit: units per minute. used: nanoseconds until it is empty; exceeds that of a full bucket when units were taken
-    that could not be foreseen. at: time of `used`, on the clock."""
-
-    limit: int
-    used: int = 0
-    at: int = 0
-
-    @property
-    def per_unit(self) -> int:
-        """Nanoseconds that a unit takes to drain, rounded up, so that at most `limit` units drain in a minute."""
-        return -(-MINUTE // self.limit)
-
-    @property
-    def room(self) -> int:
-        """Units that may be taken at the time `at`."""
-        return max(0, self.limit - -(-self.used // self.per_unit))
-
-
-def drain(bucket: Bucket, now: int) -> Bucket:
-    """The bucket as of `now`."""
-    passed = max(0, now - bucket.at)
-    return replace(bucket, used=max(0, bucket.used - passed), at=now)
-
-
-def wait(bucket: Bucket, units: int) -> int | None:
-    """Nanoseconds from `at` until `units` may be taken; 0: at once; None: never, they exceed the limit."""
-    if units > bucket.limit:
-        return None
-    return max(0, bucket.used - (bucket.limit - units) * bucket.per_unit)
-
-
-def take(bucket: Bucket, units: int) -> Bucket:
-    """The bucket after taking `units`, whether there was room for them or not."""
-    return replace(bucket, used=bucket.used + units * bucket.per_unit)
 
 
 class Account:
@@ -94,7 +51,8 @@ class Account:
         most = self._limits.concurrent
         if most is not None and self.num_open >= most:
             raise LimitExceeded(f"{self.num_open} requests of this key are open", f"at most {most} at once", 1.0)
-        self._requests = _taken(self._requests, 1, self._clock(), "requests")
+        if self._requests is not None:
+            self._requests = taken(self._requests, 1, self._clock(), "requests")
         self.num_open += 1
         return OpenRequest(self)
 
@@ -119,7 +77,8 @@ class Account:
     def prompt(self, tokens: int) -> None:
         """Counts a prompt's tokens before they are computed. Raises LimitExceeded if there is no room for them, also
         while earlier choices have overdrawn the bucket."""
-        self._tokens = _taken(self._tokens, tokens, self._clock(), "tokens")
+        if self._tokens is not None:
+            self._tokens = taken(self._tokens, tokens, self._clock(), "tokens")
 
     def answer(self, tokens: int) -> None:
         """Counts generated tokens as they come. A running request is never cut off; the next one has to wait
@@ -145,11 +104,11 @@ class Account:
         """Response headers with the limits and what remains of them, under the names of the OpenAI API or of
         Anthropic's."""
         found: dict[str, object] = {}
-        for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+        for name, bucket in zip(("requests", "tokens"), self.buckets, strict=True):
             if bucket is None:
                 continue
             now = drain(bucket, self._clock())
-            reset = _moment(now.used) if anthropic else _duration(now.used)
+            reset = _moment(now.used) if anthropic else duration(now.used)
             for what, value in (("limit", now.limit), ("remaining", now.room), ("reset", reset)):
                 found[f"anthropic-ratelimit-{name}-{what}" if anthropic else f"x-ratelimit-{what}-{name}"] = value
         return [(name.encode(), str(value).encode()) for name, value in found.items()]
@@ -169,26 +128,6 @@ def _bucket(limit: int | None, now: int, before: Bucket | None) -> Bucket | None
     if limit is None:
         return None
     return replace(before, limit=limit) if before else Bucket(limit, at=now)
-
-
-def _taken(bucket: Bucket | None, units: int, now: int, what: str) -> Bucket | None:
-    if bucket is None:
-        return None
-    bucket = drain(bucket, now)
-    delay = wait(bucket, units)
-    if delay is None:
-        raise LimitExceeded(f"{units} {what} are more than this key may use in one request", f"{bucket.limit} at most")
-    if delay:
-        raise LimitExceeded(
-            f"this key may use {bucket.limit} {what} per minute", f"try again in {_duration(delay)}", delay / SECOND
-        )
-    return take(bucket, units)
-
-
-def _duration(nanoseconds: int) -> str:
-    """Milliseconds or seconds, rounded up, in the format of the OpenAI API."""
-    milliseconds = -(-nanoseconds // 1_000_000)
-    return f"{milliseconds}ms" if milliseconds < 1000 else f"{-(-milliseconds // 1000)}s"
 
 
 def _moment(nanoseconds: int) -> str:
@@ -211,9 +150,12 @@ class Quotas:
         """Replaces the keys. The account of a name that remains continues."""
         before = self.accounts
         keys = [replace(key, limits=key.limits.divided(self._servers)) for key in keys]
-        self.accounts = {key.name: before.get(key.name) or Account(key, self._clock) for key in keys}
+        self.accounts = {key.name: before.get(key.name) or self._account(key) for key in keys}
         for key in keys:
             self.accounts[key.name].limit(key.limits)
+
+    def _account(self, key: Key) -> Account:
+        return Account(key, self._clock)
 
     async def open(self, tenant: str) -> Held:
         """As `Account.open`, of a tenant that has an account."""

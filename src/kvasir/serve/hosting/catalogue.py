@@ -22,6 +22,7 @@ from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound
 from kvasir.serve.auth.keys import Key
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.auth.scopes import may_manage
+from kvasir.serve.auth.sharing import SharingQuotas
 from kvasir.serve.hosting.adapters import AdapterFolders, split_name
 from kvasir.serve.hosting.offers import Offer
 from kvasir.serve.hosting.serving import Serving
@@ -69,7 +70,7 @@ class Catalogue(ABC):
         """clock: nanoseconds, for the limits of keys. quotas: those of another process, which counts."""
         self.settings = settings
         self.folders = AdapterFolders(settings.lora_dirs, settings.lora_resolve)
-        self.quotas = quotas or Quotas(settings.all_keys, clock, settings.routers)
+        self.quotas = quotas or _quotas(settings, clock)
 
     @abstractmethod
     async def start(self) -> None:
@@ -113,6 +114,12 @@ class Catalogue(ABC):
     @abstractmethod
     async def card(self, name: str) -> Card:
         """The model or adapter of that name. Raises ModelNotFound."""
+
+
+def _quotas(settings: ServeSettings, clock: Callable[[], int]) -> Quotas:
+    if settings.routers > 1:
+        return SharingQuotas(settings.all_keys, settings.routers, clock)
+    return Quotas(settings.all_keys, clock)
 
 
 class OneModel(Catalogue):

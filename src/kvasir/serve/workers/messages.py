@@ -11,7 +11,7 @@ import msgspec
 
 from kvasir.adapters import AdapterOption
 from kvasir.engine.wire import ErrorReport
-from kvasir.serve.auth.quota import Bucket
+from kvasir.serve.auth.buckets import Bucket
 from kvasir.serve.telemetry.reports import WorkerReport, dec_hook, enc_hook
 from kvasir.types import AdapterInfo
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from kvasir.engine.adapter_shelf import AdapterShelf
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
@@ -100,18 +101,24 @@ class WorkerLink:
                 self._learnt = version
                 self._news.set()
             case messages.OpenPlace(number, key) | messages.Prompt(number, key):
-                self.send(await self._grant(number, key, message))
+                self._do(self._answer(number, key, message))
             case messages.ClosePlace(key):
                 if places := self._places.get(key):
                     places.pop().leave()
             case messages.Generated(key, tokens):
                 self._quotas.answer(key, tokens)
             case messages.LoadOption() | messages.UnloadName():
-                task = asyncio.ensure_future(self._change(message))
-                self._work.add(task)
-                task.add_done_callback(self._work.discard)
+                self._do(self._change(message))
             case messages.Link():
                 raise FrameError("a second greeting")
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _answer(self, number: int, key: str, asked: messages.OpenPlace | messages.Prompt) -> None:
+        self.send(await self._grant(number, key, asked))
 
     async def _grant(self, number: int, key: str, asked: messages.OpenPlace | messages.Prompt) -> messages.ToWorker:
         account = self._quotas.accounts.get(key)
