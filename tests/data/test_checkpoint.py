@@ -39,6 +39,23 @@ def test_rows_are_found_again_by_their_keys(tmp_path):
     assert (third.get(KEYS[3]), third.get(KEYS[25]), third.get(KEYS[4])) == (row(3, 1), row(25), row(4)), "the latest"
 
 
+@pytest.mark.parametrize("most", [1, 2, 7, 100])
+def test_rows_are_found_wherever_the_recent_ones_end(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("kvasir.data.checkpoint.MOST_RECENT", most)
+    kept, dead = Checkpoint(tmp_path), Checkpoint(tmp_path)
+    expected: dict[bytes, bytes] = {}
+    for i in range(200):
+        key = KEYS[i * 7 % 20]
+        expected[key] = row(i % 20, i)
+        kept.add(key, expected[key])
+        assert all(kept.get(key) == found for key, found in expected.items())
+    dead.add(KEYS[30], row(30))
+    dead.close()
+    kept.refresh()
+    assert [kept.get(key) for key in KEYS] == [expected.get(key) for key in KEYS[:30]] + [row(30)] + [None] * 9
+    kept.close()
+
+
 def test_keys_are_those_of_the_content():
     one = {"prompt": [1, 2], "params": {"n": 1, "seed": None}}
     same = {"params": {"seed": None, "n": 1}, "prompt": [1, 2]}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_replica import command, key  # noqa: F401
 from tests.serve.dialects.table import LENGTH, PATHS, SEED, TEMPERATURE, Row
-from tests.serve.dialects.test_continued import ASKED, events_of, id_of, plain
+from tests.serve.dialects.test_continued import ASKED, by_choice, events_of, id_of, plain
 
 SMALL = ("kvasir-mini", "--threads", "1", "--num-blocks", "200")
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
@@ -101,3 +101,23 @@ def test_streams_of_an_api_worker_that_is_killed_continue_at_another():
             rest = received(url, row, body, after(first), threading.Event())
             assert row.read(plain(first + rest), True).text == row.read(plain(one), True).text, row.path
         assert not all(map(finished, firsts)), "streams that were cut"
+
+
+@pytest.mark.slow
+def test_streams_of_several_choices_continue_at_another(key):  # noqa: F811
+    common = {"model": "kvasir-mini", "n": 3, "max_tokens": 60, "temperature": 1.0, "stream": True, "ignore_eos": True}
+    bodies = {
+        "/v1/completions": {**common, "prompt": TEXT, "stop": [" the"]},
+        "/v1/chat/completions": {**common, "messages": [{"role": "user", "content": TEXT}]},
+    }
+    with ExitStack() as stack:
+        _, replica = stack.enter_context(command("replica", *SMALL, "--replica-key", key, "--port", "0"))
+        front = ("serve", "kvasir-mini", "--port", "0", "--replica", replica, "--replica-key", key)
+        one, other = (stack.enter_context(command(*front))[1] for _ in range(2))
+        for path, body in bodies.items():
+            whole = events_of(httpx.post(one + path, json=body, headers=ASKED, timeout=300).text)
+            assert len(whole) > 9 and set(by_choice(whole)[0]) == {0, 1, 2}
+            for count in (1, len(whole) // 3, len(whole) // 2, len(whole) - 2):
+                headers = {"Last-Event-ID": id_of(whole[count - 1])}
+                rest = events_of(httpx.post(other + path, json=body, headers=headers, timeout=300).text)
+                assert by_choice(whole[:count] + rest) == by_choice(whole), (path, count)

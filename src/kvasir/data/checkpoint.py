@@ -30,6 +30,7 @@ log = logging.getLogger("kvasir")
 
 KEY_BYTES = 16
 MAX_LINE = 256 << 20  # bytes; longer lines are no rows
+MOST_RECENT = 1 << 16  # rows; sorting them in with the others takes a moment
 _SUFFIX = ".jsonl"
 
 
@@ -85,7 +86,7 @@ class _Shard:
 
 
 class Checkpoint:
-    """Of one process. The rows that it finds at its start take 24 bytes of memory each."""
+    """Of one process. A row takes 24 bytes of memory, and a recent one some hundred."""
 
     def __init__(self, folder: Path):
         """Makes the folder if there is none. Raises ConfigError."""
@@ -136,7 +137,20 @@ class Checkpoint:
         """Learns the rows of writers that have ended since. Raises OSError."""
         for number, shard in self._found():
             if shard.done:
-                self._recent |= {key: (number, offset, size) for key, offset, size in shard.lines()}
+                for key, offset, size in shard.lines():
+                    self._remember(key, (number, offset, size))
+
+    def _remember(self, key: bytes, place: tuple[int, int, int]) -> None:
+        self._recent[key] = place
+        if len(self._recent) < MOST_RECENT:
+            return
+        keys = np.fromiter((int.from_bytes(k[:8], "little") for k in self._recent), np.uint64, len(self._recent))
+        keys = np.concatenate((self._keys, keys))
+        order = np.argsort(keys, kind="stable")  # of equal keys the latest row is the last
+        recent = np.array([*self._recent.values()], np.uint64).T
+        both = [np.concatenate((old, new.astype(old.dtype))) for old, new in zip(self._places, recent, strict=True)]
+        self._keys, self._places = keys[order], (both[0][order], both[1][order], both[2][order])
+        self._recent.clear()
 
     def get(self, key: bytes) -> bytes | None:
         """The row of this key, as JSON: the latest if there are several. Raises OSError."""
@@ -171,7 +185,7 @@ class Checkpoint:
         except OSError:
             os.ftruncate(self._file, before)  # so that the next row begins on a new line
             raise
-        self._recent[key] = self._own, before, len(line)
+        self._remember(key, (self._own, before, len(line)))
 
     def _create(self) -> int:
         """Opens a file of this writer, locked."""
