@@ -64,7 +64,7 @@ def _core(
 ) -> EngineCore:
     """imports: seconds that they took, and when they ended."""
     from kvasir.engine import parts
-    from kvasir.engine.tier import make_tier
+    from kvasir.engine.tier import identify, make_tier
     from kvasir.engine.transfer import make_exchange, with_inbox
 
     facts = parts.facts_of(model, options, progress)
@@ -72,13 +72,16 @@ def _core(
         config = resolve(options, facts, parts.device_facts(model.device))
     info = parts.describe(model, config)
     runner = parts.make_runner(model, config, info)
-    tier = exchange = None
+    tier = exchange = weights = None
     try:
-        tier = make_tier(options, config, model.files, info, runner.cache)
-        exchange = make_exchange(options, config, model.files, info, runner.cache)
+        weights = identify(options, config, model.files)
+        tier = make_tier(config, info, runner.cache, weights)
+        exchange = make_exchange(options, config, info, runner.cache, weights)
     except BaseException:
         if tier:
             tier.close(0.0)
+        if weights:
+            weights.close()
         runner.close()
         raise
     if exchange:

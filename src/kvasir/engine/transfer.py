@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions
-from kvasir.engine.tier import group_facts, identity, weight_files
-from kvasir.environment import contents_dir
+from kvasir.engine.tier import group_facts
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import StoreFacts
 from kvasir.kv.tiers.connector import KVConnector
@@ -17,7 +16,6 @@ from kvasir.kv.transfer.link import parse_address
 from kvasir.kv.transfer.security import Credentials, read_key
 from kvasir.types import ModelInfo
 from kvasir.weights.content import Contents
-from kvasir.weights.local import ModelFiles
 
 if TYPE_CHECKING:
     from kvasir.layers.kv_cache import KVCache
@@ -29,12 +27,12 @@ LEAST_PARTS = 8  # that must fit into the memory for blocks on their way
 def make_exchange(
     options: EngineOptions,
     config: EngineConfig,
-    files: ModelFiles,
     info: ModelInfo,
     cache: KVCache | NativeCache,
+    weights: Contents | None,
 ) -> BlockExchange | None:
-    """The exchange that the options ask for; None without one. Raises ConfigError."""
-    if not config.exchanges:
+    """The exchange that the options ask for, which closes `weights`; None without one. Raises ConfigError."""
+    if not config.exchanges or weights is None:
         return None
     groups = group_facts(config, cache)
     facts = StoreFacts("", info.numerics, config.block_size, groups)
@@ -56,14 +54,7 @@ def make_exchange(
         sends=config.role != "decode",
         takes=config.role != "prefill",
     )
-    weights = Contents(
-        weight_files(config, files), contents_dir(), lambda digest: identity(options, config, files, digest)
-    )
-    try:
-        return BlockExchange(facts, weights, chosen)
-    except BaseException:
-        weights.close()
-        raise
+    return BlockExchange(facts, weights, chosen)
 
 
 def with_inbox(tier: KVConnector | None, exchange: BlockExchange) -> KVConnector:

@@ -130,8 +130,14 @@ class Contents:
         except OSError as error:
             log.warning("the weights have no content hash: %s", error)
 
+    def wait(self, seconds: float) -> bool:
+        """Waits at most this long for the hashes. Whether `value` is known."""
+        if self._thread:
+            self._thread.join(seconds)
+        return self.value is not None
+
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. May be called again."""
         self._stop.set()
         if self._thread:
             self._thread.join()

@@ -35,7 +35,11 @@ class KVConnector(Protocol):
     """A tier. Thread-safe. name: the kind of tier, one word."""
 
     name: str
-    facts: StoreFacts
+
+    @property
+    def facts(self) -> StoreFacts:
+        """Of its blocks."""
+        ...
 
     def ask(self, keys: Sequence[bytes], group: int = 0, timeout: float = 0.0) -> bool:
         """Whether `has` is complete for these keys. False: a peer is being queried and has not responded within the

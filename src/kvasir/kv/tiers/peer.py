@@ -255,7 +255,6 @@ class PeerServer:
     def __init__(self, path: Path, tier: KVConnector):
         self._path = path
         self._tier = tier
-        self._hello = tier.facts.digest()
         self._lock = threading.Lock()
         self._connections: set[BlockSocket] = set()
         self._threads: set[threading.Thread] = set()
@@ -297,9 +296,10 @@ class PeerServer:
             link.close()
 
     def _greet(self, link: BlockSocket) -> bool:
+        hello = self._tier.facts.digest()  # changes when the weights become known
         link.begin(EXCHANGE_SECONDS)
-        _, length = link.head({wire.HELLO: len(self._hello)})
-        same = link.body(length) == self._hello
+        _, length = link.head({wire.HELLO: len(hello)})
+        same = link.body(length) == hello
         link.send(wire.WELCOME if same else wire.FOREIGN)
         return same
 

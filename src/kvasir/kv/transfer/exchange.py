@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from kvasir.errors import ConfigError, InvalidRequest
 from kvasir.kv.tiers.block import StoreFacts
+from kvasir.kv.tiers.later import Identity
 from kvasir.kv.tiers.wire import BlockSocket, WireError
 from kvasir.kv.transfer import frames
 from kvasir.kv.transfer.frames import MAX_ID
@@ -39,17 +39,6 @@ FETCHES = 8  # transfers fetched at a time
 CLOSE_SECONDS = 5.0
 NO_CREDENTIALS = Credentials()
 UNKNOWN_SECONDS = 0.5  # a sender may not have noticed yet that an earlier link has broken
-
-
-class Identity(Protocol):
-    """The content identity of an engine's weights. value: None while unknown; then no blocks are exchanged."""
-
-    @property
-    def value(self) -> str | None: ...
-
-    def close(self) -> None:
-        """Stops finding it out."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
