@@ -15,6 +15,7 @@ from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.settings import ServeSettings
 
 MODEL = "kvasir-mini"
+# ruff: noqa: E501 - a request a line
 ASK = [{"role": "user", "content": "What is 23 + 45?"}]
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 # Route -> body. All are greedy, so that the answers are the same on every machine.

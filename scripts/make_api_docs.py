@@ -88,7 +88,9 @@ def page() -> str:
     for route in _routes(create_app(_Nothing(ServeSettings())).routes):
         if route.include_in_schema:
             tag = str(route.tags[0]) if route.tags else "server"
-            groups.setdefault(tag, {}).setdefault((route.endpoint, tuple(sorted(route.methods or ()))), []).append(route)
+            groups.setdefault(tag, {}).setdefault((route.endpoint, tuple(sorted(route.methods or ()))), []).append(
+                route
+            )
     examples, objects = api_examples.run(), {}
     parts = [HEAD]
     for tag in (*[t for t in TITLES if t in groups], *sorted(set(groups) - set(TITLES))):

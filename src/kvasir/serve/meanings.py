@@ -5,6 +5,8 @@ A key is a field's name, or `Class.name` where it means something else than else
 
 from __future__ import annotations
 
+# ruff: noqa: E501 - a meaning a line
+
 MEANINGS: dict[str, str] = {
     "model": "the model's name, as `/v1/models` lists it; an adapter's name; or `model:adapter`. Without it the model that is served, if there is only one",
     "messages": "the conversation, oldest message first",
