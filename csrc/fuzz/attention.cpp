@@ -15,6 +15,10 @@ using kvasir::CacheLayout;
 using kvasir::Piece;
 
 constexpr int64_t MAX_BLOCKS = 24;
+// Of dimensions times blocks, and of heads times dimensions times new tokens of a sequence: more takes seconds with
+// sanitizers on a loaded machine.
+constexpr int64_t MAX_ROW = 3'000;
+constexpr int64_t MAX_WIDTH = 100'000;
 
 void check_sizes(Input& in) {
     constexpr int32_t HARD[] = {0, -1, 1, 2, 16, 256, 257, 1 << 20, (1 << 20) + 16, 0x7ffffff0, 0x7fffffff};
@@ -70,7 +74,7 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     layout.latent = in.flag() && layout.kv_heads == 1 && layout.value_dim <= layout.head_dim;
     layout.block_size = 16 * in.between(1, 3);
     const int64_t k_bytes = kvasir_cache_block_bytes(&layout, 0), v_bytes = kvasir_cache_block_bytes(&layout, 1);
-    const int64_t blocks = in.between(1, MAX_BLOCKS);
+    const int64_t blocks = in.between(1, std::clamp<int64_t>(MAX_ROW / layout.head_dim, 1, MAX_BLOCKS));
     AttentionArgs args{};
     args.layout = layout;
     args.heads = layout.kv_heads * static_cast<int32_t>(in.between(1, 18));
@@ -79,12 +83,13 @@ void fuzz_attention(const uint8_t* data, size_t size) {
     args.scale = in.number(true);
     args.softcap = in.one_of({0.0f, 0.0f, 5.0f, 50.0f});
 
+    const int64_t most = std::clamp<int64_t>(MAX_WIDTH / (args.heads * layout.head_dim), 1, 20);
     std::vector<Sequence> sequences(static_cast<size_t>(in.between(1, 4)));
     int64_t rows = 0;
     std::vector<Piece> pieces;
     for (Sequence& s : sequences) {
         const int64_t length = in.between(0, blocks * layout.block_size);
-        s.count = std::min(in.between(0, 20), length);
+        s.count = std::min(in.between(0, most), length);
         s.start = length - s.count;
         const int64_t low = kvasir::first_in_window(s.start, args.window);
         for (int64_t i = 0; i * layout.block_size < length; ++i) {
