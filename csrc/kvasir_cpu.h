@@ -19,7 +19,7 @@
 #endif
 
 // Raised whenever a signature or the meaning of an argument changes; the loader refuses any other.
-constexpr int32_t KVASIR_ABI_VERSION = 30;
+constexpr int32_t KVASIR_ABI_VERSION = 31;
 
 KVASIR_API int32_t kvasir_abi_version();
 

@@ -119,13 +119,20 @@ int32_t gather(Run& run, const Piece* pieces, int64_t num_pieces) {
 
 // ---- the loop --------------------------------------------------------------------------------------------------
 
+// Tells other threads that all instructions before the i-th are complete: called by a thread that has passed a barrier
+// after them.
+void publish(const Run& run, int64_t i) { __atomic_store_n(&run.program->progress, i, __ATOMIC_RELEASE); }
+
 void walk(const Run& run, int64_t first, int64_t last, int64_t rows, const Team& team) {
     const Program& p = *run.program;
     uint64_t* times = team.thread == 0 ? p.nanoseconds : nullptr;
     uint64_t begun = times ? now() : 0;
     for (int64_t i = first; i < last; ++i) {
         const Instr& in = p.instrs[i];
-        if (in.flags & BARRIER) team.barrier();
+        if (in.flags & BARRIER) {
+            team.barrier();
+            if (team.thread == 0) publish(run, i);
+        }
         run_instr(in, run, rows, team);
         if (times) {
             const uint64_t ended = now();
@@ -134,6 +141,7 @@ void walk(const Run& run, int64_t first, int64_t last, int64_t rows, const Team&
         }
     }
     team.barrier();
+    if (team.thread == 0) publish(run, last);
 }
 
 void run_sections(Run& run, const Team& team) {
@@ -182,8 +190,16 @@ using namespace kvasir;
 KVASIR_API int32_t kvasir_program_start(Program* program, void* pool, const Piece* pieces, int64_t num_pieces) {
     Run run = {program, 0, 0, 0, 0, 0};
     if (const int32_t error = gather(run, pieces, num_pieces)) return error;
+    __atomic_store_n(&program->progress, 0, __ATOMIC_RELAXED);
     start(run, static_cast<Pool*>(pool));
     return RUN_OK;
+}
+
+// How many of the first instructions are complete in the run in progress, or were in the last one: what they have
+// written may be read. For any thread. Counts up to chosen_from; the last instructions may run several times.
+KVASIR_API int64_t kvasir_program_progress(const Program* program) {
+    const int64_t done = __atomic_load_n(&program->progress, __ATOMIC_ACQUIRE);
+    return done < program->chosen_from ? done : program->chosen_from;
 }
 
 KVASIR_API void kvasir_program_wait(void* pool) { pool_wait(static_cast<Pool*>(pool)); }

@@ -130,6 +130,7 @@ struct Program {
     Started started;
     Adapters* adapters;  // null: there are none
     int64_t adapted;     // token rows of the last run for which one is in effect
+    int64_t progress;    // instructions of this run that are complete on all threads; accessed atomically
 };
 
 enum RunError : int32_t {

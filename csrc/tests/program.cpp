@@ -5,6 +5,7 @@
 
 KVASIR_API int32_t kvasir_program_run(kvasir::Program* program, void* pool, const kvasir::Piece* pieces,
                                       int64_t num_pieces);
+KVASIR_API int64_t kvasir_program_progress(const kvasir::Program* program);
 KVASIR_API int32_t kvasir_program_logits(kvasir::Program* program, void* pool, const int64_t* rows, int64_t count);
 KVASIR_API void kvasir_sample(kvasir::SampleArgs* args, void* pool);
 
@@ -61,6 +62,7 @@ class Session {
         b.memory.poison();
         for (const Piece& piece : pieces) drop_blocks_before_window(piece);
         require(run(pieces.data(), static_cast<int64_t>(pieces.size())) == RUN_OK, "a step runs");
+        require(kvasir_program_progress(&p) == p.chosen_from, "all instructions over token rows are complete");
         const std::vector<Sampled> results(p.results, p.results + Builder::MAX_SAMPLED);
         const Sampled* found = results.data();
         int64_t row = 0;

@@ -28,6 +28,9 @@ Bytes = bytes | memoryview  # read-only
 # id, None if every id is allowed, empty if none is.
 Ahead = Callable[[int, Sequence[int]], "bytes | None"]
 
+# Takes (step, cache group, block, offset, bytes) of `Work.grows`, on any thread; no bytes once a block is complete.
+BlockSink = Callable[[int, int, int, int, "memoryview | None"], None]
+
 
 def pack_ids(ids: list[int] | tuple[int, ...]) -> bytes:
     """Token ids as little-endian int32 (the byte order of every machine that the engine runs on)."""
@@ -109,6 +112,8 @@ class Work:
     pending: transfers of a connector that must have arrived before the step reads these blocks.
     propose: how many of the next ids are guessed after sampling. There may be fewer, and no guess is an error. A guess
     is computed in blocks of the row's table, so a row whose table ends with its known ids has none.
+    grows: (cache group, block) that are full after the step, whose bytes are wanted as soon as their layers are
+    computed (`Runner.watch`). Only of the groups that `Capacity.grows` names.
     """
 
     row: int
@@ -125,6 +130,7 @@ class Work:
     indivisible: bool = False
     pending: tuple[int, ...] = ()
     propose: int = 0
+    grows: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -309,4 +315,5 @@ class Capacity:
     max_drafted: int = 0  # most drafted ids of a row in a step
     computes: tuple[str, ...] = ()  # names of inputs.FEATURES
     encoders: Encoders | None = None
+    grows: tuple[int, ...] = ()  # cache groups whose blocks can be read while a step computes them (Work.grows)
     proposes: int = 0  # positions up to which work may ask for ids (Work.propose), 0 if it may not

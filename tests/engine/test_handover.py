@@ -107,6 +107,37 @@ def test_answers_of_two_engines_are_those_of_one(tmp_path, address, model, execu
             group.kind.forgets for group in first.scheduler.capacity.groups
         )  # only their last blocks are sent
         assert sent.blocks_sent["sent"] * 16 >= (1 if windows else prompts) and sent.blocks_sent_bytes > 0
+        grown = exchange_of(first).outbox.stats.grown
+        assert bool(grown) == bool(first.runner.capacity.grows), "blocks are sent in pieces where the executor can"
+        assert model != "kvasir-mini" or grown == sent.blocks_sent["sent"]
+
+
+@needs_native
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_read_during_a_step_is_what_the_step_computes(address, overlap):
+    """Layer by layer: each piece comes once its layers are computed, and lies where it says."""
+    with two("kvasir-mini", address, overlap=overlap, max_num_batched_tokens=64) as (first, _):
+        pieces: dict[tuple[int, int, int], dict[int, bytes]] = {}
+        whole: list[tuple[int, int, int]] = []
+        wrong: list[tuple[int, int, int]] = []
+        cache = getattr(first.runner, "cache")  # noqa: B009
+
+        def take(step: int, group: int, block: int, offset: int, payload: memoryview | None) -> None:
+            found, name = pieces.setdefault((step, group, block), {}), (step, group, block)
+            if payload is not None:
+                found[offset] = bytes(payload)
+                return
+            whole.append(name)
+            if b"".join(found[at] for at in sorted(found)) != cache.export(group, block):
+                wrong.append(name)
+
+        first.runner.watch(take)
+        request = replace(mixed_requests(300, 400, longest=150, count=1)[0], prompt_ids=tuple(range(5, 205)))
+        first.add(replace(request, sends=Transfer(request.id, address)))
+        while first.has_work() and len(whole) != 12:
+            first.step()
+        until(lambda: len(whole) == 12)
+        assert not wrong and all(len(found) == 4 for found in pieces.values()), "a piece for each layer"
 
 
 @needs_native

@@ -174,11 +174,11 @@ def test_garbage_instead_of_a_greeting_ends_the_link(server, data, framed):
 @pytest.mark.parametrize(
     "hello",
     [
-        Hello(2, bytes(32), bytes(32), ""),
-        Hello(1, bytes(32), b"short", ""),
-        Hello(1, bytes(32), bytes(32), "x" * 65),
-        Hello(1, bytes(32), bytes(32), "unknown"),
-        Hello(1, b"", bytes(32), ""),
+        Hello(frames.VERSION + 1, bytes(32), bytes(32), ""),
+        Hello(frames.VERSION, bytes(32), b"short", ""),
+        Hello(frames.VERSION, bytes(32), bytes(32), "x" * 65),
+        Hello(frames.VERSION, bytes(32), bytes(32), "unknown"),
+        Hello(frames.VERSION, b"", bytes(32), ""),
     ],
 )
 def test_false_greetings_get_nothing(server, hello):
@@ -198,7 +198,7 @@ def test_a_proof_for_another_challenge_is_none(where):
         with pytest.raises(WireError, match="another key"):
             connect(parse_address(server.address), greeting)
         with stranger(server) as found:
-            said = msgspec.msgpack.encode(Hello(1, server._digest() or b"", bytes(32), ""))
+            said = msgspec.msgpack.encode(Hello(frames.VERSION, server._digest() or b"", bytes(32), ""))
             found.send(frames.HELLO, said)
             found.body(found.head({frames.CHALLENGE: 64})[1])
             found.send(frames.PROOF, bytes(32))

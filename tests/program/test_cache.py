@@ -109,6 +109,27 @@ def store_rows(cache: NativeCache, block: int, seed: int) -> list:
     return rows
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 8])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["several", "uneven", "latent"])
+def test_ranges_of_layers_are_the_bytes_of_a_block(name, kv_dtype, most):
+    """They lie where they say, without a gap; there may be several banks in a group."""
+    spec = [PagedKV(3, 16), PagedKV(2, 32), *[PagedKV(3, 16)] * 6] if name == "several" else UNEVEN[name] * 3
+    cache = NativeCache(spec, [5], 32, kv_dtype)
+    for array in cache.tensors:
+        raw = array.view(np.uint8)
+        raw[...] = np.random.default_rng(0).integers(0, 256, raw.shape, np.uint8)
+    data, found = bytearray(len(cache.export(0, 2))), list(cache.layer_ranges(0, most))
+    at = 0
+    for layers in found:
+        piece = cache.export_range(2, layers)
+        assert (layers.offset, layers.num_bytes) == (at, len(piece))
+        data[at : at + len(piece)] = piece
+        at += len(piece)
+    assert data == cache.export(0, 2)
+    assert all(sum(1 for f in found if (f.bank, f.part) == one[:2]) <= most for one in found)
+
+
 @pytest.mark.parametrize("name", UNEVEN)
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_uneven_blocks_go_out_and_come_back(kv_dtype, name):

@@ -81,7 +81,7 @@ class Handle:
 class Executor:
     computes = frozenset(("drafted",))
     hidden = frozenset(("last",))
-    cache, overlaps = "the cache", True
+    cache, overlaps, grows = "the cache", True, ()
 
     def __init__(self, columns: bool = False, queues: bool = False):
         self.columns, self.queues = columns, queues

@@ -80,10 +80,14 @@ def run(core: EngineCore, *requests: Request) -> dict[str, list[list[int]]]:
     return tokens
 
 
-@pytest.fixture(params=[True, False], ids=["push", "fetch"])
+WAYS = {"push": (True, False), "fetch": (False, False), "push pieces": (True, True), "fetch pieces": (False, True)}
+
+
+@pytest.fixture(params=WAYS.values(), ids=[*WAYS])
 def engines(tmp_path, request) -> Iterator[Engines]:
     with ExitStack() as stack:
-        yield Engines(stack, tmp_path, request.param)
+        push, grows = request.param
+        yield Engines(stack, tmp_path, push, grows=grows)
 
 
 def test_the_second_engine_computes_only_the_end(engines):
@@ -118,11 +122,12 @@ KINDS = {
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 40, 64, 77, 80])
 @pytest.mark.parametrize("resumed", [False, True], ids=["from its prompt", "from its first token"])
-def test_all_kinds_of_caches_continue(tmp_path, kinds, length, resumed):
+@pytest.mark.parametrize("grows", [False, True], ids=["blocks", "pieces"])
+def test_all_kinds_of_caches_continue(tmp_path, kinds, length, resumed, grows):
     """Whether the second engine samples the first token itself or gets it, the last full block that it can use is
     there."""
     with ExitStack() as stack:
-        engines = Engines(stack, tmp_path, True, kinds=kinds)
+        engines = Engines(stack, tmp_path, True, kinds=kinds, grows=grows)
         one, whole = engines.pair("a", PROMPT[:length])
         (first,) = run(engines.prefill, one)["a"]
         if resumed:
@@ -196,8 +201,30 @@ def test_salted_blocks_are_sent_to_the_same_salt(engines):
     assert engines.decode.stats().tier_loaded_tokens == 9 * SIZE
 
 
+def test_what_a_step_fills_is_sent_by_the_step(tmp_path):
+    """No step exports blocks, and what does not fit into the memory for blocks is exported later."""
+    most: list[int] = []
+    for memory, exports in ((1 << 20, 0), (4 * SIZE * 8, 6)):
+        with ExitStack() as stack:
+            engines = Engines(stack, tmp_path / str(memory), False, first={"max_bytes": memory}, grows=True)
+            most.clear()
+            engines.prefill.plan_listener = lambda plan: most.append(len(plan.saves))
+            one, whole = engines.pair("a", PROMPT)
+            engines.prefill.add(one)
+            engines.prefill.step()
+            engines.decode.add(whole)
+            tokens: list[int] = []
+            while engines.prefill.has_work() or engines.decode.has_work():
+                engines.prefill.step()
+                tokens += [t for delta in engines.decode.step() for t in delta.token_ids]
+            assert [tokens] == by_hand(whole, 256, 512)
+            assert sum(most) <= exports and engines.decode.stats().tier_loaded_tokens == 9 * SIZE
+            assert engines.first.outbox.stats.grown == 10 - sum(most)
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_failed_step_is_sent_again(tmp_path, at):
+@pytest.mark.parametrize("grows", [False, True], ids=["blocks", "pieces"])
+def test_a_failed_step_is_sent_again(tmp_path, at, grows):
     """The blocks of a step that raised are computed and exported again."""
     count = [0]
 
@@ -207,7 +234,7 @@ def test_a_failed_step_is_sent_again(tmp_path, at):
             raise RuntimeError("a step fails")
 
     with ExitStack() as stack:
-        engines = Engines(stack, tmp_path, True, max_tokens_per_step=24, fault=fault)
+        engines = Engines(stack, tmp_path, True, max_tokens_per_step=24, fault=fault, grows=grows)
         other, (one, whole) = request("other", PROMPT[::-1]), engines.pair("a", PROMPT)
         for r in (one, other):
             engines.prefill.add(r)

@@ -13,7 +13,7 @@ from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, load_of, look, record
 from kvasir.engine.step_notes import StepNotes
 from kvasir.kv.changes import CacheChanges, ChangeLog
-from kvasir.plan import Ahead, Capacity, StepPlan, StepResult
+from kvasir.plan import Ahead, BlockSink, Capacity, StepPlan, StepResult
 from kvasir.sched.admission import PRIVATE
 from kvasir.sched.drafts import StepTime
 from kvasir.sched.scheduler import Scheduler
@@ -47,6 +47,8 @@ class StepRunner(Protocol):
 
     @property
     def overlaps(self) -> bool: ...
+
+    def watch(self, sink: BlockSink) -> None: ...
 
     def follows(self, plan: StepPlan, masks: Mapping[int, bytes]) -> bool: ...
 
@@ -107,6 +109,8 @@ class EngineCore:
         self.runner = runner
         self.scheduler = scheduler
         self.info = runner.info
+        if scheduler.tiering.sendings and runner.capacity.grows:
+            runner.watch(scheduler.tiering.sendings.arrived)
         self._dirty = False  # a step ran since the last check
         self.steps = self.computed_tokens = 0
         self.step_seconds = 0.0

@@ -114,7 +114,7 @@ class KVCache(PagedMemory):
 
     def row_state(self, layer: int) -> Tensor:
         """[rows, *state]: the state after the last token of each runner row."""
-        bank, index = self._place(layer)
+        bank, index = self.place(layer)
         found = self._rows[bank]
         assert found is not None, "the layer has no state per row"
         return found[index]

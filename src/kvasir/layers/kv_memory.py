@@ -68,7 +68,7 @@ class PagedMemory:
         number = self._layers[layer]
         return self.layout.owners[number] == number
 
-    def _place(self, layer: int) -> tuple[int, int]:
+    def place(self, layer: int) -> tuple[int, int]:
         """(bank, index in the bank) of the memory that a layer reads."""
         return self._places[self._layers[layer]]
 

@@ -15,7 +15,7 @@ from kvasir.environment import env
 from kvasir.errors import ConfigError
 from kvasir.fields import LAYOUT
 
-ABI_VERSION = 30
+ABI_VERSION = 31
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
 MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 

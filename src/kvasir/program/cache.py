@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,6 +74,18 @@ def cache_groups(spec: Spec | KVLayout, block_size: int, kv_dtype: str) -> tuple
     return layout.cache_groups(lambda kind: _layer_bytes(kind, block_size, kv_dtype))
 
 
+class LayerRange(NamedTuple):
+    """Some layers of a group's exported blocks: those with indices [first, last) in a bank, in one of the bank's parts
+    (see `NativeCache.export`). They are `num_bytes` contiguous bytes from `offset` on."""
+
+    bank: int
+    part: int
+    first: int
+    last: int
+    offset: int
+    num_bytes: int
+
+
 class NativeCache(PagedMemory):
     """The KV cache of a program. A bank of keys and values is one array [layers, 2, blocks, numbers of a block], or two
     arrays [layers, 1, blocks, numbers] if their dimensions differ; of recurrent states and their inputs, and of index
@@ -133,6 +146,33 @@ class NativeCache(PagedMemory):
             return [_bytes_of(arrays[0][:, :, block])]
         return [self._read(bank.kind, halves, block) for halves in _exported(bank.kind, arrays)]
 
+    def layer_ranges(self, group: int, most: int) -> Iterator[LayerRange]:
+        """Divides the exported blocks of a group without plain banks into ranges, at most `most` for each part of a
+        bank."""
+        offset = 0
+        for number, bank in enumerate(self.banks):
+            if bank.group != group:
+                continue
+            count, arrays = len(bank.layers), self._banked[number]
+            step = -(-count // most)
+            for part, halves in enumerate(_exported(bank.kind, arrays)):
+                size = self._layer_bytes(bank.kind, halves, arrays)
+                for first in range(0, count, step):
+                    last = min(first + step, count)
+                    yield LayerRange(number, part, first, last, offset + first * size, (last - first) * size)
+                offset += count * size
+
+    def _layer_bytes(self, kind: CacheKind, halves: list[tuple[np.ndarray, bool]], arrays: list[np.ndarray]) -> int:
+        """Bytes of a layer in a part of an exported block."""
+        width = _dim(kind, halves[0][1]) + 4 * (self.kv_dtype == "int8")
+        return prod((len(halves), kind.heads, self.block_size, width)) * arrays[0].itemsize
+
+    def export_range(self, block: int, layers: LayerRange) -> memoryview:
+        """A copy of a block's bytes in some layers."""
+        kind = self.banks[layers.bank].kind
+        halves = _exported(kind, self._banked[layers.bank])[layers.part]
+        return self._read(kind, [(array[layers.first : layers.last], values) for array, values in halves], block)
+
     def _read(self, kind: CacheKind, halves: list[tuple[np.ndarray, bool]], block: int) -> memoryview:
         shape = len(halves[0][0]), len(halves), kind.heads, self.block_size
         dim, item = _dim(kind, halves[0][1]), _ITEM[self.kv_dtype]
@@ -158,9 +198,8 @@ class NativeCache(PagedMemory):
                 rest = rest[target.nbytes :]
                 continue
             for halves in _exported(bank.kind, arrays):
-                width = _dim(bank.kind, halves[0][1]) + 4 * (self.kv_dtype == "int8")
-                shape = len(bank.layers), len(halves), bank.kind.heads, self.block_size, width
-                size = prod(shape) * arrays[0].itemsize
+                size = len(bank.layers) * self._layer_bytes(bank.kind, halves, arrays)
+                shape = len(bank.layers), len(halves), bank.kind.heads, self.block_size, -1
                 found = np.frombuffer(rest[:size], arrays[0].dtype).reshape(shape)
                 rest = rest[size:]
                 for i, (array, values) in enumerate(halves):

@@ -274,6 +274,7 @@ class ProgramStruct(ctypes.Structure):
         ("started", c_int64 * 4),
         ("adapters", c_void_p),
         ("adapted", c_int64),
+        ("progress", c_int64),
     )
 
 
@@ -311,6 +312,11 @@ def start_call() -> Any:
 def wait_call() -> Any:
     """kvasir_program_wait(pool): waits for the end of the started run."""
     return native.declare("kvasir_program_wait", None, c_void_p)
+
+
+def progress_call() -> Any:
+    """kvasir_program_progress(program) -> instructions that are complete in the run in progress."""
+    return native.declare("kvasir_program_progress", c_int64, c_void_p)
 
 
 def logits_call() -> Any:

@@ -76,6 +76,7 @@ class Program:
         ]
         self.times = np.zeros(len(self.marshal.instrs) + 1, np.uint64)
         self._start, self._wait, self._logits = native.start_call(), native.wait_call(), native.logits_call()
+        self._progress = native.progress_call()
         self._address = ctypes.addressof(self.struct)
         self._pieces = ctypes.addressof(self.pieces)
 
@@ -118,6 +119,15 @@ class Program:
         """Computes a step: `start`, then `wait`."""
         self.start(num_pieces, end)
         self.wait()
+
+    def reset_progress(self) -> None:
+        """Call it when no step runs: `progress` is 0 until the next one starts."""
+        self.struct.progress = 0
+
+    def progress(self) -> int:
+        """How many of the lowered instructions up to `chosen_from` are complete on all threads in the run in progress,
+        or were in the last one. For any thread: what they have written to the cache may be read."""
+        return self._progress(self._address)
 
     @property
     def seconds(self) -> float:

@@ -50,6 +50,7 @@ class EagerExecutor:
     computes = frozenset(("drafted", "second", "adapters"))
     queues = False
     columns = False
+    grows = ()
 
     def __init__(
         self, model: Any, cache: KVCache, max_tokens: int, *, overlaps: bool = False, hidden: Sequence[str] = (),

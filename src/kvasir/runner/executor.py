@@ -111,7 +111,7 @@ class Executor(Protocol):
     computes: optional features that it implements: names of inputs.FEATURES, "encodes" of a plan, "drafted" and
     "pending" of a work. The runner refuses the others by name. columns: whether it currently takes
     `ExecutorStep.decodes`. hidden: names of the outputs that work may want. cache: its memory, as tiers and tests may
-    see it.
+    see it. grows: see Capacity.grows; an executor that has any also has `watch`, see Runner.watch.
     """
 
     @property
@@ -119,6 +119,9 @@ class Executor(Protocol):
 
     @property
     def columns(self) -> bool: ...
+
+    @property
+    def grows(self) -> tuple[int, ...]: ...
 
     @property
     def hidden(self) -> frozenset[str]: ...

@@ -27,7 +27,7 @@ import numpy as np
 from kvasir.caches import CacheKind, attention
 from kvasir.errors import DeviceFault
 from kvasir.inputs import FEATURES, Adapter
-from kvasir.plan import Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
+from kvasir.plan import BlockSink, Bytes, CacheGroup, Capacity, Decodes, Encoders, Join, StepPlan, Work
 from kvasir.runner.blocks import move_blocks
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
 from kvasir.runner.fake_adapters import FakeAdapters, FakePacked
@@ -52,7 +52,8 @@ class FakeRunner(Runner):
     kills the whole process when it is computed, as a faulty kernel would. device_fault_token: one that raises
     DeviceFault. overlaps: whether the next step may be planned while a step runs. window: of its only cache group, 0
     for none; or of each of several cache groups. kinds: the kind of each cache group, instead of windows. guesses: the
-    share of its guesses (`Work.propose`) that are right; None: it does not guess.
+    share of its guesses (`Work.propose`) that are right; None: it does not guess. grows: whether blocks can be read
+    while a step computes them.
     """
 
     samples: type[FakeExecutor]  # the executor's class
@@ -79,6 +80,7 @@ class FakeRunner(Runner):
         max_drafted: int = 8,
         encoders: Encoders | None = Encoders(1 << 20, 64, 256),
         guesses: float | None = None,
+        grows: bool = False,
     ):
         windows = window if isinstance(window, tuple) else (window,)
         kinds = kinds or tuple(attention(1, 1, window) for window in windows)
@@ -93,6 +95,7 @@ class FakeRunner(Runner):
             max_adapters=max_loras, adapter_bytes=lora_memory,
         )  # fmt: skip
         executor = self.samples(capacity, step_seconds, deadly_token, device_fault_token, fault, overlaps)
+        executor.grows = tuple(g for g, kind in enumerate(kinds) if grows and not (kind.fixed or kind.keeps_starts))
         proposer = None if guesses is None else FakeProposer(executor, guesses, max_model_len)
         super().__init__(executor, capacity, info, proposer, FakeAdapters())
 
@@ -166,6 +169,21 @@ class FakeExecutor:
         self.used: dict[int, dict[int, FakePacked]] = {}  # by row: its adapters when it joined, by id
         self.outputs: dict[bytes, tuple[bytes, int]] = {}  # by content: a hash of the encoded data, embeddings
         self.closed = False
+        self.grows: tuple[int, ...] = ()
+        self.sink: BlockSink | None = None
+
+    def watch(self, sink: BlockSink) -> None:
+        self.sink = sink
+
+    def _grow(self, step: int, works: Sequence[Work]) -> None:
+        """Hands out the blocks of `Work.grows` in two pieces."""
+        for group, block in (block for work in works for block in work.grows):
+            assert self.sink, "there is no one to take blocks"
+            data = self.cache.export(group, block)
+            half = len(data) // 2
+            self.sink(step, group, block, 0, data[:half])
+            self.sink(step, group, block, half, data[half:])
+            self.sink(step, group, block, 0, None)
 
     @property
     def columns(self) -> bool:
@@ -210,6 +228,7 @@ class FakeExecutor:
             self._write_all(step.decodes)
         for work in step.works:
             self._write(work)
+        self._grow(step.plan.step, step.works)
         return FakeHandle(self, step, saved)
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ class GraphExecutor:
     computes = frozenset(("drafted", "adapters"))
     queues = True
     columns = False
+    grows = ()
 
     def __init__(
         self, model: Any, forward: Forward, *, max_tokens: int, max_chosen: int, record: Record,

@@ -16,8 +16,9 @@ import numpy as np
 
 from kvasir.lora import Adapter
 from kvasir.ops.attention.native import PIECE_BIDIRECTIONAL, PIECE_LOGITS, PIECE_SAMPLE, Piece
-from kvasir.plan import Decodes, Join, Work
+from kvasir.plan import BlockSink, Decodes, Join, Work
 from kvasir.program.cache import NativeCache
+from kvasir.program.grown import GrownBlocks
 from kvasir.program.marshal import MAX_CHOSEN
 from kvasir.program.native import records
 from kvasir.program.program import Program
@@ -57,7 +58,10 @@ class ProgramExecutor:
     columns = True
 
     def __init__(self, model: Any, program: Program, stream: WeightStream | None = None):
+        self.grown: GrownBlocks | None = None
         self.model, self.program, self.stream = model, program, stream
+        if isinstance(program, Program) and not stream:
+            self.grown = GrownBlocks(program)
         self.hidden = frozenset(program.lowered.exports)
         self._kept: dict[int, list] = {}  # by row, the arrays that its native state points to
 
@@ -68,6 +72,13 @@ class ProgramExecutor:
     @property
     def overlaps(self) -> bool:
         return self.program.pool.apart
+
+    @property
+    def grows(self) -> tuple[int, ...]:
+        return self.grown.groups if self.grown else ()
+
+    def watch(self, sink: BlockSink) -> None:
+        self._sink = sink
 
     def bind(self, rows: Rows) -> None:
         self.rows = rows
@@ -85,6 +96,8 @@ class ProgramExecutor:
         self.program.settle()
 
     def start(self, step: ExecutorStep) -> ProgramHandle:
+        if self.grown:
+            self.grown.settle()
         saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.plan.decodes)
         kept = PIECE_LOGITS * (_chosen(step) <= MAX_CHOSEN)  # else the buffer could not hold all logits
@@ -100,8 +113,19 @@ class ProgramExecutor:
         if self.program.types is not None:
             self._fill_types(self.program.types, works, step.starts)
         if end:
-            self.program.start(first + len(works), end)
+            self._run(step, first + len(works), end)
         return ProgramHandle(self, step, saved)
+
+    def _run(self, step: ExecutorStep, num_pieces: int, end: int) -> None:
+        blocks = [block for work in step.works for block in work.grows]
+        if self.grown and blocks:
+            self.grown.begin(step.plan.step, blocks, self._sink)
+        try:
+            self.program.start(num_pieces, end)
+        except BaseException:
+            if self.grown:
+                self.grown.stop()
+            raise
 
     def _fill_types(self, types: np.ndarray, works: Sequence[Work], starts: Sequence[int]) -> None:
         """Sets the token types of a step's rows."""
@@ -128,6 +152,8 @@ class ProgramExecutor:
         self.program.set_adapter(adapter, packed)
 
     def close(self) -> None:
+        if self.grown:
+            self.grown.close()
         self.program.close()
         if self.stream:
             self.stream.close()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvasir.inputs import FEATURES
-from kvasir.plan import Ahead, Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
+from kvasir.plan import Ahead, BlockSink, Capacity, Decodes, RowResult, StepPlan, StepResult, Work, pack_ids
 from kvasir.runner.adapters import AdapterFiles, NoAdapters
 from kvasir.runner.executor import Executor, ExecutorStep, Handle, Taken
 from kvasir.runner.proposals import Proposer
@@ -52,7 +52,8 @@ class Runner:
         self.executor, self.proposer = executor, proposer
         computes = tuple(name for name in FEATURES if name in executor.computes)
         positions = proposer.positions if proposer else 0
-        self.capacity, self.info = replace(capacity, computes=computes, proposes=positions), info
+        self.capacity = replace(capacity, computes=computes, proposes=positions, grows=executor.grows)
+        self.info = info
         self.rows = Rows(capacity, executor.computes | ({"propose"} if proposer else set()))
         self._adapters = adapters or NoAdapters()
         self.kernel_seconds = 0.0
@@ -92,6 +93,11 @@ class Runner:
         self.executor.settle()
         self.executor.set_adapter(adapter, packed)
         (self.rows.adapters.discard if packed is None else self.rows.adapters.add)(adapter)
+
+    def watch(self, sink: BlockSink) -> None:
+        """Names who takes the bytes of `Work.grows`: called on another thread, while a step runs and until the next one
+        starts."""
+        self.executor.watch(sink)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Waits for a step in progress and ends the threads. Idempotent."""

@@ -98,7 +98,7 @@ class Scheduler:
         seconds = lambda *tokens: self.service.prefill_seconds(*tokens)  # noqa: E731
         self.tiering = Tiering(store, capacity.block_size, seconds, exchange)
         self.kv = KVManager.of(capacity, eviction, self.tiering.evicted if tier else None)
-        self.tiering.send_from(self.kv.tree, capacity.groups)
+        self.tiering.send_from(self.kv.tree, capacity)
         self.prefixes = Prefixes(self.kv.tree, capacity.block_size, prefix_cache)
         self.eos_ids, self._suppressed = frozenset(eos_ids), tuple((i,) for i in suppressed)
         self.bidirectional = bidirectional
@@ -253,6 +253,7 @@ class Scheduler:
 
     def _complete(self, step: Step) -> StepPlan:
         saves, adapters = self.tiering.saves(self._step), self.adapters.take_changes() if self.adapters.changes else ()
+        step.work = self.tiering.grow(self._step, step.sequences, step.work)
         plan = step.plan(self._step, self.table.take_left(), saves, adapters)
         self.under_way[self._step] = UnderWay(tuple((s, s.preemptions) for s in step.sequences), step.members)
         self._step += 1
@@ -284,7 +285,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Delta | Tokens]:
         """Takes the result of a planned step; returns what it adds to each sequence, either in a Delta or in Tokens."""
         sequences, members = self.under_way.pop(plan.step)
-        self.tiering.saved(plan.step, result.saved)
+        self.tiering.saved(plan, result)
         served: list[Served] = []
         now = self.clock()
         added = self._commit_decodes(members, plan, result, served, now) if members else []

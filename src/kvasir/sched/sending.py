@@ -6,13 +6,17 @@ cached before are exported too, and the transfer outlives the request. A block t
 sent: the other engine computes it.
 
     prompt     |--- exported ---|--- computed, in the tree ---|--- to be computed ---|
-    next step                    exports up to EXPORT_BYTES
+    next step                    exports up to EXPORT_BYTES    grows those that it fills
+
+If the runner can read blocks while a step computes them, the blocks that a step fills *grow*: their layers are sent as
+they are computed (`Work.grows`), and nothing of them is left to export afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvasir.kv.node import ID_BYTES
 from kvasir.kv.pool import SCRATCH
@@ -20,7 +24,8 @@ from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.kv.store import Part
 from kvasir.kv.tiers.block import StoredBlock, chain, fixed_chain
 from kvasir.kv.transfer.exchange import BlockExchange
-from kvasir.plan import Bytes, CacheGroup
+from kvasir.kv.transfer.outbox import Growing
+from kvasir.plan import Bytes, Capacity, Work
 from kvasir.sched.sequence import Sequence, Status
 
 EXPORT_BYTES = 32 << 20  # that a step exports: some milliseconds of copying
@@ -47,17 +52,21 @@ class Sending:
 
 
 Export = tuple[Sending, Part, int]  # with the id of the block
+Grown = tuple[Sending, Part, Growing]
 
 
 class Sendings:
     """The transfers to other engines. Only the scheduler uses it."""
 
-    def __init__(self, exchange: BlockExchange, tree: PrefixTree, groups: Seq[CacheGroup], block_size: int):
+    def __init__(self, exchange: BlockExchange, tree: PrefixTree, capacity: Capacity):
         self._exchange = exchange
         self._tree = tree
-        self._kinds = [group.kind for group in groups]
+        self._kinds = [group.kind for group in capacity.groups]
         self._sizes = [group.num_bytes for group in exchange.inbox.facts.groups]
-        self._block_size = block_size
+        self._block_size = capacity.block_size
+        whole = [not (kind.forgets or kind.fixed) for kind in self._kinds]
+        self._grows = [group for group in capacity.grows if whole[group]]
+        self._growing: dict[int, dict[tuple[int, int], Grown]] = {}  # by step number, then by (group, block)
         self._open: dict[str, Sending] = {}
         self._under_way = 0  # bytes of exports of steps not committed yet
 
@@ -103,6 +112,55 @@ class Sendings:
                 sending.ended = True
                 self._finish(sending)
         return taken
+
+    # -- blocks that grow
+
+    def grow(self, step: int, seqs: Seq[Sequence], works: Seq[Work]) -> list[Work]:
+        """The works of a step, with the blocks that are to be read as the step computes them."""
+        sending_of = {id(s.seq): s for s in self._open.values() if not s.ended} if self._grows else {}
+        self._growing = {
+            number: found for number, found in self._growing.items() if not all(g.over for _, _, g in found.values())
+        }
+        if not sending_of:
+            return list(works)
+        return [
+            replace(work, grows=self._grow(step, sending_of[id(seq)], work)) if id(seq) in sending_of else work
+            for seq, work in zip(seqs, works, strict=True)
+        ]
+
+    def _grow(self, step: int, sending: Sending, work: Work) -> tuple[tuple[int, int], ...]:
+        tables, end = sending.seq.blocks.tables, min(work.end, len(sending.ids) // ID_BYTES) // self._block_size
+        room, found = self._exchange.outbox.room - self._under_way, dict[tuple[int, int], Grown]()
+        for index in range(work.start // self._block_size, end):
+            for group in self._grows:
+                part, size = (group, index), self._sizes[group]
+                if part in sending.exported or size > room:
+                    continue
+                growing = self._exchange.outbox.grow(sending.id, sending.names[group][index], group, size)
+                if growing is None:
+                    continue
+                room -= size
+                sending.exported.add(part)
+                found[group, tables[group].ids[index]] = sending, part, growing
+        self._growing.setdefault(step, {}).update(found)
+        return tuple(found)
+
+    def arrived(self, step: int, group: int, block: int, offset: int, payload: memoryview | None) -> None:
+        """Takes bytes of a block that grows; none at its end. For any thread."""
+        if (found := self._growing.get(step, {}).get((group, block))) is None:
+            return
+        if payload is None:
+            found[2].seal()
+        else:
+            found[2].add(offset, payload)
+
+    def drop_growing(self, step: int, blocks: Iterable[tuple[int, int]] | None = None) -> None:
+        """The blocks (group, id) of a step, or all of them, will not be completed. What is lost is exported later, if
+        it is computed after all."""
+        found = self._growing.get(step, {})
+        for sending, part, growing in [found[block] for block in (found if blocks is None else blocks)]:
+            if growing.drop():
+                sending.exported.discard(part)
 
     def _due(self, sending: Sending) -> list[tuple[Part, int]]:
         """The parts that can be exported now, with their blocks, ordered by index."""

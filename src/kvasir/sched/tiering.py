@@ -16,7 +16,7 @@ from kvasir.kv.radix import Hit, PrefixTree
 from kvasir.kv.store import BlockStore, Save
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.transfer.exchange import BlockExchange
-from kvasir.plan import Bytes, CacheGroup
+from kvasir.plan import Capacity, StepPlan, StepResult, Work
 from kvasir.sched.admission import SHARED
 from kvasir.sched.sending import Export, Sendings
 from kvasir.sched.sequence import Sequence
@@ -48,10 +48,10 @@ class Tiering:
 
     # -- other engines -----------------------------------------------------------------------------------------
 
-    def send_from(self, tree: PrefixTree, groups: Iterable[CacheGroup]) -> None:
+    def send_from(self, tree: PrefixTree, capacity: Capacity) -> None:
         """Lets requests send blocks that are in the tree. Call it once."""
         if self.exchange:
-            self.sendings = Sendings(self.exchange, tree, tuple(groups), self._block_size)
+            self.sendings = Sendings(self.exchange, tree, capacity)
 
     def refuse_impossible(self, request: Request) -> None:
         """Raises InvalidRequest for blocks to be sent or taken where that cannot be done."""
@@ -95,15 +95,19 @@ class Tiering:
             self._exporting[step] = exports
         return [(group, id) for _, group, id in saves] + [(part[0], id) for _, part, id in exports]
 
-    def saved(self, step: int, payloads: tuple[Bytes, ...]) -> None:
+    def saved(self, plan: StepPlan, result: StepResult) -> None:
         """Passes the bytes that a step returned to the tier, and to other engines."""
-        saves, exports = self._saving.pop(step, []), self._exporting.pop(step, [])
+        saves, exports = self._saving.pop(plan.step, []), self._exporting.pop(plan.step, [])
+        payloads = result.saved
         for (block, group, _), payload in zip(saves, payloads[: len(saves)], strict=True):
             assert self.store
             self.store.tier.save(block, group, payload)
         if exports:
             assert self.sendings is not None
             self.sendings.exported(exports, payloads[len(saves) :])
+        for work, row in zip(plan.work, result.rows, strict=True):
+            if row.error and work.grows:
+                self._drop_growing(plan.step, work.grows)
 
     def forget(self, step: int) -> None:
         """Drops the saves and exports of a step that did not run."""
@@ -111,6 +115,16 @@ class Tiering:
         if exports := self._exporting.pop(step, None):
             assert self.sendings is not None
             self.sendings.forget(exports)
+        self._drop_growing(step)
+
+    def grow(self, step: int, seqs: list[Sequence], works: list[Work]) -> list[Work]:
+        """The works of a step, with the blocks that are sent to other engines as the step computes them."""
+        return works if self.sendings is None else self.sendings.grow(step, seqs, works)
+
+    def _drop_growing(self, step: int, blocks: Iterable[tuple[int, int]] | None = None) -> None:
+        """Drops the parts of a step, or only those of some (group, block), that grow and will not be completed."""
+        if self.sendings is not None:
+            self.sendings.drop_growing(step, blocks)
 
     # -- fetching ----------------------------------------------------------------------------------------------
 

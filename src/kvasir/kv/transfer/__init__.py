@@ -5,6 +5,7 @@ frames      the messages, with their bounds
 security    who may connect: the same user on a socket file, TLS and a key over TCP
 link        opening and greeting: two ends agree that they compute equal bits, before any block is sent
 outbox      Outbox: parts that wait to be sent, and the thread of each receiver
+assembly    Assembly: a part of which some pieces have arrived
 inbox       Inbox: parts that have arrived and are verified, as a KVConnector that the scheduler fetches from
 exchange    BlockExchange: both for one engine, with the socket on which others reach it
 """

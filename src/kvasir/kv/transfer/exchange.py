@@ -175,7 +175,7 @@ class BlockExchange:
             self._links.add(link)
         try:
             if not self._closing.is_set():
-                PartReceiver(link, self._facts, self.inbox.keep, self.inbox.done).run(until)
+                PartReceiver(link, self._facts, self.inbox).run(until)
         finally:
             with self._lock:
                 self._links.discard(link)

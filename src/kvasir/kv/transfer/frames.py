@@ -7,6 +7,9 @@ then, from the sender to the receiver:
 SHARE     memory of both (socket files only), with its descriptor
 PART      a part with its bytes        ->  TAKEN       one byte: 1 if the part is kept
 SLOT      a part in the shared memory  ->  TAKEN
+PIECE     bytes of a part from an offset on, while other bytes of it are still being computed  ->  TAKEN
+SLICE     the same in the shared memory                                                        ->  TAKEN
+SEAL      all pieces of a part have been sent, with a checksum over all of them  ->  TAKEN; 2 if it is not complete
 DONE      no more parts of a transfer  ->  TAKEN
 """
 
@@ -14,24 +17,27 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from kvasir.kv.tiers.block import MAX_BLOCK_SIZE, MAX_NAMESPACE, StoredBlock, StoreFacts
 from kvasir.kv.tiers.wire import WireError
 
-VERSION = 1
-HELLO, CHALLENGE, PROOF, WELCOME, REFUSAL, SHARE, PART, SLOT, DONE, TAKEN = range(20, 30)
+VERSION = 2
+HELLO, CHALLENGE, PROOF, WELCOME, REFUSAL, SHARE, PART, SLOT, DONE, TAKEN, PIECE, SLICE, SEAL = range(20, 33)
 
 MAX_ID = 64  # characters of a transfer's id
 PART_HEAD = struct.Struct("<IH")  # checksum, bytes of the name; the name and the bytes follow
 SLOT_HEAD = struct.Struct("<IIH")  # number of the slot, checksum, bytes of the name; the name follows
+SPAN = struct.Struct("<QQ")  # offset and bytes of a piece; between the head and the name
 SHARED = struct.Struct("<QI")  # bytes of a slot, number of slots
 NAME_BYTES = MAX_NAMESPACE + MAX_BLOCK_SIZE * 4 + 256
 HELLO_BYTES = 512
 ANSWER_BYTES = 128
-WINDOW = 4  # parts on their way to the receiver, at most
+WINDOW = 4  # parts or pieces on their way to the receiver, at most
+DROPPED, KEPT, INCOMPLETE = range(3)  # what a TAKEN says
 
 FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  # reasons of a REFUSAL
 
@@ -60,13 +66,31 @@ class PartName(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
         return StoredBlock(self.namespace, self.parent, self.ids)
 
 
+class Grown(Protocol):
+    """A part that is sent in pieces."""
+
+    @property
+    def check(self) -> int:
+        """`checksum_of_pieces` of all pieces."""
+        ...
+
+
 class Part(NamedTuple):
-    """What an outbox sends: a part of a transfer; without a block the end of the transfer."""
+    """What an outbox sends: a part of a transfer; without a block the end of the transfer. grown: of a part that is
+    sent in pieces. offset: of a piece; -1 for a whole part, or for the end of a grown one. crc: CRC-32 of a piece."""
 
     transfer: str
     block: StoredBlock | None = None
     group: int = 0
     payload: memoryview = memoryview(b"")
+    offset: int = -1
+    grown: Grown | None = None
+    crc: int = 0
+
+    @property
+    def seals(self) -> bool:
+        """Whether it ends a grown part."""
+        return self.grown is not None and self.offset < 0
 
     def name(self) -> bytes:
         """The name as it is sent."""
@@ -78,6 +102,21 @@ class Part(NamedTuple):
 def checksum(name: bytes | bytearray, payload: memoryview) -> int:
     """CRC-32 of a name and its bytes: against damage on the way. Who may send is decided when a link is opened."""
     return zlib.crc32(payload, zlib.crc32(name))
+
+
+def checksum_of_piece(name: bytes | bytearray, offset: int, num_bytes: int, crc: int) -> int:
+    """CRC-32 of a name, and of where a piece lies and the CRC-32 of its bytes."""
+    return zlib.crc32(_piece(offset, num_bytes, crc), zlib.crc32(name))
+
+
+def checksum_of_pieces(pieces: Iterable[tuple[int, int, int]]) -> int:
+    """The checksum over a whole part in pieces: CRC-32 of their (offset, bytes, CRC-32 of the bytes), by offset. It
+    needs no second pass over the bytes."""
+    return zlib.crc32(b"".join(_piece(*piece) for piece in sorted(pieces)))
+
+
+def _piece(offset: int, num_bytes: int, crc: int) -> bytes:
+    return SPAN.pack(offset, num_bytes) + crc.to_bytes(4, "little")
 
 
 def read_hello(body: bytes | bytearray) -> Hello:

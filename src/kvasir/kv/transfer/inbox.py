@@ -1,4 +1,5 @@
-"""Inbox: verified parts of blocks from other engines, until the scheduler loads them; a KVConnector.
+"""Inbox: verified parts of blocks from other engines, until the scheduler loads them; a KVConnector. A part that comes
+in pieces becomes visible when all of it is here and its checksum is right.
 
 A request that names a transfer waits for its end, for as long as something arrives and at most the transfer's seconds.
 Then what has arrived is used, and the rest is computed.
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.transfers import HeldLoads, TransferMeter
+from kvasir.kv.transfer.assembly import Assembly
+from kvasir.kv.transfer.frames import DROPPED, INCOMPLETE, KEPT
 from kvasir.statistics import TierStats
 from kvasir.types import Transfer
 
@@ -26,12 +29,13 @@ MAX_INCOMING = 4096  # transfers that are remembered
 @dataclass(slots=True, eq=False)
 class Incoming:
     """What is known of a transfer. moved: when it last made progress. deadline: until when a request waits for it; 0:
-    none does. ended: nothing more will come. names: of its parts that are here."""
+    none does. ended: nothing more will come. names: of its parts that are here. growing: those of which pieces are."""
 
     moved: float
     deadline: float = 0.0
     ended: bool = False
     names: set[Name] = field(default_factory=set)
+    growing: dict[Name, Assembly] = field(default_factory=dict)
 
 
 class Inbox:
@@ -59,23 +63,75 @@ class Inbox:
             if incoming.ended:
                 return False
             if name not in self._parts:
-                if not self._make_room(payload.nbytes):
-                    self._meter.save("full")
-                    incoming.ended = True
-                    self._changed.notify_all()
+                if not self._reserve(incoming, payload.nbytes):
                     return False
-                self._parts[name] = (transfer, block, payload)
-                incoming.names.add(name)
-                self._num_bytes += payload.nbytes
-                self._meter.save("saved", payload.nbytes)
+                self._store(incoming, name, (transfer, block, payload))
             self._changed.notify_all()
             return True
+
+    def _reserve(self, incoming: Incoming, num_bytes: int) -> bool:
+        """Makes room for a part; False, and the transfer ends, if there is none."""
+        if self._make_room(num_bytes):
+            self._num_bytes += num_bytes
+            return True
+        self._meter.save("full")
+        self._end(incoming)
+        return False
+
+    def _store(self, incoming: Incoming, name: Name, part: tuple[str, StoredBlock, memoryview]) -> None:
+        self._parts[name] = part
+        incoming.names.add(name)
+        self._meter.save("saved", part[2].nbytes)
+
+    def piece(self, transfer: str, block: StoredBlock, group: int, offset: int, payload: memoryview, crc: int) -> int:
+        """Takes over bytes of a part, with their CRC-32; memory for all of it is reserved with the first ones. Returns
+        KEPT, or DROPPED if there is no room: the rest of the transfer is useless then. Raises WireError for a piece
+        that cannot belong to the part."""
+        with self._changed:
+            incoming, name = self._move(transfer), (block.key, group)
+            if incoming.ended:
+                return DROPPED
+            self._changed.notify_all()
+            if name in self._parts:
+                return KEPT
+            assembly, size = incoming.growing.get(name), self.facts.groups[group].num_bytes
+            if assembly is None:
+                if not self._reserve(incoming, size):
+                    return DROPPED
+                assembly = incoming.growing[name] = Assembly(size)
+            assembly.add(offset, payload, crc)
+            return KEPT
+
+    def seal(self, transfer: str, block: StoredBlock, group: int, check: int) -> int:
+        """The end of a part in pieces. Returns KEPT if it is complete, DROPPED if nothing more of the transfer is
+        wanted, and INCOMPLETE if it must be sent as a whole: after a restart of this engine, or damage."""
+        with self._changed:
+            incoming, name = self._move(transfer), (block.key, group)
+            if incoming.ended:
+                return DROPPED
+            self._changed.notify_all()
+            assembly = incoming.growing.pop(name, None)
+            payload = assembly.sealed(check) if assembly else None
+            if payload is not None and name not in self._parts:
+                self._store(incoming, name, (transfer, block, payload))
+            elif assembly:
+                self._num_bytes -= assembly.num_bytes
+            return KEPT if name in self._parts else INCOMPLETE
 
     def done(self, transfer: str) -> None:
         """The sender says that nothing more will come."""
         with self._changed:
-            self._move(transfer).ended = True
-            self._changed.notify_all()
+            self._end(self._move(transfer))
+
+    def _end(self, incoming: Incoming) -> None:
+        incoming.ended = True
+        self._drop_growing(incoming)
+        self._changed.notify_all()
+
+    def _drop_growing(self, incoming: Incoming) -> None:
+        """Gives back the memory of incomplete parts."""
+        self._num_bytes -= sum(assembly.num_bytes for assembly in incoming.growing.values())
+        incoming.growing.clear()
 
     def _move(self, transfer: str) -> Incoming:
         now = time.monotonic()
@@ -83,12 +139,16 @@ class Inbox:
         incoming.moved = now
         self._incoming.move_to_end(transfer)
         while len(self._incoming) > MAX_INCOMING:
-            self._incoming.popitem(last=False)
+            self._drop_growing(self._incoming.popitem(last=False)[1])
         return incoming
 
     def _make_room(self, num_bytes: int) -> bool:
         """Removes parts that no request waits for, the oldest first, until so many bytes fit."""
         now = time.monotonic()
+        for incoming in self._incoming.values():
+            if incoming.moved + ORPHAN_SECONDS >= now:
+                break
+            self._drop_growing(incoming)
         for name, (transfer, _, _) in list(self._parts.items()):
             incoming = self._incoming.get(transfer)
             old = incoming is None or incoming.moved + ORPHAN_SECONDS < now
@@ -129,6 +189,7 @@ class Inbox:
         with self._changed:
             if incoming := self._incoming.get(transfer):
                 incoming.deadline = 0.0
+                self._drop_growing(incoming)
                 for name in list(incoming.names):
                     self._remove(name)
 

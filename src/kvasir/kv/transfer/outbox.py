@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,15 +43,52 @@ class Outgoing:
     num_bytes: int = 0
     ended: bool = False
     claimed: bool = False
+    growing: int = 0
+    sealed: int = 0
+
+
+class Growing:
+    """A part whose bytes come in pieces. One thread adds them; another may drop the part."""
+
+    def __init__(self, outbox: Outbox, outgoing: Outgoing, block: StoredBlock, group: int, num_bytes: int):
+        self.num_bytes = num_bytes
+        self.pieces: dict[int, tuple[memoryview, int]] = {}  # by offset: bytes, CRC-32
+        self.over = False  # whether it is complete or dropped
+        self.outgoing = outgoing
+        self.block, self.group = block, group
+        self._outbox = outbox
+
+    def add(self, offset: int, payload: memoryview) -> None:
+        """Takes over bytes from an offset on, which must not be written to any more."""
+        self._outbox.put_piece(self, offset, payload.cast("B"))
+
+    def seal(self) -> None:
+        """All bytes have been added, and are those of the block."""
+        self._outbox.end(self, whole=True)
+
+    def drop(self) -> bool:
+        """The part will not be completed. False if it is already."""
+        return self._outbox.end(self, whole=False)
+
+    @property
+    def check(self) -> int:
+        """See frames.Grown."""
+        return frames.checksum_of_pieces((at, payload.nbytes, crc) for at, (payload, crc) in self.pieces.items())
+
+    def whole(self) -> Part:
+        """The part as one message."""
+        joined = memoryview(b"".join(self.pieces[at][0] for at in sorted(self.pieces)))
+        return Part(self.outgoing.transfer.id, self.block, self.group, joined)
 
 
 @dataclass(slots=True)
 class OutboxStats:
     """Parts by outcome: "sent"; "refused" by the receiver; "dropped" because time or memory was used up. bytes_sent: of
-    acknowledged parts."""
+    acknowledged parts. grown: of the parts that were sent, those in pieces."""
 
     parts: dict[str, int] = field(default_factory=dict)
     bytes_sent: int = 0
+    grown: int = 0
 
     def count(self, outcome: str, n: int = 1) -> None:
         self.parts[outcome] = self.parts.get(outcome, 0) + n
@@ -116,25 +154,75 @@ class Outbox:
             outgoing = self._open.get(transfer)
             if outgoing is None:
                 return
-            for other in [o for o in self._open.values() if self._yields(o) and o is not outgoing]:
-                if self.num_bytes + payload.nbytes <= self._max_bytes:
-                    break
-                self._drop(other)
+            self._reserve(outgoing, payload.nbytes)
             self._queues[outgoing.channel].append(Part(transfer, block, group, payload.cast("B")))
-            outgoing.num_bytes += payload.nbytes
-            self.num_bytes += payload.nbytes
             self._changed.notify_all()
+
+    def _reserve(self, outgoing: Outgoing, num_bytes: int) -> None:
+        for other in [o for o in self._open.values() if self._yields(o) and o is not outgoing]:
+            if self.num_bytes + num_bytes <= self._max_bytes:
+                break
+            self._drop(other)
+        outgoing.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+
+    def grow(self, transfer: str, block: StoredBlock, group: int, num_bytes: int) -> Growing | None:
+        """Begins a part that comes in pieces, with room for all of them; None if the transfer is over."""
+        with self._changed:
+            outgoing = self._open.get(transfer)
+            if outgoing is None:
+                return None
+            self._reserve(outgoing, num_bytes)
+            outgoing.growing += 1
+            return Growing(self, outgoing, block, group, num_bytes)
+
+    def put_piece(self, growing: Growing, offset: int, payload: memoryview) -> None:
+        """See Growing.add."""
+        crc, outgoing = zlib.crc32(payload), growing.outgoing
+        with self._changed:
+            if growing.over or self._open.get(outgoing.transfer.id) is not outgoing:
+                return
+            growing.pieces[offset] = payload, crc
+            part = Part(outgoing.transfer.id, growing.block, growing.group, payload, offset, growing, crc)
+            self._queues[outgoing.channel].append(part)
+            self._changed.notify_all()
+
+    def end(self, growing: Growing, whole: bool) -> bool:
+        """See Growing.seal and Growing.drop. False if it is over."""
+        outgoing = growing.outgoing
+        with self._changed:
+            if growing.over or self._open.get(outgoing.transfer.id) is not outgoing:
+                growing.over, over = True, growing.over
+                return not over
+            growing.over = True
+            outgoing.growing -= 1
+            queue = self._queues[outgoing.channel]
+            if whole:
+                outgoing.sealed += 1
+                queue.append(Part(outgoing.transfer.id, growing.block, growing.group, grown=growing))
+            else:
+                outgoing.num_bytes -= growing.num_bytes
+                self.num_bytes -= growing.num_bytes
+                self._queues[outgoing.channel] = deque(part for part in queue if part.grown is not growing)
+            self._end(outgoing)
+            self._changed.notify_all()
+            return True
 
     def finish(self, transfer: str) -> None:
         """No more parts will be put. A held transfer is kept for its seconds from now."""
         with self._changed:
             if outgoing := self._open.get(transfer):
                 outgoing.ended, outgoing.deadline = True, time.monotonic() + outgoing.transfer.seconds
-                self._queues[outgoing.channel].append(Part(transfer))
+                self._end(outgoing)
                 self._changed.notify_all()
 
+    def _end(self, outgoing: Outgoing) -> None:
+        if outgoing.ended and not outgoing.growing + outgoing.sealed:
+            self._queues[outgoing.channel].append(Part(outgoing.transfer.id))
+
     def _yields(self, outgoing: Outgoing) -> bool:
-        return outgoing.ended and not outgoing.claimed and not outgoing.transfer.address
+        held = not outgoing.claimed and not outgoing.transfer.address
+        return held and outgoing.ended and not outgoing.growing
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -147,9 +235,7 @@ class Outbox:
         self.num_bytes -= outgoing.num_bytes
         queue = self._queues.get(outgoing.channel, deque())
         left = deque(part for part in queue if part.transfer != outgoing.transfer.id)
-        self.stats.count(
-            "dropped", sum(part.block is not None for part in queue) - sum(p.block is not None for p in left)
-        )
+        self.stats.count("dropped", sum(map(_counts, queue)) - sum(map(_counts, left)) + outgoing.growing)
         if outgoing.transfer.address and outgoing.ended:
             left.append(Part(outgoing.transfer.id))  # its receiver need not wait for the rest
         self._queues[outgoing.channel] = left
@@ -252,7 +338,7 @@ class Outbox:
             queue = self._queues.get(channel)
             return queue.popleft() if queue else None
 
-    def _settle(self, part: Part, kept: bool) -> None:
+    def _settle(self, part: Part, answer: int) -> None:
         with self._changed:
             outgoing = self._open.get(part.transfer)
             if part.block is None:
@@ -261,21 +347,33 @@ class Outbox:
                     self.num_bytes -= outgoing.num_bytes
                     if not outgoing.transfer.address:
                         self._queues.pop(outgoing.channel, None)
-            elif outgoing:
-                outgoing.num_bytes -= part.payload.nbytes
-                self.num_bytes -= part.payload.nbytes
-                self.stats.count("sent" if kept else "refused")
-                self.stats.bytes_sent += part.payload.nbytes * kept
-                if not kept:
-                    self._drop(outgoing)
+            elif outgoing and _counts(part):
+                self._settle_part(outgoing, part, answer)
+            if outgoing and part.block is not None and answer == frames.DROPPED:
+                self._drop(outgoing)
             self._changed.notify_all()
+
+    def _settle_part(self, outgoing: Outgoing, part: Part, answer: int) -> None:
+        grown = part.grown if isinstance(part.grown, Growing) else None
+        if grown:
+            outgoing.sealed -= 1
+        if grown and answer == frames.INCOMPLETE:
+            self._queues[outgoing.channel].appendleft(grown.whole())
+        else:
+            num_bytes = grown.num_bytes if grown else part.payload.nbytes
+            outgoing.num_bytes -= num_bytes
+            self.num_bytes -= num_bytes
+            self.stats.count("sent" if answer == frames.KEPT else "refused")
+            self.stats.bytes_sent += num_bytes * (answer == frames.KEPT)
+            self.stats.grown += answer == frames.KEPT and grown is not None
+        if grown:
+            self._end(outgoing)
 
     def close(self, timeout: float) -> None:
         """Ends the threads; sends until the timeout (seconds) what has an address."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            pushed = lambda: any(self._queues.get(address) for address in self._senders)  # noqa: E731
-            self._changed.wait_for(lambda: not pushed(), max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(lambda: not self._pushing(), max(0.0, deadline - time.monotonic()))
             self._closing = True
             for link in self._links:
                 link.shut()
@@ -283,3 +381,13 @@ class Outbox:
             self._changed.notify_all()
         for thread in threads:
             thread.join(2.0)
+
+    def _pushing(self) -> bool:
+        """Whether there is something to send that needs no more parts."""
+        sealed = any(o.ended and o.sealed and o.transfer.address in self._senders for o in self._open.values())
+        return sealed or any(self._queues.get(address) for address in self._senders)
+
+
+def _counts(part: Part) -> bool:
+    """Whether it stands for a whole part in the statistics."""
+    return part.block is not None and part.offset < 0

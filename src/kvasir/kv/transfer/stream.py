@@ -12,13 +12,15 @@ import fcntl
 import mmap
 import os
 import socket
+import zlib
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
 from kvasir.kv.tiers.wire import FRAME, WireError
 from kvasir.kv.transfer import frames
-from kvasir.kv.transfer.frames import WINDOW, Part
+from kvasir.kv.transfer.frames import DROPPED, INCOMPLETE, KEPT, WINDOW, Part
 from kvasir.kv.transfer.link import Link
 
 EXCHANGE_SECONDS = 20.0  # for one part to be sent and acknowledged
@@ -26,7 +28,20 @@ IDLE_SECONDS = 300.0  # for which a link may be silent
 POLL_SECONDS = 0.2  # between looks whether to end
 
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
-Keep = Callable[[str, StoredBlock, int, memoryview], bool]  # transfer, block, group, bytes -> whether it is kept
+
+
+class Receives(Protocol):
+    """What a receiver does with parts and pieces, see Inbox."""
+
+    def keep(self, transfer: str, block: StoredBlock, group: int, payload: memoryview) -> bool: ...
+
+    def piece(
+        self, transfer: str, block: StoredBlock, group: int, offset: int, payload: memoryview, crc: int
+    ) -> int: ...
+
+    def seal(self, transfer: str, block: StoredBlock, group: int, check: int) -> int: ...
+
+    def done(self, transfer: str) -> None: ...
 
 
 class Slots:
@@ -116,22 +131,31 @@ class PartSender:
             self.link.send(frames.DONE, part.transfer.encode())
             return
         name = part.name()
-        check = frames.checksum(name, part.payload)
+        if part.grown and part.seals:
+            self.link.send(frames.SEAL, frames.PART_HEAD.pack(part.grown.check, len(name)), name)
+            return
+        if part.offset < 0:
+            check, span, kinds = frames.checksum(name, part.payload), b"", (frames.PART, frames.SLOT)
+        else:
+            place = part.offset, part.payload.nbytes
+            check, span = frames.checksum_of_piece(name, *place, part.crc), frames.SPAN.pack(*place)
+            kinds = (frames.PIECE, frames.SLICE)
         if self._slots:
             slot = self._slots.write(part.payload)
-            self.link.send(frames.SLOT, frames.SLOT_HEAD.pack(slot, check, len(name)), name)
+            self.link.send(kinds[1], frames.SLOT_HEAD.pack(slot, check, len(name)), span, name)
         else:
-            self.link.send(frames.PART, frames.PART_HEAD.pack(check, len(name)), name, part.payload)
+            self.link.send(kinds[0], frames.PART_HEAD.pack(check, len(name)), span, name, part.payload)
 
-    def acknowledged(self) -> tuple[Part, bool]:
-        """Waits for the acknowledgement of the oldest part; returns it and whether it was kept. Raises OSError,
-        WireError."""
+    def acknowledged(self) -> tuple[Part, int]:
+        """Waits for the acknowledgement of the oldest part; returns it and what became of it: DROPPED, KEPT, or
+        INCOMPLETE for the end of a grown one. Raises OSError, WireError."""
         self.link.begin(EXCHANGE_SECONDS)
         _, length = self.link.head({frames.TAKEN: 1})
         body = self.link.body(length)
-        if body not in (b"\0", b"\1"):
+        part, answer = self.under_way[0], body[0] if body else -1
+        if answer not in (DROPPED, KEPT) and not (answer == INCOMPLETE and part.seals):
             raise WireError("the acknowledgement is malformed")
-        return self.under_way.popleft(), body == b"\1"
+        return self.under_way.popleft(), answer
 
     def close(self) -> None:
         """Closes the link and gives the memory back."""
@@ -141,17 +165,19 @@ class PartSender:
 
 
 class PartReceiver:
-    """The receiver's end of a link: reads parts, and passes them to `keep`. done(transfer): called at its end."""
+    """The receiver's end of a link: reads parts, and passes them on to `receives`."""
 
-    def __init__(self, link: Link, facts: StoreFacts, keep: Keep, done: Callable[[str], None]):
+    def __init__(self, link: Link, facts: StoreFacts, receives: Receives):
         self._link = link
         self._facts = facts
-        self._keep = keep
-        self._done = done
+        self._receives = receives
         largest = max(group.num_bytes for group in facts.groups)
         self._bounds = {
             frames.PART: frames.PART_HEAD.size + frames.NAME_BYTES + largest,
             frames.SLOT: frames.SLOT_HEAD.size + frames.NAME_BYTES,
+            frames.PIECE: frames.PART_HEAD.size + frames.SPAN.size + frames.NAME_BYTES + largest,
+            frames.SLICE: frames.SLOT_HEAD.size + frames.SPAN.size + frames.NAME_BYTES,
+            frames.SEAL: frames.PART_HEAD.size + frames.NAME_BYTES,
             frames.DONE: frames.MAX_ID,
         }
         self._largest = largest
@@ -166,13 +192,12 @@ class PartReceiver:
                 self._link.begin(EXCHANGE_SECONDS)
                 if kind == frames.DONE:
                     transfer = frames.read_id(self._link.body(length))
-                    self._done(transfer)
-                    self._link.send(frames.TAKEN, b"\1")
+                    self._receives.done(transfer)
+                    self._link.send(frames.TAKEN, bytes((KEPT,)))
                     if until(transfer):
                         return
                 else:
-                    kept = self._part(kind, length)
-                    self._link.send(frames.TAKEN, b"\1" if kept else b"\0")
+                    self._link.send(frames.TAKEN, bytes((self._part(kind, length),)))
                 kind, length = self._head()
         finally:
             if self._shared:
@@ -206,26 +231,42 @@ class PartReceiver:
                 os.close(fd)
         return self._head()
 
-    def _part(self, kind: int, length: int) -> bool:
-        """Reads a part; returns whether it is kept. Raises WireError for an invalid one; a wrong checksum is one: the
-        sender sends the part again over a new link."""
-        head = frames.PART_HEAD if kind == frames.PART else frames.SLOT_HEAD
-        if length < head.size:
+    def _part(self, kind: int, length: int) -> int:
+        """Reads a part, a piece of one or its end; returns the answer. Raises WireError for an invalid one; a wrong
+        checksum is one: the sender sends the part again over a new link."""
+        head = frames.SLOT_HEAD if kind in (frames.SLOT, frames.SLICE) else frames.PART_HEAD
+        span_bytes = frames.SPAN.size if kind in (frames.PIECE, frames.SLICE) else 0
+        if length < head.size + span_bytes:
             raise WireError("a part without a name")
         *slot, check, name_bytes = head.unpack(self._link.body(head.size))
-        rest = length - head.size - name_bytes
+        span = frames.SPAN.unpack(self._link.body(span_bytes)) if span_bytes else None
+        rest = length - head.size - span_bytes - name_bytes
         if name_bytes > frames.NAME_BYTES or rest < 0:
             raise WireError("the name of a part is out of bounds")
         packed = self._link.body(name_bytes)
         name = frames.read_name(packed, self._facts)
-        payload = self._payload(slot, rest, self._facts.groups[name.group].num_bytes)
-        if frames.checksum(packed, payload) != check:
-            raise WireError("a part was damaged on its way")
-        return self._keep(name.transfer, name.block, name.group, payload.toreadonly())
+        to, size = (name.transfer, name.block, name.group), self._facts.groups[name.group].num_bytes
+        if kind == frames.SEAL:
+            if rest:
+                raise WireError("the end of a part has bytes")
+            return self._receives.seal(*to, check)
+        if span is None:
+            payload = self._payload(slot, rest, size)
+            if frames.checksum(packed, payload) != check:
+                raise WireError("a part was damaged on its way")
+            return KEPT if self._receives.keep(*to, payload.toreadonly()) else DROPPED
+        offset, num_bytes = span
+        if not 0 < num_bytes <= size - offset:
+            raise WireError("a piece lies outside its part")
+        payload = self._payload(slot, rest, num_bytes)
+        crc = zlib.crc32(payload)
+        if frames.checksum_of_piece(packed, offset, num_bytes, crc) != check:
+            raise WireError("a piece was damaged on its way")
+        return self._receives.piece(*to, offset, payload, crc)
 
     def _payload(self, slot: list[int], rest: int, num_bytes: int) -> memoryview:
         if rest != (0 if slot else num_bytes):
-            raise WireError("a part has another size than its group declares")
+            raise WireError("a part has another size than was declared")
         if not slot:
             return memoryview(self._link.body(num_bytes))
         if self._shared is None:
