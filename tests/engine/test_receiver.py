@@ -55,3 +55,41 @@ async def test_what_waits_is_left_alone_when_it_is_cancelled():
     socket.arrive()
     await asyncio.sleep(0)
     assert taken == []
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_an_end_that_is_cancelled_does_not_go_on(turns):
+    """Else an engine that is stopped while it buries its dead process would start another one, and never stop."""
+    socket: Any = Socket()
+    receiver = Receiver(socket, print)
+    await asyncio.sleep(0)
+    went_on = []
+
+    async def bury() -> None:
+        await receiver.end()
+        await asyncio.sleep(0)
+        went_on.append(True)
+
+    burying = asyncio.create_task(bury())
+    for _ in range(turns):
+        if not burying.done():
+            await asyncio.sleep(0)
+    if burying.done():
+        return
+    burying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(burying, 5)
+    assert not went_on
+
+
+async def test_what_fails_in_taking_a_message_is_raised_at_the_end():
+    def fails(message: bytes) -> None:
+        raise ValueError(message)
+
+    socket: Any = Socket(b"1")
+    receiver = Receiver(socket, fails)
+    await asyncio.sleep(0)
+    socket.arrive()
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="1"):
+        await receiver.end()

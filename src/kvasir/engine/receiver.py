@@ -7,7 +7,6 @@ message is then in the future that it waited for, and would be lost while later 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import cast
 
@@ -35,8 +34,9 @@ class Receiver:
         """Takes all messages that have arrived, and no more."""
         await asyncio.sleep(0)
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait([self._task])  # `await self._task` would hide that the caller itself was cancelled
+        if not self._task.cancelled():
+            self._task.result()
         if self._next and self._next.done() and not self._next.cancelled():
             self._take(self._next.result())
         while await self._socket.poll(0):
