@@ -95,9 +95,11 @@ class EngineOptions:
         None, "Share of the computing time for writes to it; 1: no bound (default: CPU 0.03, CUDA 1)."
     )
     cache_offer: str | None = option(
-        None, "Socket that serves the prefixes in cache_dir to other engines of this user."
+        None, "Where other engines reach the prefixes in cache_dir: HOST:PORT, or a socket file (a path with a slash)."
     )
-    cache_peer: str | None = option(None, "Socket of another engine to load prefixes from.")
+    cache_peer: str | None = option(
+        None, "Where another engine offers its prefixes: HOST:PORT, or a socket file (a path with a slash)."
+    )
     role: str = option(
         "both",
         "What this engine exchanges blocks of prompts for: prefill (sends them), decode (takes them) or both.",
@@ -343,7 +345,7 @@ def _check_cache(options: EngineOptions) -> None:
     if options.cache_offer and not options.cache_dir:
         raise ConfigError("cache_offer without cache_dir", "set the folder with --cache-dir")
     if options.cache_offer and options.cache_offer == options.cache_peer:
-        raise ConfigError("cache_offer and cache_peer are the same socket", "an engine cannot be its own peer")
+        raise ConfigError("cache_offer and cache_peer are the same address", "an engine cannot be its own peer")
 
 
 def exchanges(options: EngineOptions) -> bool:
@@ -359,7 +361,8 @@ def _check_transfer(options: EngineOptions) -> None:
         if not options.prefix_cache:
             raise ConfigError("blocks are exchanged through the prefix cache", "leave --no-prefix-cache out")
         return
-    for name in ("role", "transfer_key", "transfer_cert", "transfer_ca", "transfer_memory"):
+    credentials = () if options.cache_offer or options.cache_peer else ("transfer_key", "transfer_cert", "transfer_ca")
+    for name in ("role", "transfer_memory", *credentials):
         if getattr(options, name) not in (None, "both"):
             raise ConfigError(
                 f"{name} is given, and this engine exchanges blocks with no other",

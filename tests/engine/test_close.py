@@ -192,7 +192,7 @@ async def test_an_engine_starts_again_after_its_end():
 def test_a_core_whose_tier_cannot_be_made_leaves_no_threads(monkeypatch):
     made = []
 
-    def fails(config, info, cache, weights):
+    def fails(options, config, info, cache, weights):
         made.append(threading.active_count())
         raise ConfigError("no tier")
 

@@ -1,8 +1,9 @@
-"""Two engines of one host: what the first has computed and let go of, the second takes over a socket, bit for bit."""
+"""Two engines: what the first has computed and let go of, the second takes over a link, bit for bit."""
 
 from __future__ import annotations
 
 import os
+import socket as socketlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvasir.errors import ConfigError
 from tests.engine.cores import core_of, random_model
 from tests.engine.test_tier_models import needs_native
 from tests.kv._tiers import until
+from tests.kv._transfer import KEY, certificate
 from tests.oracle import mixed_requests, plain, poison, same, together
 
 torch = pytest.importorskip("torch")
@@ -28,6 +30,11 @@ def socket(tmp_path) -> str:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     return str(folder / "kv")
+
+
+def free_port() -> int:
+    with socketlib.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def make(folder: str, executor: str, **options) -> EngineCore:
@@ -74,6 +81,26 @@ def test_the_second_takes_what_the_first_computed(tmp_path, socket, model, execu
         assert second.stats().tier_saves["saved"] > 10, "what came from the peer is kept"
 
 
+@needs_native
+def test_engines_read_each_others_blocks_over_tcp(tmp_path):
+    made, key = tmp_path / "model", tmp_path / "key"
+    made.mkdir()
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    known = {"transfer_key": str(key), "transfer_cert": str(certificate(tmp_path))}
+    folder, requests = random_model("llama", made), mixed_requests(300, 200, longest=150)
+    expected = plain(make(folder, "program"), requests)
+    address = f"127.0.0.1:{free_port()}"
+    first = make(folder, "program", num_blocks=13, cache_dir=str(tmp_path / "kv"), cache_offer=address, **known)
+    second = make(folder, "program", cache_peer=address, **known)
+    storm(first, expected, requests)
+    same(expected, together(second, requests, seed=2))
+    stats = second.stats()
+    assert stats.tier_loaded_tokens > 50 and set(stats.tier_loads) <= {"loaded", "missing"}
+    for core in (first, second):
+        core.close(30.0)
+
+
 def test_a_peer_of_other_weights_gives_nothing(tmp_path, socket):
     cores = []
     requests = mixed_requests(300, 200, longest=150)
@@ -106,6 +133,9 @@ def test_a_peer_that_is_not_there_costs_nothing(socket):
         ({"cache_peer": "x/kv", "prefix_cache": False}, "--no-prefix-cache"),
         ({"cache_dir": "x", "cache_peer": "x/kv", "cache_offer": "x/kv"}, "cache_offer and cache_peer"),
         ({"cache_peer": "/tmp/" + 100 * "x"}, "too long"),
+        ({"cache_peer": "kv"}, "HOST:PORT"),
+        ({"cache_peer": "10.0.0.1:7200"}, "--transfer-key"),
+        ({"cache_dir": "/tmp/x", "cache_offer": "10.0.0.1:7200"}, "--transfer-key"),
     ],
 )
 def test_contradictory_peer_options_are_refused(options, message):

@@ -15,6 +15,9 @@ from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerTier
 from kvasir.kv.tiers.wire import BlockSocket
+from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.link import Address
+from kvasir.kv.transfer.security import NO_CREDENTIALS
 from tests.kv._tiers import FACTS, blocks_of, payload_of, until
 
 BLOCK = blocks_of(2)[1]
@@ -22,7 +25,7 @@ BLOCK = blocks_of(2)[1]
 
 @contextmanager
 def asking(path: Path, **kwargs) -> Iterator[PeerTier]:
-    tier = PeerTier(path, kwargs.pop("facts", FACTS), **kwargs)
+    tier = PeerTier(Address(path), kwargs.pop("facts", FACTS), **kwargs)
     try:
         yield tier
     finally:
@@ -40,6 +43,14 @@ def keep(tier: DiskTier, blocks: list[StoredBlock], groups: tuple[int, ...] = (0
     until(lambda: tier.stats().queued_bytes == 0)
 
 
+def welcome(link: BlockSocket) -> None:
+    """The greeting of a server that believes everything."""
+    said = bytes(link.body(link.head({frames.HELLO: frames.HELLO_BYTES})[1]))
+    link.send(frames.CHALLENGE, bytes(32), NO_CREDENTIALS.proof(b"server", said, bytes(32)))
+    link.body(link.head({frames.PROOF: 32})[1])
+    link.send(frames.WELCOME)
+
+
 @contextmanager
 def hostile(path: Path, behave: Callable[[BlockSocket], None], greet: bool = True) -> Iterator[None]:
     """A server that welcomes everybody and then does what `behave` says."""
@@ -54,8 +65,7 @@ def hostile(path: Path, behave: Callable[[BlockSocket], None], greet: bool = Tru
         link.begin(30)
         with suppress(OSError, wire.WireError):
             if greet:
-                link.body(link.head({wire.HELLO: 32})[1])
-                link.send(wire.WELCOME)
+                welcome(link)
             behave(link)
         link.close()
 

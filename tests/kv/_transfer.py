@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,18 @@ from kvasir.kv.tiers.block import StoreFacts
 from kvasir.kv.transfer.exchange import BlockExchange, ExchangeOptions
 from kvasir.kv.transfer.link import parse_address
 from tests.kv._tiers import FACTS
+
+KEY = b"a key that nobody knows"
+
+
+def certificate(folder: Path) -> Path:
+    """A PEM file with a new key and its own certificate."""
+    key, cert, both = folder / "key.pem", folder / "cert.pem", folder / "both.pem"
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    names = ("-subj", "/CN=kvasir", "-keyout", str(key), "-out", str(cert))
+    subprocess.run(["openssl", *new, *names], check=True, capture_output=True)
+    both.write_bytes(cert.read_bytes() + key.read_bytes())
+    return both
 
 
 @dataclass

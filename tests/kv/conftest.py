@@ -7,6 +7,8 @@ import pytest
 from kvasir.kv.tiers import peer
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerServer
+from kvasir.kv.transfer import link
+from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, until
 
 
@@ -20,6 +22,7 @@ def hurry(monkeypatch):
     """A second's patience is enough for threads of one process."""
     monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 2.0)
     monkeypatch.setattr(peer, "LOAD_SECONDS", 1.5)
+    monkeypatch.setattr(link, "GREETING_SECONDS", 2.0)
     monkeypatch.setattr(peer, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(peer, "LONGEST_PAUSE", 0.05)
 
@@ -41,7 +44,7 @@ def disk(tmp_path) -> Iterator[DiskTier]:
 
 @pytest.fixture
 def server(path, disk) -> Iterator[PeerServer]:
-    server = PeerServer(path, disk)
+    server = PeerServer(Address(path), disk)
     yield server
     server.close()
     until(lambda: not any(thread.name.startswith("kv-peer-") for thread in threading.enumerate()))

@@ -10,6 +10,7 @@ from kvasir.errors import ConfigError
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.later import LaterTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
 
 UNKNOWN = replace(FACTS, model="")
@@ -95,8 +96,8 @@ def test_an_announced_end_is_passed_on_to_a_tier_that_opens_later(folder):
 def test_peers_find_each_other_once_both_are_identified(folder, path):
     block, own, other = blocks_of(1)[0], Named(), Named()
     disk = on_disk(folder, own)
-    server = PeerServer(path, disk)
-    peer = LaterTier("peer", UNKNOWN, other, lambda facts: PeerTier(path, facts))
+    server = PeerServer(Address(path), disk)
+    peer = LaterTier("peer", UNKNOWN, other, lambda facts: PeerTier(Address(path), facts))
     other.value = FACTS.model
     peer.ask([block.key], timeout=5.0)
     assert peer.has([block.key]) == 0, "the server does not know yet what its weights are"

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +17,14 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import peer, wire
+from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from kvasir.kv.transfer.link import Address
+from kvasir.kv.transfer.security import Credentials
 from tests.kv._disk import path_of
 from tests.kv._peer import BLOCK, asking, hostile, keep
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
+from tests.kv._transfer import KEY, certificate
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -107,10 +113,11 @@ import sys, time
 from pathlib import Path
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerServer
+from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, blocks_of, payload_of
 
 tier = DiskTier(Path(sys.argv[2]), FACTS, 1 << 20)
-server = PeerServer(Path(sys.argv[1]), tier)
+server = PeerServer(Address(Path(sys.argv[1])), tier)
 for block in blocks_of(20):
     tier.save(block, 0, payload_of(block))
 while tier.stats().saves != {"saved": 20}:
@@ -136,6 +143,52 @@ def test_a_peer_process_dies_and_comes_back(path, tmp_path):
             assert load(tier, blocks[1]) == "peer"
 
 
+# -- over the network --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(tmp_path) -> Credentials:
+    return Credentials(KEY, certificate(tmp_path))
+
+
+@contextmanager
+def over_tcp(disk: DiskTier, known: Credentials, other: Credentials) -> Iterator[PeerTier]:
+    """A client with credentials `other` of a server with `known`."""
+    server = PeerServer(Address(host="127.0.0.1", port=0), disk, known)
+    tier = PeerTier(server.address, FACTS, credentials=other)
+    try:
+        yield tier
+    finally:
+        tier.close()
+        server.close()
+
+
+def test_blocks_come_over_tcp(disk, known):
+    blocks = blocks_of(4)
+    keep(disk, blocks)
+    with over_tcp(disk, known, known) as tier:
+        assert tier.ask([b.key for b in blocks], 0, 10.0) and tier.has([b.key for b in blocks]) == 4
+        assert [load(tier, b) for b in blocks] == [payload_of(b) for b in blocks]
+
+
+@pytest.mark.parametrize("wrong", ["key", "certificate"])
+def test_who_has_another_key_or_certificate_gets_nothing(disk, known, tmp_path, wrong):
+    keep(disk, [BLOCK])
+    own = tmp_path / "own"
+    own.mkdir()
+    other = replace(known, key=b"another key than theirs") if wrong == "key" else Credentials(KEY, certificate(own))
+    with over_tcp(disk, known, other) as tier:
+        assert load(tier, BLOCK) == "peer"
+        assert tier.ask([BLOCK.key], 0, 10.0) and tier.has([BLOCK.key]) == 0
+
+
+def test_without_credentials_there_is_no_network(disk, known):
+    address = Address(host="127.0.0.1", port=0)
+    for make in (lambda: PeerServer(address, disk), lambda: PeerTier(address, FACTS)):
+        with pytest.raises(ConfigError, match="key and a certificate"):
+            make()
+
+
 # -- the socket ------------------------------------------------------------------------------------------------
 
 
@@ -145,11 +198,11 @@ def test_the_socket_is_of_this_user_alone(server, path):
 
 def test_a_folder_open_to_others_is_refused_by_both(path, disk):
     path.parent.chmod(0o755)
-    for make in (lambda: PeerServer(path, disk), lambda: PeerTier(path, FACTS)):
+    for make in (lambda: PeerServer(Address(path), disk), lambda: PeerTier(Address(path), FACTS)):
         with pytest.raises(ConfigError, match="open"):
             make()
     path.parent.chmod(0o700)
-    server = PeerServer(path, disk)
+    server = PeerServer(Address(path), disk)
     keep(disk, [BLOCK])
     with asking(path) as tier:
         path.parent.chmod(0o755)
@@ -173,7 +226,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 def test_another_user_gets_nothing_even_from_an_open_folder(disk):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         path = Path(folder, "kv")
-        server = PeerServer(path, disk)
+        server = PeerServer(Address(path), disk)
         path.parent.chmod(0o711)
         path.chmod(0o666)
         ran = subprocess.run([sys.executable, "-c", STRANGER, path], capture_output=True, text=True, check=True)
@@ -190,19 +243,19 @@ def test_the_socket_of_another_user_is_not_asked(server, disk, path, monkeypatch
 
 def test_the_socket_of_a_dead_server_is_replaced_and_of_a_living_one_is_not(server, path, disk, tmp_path):
     with pytest.raises(ConfigError, match="another engine"):
-        PeerServer(path, disk)
+        PeerServer(Address(path), disk)
     dead = path.with_name("dead")
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(os.fspath(dead))
-    second = PeerServer(dead, disk)
+    second = PeerServer(Address(dead), disk)
     second.close()
     assert not dead.exists()
     file = path.with_name("file")
     file.write_text("not ours")
     with pytest.raises(ConfigError, match="not a socket"):
-        PeerServer(file, disk)
+        PeerServer(Address(file), disk)
     assert file.read_text() == "not ours"
-    for make in (lambda p: PeerServer(p, disk), lambda p: PeerTier(p, FACTS)):
+    for make in (lambda p: PeerServer(Address(p), disk), lambda p: PeerTier(Address(p), FACTS)):
         with pytest.raises(ConfigError, match="too long"):
             make(path.with_name("x" * 100))
 
@@ -213,7 +266,7 @@ def test_closing_ends_connections_and_leaves_no_descriptor(path, disk):
 
     keep(disk, [BLOCK])
     before = descriptors(), threading.active_count()
-    server = PeerServer(path, disk)
+    server = PeerServer(Address(path), disk)
     with asking(path) as tier:
         assert load(tier, BLOCK) == payload_of(BLOCK)
         begin = time.monotonic()

@@ -15,9 +15,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import peer, record, wire
-from kvasir.kv.tiers.block import StoredBlock
+from kvasir.kv.tiers.block import StoredBlock, StoreFacts
 from kvasir.kv.tiers.peer import PeerServer
 from kvasir.kv.tiers.wire import BlockSocket
+from kvasir.kv.transfer import frames
+from kvasir.kv.transfer import link as transfer_link
+from kvasir.kv.transfer.link import Address, Link, Refused, _introduce
+from kvasir.kv.transfer.security import NO_CREDENTIALS
 from tests.examples import examples
 from tests.kv._peer import BLOCK, asking, hostile, keep, no_large_body
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
@@ -38,6 +42,7 @@ def question(link: BlockSocket) -> None:
 @pytest.mark.parametrize("greet", [True, False])
 def test_a_silent_peer_is_a_miss_in_time(path, monkeypatch, greet):
     monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.3)
+    monkeypatch.setattr(transfer_link, "GREETING_SECONDS", 0.3)
     ended = threading.Event()
     with hostile(path, lambda link: ended.wait(10) and None, greet), asking(path) as tier:
         begin = time.monotonic()
@@ -132,7 +137,7 @@ def test_a_sound_record_of_another_block_is_foreign(path):
 
 
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, wire.WELCOME, 0]))
+@given(st.binary(max_size=200), st.sampled_from([wire.RECORD, wire.MISS, wire.HELD, frames.WELCOME, 0]))
 def test_garbage_of_a_peer_is_rejected(path, data, kind):
     def answer(link: BlockSocket) -> None:
         question(link)
@@ -159,18 +164,21 @@ def test_a_response_for_other_keys_is_ignored(path, reply):
 # -- an engine that asks and is out of its mind ------------------------------------------------------------------
 
 
-def greet_server(link: BlockSocket) -> None:
+def greet_server(link: Link) -> None:
     link.begin(10)
-    link.send(wire.HELLO, FACTS.digest())
-    assert link.head({wire.WELCOME: 0}) == (wire.WELCOME, 0)
+    _introduce(link, NO_CREDENTIALS, hello())
+
+
+def hello(facts: StoreFacts = FACTS) -> frames.Hello:
+    return frames.Hello(frames.VERSION, facts.digest(), bytes(32), peer.WANTS)
 
 
 @contextmanager
-def connected(path: Path, greet: bool = True) -> Iterator[BlockSocket]:
+def connected(path: Path, greet: bool = True) -> Iterator[Link]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(os.fspath(path))
-        link = BlockSocket(sock)
+        link = Link(sock)
         link.begin(10)
         if greet:
             greet_server(link)
@@ -197,7 +205,7 @@ HOSTILE_QUESTIONS = {
     "a huge frame": wire.FRAME.pack(wire.LOAD, 1 << 62),
     "too many keys": wire.FRAME.pack(wire.HAS, wire.HAS_BYTES + 1),
     "too long a name": wire.FRAME.pack(wire.LOAD, wire.LOAD_BYTES + 1),
-    "an answer": wire.FRAME.pack(wire.WELCOME, 0),
+    "an answer": wire.FRAME.pack(frames.WELCOME, 0),
     "half a key": wire.FRAME.pack(wire.HAS, 20) + bytes(20),
     "no group": wire.FRAME.pack(wire.HAS, 0),
     "a group that is not there": wire.FRAME.pack(wire.HAS, 36) + struct.pack("<I", 2) + bytes(32),
@@ -248,8 +256,8 @@ def test_garbage_does_not_affect_the_server(server, disk, path, data, greet):
 
 def test_a_greeting_of_other_facts_is_answered_and_ended(server, path):
     with connected(path, greet=False) as link:
-        link.send(wire.HELLO, replace(FACTS, numerics="n0").digest())
-        assert link.head({wire.FOREIGN: 0}) == (wire.FOREIGN, 0)
+        with pytest.raises(Refused, match="foreign"):
+            _introduce(link, NO_CREDENTIALS, hello(replace(FACTS, numerics="n0")))
         assert hung_up(link)
 
 
@@ -269,7 +277,7 @@ def test_connections_are_bounded(server, disk, path, monkeypatch):
             sock.connect(os.fspath(path))
         assert [hung_up(BlockSocket(sock)) for sock in links[3:]] == [True] * 3
         for sock in links[:3]:
-            greet_server(BlockSocket(sock))
+            greet_server(Link(sock))
     finally:
         for sock in links:
             sock.close()
@@ -298,7 +306,7 @@ class Stuck:
 def test_a_tier_that_hangs_is_a_miss(path, monkeypatch):
     monkeypatch.setattr(peer, "LOAD_SECONDS", 0.1)
     stuck = Stuck()
-    server = PeerServer(path, stuck)  # type: ignore[arg-type]
+    server = PeerServer(Address(path), stuck)  # type: ignore[arg-type]
     with asking(path) as tier:
         assert load(tier, BLOCK) == "missing" and stuck.cancelled == [7]
     server.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,10 +21,9 @@ from kvasir.kv.transfer.link import parse_address
 from kvasir.kv.transfer.security import Credentials, read_key
 from kvasir.types import Transfer
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
-from tests.kv._transfer import Weights, exchange
+from tests.kv._transfer import KEY, Weights, certificate, exchange
 
 ROOM = 1 << 20
-KEY = b"a key that nobody knows"
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make certificates with")
 
 
@@ -40,16 +38,6 @@ def _hurry(monkeypatch):
 @pytest.fixture(scope="module")
 def cert(tmp_path_factory) -> Path:
     return certificate(tmp_path_factory.mktemp("tls"))
-
-
-def certificate(folder: Path) -> Path:
-    """A PEM file with a new key and its own certificate."""
-    key, cert, both = folder / "key.pem", folder / "cert.pem", folder / "both.pem"
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    names = ("-subj", "/CN=kvasir", "-keyout", str(key), "-out", str(cert))
-    subprocess.run(["openssl", *new, *names], check=True, capture_output=True)
-    both.write_bytes(cert.read_bytes() + key.read_bytes())
-    return both
 
 
 class Two:

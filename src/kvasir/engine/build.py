@@ -75,7 +75,7 @@ def _core(
     tier = exchange = weights = None
     try:
         weights = identify(options, config, model.files)
-        tier = make_tier(config, info, runner.cache, weights)
+        tier = make_tier(options, config, info, runner.cache, weights)
         exchange = make_exchange(options, config, info, runner.cache, weights)
     except BaseException:
         if tier:

@@ -17,7 +17,9 @@ from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.later import LaterTier
-from kvasir.kv.tiers.peer import PeerServer, PeerTier, check_path
+from kvasir.kv.tiers.peer import PeerServer, PeerTier, check_peer
+from kvasir.kv.transfer.link import Address, parse_address
+from kvasir.kv.transfer.security import Credentials, read_key
 from kvasir.models.overrides import read_overrides
 from kvasir.speculation import Drafters
 from kvasir.types import ModelInfo
@@ -42,8 +44,21 @@ def identify(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
     return Contents(weights, contents_dir(), lambda digest: identity(options, config, files, digest))
 
 
+def credentials_of(options: EngineOptions) -> Credentials:
+    """What engines that exchange blocks over TCP know each other by. Raises ConfigError."""
+    key, cert, authority = (
+        Path(name).expanduser() if name else None
+        for name in (options.transfer_key, options.transfer_cert, options.transfer_ca)
+    )
+    return Credentials(read_key(key) if key else b"", cert, authority)
+
+
 def make_tier(
-    config: EngineConfig, info: ModelInfo, cache: KVCache | NativeCache, weights: Contents | None
+    options: EngineOptions,
+    config: EngineConfig,
+    info: ModelInfo,
+    cache: KVCache | NativeCache,
+    weights: Contents | None,
 ) -> KVConnector | None:
     """The configured tiers: host memory before disk before peer; None if there are none. weights: as `identify` makes
     it; the tiers close it. Raises ConfigError."""
@@ -56,9 +71,9 @@ def make_tier(
         if config.cache_dir and weights:
             tiers.append(_disk(_path(config.cache_dir), config, facts, weights))
         if config.cache_peer and weights:
-            tiers.append(_peer(_path(config.cache_peer), config, facts, weights))
+            tiers.append(_peer(parse_address(config.cache_peer), credentials_of(options), config, facts, weights))
         if config.cache_offer and config.cache_dir:
-            server = PeerServer(_path(config.cache_offer), tiers[0])
+            server = PeerServer(parse_address(config.cache_offer), tiers[0], credentials_of(options))
     except ConfigError:
         for tier in tiers:
             tier.close(0.0)
@@ -88,10 +103,16 @@ def _disk(folder: Path, config: EngineConfig, facts: StoreFacts, weights: Conten
     return tier
 
 
-def _peer(path: Path, config: EngineConfig, facts: StoreFacts, weights: Contents) -> LaterTier:
-    """Raises ConfigError for an unusable path."""
-    check_path(path)
-    return LaterTier("peer", facts, weights, lambda facts: PeerTier(path, facts, load_bytes=config.load_bytes))
+def _peer(
+    address: Address, credentials: Credentials, config: EngineConfig, facts: StoreFacts, weights: Contents
+) -> LaterTier:
+    """Raises ConfigError for an unusable address."""
+    check_peer(address, credentials)
+
+    def open(facts: StoreFacts) -> PeerTier:
+        return PeerTier(address, facts, credentials=credentials, load_bytes=config.load_bytes)
+
+    return LaterTier("peer", facts, weights, open)
 
 
 def _path(name: str) -> Path:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions
-from kvasir.engine.tier import group_facts
+from kvasir.engine.tier import credentials_of, group_facts
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import StoreFacts
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.transfer.exchange import BlockExchange, ExchangeOptions, peers_of
 from kvasir.kv.transfer.link import parse_address
-from kvasir.kv.transfer.security import Credentials, read_key
 from kvasir.types import ModelInfo
 from kvasir.weights.content import Contents
 
@@ -45,11 +43,7 @@ def make_exchange(
     chosen = ExchangeOptions(
         listen=parse_address(options.transfer_listen) if options.transfer_listen else None,
         peers=peers_of(options.transfer_peer or ()),
-        credentials=Credentials(
-            read_key(Path(options.transfer_key).expanduser()) if options.transfer_key else b"",
-            _path(options.transfer_cert),
-            _path(options.transfer_ca),
-        ),
+        credentials=credentials_of(options),
         max_bytes=config.transfer_bytes,
         sends=config.role != "decode",
         takes=config.role != "prefill",
@@ -60,7 +54,3 @@ def make_exchange(
 def with_inbox(tier: KVConnector | None, exchange: BlockExchange) -> KVConnector:
     """The tier from which the scheduler fetches: the engine's own, then the inbox."""
     return JointTier([tier, exchange.inbox]) if tier else exchange.inbox
-
-
-def _path(name: str | None) -> Path | None:
-    return Path(name).expanduser() if name else None

@@ -1,4 +1,4 @@
-"""Tiers, storage for blocks beyond the pool: host memory, a folder on disk, another engine on this host. They handle
+"""Tiers, storage for blocks beyond the pool: host memory, a folder on disk, another engine. They handle
 bytes and names, no tensors.
 
 block       the name of a block (namespace, parent, ids) and the description of a store (Facts)
@@ -7,6 +7,7 @@ connector   KVConnector: the protocol that the engine uses; it never waits for a
 transfers   threads of a tier: loads by ticket, saves through a bounded queue
 host        HostTier: host memory, for a pool in device memory
 disk        DiskTier; write_budget limits its writes
-peer        PeerTier (client) and PeerServer over a Unix socket; wire has their frames
+peer        PeerTier (client) and PeerServer, over links of kv.transfer; wire has their frames
+later       LaterTier: a tier that opens once the weights are identified
 joint       JointTier: several tiers as one
 """

@@ -1,5 +1,4 @@
-"""Blocks of another engine on this host, over a Unix socket: PeerServer serves the parts of its tier, PeerTier is the
-client.
+"""Blocks of another engine, over links of kv.transfer: PeerServer serves the parts of its tier, PeerTier asks for them.
 
 Peers are only read from; an engine saves to its own tier. A peer that is dead, slow, of another model or sends invalid
 frames is a miss: every exchange has a deadline, and after a failed one the peer is not contacted for a while.
@@ -8,25 +7,24 @@ frames is a miss: every exchange has a deadline, and after a failed one the peer
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import stat
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import record, wire
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
-from kvasir.kv.tiers.folder import check_private, make_private
 from kvasir.kv.tiers.record import Unusable
+from kvasir.kv.tiers.socket_file import check_path
 from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
 from kvasir.kv.tiers.wire import BlockSocket, WireError
+from kvasir.kv.transfer.link import Address, Greeting, Listener, Refused, connect
+from kvasir.kv.transfer.security import NO_CREDENTIALS, Credentials
 from kvasir.memory import QUEUE_BYTES
 from kvasir.statistics import TierStats
 
@@ -39,19 +37,19 @@ LOAD_SECONDS = 4.0  # part of EXCHANGE_SECONDS, for the load from the server's o
 IDLE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 MAX_CONNECTIONS = 32
-MAX_PATH = 100  # bytes; every system accepts socket names of this length
+WANTS = "prefixes"  # what a client of a PeerServer says in its greeting: no transfer has this id
 
 KNOWN_SECONDS = 10.0  # lifetime of a peer's answer that it has a part
 UNKNOWN_SECONDS = 2.0  # lifetime of its answer that it does not have a part
 MAX_ANSWERS = 1 << 16
 
 
-class Link:
+class PeerLink:
     """One connection to a server, opened on demand. Only one thread uses it."""
 
-    def __init__(self, path: Path, facts: StoreFacts):
-        self._path = path
-        self._facts = facts
+    def __init__(self, address: Address, credentials: Credentials, facts: StoreFacts):
+        self._address = address
+        self._greeting = Greeting(credentials, facts.digest)
         self._wire: BlockSocket | None = None
         self._pause = 0.0
         self._retry_at = 0.0
@@ -63,11 +61,11 @@ class Link:
         if self._closed or time.monotonic() < self._retry_at:
             raise Unusable("peer")
         try:
-            link = self._wire or self._connect()
+            link = self._wire = self._wire or connect(self._address, self._greeting, WANTS)
             link.begin(EXCHANGE_SECONDS)
             link.send(kind, body)
             result = answer(link)
-        except (OSError, WireError, ConfigError):
+        except (OSError, WireError, ConfigError, Refused):
             self._fail()
             raise Unusable("peer") from None
         except Unusable:  # the rest of the record was not read
@@ -75,18 +73,6 @@ class Link:
             raise
         self._pause = 0.0
         return result
-
-    def _connect(self) -> BlockSocket:
-        check_private(self._path.parent)
-        link = self._wire = BlockSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        link.sock.settimeout(EXCHANGE_SECONDS)
-        link.sock.connect(os.fspath(self._path))
-        if not wire.of_this_user(link.sock):
-            raise WireError("the peer belongs to another user")
-        link.begin(EXCHANGE_SECONDS)
-        link.send(wire.HELLO, self._facts.digest())
-        link.head({wire.WELCOME: 0})
-        return link
 
     def _fail(self) -> None:
         self._drop()
@@ -112,23 +98,31 @@ class Link:
 
 
 class PeerTier:
-    """A KVConnector over the socket of a PeerServer.
+    """A KVConnector over the PeerServer at an address.
 
     `has` uses cached answers of the peer, which expire after some seconds.
-    load_bytes: bound on parts being loaded or not yet fetched. Raises ConfigError for an unusable path (`check_path`).
+    load_bytes: bound on parts being loaded or not yet fetched. Raises ConfigError for an unusable path, and for a host
+    without credentials.
     """
 
     name = "peer"
 
-    def __init__(self, path: Path, facts: StoreFacts, *, load_bytes: int = QUEUE_BYTES):
-        check_path(path)
+    def __init__(
+        self,
+        address: Address,
+        facts: StoreFacts,
+        *,
+        credentials: Credentials = NO_CREDENTIALS,
+        load_bytes: int = QUEUE_BYTES,
+    ):
+        check_peer(address, credentials)
         self.facts = facts
         self._meter = TransferMeter()
         self._changed = threading.Condition()
         self._answers: OrderedDict[Name, tuple[bool, float]] = OrderedDict()  # (has it, valid until)
         self._asked: set[Name] = set()  # queries in flight
-        self._questions = Link(path, facts)
-        self._records = Link(path, facts)
+        self._questions = PeerLink(address, credentials, facts)
+        self._records = PeerLink(address, credentials, facts)
         self._asker: TransferWorker[list[Name]] = TransferWorker("kv-peer-ask", self._ask, 4 * wire.MAX_KEYS)
         self._loads = Loads("kv-peer-load", self._read, load_bytes, self._meter)
 
@@ -248,60 +242,66 @@ class PeerTier:
 
 
 class PeerServer:
-    """Serves the parts of `tier` to processes of this user, on a socket of mode 0600 in a folder of mode 0700.
+    """Serves the parts of `tier` to other engines: of this user, on a socket file, or of those with the key and a
+    certificate, over TCP.
 
-    Raises ConfigError if the path is unusable or another engine serves it."""
+    Raises ConfigError if the address is unusable or another engine serves it, or for a host without credentials."""
 
-    def __init__(self, path: Path, tier: KVConnector):
-        self._path = path
+    def __init__(self, address: Address, tier: KVConnector, credentials: Credentials = NO_CREDENTIALS):
         self._tier = tier
+        self._greeting = Greeting(credentials, self._digest, lambda wants: wants == WANTS)
         self._lock = threading.Lock()
         self._connections: set[BlockSocket] = set()
         self._threads: set[threading.Thread] = set()
         self._closing = threading.Event()
-        self._listener = listen_private(path)
+        self._listener = Listener(address, credentials)
         self._acceptor = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
         self._acceptor.start()
 
+    @property
+    def address(self) -> Address:
+        """Where other engines can connect; a port of 0 is replaced by a free one."""
+        return self._listener.address
+
+    def _digest(self) -> bytes | None:
+        facts = self._tier.facts
+        return facts.digest() if facts.model else None  # the weights are not identified yet
+
     def _accept(self) -> None:
-        self._listener.settimeout(0.2)
         while not self._closing.is_set():
             with suppress(OSError):  # timeout, or out of file descriptors
-                sock, _ = self._listener.accept()
-                self._admit(BlockSocket(sock))
+                self._admit(self._listener.accept())
 
-    def _admit(self, link: BlockSocket) -> None:
+    def _admit(self, sock: socket.socket) -> None:
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS or not wire.of_this_user(link.sock):
-                link.close()
+            if len(self._threads) >= MAX_CONNECTIONS:
+                sock.close()
                 return
-            self._connections.add(link)
-            thread = threading.Thread(target=self._serve, args=(link,), name="kv-peer-serve", daemon=True)
+            waiting = BlockSocket(sock)
+            self._connections.add(waiting)
+            thread = threading.Thread(target=self._serve, args=(waiting,), name="kv-peer-serve", daemon=True)
             self._threads.add(thread)
         thread.start()
 
-    def _serve(self, link: BlockSocket) -> None:
+    def _serve(self, waiting: BlockSocket) -> None:
+        link = waiting
         try:
-            if self._greet(link):
-                while not self._closing.is_set():
-                    self._answer(link)
-        except (OSError, WireError) as e:
-            log.debug("closing a peer's connection: %s", e)
+            link, wants = self._listener.greet(waiting.sock, self._greeting)
+            with self._lock:
+                self._connections.add(link)
+            while wants and not self._closing.is_set():
+                self._answer(link)
+        except Refused as refused:
+            log.info("refused a peer: %s", refused.reason)
+        except (OSError, WireError) as error:
+            log.debug("closing a peer's connection: %s", error)
         except Exception:
             log.exception("a peer's request failed")
         finally:
             with self._lock:
-                self._connections.discard(link)
+                self._connections -= {waiting, link}
                 self._threads.discard(threading.current_thread())
             link.close()
-
-    def _greet(self, link: BlockSocket) -> bool:
-        hello = self._tier.facts.digest()  # changes when the weights become known
-        link.begin(EXCHANGE_SECONDS)
-        _, length = link.head({wire.HELLO: len(hello)})
-        same = link.body(length) == hello
-        link.send(wire.WELCOME if same else wire.FOREIGN)
-        return same
 
     def _answer(self, link: BlockSocket) -> None:
         link.begin(IDLE_SECONDS)
@@ -343,49 +343,12 @@ class PeerServer:
                 link.shut()
         for thread in threads:
             thread.join(EXCHANGE_SECONDS)
-        self._path.unlink(missing_ok=True)
 
 
-def check_path(path: Path) -> None:
-    """Raises ConfigError if the path is too long for a socket, or its folder is not private."""
-    if len(os.fsencode(path)) > MAX_PATH:
-        raise ConfigError(f"{path} is too long for a socket's name", f"at most {MAX_PATH} bytes")
-    if path.parent.exists():
-        check_private(path.parent)
-
-
-def listen_private(path: Path) -> socket.socket:
-    """A listening socket file of mode 0600 in a folder of mode 0700. Raises ConfigError if the path is unusable, or if
-    another process listens there."""
-    check_path(path)
-    make_private(path.parent)
-    _remove_dead(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(os.fspath(path))  # the private folder protects it until the mode is set
-        os.chmod(path, 0o600)
-        listener.listen()
-    except OSError as e:
-        listener.close()
-        raise ConfigError(f"{path}: {e.strerror}") from None
-    return listener
-
-
-def _remove_dead(path: Path) -> None:
-    """Removes the socket of a dead server. Raises ConfigError if a server is alive or the file is not a socket."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{path} exists and is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise ConfigError(f"{path} is in use by another engine", "choose another path")
+def check_peer(address: Address, credentials: Credentials) -> None:
+    """Raises ConfigError for an address that cannot be connected to: a path that others could replace, or a host
+    without a key and a certificate."""
+    if address.path:
+        check_path(address.path)
+    else:
+        credentials.context(server=False)

@@ -2,7 +2,7 @@
 kinds and lengths it accepts.
 
 client                     server
-HELLO facts' digest   ->   WELCOME, or FOREIGN and the end
+the greeting of kv.transfer.frames, then
 HAS   group, keys     ->   HELD    for each key a byte: 1 if the server has the part, else 0
 LOAD  a part's name   ->   RECORD  as in a file, or MISS
 """
@@ -20,7 +20,7 @@ import msgspec
 
 from kvasir.kv.tiers.block import KEY_BYTES, MAX_BLOCK_SIZE, MAX_NAMESPACE, StoredBlock
 
-HELLO, WELCOME, FOREIGN, HAS, HELD, LOAD, RECORD, MISS = range(1, 9)
+HAS, HELD, LOAD, RECORD, MISS = range(4, 9)
 
 FRAME = struct.Struct("<BQ")
 NUMBER = struct.Struct("<I")

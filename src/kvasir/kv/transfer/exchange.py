@@ -26,7 +26,7 @@ from kvasir.kv.transfer.frames import MAX_ID
 from kvasir.kv.transfer.inbox import Inbox
 from kvasir.kv.transfer.link import Address, Greeting, Link, Listener, Refused, connect, parse_address
 from kvasir.kv.transfer.outbox import FIRST_PAUSE, LONGEST_PAUSE, Outbox
-from kvasir.kv.transfer.security import Credentials
+from kvasir.kv.transfer.security import NO_CREDENTIALS, Credentials
 from kvasir.kv.transfer.stream import PartReceiver
 from kvasir.types import Transfer
 
@@ -37,7 +37,6 @@ MAX_SECONDS = 3600
 FIELD = "kv_transfer_params"
 FETCHES = 8  # transfers fetched at a time
 CLOSE_SECONDS = 5.0
-NO_CREDENTIALS = Credentials()
 UNKNOWN_SECONDS = 0.5  # a sender may not have noticed yet that an earlier link has broken
 
 

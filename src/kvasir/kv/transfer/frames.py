@@ -44,7 +44,7 @@ FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  #
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The first message. digest: of the client's facts, see StoreFacts.digest. wants: the id of a transfer to be sent
-    to the client; "" if the client sends."""
+    to the client, or what else it asks for (kv.tiers.peer.WANTS); "" if the client sends."""
 
     version: int
     digest: bytes

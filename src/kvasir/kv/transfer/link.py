@@ -19,7 +19,7 @@ import msgspec
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import wire
 from kvasir.kv.tiers.folder import check_private
-from kvasir.kv.tiers.peer import check_path, listen_private
+from kvasir.kv.tiers.socket_file import check_path, listen_private
 from kvasir.kv.tiers.wire import BlockSocket, WireError
 from kvasir.kv.transfer import frames
 from kvasir.kv.transfer.frames import Hello
@@ -82,8 +82,8 @@ class Greeting:
 
 
 def connect(address: Address, greeting: Greeting, wants: str = "") -> Link:
-    """A link to the engine at an address. wants: the transfer that it is to send; "" to send. Raises Refused, OSError,
-    WireError, and ConfigError for a socket file that others could replace."""
+    """A link to the engine at an address. wants: what it is to send, usually the id of a transfer; "" to send. Raises
+    Refused, OSError, WireError, and ConfigError for a socket file that others could replace."""
     digest = greeting.digest()
     if digest is None:
         raise Refused(frames.UNREADY)

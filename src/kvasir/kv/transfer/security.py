@@ -55,6 +55,9 @@ class Credentials:
         return context
 
 
+NO_CREDENTIALS = Credentials()  # for socket files
+
+
 def _no_password() -> str:
     raise ValueError("its private key is encrypted")
 
