@@ -31,6 +31,7 @@ the same in the terminal. An option marked *repeatable* may be given several tim
 same for all commands that load a model; they are listed once, under [Engine options](#engine-options).
 """
 ENGINE = "## Engine options\n\nOf every command that loads a model: {}.\n"
+QUANTITIES = {"SIZE": "size (`8GB`, `8GiB`)", "TOKENS": "tokens (`4096`, `4k`)", "FORMAT": "format (`bf16`)"}
 SHARED = "Also all [engine options](#engine-options).\n"
 
 
@@ -114,7 +115,9 @@ def _value(parameter: Any) -> str:
         return ""
     kind = _plain(parameter.type_descriptor.annotation)
     many = parameter.multiple or parameter.nargs == -1
-    if typing.get_origin(kind) is typing.Literal:
+    if parameter.metavar in QUANTITIES:
+        text = QUANTITIES[parameter.metavar]
+    elif typing.get_origin(kind) is typing.Literal:
         text = " ".join(f"`{choice}`" for choice in typing.get_args(kind))
     elif isinstance(kind, type) and issubclass(kind, Enum):
         text = " ".join(f"`{choice.value}`" for choice in kind)

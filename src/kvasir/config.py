@@ -29,10 +29,11 @@ MAX_STAGES = 16
 EVICTIONS = ("lru", "lfu", "fifo", "priority")
 
 
-def option(default: Any, help: str, *flags: str, hidden: bool = False) -> Any:
+def option(default: Any, help: str, *flags: str, hidden: bool = False, unit: str = "") -> Any:
     """A field of an option group: command-line flags are made from its help (`flags` if the name is not enough).
-    hidden: whether --help leaves it out."""
-    return field(default=default, metadata={"help": help, "flags": flags, "hidden": hidden})
+    hidden: whether --help leaves it out. unit: bytes, tokens or format, if its values have short forms there (8GB, 4k,
+    bf16)."""
+    return field(default=default, metadata={"help": help, "flags": flags, "hidden": hidden, "unit": unit})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,28 @@ class EngineOptions:
     served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
     tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
-    dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.")
-    kv_dtype: str = option("auto", "Keys and values: auto (as dtype), float32, bfloat16, float16, int8 or fp8.")
+    dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.", unit="format")
+    kv_dtype: str = option(
+        "auto", "Keys and values: auto (as dtype), float32, bfloat16, float16, int8 or fp8.", unit="format"
+    )
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
-    max_model_len: int | None = option(None, "Maximum context in tokens (default: what model and memory allow).")
+    max_model_len: int | None = option(
+        None,
+        "Maximum context in tokens (default: what model and memory allow).",
+        "--max-model-len",
+        "--ctx-size",
+        "-c",
+        unit="tokens",
+    )
     max_num_seqs: int = option(64, "Maximum sequences per step.")
     max_num_batched_tokens: int | None = option(
-        None, "Maximum tokens per step (default: 512, CUDA and streamed weights 2048)."
+        None, "Maximum tokens per step (default: 512, CUDA and streamed weights 2048).", unit="tokens"
     )
-    max_chunk: int | None = option(None, "Maximum prompt tokens of one sequence per step (default: no extra limit).")
+    max_chunk: int | None = option(
+        None, "Maximum prompt tokens of one sequence per step (default: no extra limit).", unit="tokens"
+    )
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
-    kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).")
+    kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).", unit="bytes")
     num_blocks: int | None = option(None, "KV cache size in blocks; for experiments.")
     memory_fraction: float | None = option(
         None, "Share of the free memory for the KV cache (CPU 0.5, CUDA and streamed weights 0.9)."
@@ -62,6 +74,7 @@ class EngineOptions:
         None,
         "Bytes of memory for the weights; layers that do not fit are read from disk in each step (CPU; default: all, "
         "or half of the free memory if that is too little).",
+        unit="bytes",
     )
     threads: int | None = option(None, "Computing threads (default: the physical cores).")
     overlap: bool | None = option(None, "Plan a step while another runs (default: if a core is free for it).")
@@ -88,9 +101,10 @@ class EngineOptions:
     cache_host: int | None = option(
         None,
         "Bytes of host memory for prefixes evicted from a GPU; 0 for none (default: half of the free memory).",
+        unit="bytes",
     )
     cache_dir: str | None = option(None, "Folder for prefixes evicted from memory; they survive restarts.")
-    cache_disk: int | None = option(None, "Maximum bytes in this folder (default: 16 GiB).")
+    cache_disk: int | None = option(None, "Maximum bytes in this folder (default: 16 GiB).", unit="bytes")
     cache_write_share: float | None = option(
         None, "Share of the computing time for writes to it; 1: no bound (default: CPU 0.03, CUDA 1)."
     )
@@ -114,7 +128,7 @@ class EngineOptions:
     transfer_key: str | None = option(None, "File with the key that engines exchanging blocks share.")
     transfer_cert: str | None = option(None, "PEM file with this engine's certificate and private key, for TCP.")
     transfer_ca: str | None = option(None, "PEM file of who signs other engines' certificates (default: the same).")
-    transfer_memory: int | None = option(None, "Bytes of blocks on their way (default: at most 2 GiB).")
+    transfer_memory: int | None = option(None, "Bytes of blocks on their way (default: at most 2 GiB).", unit="bytes")
     speculate: str = option(
         "auto",
         "Drafters that guess ids, which never changes an answer: auto, off, or of ngram, suffix, draft=MODEL, "
@@ -130,12 +144,16 @@ class EngineOptions:
         "--draft",
         "--draft-n",
     )
-    draft_dtype: str | None = option(None, "Arithmetic of a drafter's own weights (default: as --dtype).")
+    draft_dtype: str | None = option(
+        None, "Arithmetic of a drafter's own weights (default: as --dtype).", unit="format"
+    )
     draft_quantize: str | None = option(
         None, "Quantize a drafter's float weights while loading: q8, q4 or none (default: as --quantize)."
     )
     draft_max_model_len: int | None = option(
-        None, "Positions of a sequence up to which a drafter with weights guesses (default: all that it can)."
+        None,
+        "Positions of a sequence up to which a drafter with weights guesses (default: all that it can).",
+        unit="tokens",
     )
     lora: list[str] | None = option(  # noqa: RUF009 - what `option` makes is a field
         None,
@@ -147,7 +165,9 @@ class EngineOptions:
         None, "Adapters in memory, in use or kept for later requests (default: as many as --max-loras)."
     )
     max_lora_rank: int | None = option(None, "Greatest rank of an adapter (default: any).")
-    lora_memory: int | None = option(None, "Bytes of adapters in memory (default: a quarter of what stays free).")
+    lora_memory: int | None = option(
+        None, "Bytes of adapters in memory (default: a quarter of what stays free).", unit="bytes"
+    )
     jump_ahead: bool = option(True, "Append ids that a grammar forces without a step each; the output is the same.")
     max_waiting: int = option(1024, "Choices that may wait before new requests are refused with 429.")
     slo_interactive: str = option(

@@ -17,8 +17,6 @@ def main() -> None:
     step_seconds, context, max_tokens = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if "KVASIR_TEST_TTY" in os.environ:
         os.close(os.open(os.environ["KVASIR_TEST_TTY"], os.O_RDWR))  # becomes ours: Ctrl-C is for us
-    if "plain" in sys.argv:
-        sys.modules["prompt_toolkit"] = None  # type: ignore[assignment]
     engine = FakeEngine(vocab_size=VOCABULARY, max_model_len=context, step_seconds=step_seconds)
     llm = AsyncLLM("kvasir-mini", engine=engine)
     talk(llm, ChatHistory(), Settings(temperature=0.0, max_tokens=max_tokens))

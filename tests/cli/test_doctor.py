@@ -35,7 +35,7 @@ def test_a_real_examination():
 def test_the_doctor_lists_only_extras_of_the_package():
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(doctor.EXTRAS) == set(extras) - {"dev", "fuzz"}
+    assert set(doctor.EXTRAS) == set(extras) - {"dev", "docs", "fuzz"}
     code = "\n".join(path.read_text() for folder in ("src", "examples") for path in (root / folder).rglob("*.py"))
     for extra, (distribution, _) in doctor.EXTRAS.items():
         assert any(wanted.startswith(distribution) for wanted in extras[extra])
@@ -140,5 +140,5 @@ def test_a_self_test_that_was_not_run_is_reported(monkeypatch):
 def test_the_report_is_readable_text(quick, capsys):
     doctor.show(*doctor.examine())
     shown = capsys.readouterr().out
-    for text in ("processor", "memory", "rms_norm", "[chat]", "on cpu, grade exact, numerics 0123456789abcdef\n"):
+    for text in ("processor", "memory", "rms_norm", "[bench]", "on cpu, grade exact, numerics 0123456789abcdef\n"):
         assert text in shown

@@ -29,19 +29,32 @@ def test_every_command_has_help_with_an_example_that_parses(name):
 def test_help_names_every_command():
     result = CliRunner().invoke(app, ["--help"])
     assert {"serve", "run", "chat", "bench", "inspect", "doctor"} <= set(COMMANDS)
-    assert all(f"  {name} " in result.output for name in COMMANDS)
+    assert all(f"│ {name} " in result.output for name in COMMANDS)
+    assert result.output.index("│ run ") < result.output.index("│ serve ")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "--help"]])
+def test_the_most_common_options_are_in_the_first_panel():
+    output = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "140"}).output
+    first = output[output.index("─ Options ─") :]
+    first = first[: first.index("╰")]
+    wanted = (
+        "--temperature --max-tokens -n --ctx-size -c --dtype --quantize --threads --seed --speculate --lora --top-p"
+    )
+    assert all(name in first for name in wanted.split())
+    assert len(re.findall(r"^│ --", first, re.MULTILINE)) <= 23
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"]])
 def test_no_heavy_library_is_imported_for_it(arguments):
     command = [sys.executable, "-X", "importtime", "-m", "kvasir.cli", *arguments]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "kvasir.cli.app" in imported
-    heavy = {"torch", "numpy", "rich", "tokenizers", "msgspec", "fastapi", "zmq", "jinja2", "asyncio"}
+    heavy = {"torch", "numpy", "tokenizers", "msgspec", "fastapi", "zmq", "jinja2", "prompt_toolkit"}
     assert not heavy & imported
-    assert len(imported) < 350  # 170 to 271 of Python, typer and the command line's own
+    assert ("rich" in imported) == ("--help" in arguments)  # draws the panels
+    assert len(imported) < (600 if "--help" in arguments else 350)
 
 
 def test_the_version_is_printed():

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags, sampler_flags
+from kvasir.cli import talk_commands
+from kvasir.cli.arguments import MODEL, Model
+from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags
 from kvasir.cli.fleet import app as fleet_app
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.quantities import parse_bytes, parse_tokens
 from kvasir.cli.replica_command import replica
-from kvasir.cli.sampler import SamplerOptions
 from kvasir.cli.simulate_command import simulate
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
@@ -24,22 +26,23 @@ app = typer.Typer(
     help="An LLM inference engine: the same tokens always, on a laptop CPU or on GPUs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(fleet_app, name="fleet")
+app.add_typer(fleet_app, name="fleet", rich_help_panel="Serve and process")
 
 SERVER = "http://127.0.0.1:8000"
-_MODEL = "Folder, .gguf file, name in the store, hub id (org/name), or kvasir-mini (bundled)."
-Model = Annotated[str, typer.Argument(help=_MODEL)]
+TALKING, SERVING, MODELS, LOOKING = (
+    "Talk to a model",
+    "Serve and process",
+    "Models of your store",
+    "Measure and inspect",
+)
 Stored = Annotated[str, typer.Argument(help="Name in the store, as `kvasir list` shows it.")]
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy (default: the model's own, else 1).")]
-MaxTokens = Annotated[int | None, typer.Option(help="Maximum output tokens.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same output (default: random, and printed).")]
 
 
 def _version(show: bool) -> None:
@@ -57,14 +60,18 @@ def _root(
     pass
 
 
-@app.command()
+app.command(rich_help_panel=TALKING)(talk_commands.run)
+app.command(rich_help_panel=TALKING)(talk_commands.chat)
+
+
+@app.command(rich_help_panel=SERVING)
 @engine_flags
 @operation_flags
 @models_flags
 @fleet_flags
 def serve(
     model: Annotated[
-        list[str] | None, typer.Argument(help=f"{_MODEL} Several models, or none for all of the store.")
+        list[str] | None, typer.Argument(help=f"{MODEL} Several models, or none for all of the store.")
     ] = None,
     *,
     engine: EngineOptions,
@@ -104,12 +111,12 @@ def serve(
     command.run(engine, model or [], *where, drain, seed, *formats, operation, models, fleet)
 
 
-@app.command()
+@app.command(rich_help_panel=SERVING)
 @engine_flags
 @fleet_flags
 def batch(
     file: Annotated[Path, typer.Argument(help="File with a request in each line, in the format of OpenAI's batches.")],
-    model: Annotated[str, typer.Option("--model", "-m", help=_MODEL)],
+    model: Annotated[str, typer.Option("--model", "-m", help=MODEL)],
     output: Annotated[Path, typer.Option("--output-file", "-o", help="File for the answers, in the same order.")],
     *,
     engine: EngineOptions,
@@ -139,62 +146,7 @@ def batch(
     command.run(engine, fleet, file, output, checkpoint, batch_width, seed, *formats, quiet)
 
 
-@app.command()
-@engine_flags
-@sampler_flags
-def run(
-    model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
-    engine: EngineOptions,
-    sampler: SamplerOptions,
-    temperature: Temperature = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = None,
-    chat: Annotated[bool, typer.Option(help="Apply the model's chat template to the prompt.")] = False,
-    prediction: Annotated[Path | None, typer.Option(help="File with most of the expected answer: a guess.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
-) -> None:
-    """Generate one completion for a prompt.
-
-    Example: kvasir run kvasir-mini "What is 23 + 45?" --chat --temperature 0
-
-    Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
-
-    Example: kvasir run kvasir-mini - --chat --speculate ngram < question.txt
-
-    Example: kvasir run qwen3-8b "Ten best customers" --lora loras/sql
-    """
-    from kvasir.cli import run as command
-
-    command.run(engine, prompt, temperature, max_tokens, seed, chat, quiet, sampler, prediction)
-
-
-@app.command()
-@engine_flags
-@sampler_flags
-def chat(
-    model: Model,
-    engine: EngineOptions,
-    sampler: SamplerOptions,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Temperature = None,
-    max_tokens: MaxTokens = None,
-    seed: Seed = None,
-) -> None:
-    """Chat with a model in the terminal; /help lists the commands.
-
-    Example: kvasir chat kvasir-mini
-
-    Example: kvasir chat qwen3-8b --lora loras/sql:0.5
-
-    Example: kvasir chat qwen3-8b.gguf -md qwen3-8b-eagle3.gguf --spec-type draft-eagle3
-    """
-    from kvasir.cli import chat as command
-
-    command.run(engine, system, temperature, max_tokens, seed, sampler)
-
-
-@app.command()
+@app.command(rich_help_panel=SERVING)
 @engine_flags
 def embed(
     model: Model,
@@ -216,7 +168,7 @@ def embed(
     command.embed(engine, texts or [], dimensions, prompt_name, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel=SERVING)
 @engine_flags
 def rerank(
     model: Model,
@@ -242,7 +194,7 @@ def rerank(
     command.rerank(engine, query, documents or [], top_n, instruction, json, quiet)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def pull(
     model: Annotated[str, typer.Argument(help="org/repo, org/repo:Q4_K_M, hf.co/..., a path, or kvasir-mini.")],
     name: Annotated[str | None, typer.Option(help="Name in the store (default: as given).")] = None,
@@ -256,7 +208,7 @@ def pull(
     command.pull(model, name)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new model.")],
     file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile; - reads standard input.")] = Path("Modelfile"),
@@ -272,7 +224,7 @@ def create(
     command.create(name, file, quantize, draft_quantize)
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=MODELS)
 def list_models(json: AsJson = False) -> None:
     """List the models of the store.
 
@@ -283,7 +235,7 @@ def list_models(json: AsJson = False) -> None:
     command.list_models(json)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def show(
     model: Stored,
     modelfile: Annotated[bool, typer.Option(help="Print it as a Modelfile.")] = False,
@@ -298,7 +250,7 @@ def show(
     command.show(model, modelfile, json)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def cp(model: Stored, name: Annotated[str, typer.Argument(help="Name of the copy.")]) -> None:
     """Copy a model to another name.
 
@@ -309,7 +261,7 @@ def cp(model: Stored, name: Annotated[str, typer.Argument(help="Name of the copy
     command.copy(model, name)
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def rm(model: Annotated[list[str], typer.Argument(help="Names in the store.")]) -> None:
     """Remove models from the store, with downloaded and packed weights that no other model uses.
 
@@ -320,7 +272,7 @@ def rm(model: Annotated[list[str], typer.Argument(help="Names in the store.")]) 
     command.remove(model)
 
 
-@app.command()
+@app.command(rich_help_panel=SERVING)
 def ps(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
     """List the models that a running server has loaded.
 
@@ -331,7 +283,7 @@ def ps(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
     command.ps(url, api_key, json)
 
 
-@app.command()
+@app.command(rich_help_panel=SERVING)
 def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
     """Unload a model from a running server when its requests have ended.
 
@@ -342,7 +294,7 @@ def stop(model: Stored, url: Url = SERVER, api_key: Key = None) -> None:
     command.stop(model, url, api_key)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOKING)
 @engine_flags
 def bench(
     model: Annotated[
@@ -426,13 +378,27 @@ def bench(
     prefix.run(replace(engine, model=prefix_model), load, repeats, workload or [], out)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOKING)
 def inspect(
     model: Model,
     tensors: Annotated[bool, typer.Option(help="List every tensor.")] = False,
-    max_model_len: Annotated[int | None, typer.Option(help="Context for the memory estimate.")] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len",
+            *("--ctx-size", "-c"),
+            help="Context for the memory estimate.",
+            parser=parse_tokens,
+            metavar="TOKENS",
+        ),
+    ] = None,
     weights_memory: Annotated[
-        int | None, typer.Option(help="Bytes for the weights: what to expect if the others are streamed.")
+        int | None,
+        typer.Option(
+            help="Bytes for the weights: what to expect if the others are streamed.",
+            parser=parse_bytes,
+            metavar="SIZE",
+        ),
     ] = None,
     program: Annotated[bool, typer.Option(help="Load the model, and show the native program of a step.")] = False,
     quantize: Annotated[
@@ -478,7 +444,7 @@ def inspect(
     command.run(model, tensors, max_model_len, json, weights_memory)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOKING)
 def doctor(
     models: Annotated[list[str] | None, typer.Argument(help="Models whose chat templates to check as well.")] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -493,5 +459,5 @@ def doctor(
     command.run(json, models or ())
 
 
-app.command()(simulate)
-app.command()(replica)
+app.command(rich_help_panel=LOOKING)(simulate)
+app.command(rich_help_panel=SERVING)(replica)

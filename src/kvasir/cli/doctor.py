@@ -28,7 +28,6 @@ NEEDED = """
 EXTRAS = {
     "torch": ("torch", "eager executor: GPUs, machines without the native kernels"),
     "gpu": ("triton", "graph executor: Triton kernels on a GPU"),
-    "chat": ("prompt_toolkit", "line editing and history in kvasir chat"),
     "bench": ("matplotlib", "plots of kvasir bench"),
     "fleet": ("ray", "kvasir fleet CONFIG and kvasir.data over Ray"),
     "demo": ("openai", "make demo"),

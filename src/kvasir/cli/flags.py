@@ -13,7 +13,9 @@ import typer
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.panels import panel_of
 from kvasir.cli.peer_flags import PeerFlags, with_peer_flags
+from kvasir.cli.quantities import QUANTITIES
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.config import EngineOptions
 
@@ -59,6 +61,7 @@ def _with_flags(command: Callable[..., Any], name: str, make: Callable[..., Any]
     """The command with a flag for each option of the groups instead of its parameter `name`; `make` builds that
     argument."""
     fields = [f for group in groups for f in dataclasses.fields(group) if "help" in f.metadata]
+    peers = {f.name for f in dataclasses.fields(PeerFlags)}
     hints = {option: hint for group in groups for option, hint in get_type_hints(group).items()}
 
     @functools.wraps(command)
@@ -73,18 +76,25 @@ def _with_flags(command: Callable[..., Any], name: str, make: Callable[..., Any]
             f.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=f.default,
-            annotation=Annotated[
-                hints[f.name],
-                typer.Option(
-                    *f.metadata["flags"],
-                    help=f.metadata["help"],
-                    hidden=f.metadata["hidden"],
-                    rich_help_panel=name.capitalize(),
-                ),
-            ],
+            annotation=Annotated[hints[f.name], _option(f, "peers" if f.name in peers else name)],
         )
         for f in fields
     ]
     run.__signature__ = signature.replace(parameters=[*own, *extra])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}
     return run
+
+
+def _option(field: dataclasses.Field[Any], group: str) -> Any:
+    """The flag of an option."""
+    known = field.metadata
+    quantity = QUANTITIES.get(known["unit"])
+    return typer.Option(
+        *known["flags"],
+        help=known["help"],
+        hidden=known["hidden"],
+        show_default=field.default is not False,  # "--no-pin" says it
+        rich_help_panel=panel_of(field.name, group),
+        parser=quantity and quantity.parse,
+        metavar=quantity and quantity.metavar,
+    )

@@ -11,6 +11,7 @@ from kvasir.adapters import for_all_requests
 from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
+from kvasir.cli.waiting import loaded
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.pace import Pace
@@ -33,19 +34,18 @@ if TYPE_CHECKING:
 def run(
     engine: EngineOptions,
     prompt: str,
-    temperature: float | None,
-    max_tokens: int | None,
-    seed: int | None,
+    given: Mapping[str, Any],
     chat: bool,
     quiet: bool,
+    verbose: bool,
     sampler: SamplerOptions,
     prediction: Path | None = None,
 ) -> None:
+    """Generates one completion. given: temperature, max_tokens and seed, None for the default. Raises KvasirError."""
     predicted = _text_of(prediction) if prediction else None
     text = _standard_input() if prompt == "-" else prompt
     engine, entry = resolve(replace(engine, lora=for_all_requests(engine.lora)))
-    asked: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    asked = sampler.params() | {name: value for name, value in asked.items() if value is not None}
+    asked = sampler.params() | {name: value for name, value in given.items() if value is not None}
     own = sampling_of(entry.parameters) if entry else {}
     wanted = {**own, **asked}
     params = SamplingParams(**{"max_tokens": None, **wanted})
@@ -56,7 +56,7 @@ def run(
         tokenizer = llm.front.tokenizer
         if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
             raise InvalidRequest("the prompt is empty", "give some text to continue")
-        asyncio.run(_run(llm, entry, text, wanted, chat, quiet, predicted))
+        asyncio.run(_run(llm, entry, text, wanted, chat, quiet, verbose, predicted))
     finally:
         llm.abandon()
 
@@ -88,10 +88,11 @@ async def _run(
     wanted: Mapping[str, Any],
     chat: bool,
     quiet: bool,
+    verbose: bool,
     prediction: str | None,
 ) -> None:
-    async with llm:
-        if not quiet:
+    async with loaded(llm):
+        if verbose:
             print("\n".join(llm.summary), file=sys.stderr)
         front = llm.front
         messages = [{"role": "user", "content": prompt}]

@@ -91,6 +91,10 @@ class AsyncLLM:
         if self._progress:
             self._progress(done, total, kernels)
 
+    def on_progress(self, progress: Progress) -> None:
+        """`progress` is called, on the engine's thread, as the load advances."""
+        self._progress = progress
+
     def abandon(self) -> None:
         """Ends an engine that was launched and not started."""
         self._is_abandoned = True

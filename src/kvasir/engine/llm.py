@@ -223,7 +223,7 @@ class LLM:
             def show(done: int, total: int, kernels: bool = False) -> None:
                 bars.update(task, completed=done, total=total, description=described(done, total, kernels))
 
-            self._llm._progress = show
+            self._llm.on_progress(show)
             self._wait(self._llm.start())
 
     def _all(self, work: Sequence[Callable[[], Awaitable[T]]], answers: int = 1) -> list[T]:

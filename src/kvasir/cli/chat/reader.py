@@ -1,4 +1,4 @@
-"""Reads a chat's input: with prompt_toolkit on a terminal if it is installed, else plain lines."""
+"""Reads a chat's input: with prompt_toolkit on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from kvasir.environment import env
 
 PROMPT, MORE = "> ", ". "
+QUOTES = '"""'  # begin and end a text of several lines
 
 Reader = Callable[[], str]  # the next input, of one or more lines; raises EOFError and KeyboardInterrupt
 
@@ -17,24 +18,37 @@ def make_reader(words: Sequence[str]) -> Reader:
     """A reader for this process's stdin; the Tab key completes `words`."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return lambda: read_lines("", "")
-    try:
-        return _rich_reader(words)
-    except ImportError:
-        return lambda: read_lines(PROMPT, MORE)
+    return _terminal_reader(words)
 
 
 def read_lines(prompt: str, more: str) -> str:
-    """A line from stdin, with the following lines as long as each ends with a backslash."""
+    """A line from stdin, with the following lines as long as each ends with a backslash or a quoted text is open."""
     lines = [input(prompt)]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
+    while is_open("\n".join(lines)):
+        lines[-1] = lines[-1].removesuffix("\\")
         lines.append(input(more))
-    return "\n".join(lines)
+    return unquoted("\n".join(lines))
 
 
-def _rich_reader(words: Sequence[str]) -> Reader:
+def is_open(text: str) -> bool:
+    """Whether the input goes on in the next line."""
+    if text.lstrip().startswith(QUOTES):
+        return text.count(QUOTES) < 2
+    return text.endswith("\\")
+
+
+def unquoted(text: str) -> str:
+    """The text between the quotes that begin and end it, without the line breaks next to them; else the text itself."""
+    inner = text.strip()
+    if not (inner.startswith(QUOTES) and inner.endswith(QUOTES) and len(inner) >= 2 * len(QUOTES)):
+        return text
+    return inner[len(QUOTES) : -len(QUOTES)].removeprefix("\n").removesuffix("\n")
+
+
+def _terminal_reader(words: Sequence[str]) -> Reader:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.formatted_text import FormattedText
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     path = history_file()
@@ -45,12 +59,13 @@ def _rich_reader(words: Sequence[str]) -> Reader:
         multiline=True,
         key_bindings=_keys(),
         prompt_continuation=MORE,
+        placeholder=FormattedText([("fg:ansibrightblack", "Send a message (/? for help)")]),
     )
-    return lambda: session.prompt(PROMPT)
+    return lambda: unquoted(session.prompt(PROMPT))
 
 
 def _keys():
-    """Enter sends the input; after a backslash or Esc it begins a new line."""
+    """Enter sends the input; after a backslash, within quotes or after Esc it begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -58,11 +73,12 @@ def _keys():
     @keys.add("enter")
     def _(event) -> None:
         buffer = event.current_buffer
+        if not is_open(buffer.text):
+            buffer.validate_and_handle()
+            return
         if buffer.document.text_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
+        buffer.insert_text("\n")
 
     @keys.add("escape", "enter")
     def _(event) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from typing import TYPE_CHECKING
 
+from kvasir.cli.chat.markdown import MarkdownView
 from kvasir.cli.show import plain
 from kvasir.environment import env
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 OPEN, CLOSE = "<think>", "</think>"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
@@ -48,21 +54,66 @@ class ThinkingView:
 
 
 class Screen:
-    """Answers go to stdout unchanged; on a terminal control characters are replaced and thinking is dimmed. Notes and
-    errors go to stderr."""
+    """Answers go to stdout unchanged; on a terminal their Markdown is rendered, thinking is dimmed and control
+    characters are replaced. Notes and errors go to stderr. renders: whether Markdown is rendered."""
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
-        self._dims = self._terminal and not env("NO_COLOR")
-        self._dim_notes = sys.stderr.isatty() and not env("NO_COLOR")
+        colour = not env("NO_COLOR")
+        self._dims = self._terminal and colour
+        self._dim_notes = sys.stderr.isatty() and colour
+        self._view = MarkdownView(self._write, shutil.get_terminal_size, colour)
+        self._thought = False  # whether the last text was thinking
+        self._begun = False  # whether the answer proper has begun
+        self.renders = self._terminal and env("TERM") != "dumb"
+        self._spinner: Status | None = None
+
+    def begin_answer(self) -> None:
+        """Shows a spinner until the first text of the answer, on a terminal."""
+        if not (self.renders and self._dim_notes):
+            return
+        from rich.console import Console
+
+        self._spinner = Console(stderr=True).status("")
+        self._spinner.start()
+
+    def _end_spinner(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
 
     def pieces(self, pieces: list[tuple[str, bool]]) -> None:
         for text, thinking in pieces:
             text = plain(text) if self._terminal else text
-            print(f"{_DIM}{text}{_NORMAL}" if thinking and self._dims and text else text, end="", flush=True)
+            if text:
+                self._end_spinner()
+            if thinking:
+                self._thought = self._thought or bool(text)
+                self._write(f"{_DIM}{text}{_NORMAL}" if self._dims and text else text)
+            elif self.renders:
+                self._render(text)
+            else:
+                self._write(text)
+
+    def _render(self, text: str) -> None:
+        if not self._begun and not (text := text.lstrip("\n")):
+            return
+        if self._thought and not self._begun:
+            self._write("\n\n")
+        self._begun = True
+        self._view.push(text)
 
     def end_answer(self) -> None:
-        print(flush=True)
+        self._end_spinner()
+        if self._begun:
+            self._view.flush()
+        else:
+            self._write("\n")
+        self._thought = self._begun = False
+
+    @staticmethod
+    def _write(text: str) -> None:
+        print(text, end="", flush=True)
 
     def note(self, text: str) -> None:
         text = plain(text)

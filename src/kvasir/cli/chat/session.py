@@ -15,6 +15,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.pace import Pace
 from kvasir.engine.thinking import may_think
 from kvasir.errors import InvalidRequest, KvasirError
+from kvasir.store.entry import ModelEntry
 from kvasir.types import FinishReason, Request, SamplingParams
 
 THINK_SWITCH = "enable_thinking"  # the name that templates use
@@ -71,12 +72,32 @@ class Session:
     """Owns the conversation. One coroutine runs at a time; if it is cancelled during an answer, the text so far is
     kept."""
 
-    def __init__(self, front: Front, screen: Screen, conversation: ChatHistory, settings: Settings):
+    def __init__(
+        self,
+        front: Front,
+        screen: Screen,
+        conversation: ChatHistory,
+        settings: Settings,
+        entry: ModelEntry | None = None,
+        model: str = "",
+    ):
+        """entry: the store's of this model, if it has one. model: as the user named it."""
         self.front = front
+        self.entry = entry
+        self.model = model
+        self.shows_figures = True
         self.screen = screen
         self.conversation = conversation
         self.settings = settings
         self.figures: Figures | None = None
+
+    def decide(self, think: bool | None) -> None:
+        """Turns thinking on or off; None leaves it to the template. Raises InvalidRequest if the template cannot."""
+        if not self.can_think:
+            raise InvalidRequest(
+                "this model's chat template has no switch for thinking", "ask for it in the prompt instead"
+            )
+        self.settings.think = think
 
     @property
     def can_think(self) -> bool:
@@ -129,6 +150,7 @@ class Session:
 
     async def _stream(self, request: Request, thinking: ThinkingView) -> _Run:
         run = _Run(thinking)
+        self.screen.begin_answer()
         try:
             async with aclosing(self.front.stream(request)) as deltas:
                 async for delta in deltas:
@@ -158,4 +180,5 @@ class Session:
             full = self.figures.context >= self.front.info.max_model_len
             cut = f"[cut at {request.params.max_tokens} tokens]"
             self.screen.note("[the context is full]" if full else cut)
-        self.screen.note(self.figures.text(self.front.info.max_model_len))
+        if self.shows_figures:
+            self.screen.note(self.figures.text(self.front.info.max_model_len))

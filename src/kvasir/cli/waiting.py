@@ -1,0 +1,56 @@
+"""What a command shows while it waits: a spinner with the progress of a load, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from kvasir.cli.show import plain
+from kvasir.engine.async_llm import AsyncLLM
+from kvasir.engine.progress import described
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
+@asynccontextmanager
+async def loaded(llm: AsyncLLM) -> AsyncIterator[None]:
+    """Starts the engine, with a spinner, and stops it at the end. Raises KvasirError."""
+    await start(llm)
+    try:
+        yield
+    finally:
+        await llm.stop()
+
+
+async def start(llm: AsyncLLM) -> None:
+    """Starts the engine; a terminal shows how far the load is. Raises KvasirError."""
+    name = plain(llm.options.served_model_name or llm.options.model)
+    with spinner(f"Loading {name}") as status:
+        if status is not None:
+
+            def show(done: int, total: int, kernels: bool = False) -> None:
+                status.update(_text(f"{name}: {described(done, total, kernels)}"))
+
+            llm.on_progress(show)
+        await llm.start()
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[Status | None]:
+    """A spinner on standard error, which disappears at the end; None if that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(_text(text)) as status:
+        yield status
+
+
+def _text(text: str):
+    from rich.text import Text
+
+    return Text(text)  # not a str, in which brackets would be markup
