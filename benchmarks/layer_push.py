@@ -6,7 +6,8 @@ Two engine processes with a thread and a core each, over each way. `first` is th
 token, which the prefill engine computes; `wait` the time from there until the decode engine, which gets the request
 then, has the next token: the rest of the transfer, loading the blocks, and one step. Prompts are whole blocks, so the
 decode engine computes one token. `pieces` is the share of the blocks that were sent layer by layer, `taken` that of the
-blocks that arrived. Both kinds take turns within a round, so that they meet the same neighbours.
+blocks that arrived. `least` is the shortest wait; the others are medians. Both kinds have engines of their own and take
+turns, so that they meet the same neighbours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -37,7 +38,7 @@ from kvasir.types import Request, SamplingParams, Transfer
 
 WAYS = ("shared memory", "socket file", "TCP, TLS 1.3")
 KINDS = ("block by block", "layer by layer")
-COLUMNS = ("way", "kind", "prompt", "first_ms", "wait_ms", "pieces", "taken")
+COLUMNS = ("way", "kind", "prompt", "first_ms", "wait_ms", "least_ms", "pieces", "taken")
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,26 @@ def serve(side: Side, say: Connection) -> None:
         time.sleep(0.01)
     say.send((exchange.address, core.info.block_size, core.info.vocab_size))
     while (request := say.recv()) is not None:
-        say.send(run(core, exchange, request))
+        say.send(run(core, request) if isinstance(request, Request) else moved(exchange))
     core.close()
 
 
-def run(core: EngineCore, exchange: BlockExchange, request: Request) -> tuple[float, float, list[int], int, int]:
-    """When the request began and had its first token; its ids; blocks sent in pieces so far, and taken."""
+def moved(exchange: BlockExchange) -> tuple[int, int]:
+    """Blocks that were sent in pieces so far, and taken, once nothing is under way."""
+    while exchange.outbox.num_bytes:
+        time.sleep(0.001)
+    return exchange.outbox.stats.grown, exchange.inbox.stats().loads.get("loaded", 0)
+
+
+def run(core: EngineCore, request: Request) -> tuple[float, float, list[int]]:
+    """When the request began and had its first token; its ids."""
     begun, first, ids = time.perf_counter(), 0.0, list[int]()
     core.add(request)
     while core.has_work():
         for delta in core.step():
             first = first or time.perf_counter()
             ids += delta.token_ids
-    return begun, first, ids, exchange.outbox.stats.grown, exchange.inbox.stats().loads.get("loaded", 0)
+    return begun, first, ids
 
 
 @contextmanager
@@ -92,44 +100,71 @@ def engine(side: Side) -> Iterator[Connection]:
         process.join()
 
 
-def ask(prefill: Connection, decode: Connection, address: str, name: str, ids: tuple[int, ...], size: int) -> dict:
-    """One request, handed over with its first token."""
+@dataclass
+class Pair:
+    """Two engines, the address of the second one, and sizes of their model. counts: of blocks sent in pieces, and
+    taken."""
+
+    prefill: Connection
+    decode: Connection
+    address: str
+    block_size: int
+    vocab: int
+    counts: tuple[int, int] = (0, 0)
+
+
+def ask(pair: Pair, name: str, prompt: int, rng: random.Random) -> dict[str, float]:
+    """One request with a new prompt, handed over with its first token."""
+    ids = tuple(rng.randrange(5, min(pair.vocab, 900)) for _ in range(prompt // pair.block_size * pair.block_size))
     params = SamplingParams(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
     request = Request(name, ids, params)
-    prefill.send(replace(request, sends=Transfer(name, address)))
-    begun, first, tokens, grown, _ = prefill.recv()
+    pair.prefill.send(replace(request, sends=Transfer(name, pair.address)))
+    begun, first, tokens = pair.prefill.recv()
     whole = replace(request, params=replace(params, max_tokens=2), takes=Transfer(name))
-    decode.send(replace(whole, resume_ids=(tuple(tokens),), resume_carries=(b"",)))
-    _, second, _, _, taken = decode.recv()
-    return {"first_ms": 1000 * (first - begun), "wait_ms": 1000 * (second - first), "grown": grown, "loaded": taken}
+    pair.decode.send(replace(whole, resume_ids=(tuple(tokens),), resume_carries=(b"",)))
+    _, second, _ = pair.decode.recv()
+    for side in (pair.prefill, pair.decode):
+        side.send("moved")
+    before, pair.counts = pair.counts, (pair.prefill.recv()[0], pair.decode.recv()[1])
+    pieces, taken = ((a - b) * pair.block_size / len(ids) for a, b in zip(pair.counts, before, strict=True))
+    return {"first_ms": 1000 * (first - begun), "wait_ms": 1000 * (second - first), "pieces": pieces, "taken": taken}
+
+
+@contextmanager
+def pair(given: argparse.Namespace, way: str, kind: str, folder: Path) -> Iterator[Pair]:
+    """Two engines that exchange blocks in one way."""
+    cores, shared = sorted(os.sched_getaffinity(0)), way == WAYS[0]
+    base = EngineOptions(
+        given.model, max_num_seqs=4, max_num_batched_tokens=given.chunk, num_blocks=given.blocks, threads=1,
+        speculate="off",
+    )  # fmt: skip
+    listen = str(folder / f"{way} {kind}" / "blocks")
+    if way == WAYS[2]:
+        base, listen = replace(base, transfer_key=f"{folder}/key", transfer_cert=f"{folder}/both.pem"), "127.0.0.1:0"
+    with engine(Side(replace(base, role="decode", transfer_listen=listen), cores[-1], shared, True)) as decode:
+        address, size, vocab = decode.recv()
+        sends = replace(base, role="prefill", transfer_peer=(address,))
+        with engine(Side(sends, cores[0], shared, kind == KINDS[1])) as prefill:
+            prefill.recv()
+            yield Pair(prefill, decode, address, size, vocab)
 
 
 def measure(given: argparse.Namespace, way: str, folder: Path) -> list[dict]:
-    """The rows of one way: both kinds have their own pair of engines, and take turns."""
-    cores, rng, rows = sorted(os.sched_getaffinity(0)), random.Random(1), list[dict]()
-    for kind in KINDS:
-        base = EngineOptions(given.model, max_num_seqs=4, speculate="off", threads=1,
-                             num_blocks=given.blocks, max_num_batched_tokens=given.chunk)  # fmt: skip
-        secret = {"transfer_key": str(folder / "key"), "transfer_cert": str(folder / "both.pem")}
-        listen = "127.0.0.1:0" if "TCP" in way else str(folder / f"run {way} {kind}" / "blocks")
-        takes = replace(base, role="decode", transfer_listen=listen, **(secret if "TCP" in way else {}))
-        shared = way == "shared memory"
-        with engine(Side(takes, cores[-1], shared, True)) as decode:
-            address, size, vocab = decode.recv()
-            sends = replace(base, role="prefill", transfer_peer=(address,), **(secret if "TCP" in way else {}))
-            with engine(Side(sends, cores[0], shared, kind == KINDS[1])) as prefill:
-                prefill.recv()
-                for prompt in given.prompts:
-                    runs, before = list[dict](), (0, 0)
-                    for i in range(given.rounds + 1):  # the first one warms up
-                        ids = tuple(rng.randrange(5, min(vocab, 900)) for _ in range(prompt // size * size))
-                        found = ask(prefill, decode, address, f"{way} {kind} {prompt} {i}", ids, size)
-                        after = found.pop("grown"), found.pop("loaded")
-                        shares = [(a - b) / (prompt // size) for a, b in zip(after, before, strict=True)]
-                        before = after
-                        runs.append(found | {"pieces": shares[0], "taken": shares[1]})
-                    middle = {name: median(one[name] for one in runs[1:]) for name in COLUMNS[3:]}
-                    rows.append({"way": way, "kind": kind, "prompt": prompt, **middle, "runs": runs[1:]})
+    """The rows of one way."""
+    rng, rows = random.Random(1), list[dict]()
+    with ExitStack() as stack:
+        pairs = {kind: stack.enter_context(pair(given, way, kind, folder)) for kind in KINDS}
+        for prompt in given.prompts:
+            runs: dict[str, list[dict]] = {kind: [] for kind in KINDS}
+            for i in range(given.rounds + 1):  # the first one warms up
+                for kind, engines in pairs.items():
+                    runs[kind].append(ask(engines, f"{kind} {prompt} {i}", prompt, rng))
+            for kind, found in runs.items():
+                middle = {name: median(one[name] for one in found[1:]) for name in COLUMNS[3:] if name != "least_ms"}
+                least = min(one["wait_ms"] for one in found[1:])
+                rows.append(
+                    {"way": way, "kind": kind, "prompt": prompt, **middle, "least_ms": least, "runs": found[1:]}
+                )
     return rows
 
 
