@@ -2,12 +2,12 @@
 
     python -m benchmarks.layer_push qwen3-0.6b-Q4_K_M.gguf --prompts 512,2048 --rounds 5 --out benchmarks/results
 
-Two engine processes with a thread and a core each, over each way. `first` is the time from a request to its first
+Two engine processes with a computing thread each, over each way. `first` is the time from a request to its first
 token, which the prefill engine computes; `wait` the time from there until the decode engine, which gets the request
-then, has the next token: the rest of the transfer, loading the blocks, and one step. Prompts are whole blocks, so the
-decode engine computes one token. `pieces` is the share of the blocks that were sent layer by layer, `taken` that of the
-blocks that arrived. `least` is the shortest wait; the others are medians. Both kinds have engines of their own and take
-turns, so that they meet the same neighbours.
+then, has the next token: the rest of the transfer, loading the blocks, and one step; `second` is the time to that
+token. Prompts are whole blocks, so the decode engine computes one token. `pieces` is the share of the blocks that were
+sent layer by layer, `taken` that of the blocks that arrived. `least` is the shortest wait; the others are medians. Both
+kinds have engines of their own and take turns, so that they meet the same neighbours.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from kvasir.types import Request, SamplingParams, Transfer
 
 WAYS = ("shared memory", "socket file", "TCP, TLS 1.3")
 KINDS = ("block by block", "layer by layer")
-COLUMNS = ("way", "kind", "prompt", "first_ms", "wait_ms", "least_ms", "pieces", "taken")
+COLUMNS = ("way", "kind", "prompt", "first_ms", "wait_ms", "second_ms", "least_ms", "pieces", "taken")
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one process is told. core: the processor that it runs on. shared: whether memory is shared. grows: whether
-    blocks are sent layer by layer."""
+    """What one process is told. core: the only processor that it runs on, -1 for any. shared: whether memory is shared.
+    grows: whether blocks are sent layer by layer."""
 
     options: EngineOptions
     core: int
@@ -54,7 +54,8 @@ class Side:
 
 def serve(side: Side, say: Connection) -> None:
     """An engine's process: computes the requests that it gets, one by one, until None."""
-    os.sched_setaffinity(0, {side.core})
+    if side.core >= 0:
+        os.sched_setaffinity(0, {side.core})
     if not side.shared and hasattr(os, "memfd_create"):
         del os.memfd_create
     if not side.grows:
@@ -127,16 +128,17 @@ def ask(pair: Pair, name: str, prompt: int, rng: random.Random) -> dict[str, flo
         side.send("moved")
     before, pair.counts = pair.counts, (pair.prefill.recv()[0], pair.decode.recv()[1])
     pieces, taken = ((a - b) * pair.block_size / len(ids) for a, b in zip(pair.counts, before, strict=True))
-    return {"first_ms": 1000 * (first - begun), "wait_ms": 1000 * (second - first), "pieces": pieces, "taken": taken}
+    times = {"first_ms": first - begun, "wait_ms": second - first, "second_ms": second - begun}
+    return {name: 1000 * seconds for name, seconds in times.items()} | {"pieces": pieces, "taken": taken}
 
 
 @contextmanager
 def pair(given: argparse.Namespace, way: str, kind: str, folder: Path) -> Iterator[Pair]:
     """Two engines that exchange blocks in one way."""
-    cores, shared = sorted(os.sched_getaffinity(0)), way == WAYS[0]
+    cores, shared = sorted(os.sched_getaffinity(0)) if given.pinned else [-1], way == WAYS[0]
     base = EngineOptions(
         given.model, max_num_seqs=4, max_num_batched_tokens=given.chunk, num_blocks=given.blocks, threads=1,
-        speculate="off",
+        speculate="off", overlap=True,
     )  # fmt: skip
     listen = str(folder / f"{way} {kind}" / "blocks")
     if way == WAYS[2]:
@@ -188,6 +190,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=200, help="of each engine's cache")
     parser.add_argument("--chunk", type=int, default=512, help="tokens of a step")
+    parser.add_argument(
+        "--pinned", action="store_true", help="each engine has only one core, also for sending; else they share all"
+    )
     parser.add_argument("--out", type=Path, help="folder for the JSON")
     given = parser.parse_args()
     given.prompts = [int(n) for n in given.prompts.split(",")]

@@ -109,14 +109,13 @@ def test_answers_of_two_engines_are_those_of_one(tmp_path, address, model, execu
         assert sent.blocks_sent["sent"] * 16 >= (1 if windows else prompts) and sent.blocks_sent_bytes > 0
         grown = exchange_of(first).outbox.stats.grown
         assert bool(grown) == bool(first.runner.capacity.grows), "blocks are sent in pieces where the executor can"
-        assert model != "kvasir-mini" or grown == sent.blocks_sent["sent"]
+        assert model != "kvasir-mini" or grown in (0, sent.blocks_sent["sent"]), "without windows, all of them"
 
 
 @needs_native
-@pytest.mark.parametrize("overlap", [True, False])
-def test_what_is_read_during_a_step_is_what_the_step_computes(address, overlap):
+def test_what_is_read_during_a_step_is_what_the_step_computes(address):
     """Layer by layer: each piece comes once its layers are computed, and lies where it says."""
-    with two("kvasir-mini", address, overlap=overlap, max_num_batched_tokens=64) as (first, _):
+    with two("kvasir-mini", address, overlap=True, max_num_batched_tokens=64) as (first, _):
         pieces: dict[tuple[int, int, int], dict[int, bytes]] = {}
         whole: list[tuple[int, int, int]] = []
         wrong: list[tuple[int, int, int]] = []
@@ -138,6 +137,18 @@ def test_what_is_read_during_a_step_is_what_the_step_computes(address, overlap):
             first.step()
         until(lambda: len(whole) == 12)
         assert not wrong and all(len(found) == 4 for found in pieces.values()), "a piece for each layer"
+
+
+@needs_native
+def test_without_a_free_core_blocks_are_sent_after_the_step(address):
+    with two("kvasir-mini", address, overlap=False) as (first, second):
+        assert first.runner.capacity.grows == ()
+        requests = mixed_requests(first.info.vocab_size, 400, longest=150, count=4)
+        same(
+            plain(core_of("kvasir-mini", block_size=16, threads=1), requests),
+            handed_over(first, second, requests, address),
+        )
+        assert second.stats().tier_loaded_tokens > 0 and exchange_of(first).outbox.stats.grown == 0
 
 
 @needs_native

@@ -60,7 +60,7 @@ class ProgramExecutor:
     def __init__(self, model: Any, program: Program, stream: WeightStream | None = None):
         self.grown: GrownBlocks | None = None
         self.model, self.program, self.stream = model, program, stream
-        if isinstance(program, Program) and not stream:
+        if isinstance(program, Program) and not stream and program.pool.apart:  # else no core is free to read blocks
             self.grown = GrownBlocks(program)
         self.hidden = frozenset(program.lowered.exports)
         self._kept: dict[int, list] = {}  # by row, the arrays that its native state points to
