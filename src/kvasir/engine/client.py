@@ -113,7 +113,8 @@ class ReplicaView:
     "silent", "draining", "refused" or "ended", for a reason. open: choices there. backlog: predicted seconds until it
     has computed the prompts that it was sent. routed: requests. lost: of these, that it died with; moved: that were
     moved away. predicted, hit: prompt tokens expected and found in its prefix cache. restarts: since the start. pid: of
-    its process, 0 if unknown. blocks_used, blocks_total: of its KV memory."""
+    its process, 0 if unknown. blocks_used, blocks_cached, blocks_total: of its KV memory; cached ones are idle. role:
+    of ModelInfo. running, waiting: choices by its last report. generated_tokens: by all processes that it had."""
 
     index: int
     status: str
@@ -129,6 +130,11 @@ class ReplicaView:
     pid: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
+    blocks_cached: int = 0
+    role: str = ""
+    running: int = 0
+    waiting: int = 0
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,11 @@ def _view(replica: Replica, facts: ReplicaFacts) -> ReplicaView:
         pid=stats.pid,
         blocks_used=stats.blocks_used,
         blocks_total=stats.blocks_total,
+        blocks_cached=stats.blocks_cached,
+        role=replica.engine.info.role,
+        running=stats.running,
+        waiting=stats.waiting,
+        generated_tokens=replica.totals.add(stats).generated_tokens,
     )
 
 

@@ -33,7 +33,7 @@ def test_an_answer_streams_in_and_is_still_there_after_a_reload(page, server):
     plainly(page, 12)
     ask(page, "hello there")
     assert answer(page) == "user: hello"
-    assert "12 tokens" in page.inner_text(DONE)
+    assert "12 tokens" in page.text_content(DONE)
     expect(page.locator("#conversations li")).to_have_count(1)
     page.reload()
     expect(page.locator(".message")).to_have_count(2)
@@ -180,11 +180,11 @@ def test_the_pace_is_the_engines_however_the_answer_arrives(browser):
         page.route("**/v1/chat/completions", lambda route: route.fulfill(response=route.fetch()))
         plainly(page, 12)
         ask(page, "hello there")
-        found = re.search(r"first token after (\d+) ms · ([\d.]+) tokens/s", page.inner_text(DONE))
-        assert found, page.inner_text(DONE)
+        found = re.search(r"first token after (\d+) ms · ([\d.]+) tokens/s", page.text_content(DONE))
+        assert found, page.text_content(DONE)
         assert float(found[1]) >= 1000 * step - 5 and float(found[2]) <= 1 / step + 0.5
         page.reload()
-        assert found[0] in page.inner_text(DONE)
+        assert found[0] in page.text_content(DONE)
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_settings_go_into_the_request_and_stay(page, server):
     body = bodies[0]
     expected = {**numbers, "stop": ["q", "z"], "service_class": "batch", "top_logprobs": 5, "n": 1}
     assert {k: body[k] for k in expected} == expected and "tools" not in body
-    assert "seed 3" in page.inner_text(DONE)
+    assert "seed 3" in page.text_content(DONE)
     page.click("#options")
     page.click("text=Reset to defaults")
     ask(page, "again", wait=False)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir.engine.front import Front
 from kvasir.errors import EngineDead, InvalidRequest
 from kvasir.metrics import Form
 from kvasir.serve.auth.keys import Key
@@ -21,6 +22,7 @@ from kvasir.serve.page.live import percentiles
 from kvasir.serve.page.static import FILES
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import SamplingParams
+from tests.serve.fakes import EchoEngine, byte_tokenizer, template
 from tests.serve.running import client
 
 POLICY = {
@@ -29,13 +31,17 @@ POLICY = {
     "style-src": "'self'",
     "connect-src": "'self'",
     "img-src": "'self' data:",
+    "font-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {
+    **{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"},
+    **{"svg": "image/svg+xml; charset=utf-8", "woff2": "font/woff2"},
+}
 
 
 # -- the files ---------------------------------------------------------------------------------------------------
@@ -48,7 +54,7 @@ async def test_every_file_comes_with_strict_headers_and_without_a_key(path):
         assert response.status_code == 200 and response.content
         headers = response.headers
         kind = TYPES["html" if path == "/" else path.rpartition(".")[2]]
-        assert headers["content-type"] == f"{kind}; charset=utf-8"
+        assert headers["content-type"] == kind
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
         assert policy == POLICY
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
@@ -72,12 +78,16 @@ async def test_paths_beside_the_pages_files_are_404_and_need_a_key(path):
 def test_the_page_needs_nothing_from_elsewhere_and_makes_no_markup_of_text():
     referred = set()
     for path, file in FILES.items():
+        if path.startswith("/page/vendor/"):
+            if path.endswith(".css"):
+                referred |= {f"/page/vendor/{name}" for name in re.findall(r"url\(([^)]+)\)", file.content.decode())}
+            continue
         text = file.content.decode()
         if path == "/":
             referred |= set(re.findall(r'(?:src|href)="([^"#]+)"', text))
             assert not re.search(r"<style|<script[^>]*>[^<]|\sstyle=|\son\w+=", text)
         else:
-            imports = re.findall(r'from "\./([^"]+)"', text)
+            imports = re.findall(r'(?:from|import) "\./([^"]+)"', text)
             referred |= {f"/page/{name}" for name in imports}
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
         foreign = re.findall(r"(?:https?:)?//[\w-]+\.[\w.-]+", re.sub(r"(?m)(^|\s)//\s.*", "", text))
@@ -154,6 +164,16 @@ async def test_the_tiles_have_values_in_each_snapshot_and_forms_that_the_page_kn
         for number in (number for numbers in tiles.values() for number in numbers):
             assert number["stat"] in live["latency" if number["form"] in ("median", "tail") else "stats"]
             assert number["of"] in {*live["stats"], ""} and number["form"] in forms
+
+
+async def test_the_page_knows_whether_there_is_a_template_and_whether_there_are_replicas():
+    for format in (template(), None):
+        front = Front(EchoEngine(), byte_tokenizer(), format)
+        async with client(front=front) as http:
+            info = (await http.get("/kvasir/info")).json()
+            assert info["has_template"] is (format is not None) and info["has_replicas"] is False
+            assert info["parameters"] >= 0 and info["dtype"] == "float32" and info["device"] == "cpu"
+            assert (await http.get("/fleet")).status_code == 404
 
 
 async def test_a_key_sees_the_ids_of_its_own_answers_alone():

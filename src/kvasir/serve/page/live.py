@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
+from kvasir.engine.client import Fleet
 from kvasir.errors import EngineDead
 from kvasir.metrics import latest
 from kvasir.serve.auth.keys import Key
@@ -32,7 +33,7 @@ ID_LENGTH = 8  # characters shown of a choice's id
 async def info(request: HTTPRequest) -> Response:
     """`models`: all models and adapters that requests may name; `adapters`: which of them are adapters; `manages`:
     whether the client may unload them; `tiles`: the figures of the page. The other fields describe the model in
-    ?model=, by default the first loaded model."""
+    ?model=, by default the first loaded model; `has_replicas`: whether GET /fleet shows its replicas."""
     cards = await catalogue_of(request).cards()
     facts: dict[str, Any] = {"name": "kvasir", "version": __version__, "models": [card.name for card in cards]}
     facts["adapters"] = [card.name for card in cards if card.parent]
@@ -45,6 +46,10 @@ async def info(request: HTTPRequest) -> Response:
         facts["max_model_len"] = model.max_model_len
         facts["executor"] = model.executor
         facts["grade"] = model.grade
+        facts |= {"parameters": model.num_parameters, "dtype": model.dtype, "device": model.device}
+        template = serving.front.template
+        facts["has_template"] = template is not None and bool(template.sources)
+        facts["has_replicas"] = isinstance(serving.front.engine, Fleet)
     return json_response({**facts, "api": "/openapi.json"})
 
 

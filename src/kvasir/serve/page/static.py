@@ -1,7 +1,7 @@
 """GET / and /page/...: the files of the page, public and open without a key.
 
 The page loads nothing from other sites and cannot turn model output into markup: its content security policy forbids
-both.
+both. files/vendor has the libraries of others (scripts/vendor_page.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvasir.serve.page.settings import module
 POLICY = "; ".join(
     (
         *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:"),
+        "font-src 'self'",
         *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
         *("require-trusted-types-for 'script'", "trusted-types 'none'"),
     )
@@ -31,7 +32,10 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # cached but revalidated: a new version of the server shows its new page at once
 }
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    **{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"},
+    **{".svg": "image/svg+xml; charset=utf-8", ".woff2": "font/woff2"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,13 @@ class File:
 
 
 def _file(suffix: str, content: bytes) -> File:
-    return File(content, f"{_TYPES[suffix]}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return File(content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
 
 
 def _files() -> dict[str, File]:
     folder = Path(__file__).parent / "files"
-    files = {f"/page/{p.name}": _file(p.suffix, p.read_bytes()) for p in sorted(folder.iterdir()) if p.suffix in _TYPES}
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES]
+    files = {f"/page/{p.relative_to(folder).as_posix()}": _file(p.suffix, p.read_bytes()) for p in found}
     return {"/": files.pop("/page/index.html"), **files, "/page/fields.js": _file(".js", module())}
 
 

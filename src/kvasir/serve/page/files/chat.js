@@ -1,13 +1,15 @@
 // The open conversation: its messages, and the stream that produces the next one.
 
 import { Refused, stream } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { Conversations } from "./conversations.js";
 import { announce, find, make } from "./dom.js";
 import { End } from "./end.js";
 import { MessageView } from "./message.js";
 import { chats, loadChat, newChat, saveChat } from "./store.js";
 import { TokenMap } from "./tokens.js";
-import { take, time, wireMessages } from "./wire.js";
+import { welcome } from "./welcome.js";
+import { requestOf, take, time } from "./wire.js";
 
 const TOO_LONG = "context_length_exceeded"; // an error code
 const LEAVING = 1000; // milliseconds; a stream that fails so soon after the page was left failed because of that
@@ -24,7 +26,9 @@ export class Chat {
     this.edited = null; // the message that the next one will replace
     this.prompt = find("prompt");
     this.end = new End(find("messages"));
+    this.attachments = new Attachments((text) => this.notice(text));
     this.conversations = new Conversations(this);
+    for (const source of [options, models]) source.changed = () => this.welcome();
     find("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -84,9 +88,23 @@ export class Chat {
   show() {
     const box = find("messages");
     box.replaceChildren(...this.chat.messages.map((message) => this.view(message).root));
-    if (!this.chat.messages.length) box.append(make("p", { class: "welcome muted" }, "Send a message to start."));
+    this.welcome();
     this.end.go();
     this.conversations.draw();
+  }
+
+  /** Whether texts are continued, without a chat template. */
+  get isCompletion() {
+    const { mode } = this.options;
+    return mode ? mode === "completion" : this.models.info.has_template === false;
+  }
+
+  /** Shows what the model is, in an empty conversation. */
+  welcome() {
+    if (this.chat.messages.length) return;
+    const box = find("messages");
+    box.querySelector(".welcome")?.remove();
+    box.prepend(welcome(this.models.info, this.isCompletion, (text) => this.write(text)));
   }
 
   view(message) {
@@ -118,18 +136,19 @@ export class Chat {
   }
 
   send() {
-    const text = this.prompt.value.trim();
-    if (!text || this.abort || !this.options.complete()) return;
+    const text = this.isCompletion ? this.prompt.value : this.prompt.value.trim();
+    if (!(text.trim() || this.attachments.files.length) || this.abort || !this.options.complete()) return;
     if (this.edited) this.goBack(this.edited);
     this.editing(null);
     this.write("");
-    this.post({ role: "user", content: text });
+    const files = this.attachments.take();
+    this.post({ role: "user", content: text, ...(files.length ? { files } : {}) });
     this.generate();
   }
 
   post(message) {
     this.chat.messages.push(message);
-    this.chat.title ||= message.content.split("\n")[0].slice(0, 60);
+    this.chat.title ||= (message.content.trim() || message.files[0].name).split("\n")[0].slice(0, 60);
     this.add(message);
     this.save();
   }
@@ -165,6 +184,7 @@ export class Chat {
   edit(message) {
     if (message ? this.abort : !this.edited) return;
     this.editing(message);
+    this.attachments.set(message?.files);
     this.write(message?.content ?? "");
   }
 
@@ -199,15 +219,15 @@ export class Chat {
   /** Requests the next message and streams it to its end. before: its earlier alternatives. */
   async generate(before = []) {
     const { chat } = this;
-    const body = {
+    const fields = {
       ...this.models.fields,
       ...this.options.fields(),
-      messages: wireMessages(this.options.system, chat.messages),
       stream: true,
       stream_options: { include_usage: true },
       timings_per_token: true,
       n: 1,
     };
+    const [path, body] = requestOf(this.isCompletion, this.options.system, chat.messages, fields);
     const message = { role: "assistant", content: "", ...(before.length ? { before } : {}) };
     const map = body.logprobs ? new TokenMap() : undefined;
     if (map) this.maps.set(message, map);
@@ -217,7 +237,7 @@ export class Chat {
     this.busy(true);
     this.models.whileLoading(this.abort.signal, (text) => this.draw(view, text));
     try {
-      for await (const chunk of stream("/v1/chat/completions", body, this.abort.signal)) {
+      for await (const chunk of stream(path, body, this.abort.signal)) {
         if (chunk.usage) message.usage = chunk.usage;
         if (chunk.timings) time(message, chunk.timings);
         if (body.model) message.model = chunk.model;

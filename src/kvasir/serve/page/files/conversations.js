@@ -8,13 +8,18 @@ export class Conversations {
   constructor(actions) {
     this.actions = actions;
     find("new").addEventListener("click", () => actions.open(newChat()));
+    this.search = find("search");
+    this.search.addEventListener("input", () => this.draw());
     find("download").addEventListener("click", () => this.download());
     addEventListener("storage", (event) => isChat(event.key) && actions.changed());
     addEventListener("beforeunload", (event) => hasUnsaved() && event.preventDefault());
   }
 
   draw() {
-    find("conversations").replaceChildren(...chats().map((chat) => this.entry(chat)));
+    const wanted = this.search.value.trim().toLowerCase();
+    const found = chats().filter((chat) => !wanted || texts(chat).some((text) => text.toLowerCase().includes(wanted)));
+    find("conversations").replaceChildren(...found.map((chat) => this.entry(chat)));
+    find("nothing").hidden = !wanted || found.length > 0;
     find("unsaved").hidden = !hasUnsaved();
     find("download").hidden = !this.actions.chat.messages.length;
   }
@@ -24,14 +29,40 @@ export class Conversations {
     const current = chat.id === this.actions.chat.id ? "true" : null;
     const open = () => this.actions.open(loadChat(chat.id) ?? newChat());
     const remove = { class: "icon small", "aria-label": `Delete ${title}`, title: "Delete" };
+    const rename = { class: "icon small", "aria-label": `Rename ${title}`, title: "Rename" };
     const name = make("bdi", {}, title);
     const mark = isUnsaved(chat) ? make("span", { class: "error" }, " not saved") : null;
     return make(
       "li",
       {},
       make("button", { type: "button", class: "entry", title, "aria-current": current, onclick: open }, name, mark),
+      make("button", { type: "button", ...rename, onclick: (event) => this.rename(chat, event.currentTarget) }, "✎"),
       make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "×"),
     );
+  }
+
+  /** Puts an input in place of the title. Enter or leaving it saves, Esc cancels. */
+  rename(chat, { parentElement: row }) {
+    const input = make("input", { type: "text", class: "name", maxlength: 200, "aria-label": "New name" });
+    input.value = chat.title;
+    input.addEventListener("keydown", (event) => {
+      if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+      event.stopPropagation();
+      if (event.key === "Escape") input.value = chat.title;
+      input.blur();
+    });
+    input.addEventListener("blur", () => this.named(chat.id, input.value.trim()), { once: true });
+    row.replaceChildren(input);
+    input.select();
+  }
+
+  named(id, title) {
+    const { chat: open } = this.actions;
+    const chat = id === open.id ? open : loadChat(id);
+    if (chat && title && title !== chat.title) {
+      chat.title = title;
+      this.actions.save(chat);
+    } else this.draw();
   }
 
   remove(chat) {
@@ -47,3 +78,6 @@ export class Conversations {
     download("conversation.json", "application/json", JSON.stringify({ title, messages }, null, 2));
   }
 }
+
+/** What a search looks at. */
+const texts = ({ title, messages }) => [title, ...messages.map((message) => message.content)];

@@ -3,6 +3,7 @@
 import { get, Refused } from "./api.js";
 import { drawBlocks, drawLines, drawSteps, FIRST_ROW, isCached, ownerOf, PINNED, rowColour, SHARED } from "./charts.js";
 import { make } from "./dom.js";
+import { FleetView } from "./fleet.js";
 import { Loaded } from "./loaded.js";
 import { count, drawTiles, part, rate, span } from "./tiles.js";
 
@@ -54,6 +55,8 @@ export class EngineView {
     try {
       if (this.models.several) await Promise.all([this.models.refresh(), this.loaded.ask()]);
       query = this.models.query;
+      this.replicas.hidden = !this.models.info.has_replicas;
+      if (!this.replicas.hidden) await this.fleet.ask();
       this.take(await get(`/kvasir/live${query}`), query);
       this.problem.textContent = "";
     } catch (error) {
@@ -102,6 +105,9 @@ export class EngineView {
     this.loaded = new Loaded(this.models);
     this.panel = panel("Models", this.loaded.root);
     this.panel.hidden = true;
+    this.fleet = new FleetView();
+    this.replicas = panel("Replicas", this.fleet.root);
+    this.replicas.hidden = true;
     this.tiles = make("dl", { class: "tiles" });
     this.lines = make("canvas", { role: "img" });
     this.bars = make("canvas", { role: "img" });
@@ -123,7 +129,7 @@ export class EngineView {
       panel("KV memory", legend(BLOCKS), this.maps, this.place),
       panel("Requests", make("div", { class: "table", tabindex: 0 }, requests), this.more),
     );
-    root.append(this.panel, this.problem, this.shown);
+    root.append(this.panel, this.problem, this.replicas, this.shown);
   }
 
   draw() {

@@ -1,6 +1,8 @@
 // Renders what a block of markdown contains: emphasis, code, links.
 
 import { make } from "./dom.js";
+import { ranges } from "./highlight.js";
+import { formula, formulaAt } from "./math.js";
 
 const DEEPEST = 8; // levels of nested emphasis
 
@@ -39,6 +41,20 @@ const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const URL = /https?:\/\/[^\s<>"'`|\\^{}]+/y;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
 
+/** Code as nodes, with the colours of its language. */
+export function colouredLeaf(text, positions, leaf, language) {
+  const nodes = [];
+  let at = 0;
+  const plain = (end) => end > at && nodes.push(...codeLeaf(text.slice(at, end), positions.slice(at, end), leaf));
+  for (const [begin, end, name] of ranges(text, language)) {
+    plain(begin);
+    nodes.push(make("span", { class: name }, codeLeaf(text.slice(begin, end), positions.slice(begin, end), leaf)));
+    at = end;
+  }
+  plain(text.length);
+  return nodes;
+}
+
 /** A text with its positions as nodes. The end of a mark that has none is searched for once only, to stay linear. */
 function inline(text, positions, leaf, depth) {
   const nodes = [];
@@ -62,6 +78,14 @@ function inline(text, positions, leaf, depth) {
 
   while (i < text.length) {
     const c = text[i];
+    if (c === "$" || c === "\\") {
+      const found = formulaAt(text, i, endless);
+      const node = found && formula(found.tex, found.isDisplay);
+      if (node) {
+        put(node, found.end);
+        continue;
+      }
+    }
     if (c === "\\" && i + 1 < text.length && PUNCTUATION.test(text[i + 1])) {
       plain.push(i + 1);
       i += 2;

@@ -4,7 +4,7 @@
 // of its characters in the source, so that tokens can be shown within the rendered text.
 
 import { copyButton, make } from "./dom.js";
-import { codeLeaf, inlines, join } from "./inline.js";
+import { colouredLeaf, inlines, join } from "./inline.js";
 
 const DEEPEST = 8; // levels of nested quotes and lists
 
@@ -31,6 +31,7 @@ const cut = (line, n) => ({ text: line.text.slice(n), at: line.at + n });
 
 const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+/;
+const MATH = /^ {0,3}(\$\$|\\\[)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])([ \t]+|$)/;
@@ -62,6 +63,8 @@ function blockEnd(lines, i) {
     for (let j = i + 1; j < lines.length; j++) if (closes(lines[j], fence)) return j + 1;
     return lines.length;
   }
+  const formula = mathEnd(lines, i);
+  if (formula) return formula;
   if (HEADING.test(lines[i].text) || RULE.test(lines[i].text)) return i + 1;
   if (ITEM.test(lines[i].text)) return listEnd(lines, i);
   let j = i + 1;
@@ -73,6 +76,18 @@ function blockEnd(lines, i) {
   return j;
 }
 
+/** Where the displayed formula that begins at a line ends, before the next blank line; 0 if there is none. */
+function mathEnd(lines, i) {
+  const open = MATH.exec(lines[i].text);
+  if (!open) return 0;
+  const close = open[1] === "$$" ? "$$" : "\\]";
+  let rest = lines[i].text.slice(open[0].length);
+  for (let j = i; j < lines.length && !isBlank(lines[j]); rest = lines[++j]?.text ?? "") {
+    if (rest.includes(close)) return j + 1;
+  }
+  return 0;
+}
+
 /** Whether a line closes a fenced block of code. */
 function closes(line, fence) {
   const text = line.text.trim();
@@ -81,7 +96,7 @@ function closes(line, fence) {
 
 /** Whether a line ends a paragraph without a blank line before it. */
 function interrupts({ text }) {
-  return [FENCE, HEADING, RULE, QUOTE, BREAKS].some((begin) => begin.test(text));
+  return [FENCE, HEADING, RULE, QUOTE, BREAKS, MATH].some((begin) => begin.test(text));
 }
 
 function listEnd(lines, i) {
@@ -137,9 +152,9 @@ function code(lines, fence, leaf) {
   const closed = lines.length > 1 && closes(lines.at(-1), fence);
   const body = lines.slice(1, closed ? -1 : undefined);
   const [text, positions] = join(body);
-  const language = make("span", {}, fence[2].trim().split(/\s/)[0]);
-  const head = make("div", { class: "code-head" }, language, copyButton(() => text));
-  const shown = make("code", {}, codeLeaf(text, positions, leaf));
+  const language = fence[2].trim().split(/\s/)[0];
+  const head = make("div", { class: "code-head" }, make("span", {}, language), copyButton(() => text));
+  const shown = make("code", {}, colouredLeaf(text, positions, leaf, language));
   return make("div", { class: "code" }, head, make("pre", { tabindex: 0 }, shown));
 }
 

@@ -32,7 +32,7 @@ export class MessageView {
     this.foot = make("div", { class: "foot" });
     this.root = make("article", { class: `message ${message.role}`, "aria-label": name }, this.body, this.foot);
     if (message.role === "assistant") this.prepare();
-    else this.body.append(make("p", { class: "plain" }, message.content));
+    else this.body.append(make("p", { class: "plain" }, message.content), ...(message.files ?? []).map(attached));
     if (message.role === "user") {
       const edit = make("button", { type: "button", class: "quiet", onclick: () => actions.edit(message) }, "Edit");
       this.foot.append(copyButton(() => message.content), edit);
@@ -115,7 +115,7 @@ export class MessageView {
       copyButton(() => message.content),
       make("button", { type: "button", class: "quiet", onclick: regenerate }, "Regenerate"),
       ...this.ways(),
-      make("span", { class: "small muted figures" }, figures(message)),
+      make("details", { class: "small muted figures" }, make("summary", {}, "Statistics"), figures(message)),
     );
   }
 
@@ -133,6 +133,11 @@ export class MessageView {
       turn(1, "›", "Next answer", !after.length),
     ];
   }
+}
+
+function attached({ name, text }) {
+  const summary = make("summary", {}, make("bdi", {}, name));
+  return make("details", { class: "file" }, summary, make("pre", { tabindex: 0 }, text));
 }
 
 function callFigure(call) {

@@ -66,6 +66,7 @@ export class Models {
     this.info = await get(`/kvasir/info${this.query}`);
     const chats = this.info.tasks?.includes("generate") ?? true;
     find("prompt").placeholder = chats ? "Write a message" : "This is an embedding model; it does not chat";
+    this.changed?.();
   }
 
   /** The query string of requests about the selected model. */

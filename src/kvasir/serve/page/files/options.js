@@ -2,7 +2,12 @@
 
 import { find, make } from "./dom.js";
 import { FIELDS } from "./fields.js";
+import { Presets } from "./presets.js";
 import { settings } from "./store.js";
+
+const DISPLAY = ["theme", "probabilities", "shade", "drafts"]; // no part of a preset
+const THEMES = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
+const MODES = [["", "as the model expects"], ["chat", "chat"], ["completion", "text completion"]];
 
 function field(label, input, hint) {
   const small = hint ? make("small", { class: "muted" }, hint) : null;
@@ -13,8 +18,12 @@ export class Options {
   constructor() {
     this.kept = { probabilities: true, ...settings.read() }; // later, the form holds them
     this.form = find("settings-form");
+    this.presets = new Presets(() => this.values(), (values) => this.use(values));
     this.form.append(
       make("p", { id: "settings-error", class: "error", role: "alert" }),
+      field("Theme", this.choice("theme", THEMES)),
+      this.presets.root,
+      field("Mode", this.choice("mode", MODES), "Text completion continues a text, without a chat template."),
       field("System message", this.area("system", 3)),
       ...FIELDS.map(({ label, hint, ...input }) => field(label, this.number(input), hint)),
       field("Stop strings", this.area("stop", 2), "One per line."),
@@ -54,11 +63,30 @@ export class Options {
   }
 
   take(input) {
+    if (!input.name) return;
     settings.write(input.name, input.type === "checkbox" ? input.checked : input.value);
     this.apply();
   }
 
+  /** The settings of requests, without empty ones. */
+  values() {
+    const inputs = [...this.form.elements].filter(({ name, value }) => name && value && !DISPLAY.includes(name));
+    return Object.fromEntries(inputs.map(({ name, value }) => [name, value]));
+  }
+
+  /** Replaces the settings of requests. */
+  use(values) {
+    for (const input of this.form.elements) {
+      if (!input.name || DISPLAY.includes(input.name)) continue;
+      input.value = typeof values[input.name] === "string" ? values[input.name] : "";
+      settings.write(input.name, input.value);
+    }
+    this.apply();
+  }
+
   apply() {
+    showTheme();
+    this.changed?.();
     for (const name of ["shade", "drafts"])
       document.documentElement.toggleAttribute(`data-${name}`, this.form.elements[name].checked);
     this.form.elements.tools.setCustomValidity(this.tools() === undefined ? "This is not a JSON list." : "");
@@ -84,6 +112,7 @@ export class Options {
 
   reset() {
     settings.clear();
+    this.presets.draw("");
     for (const input of this.form.elements) {
       if (input.type === "checkbox") input.checked = input.name === "probabilities";
       else if (input.name) input.value = "";
@@ -127,6 +156,11 @@ export class Options {
     const tools = this.tools();
     if (tools?.length) fields.tools = tools;
     return { ...fields, ...this.other() };
+  }
+
+  /** "chat", "completion", or "" for what the model expects. */
+  get mode() {
+    return this.text("mode");
   }
 
   get system() {

@@ -3,6 +3,7 @@
 
 const CHAT = "kvasir.chat.";
 const SETTINGS = "kvasir.settings";
+const PRESETS = "kvasir.presets";
 const KEY = "kvasir.key";
 const ROLES = ["user", "assistant", "tool"];
 
@@ -71,6 +72,21 @@ export const settings = {
   clear: () => local?.removeItem(SETTINGS),
 };
 
+/** Named sets of settings. */
+export const presets = {
+  read() {
+    const named = read(PRESETS);
+    return isObject(named) ? Object.fromEntries(Object.entries(named).filter(([, values]) => isObject(values))) : {};
+  },
+  write(name, values) {
+    write(local, PRESETS, JSON.stringify({ ...this.read(), [name]: values }));
+  },
+  remove(name) {
+    const { [name]: _, ...others } = this.read();
+    write(local, PRESETS, JSON.stringify(others));
+  },
+};
+
 // -- conversations ---------------------------------------------------------------------------------------------------
 
 // {id, title, updated, version, messages}; version: of the last write, by any tab.
@@ -79,6 +95,7 @@ const removed = new Set(); // ids, so that an answer still in progress does not 
 
 const newId = () => crypto.randomUUID?.() ?? String(Math.random()).slice(2);
 const isCall = (call) => typeof call?.function?.name === "string" && typeof call.function.arguments === "string";
+const isFile = (file) => typeof file?.name === "string" && typeof file.text === "string";
 const isMessage = (message) => ROLES.includes(message?.role) && typeof message.content === "string";
 
 export const isChat = (name) => name === null || name.startsWith(CHAT);
@@ -113,6 +130,7 @@ function valid(messages) {
   const found = messages.filter(isMessage);
   for (const message of found) {
     if (message.role === "assistant" && !message.error) message.finish ??= "left";
+    if (!Array.isArray(message.files) || !message.files.every(isFile)) delete message.files;
     if (!Array.isArray(message.calls) || !message.calls.every(isCall)) delete message.calls;
     for (const ways of ["before", "after"]) if (message[ways]) message[ways] = valid([message[ways]].flat());
   }

@@ -1,5 +1,7 @@
 // Converts the page's messages to those of the chat API, and the chunks of a response to a message of the page.
 
+import { withFiles } from "./attachments.js";
+
 /** The messages in the API's format. Answers without content are left out, and whole turns that were too long. The chat
  *  template decides whether reasoning is kept. */
 export function wireMessages(system, messages) {
@@ -7,13 +9,24 @@ export function wireMessages(system, messages) {
   for (const m of messages) {
     if (m.tooLong) dropTurn(found);
     if (m.role === "assistant" && !m.content && !m.calls?.length) continue;
-    const message = { role: m.role, content: m.content };
+    const message = { role: m.role, content: withFiles(m.content, m.files) };
     if (m.tool_call_id) message.tool_call_id = m.tool_call_id;
     if (m.reasoning) message.reasoning_content = m.reasoning;
     if (m.calls?.length) message.tool_calls = m.calls;
     found.push(message);
   }
   return found;
+}
+
+const CHAT_ONLY = ["logprobs", "top_logprobs", "tools", "chat_template_kwargs", "timings_per_token"];
+const COMPLETION_TOKENS = 256; // a text has no natural end
+
+/** The path and the body of a request for the next message. */
+export function requestOf(isCompletion, system, messages, fields) {
+  if (!isCompletion) return ["/v1/chat/completions", { ...fields, messages: wireMessages(system, messages) }];
+  const others = Object.entries(fields).filter(([name]) => !CHAT_ONLY.includes(name));
+  const prompt = messages.map((message) => withFiles(message.content, message.files)).join("");
+  return ["/v1/completions", { max_tokens: COMPLETION_TOKENS, ...Object.fromEntries(others), prompt }];
 }
 
 /** Removes the last message of the user, and all that follow. */
@@ -31,7 +44,7 @@ export function time(message, { prompt_ms: prompt, predicted_ms: predicted, pred
 
 /** Adds a choice of a chunk to the message. */
 export function take(message, choice, map) {
-  const { delta } = choice;
+  const delta = choice.delta ?? { content: choice.text };
   if (choice.logprobs?.content && map) map.addTokens(choice.logprobs.content);
   const reasoning = delta.reasoning_content ?? delta.reasoning;
   if (reasoning) {
