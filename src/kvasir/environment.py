@@ -56,6 +56,11 @@ def prepare_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
+def config_dir() -> Path:
+    """The folder of the user's own settings, which may not exist."""
+    return Path(env("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "kvasir"
+
+
 def models_dir() -> Path:
     """The folder of the model store, which may not exist yet."""
     own, data = env("KVASIR_MODELS"), env("XDG_DATA_HOME")

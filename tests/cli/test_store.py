@@ -109,7 +109,7 @@ def test_options_of_a_drafter_hold_for_the_one_in_the_store(place, monkeypatch):
 
 
 def test_errors_say_what_to_do(place):
-    assert "write org/repo" in kvasir("pull", "llama3.2", fails=True)
+    assert "write org/repo" in kvasir("pull", "some-model", fails=True)
     assert "available: nothing" in kvasir("show", "other", fails=True)
     assert "none: No such file or directory (name a Modelfile" in kvasir("create", "x", "-f", "none", fails=True)
     for command in (("run", "nobody", "hi"), ("inspect", "nobody"), ("serve", "nobody", "--port", "0")):

@@ -196,7 +196,7 @@ def rerank(
 
 @app.command(rich_help_panel=MODELS)
 def pull(
-    model: Annotated[str, typer.Argument(help="org/repo, org/repo:Q4_K_M, hf.co/..., a path, or kvasir-mini.")],
+    model: Annotated[str, typer.Argument(help="qwen3:0.6b, org/repo, org/repo:Q4_K_M, hf.co/..., or a path.")],
     name: Annotated[str | None, typer.Option(help="Name in the store (default: as given).")] = None,
 ) -> None:
     """Download a model from the hub, or register a local one, under a name.

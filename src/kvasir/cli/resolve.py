@@ -1,5 +1,5 @@
 """From a user's reference to the engine's load options: paths and bundled models have precedence over names in the
-store, and these over repositories of the hub."""
+store, and these over short names and repositories of the hub."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvasir.config import EngineOptions
 from kvasir.errors import ModelFileError
 from kvasir.speculation import SOURCES, parse
 from kvasir.store.entry import ModelEntry
+from kvasir.store.short_names import expand
 from kvasir.store.sources import is_path
 from kvasir.store.store import ModelStore
 from kvasir.weights.find import BUNDLED
@@ -21,16 +22,22 @@ def resolve(options: EngineOptions) -> tuple[EngineOptions, ModelEntry | None]:
     that is not from the store. Raises KvasirError."""
     options = with_adapters(_with_drafter(options))
     store = ModelStore()
-    entry = _find(options.model, store)
-    return (options, None) if entry is None else (store.options(entry, options), entry)
+    entry, ref = _find(options.model, store)
+    if entry is not None:
+        return store.options(entry, options), entry
+    if ref != options.model:
+        options = replace(options, model=ref, served_model_name=options.served_model_name or options.model)
+    return options, None
 
 
 def _with_drafter(options: EngineOptions) -> EngineOptions:
     drafters = parse(options.speculate)
     store = ModelStore()
-    if not drafters.source or (entry := _find(drafters.source, store)) is None:
+    if not drafters.source:
         return options
-    path = store.options(entry, EngineOptions(drafters.source)).model
+    entry, path = _find(drafters.source, store)
+    if entry is not None:
+        path = store.options(entry, EngineOptions(drafters.source)).model
     names = (f"{name}={path}" if name in SOURCES else name for name in drafters.methods)
     return replace(options, speculate=",".join(names))
 
@@ -55,12 +62,16 @@ def _adapter_path(path: str, store: ModelStore) -> str:
     return entry.weights.path
 
 
-def _find(ref: str, store: ModelStore) -> ModelEntry | None:
-    """The store's entry of a reference; None if it names a model elsewhere. Raises ModelFileError."""
+def _find(ref: str, store: ModelStore) -> tuple[ModelEntry | None, str]:
+    """The store's entry of a reference, or None and where the model is elsewhere. Raises KvasirError."""
     if ref in BUNDLED or is_path(ref) or os.path.lexists(ref):
-        return None
+        return None, ref
     entry = store.find(ref)
-    if entry is None and "/" not in ref:
-        hint = "`kvasir list` shows the store's; a repository of the hub is named as org/name"
-        raise ModelFileError(f"{ref[:200]}: no such file, folder or model in the store", hint)
-    return entry
+    if entry is not None or "/" in ref:
+        return entry, ref
+    if (found := expand(ref)) is not None:
+        return None, found
+    hint = (
+        "`kvasir list` shows the store's; a repository of the hub is named as org/name, or by a short name: qwen3:0.6b"
+    )
+    raise ModelFileError(f"{ref[:200]}: no such file, folder, model in the store or short name", hint)

@@ -36,8 +36,10 @@ from kvasir.store.modelfile import Modelfile
 from kvasir.store.names import Name, is_name, parse_name
 from kvasir.store.parameters import check_parameters, engine_options_of
 from kvasir.store.progress import PullProgress, Report
+from kvasir.store.short_names import expand
 from kvasir.store.sources import ModelSource, Places, find_source, from_uploads, is_path
 from kvasir.store.templates import check_template
+from kvasir.weights.find import BUNDLED
 from kvasir.weights.local import find_local
 from kvasir.weights.packed_names import remove_packed
 
@@ -129,12 +131,15 @@ class ModelStore:
     def pull(
         self, ref: str, name: str | None = None, report: Report | None = None, stop: Event | None = None
     ) -> ModelEntry:
-        """Pulls a model (`hf.co/org/repo[:quant]`, `org/repo`, a path, kvasir-mini) and names it; takes long.
+        """Pulls a model (`hf.co/org/repo[:quant]`, `org/repo`, a short name, a path, kvasir-mini) and names it; takes
+        long.
 
         An interrupted pull is resumed. Setting `stop` ends it with Stopped. Raises InvalidRequest, ModelFileError,
         UnsupportedModel.
         """
         report = report or _no_report
+        if ref not in BUNDLED and (place := expand(ref)) is not None:
+            ref, name = place, name or ref
         wanted = parse_name(name) if name else None
         with self._disk():
             found = find_source([ref], self._places(report, stop))
