@@ -344,8 +344,6 @@ def _check_ranks(options: EngineOptions) -> None:
         )
     if options.weights_memory:
         raise ConfigError(f"{used} do not stream weights", f"leave --weights-memory or {flag} out")
-    if size > 1 and parse(options.speculate).weights == "mtp":
-        raise ConfigError("ranks do not draft with the model's own layers (mtp)", "use another drafter, or off")
 
 
 def _check_cache(options: EngineOptions) -> None:

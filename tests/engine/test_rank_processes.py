@@ -201,7 +201,6 @@ def test_an_engine_in_this_process_dies_with_a_rank_and_leaves_no_process():
         ({"tensor_parallel": 0}, "expected 1, 2, 4 or 8"),
         ({"tensor_parallel": 2, "executor": "eager"}, "program executor"),
         ({"tensor_parallel": 2, "device": "cuda"}, "program executor"),
-        ({"tensor_parallel": 2, "speculate": "mtp"}, "own layers"),
         ({"expert_parallel": True}, "without ranks"),
     ],
 )
@@ -209,6 +208,7 @@ def test_what_ranks_cannot_do_is_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         check(EngineOptions("kvasir-mini", **options))
     check(EngineOptions("kvasir-mini", tensor_parallel=2, speculate="ngram,draft=kvasir-mini"))
+    check(EngineOptions("kvasir-mini", tensor_parallel=2, pipeline_parallel=2, speculate="mtp"))
 
 
 @pytest.mark.slow
@@ -216,20 +216,6 @@ def test_what_ranks_cannot_do_is_refused(options, reason):
 def test_experts_that_cannot_be_shared_by_id_are_refused(tmp_path, kind, size, reason):
     with pytest.raises(ConfigError, match=reason):
         ranked_core(random_model(kind, tmp_path), size, expert_parallel=True)
-    assert not children()
-
-
-@pytest.mark.slow
-def test_a_head_that_uses_tables_of_the_model_is_refused(tmp_path):
-    pytest.importorskip("torch")
-    from tests.models.eagle3_heads import config_of, settings, tensors_of, write
-    from tests.models.test_eagle3 import base_folder, ids_of
-
-    kind = "shared-head"
-    folder, s = base_folder(tmp_path), settings(kind)
-    head = write(tmp_path / "head", kind, config_of(kind, s, ids_of(kind)), tensors_of(s))
-    with pytest.raises(ConfigError, match="tables of the model"):
-        ranked_core(str(folder), 2, speculate=f"eagle3={head}")
     assert not children()
 
 

@@ -129,7 +129,6 @@ async def test_streams_survive_the_loss_of_a_stage_at_any_point(size, stages):
         ({"pipeline_parallel": 2, "executor": "eager"}, "program executor"),
         ({"pipeline_parallel": 2, "device": "cuda"}, "program executor"),
         ({"pipeline_parallel": 2, "expert_parallel": True}, "without ranks"),
-        ({"pipeline_parallel": 2, "tensor_parallel": 2, "speculate": "mtp"}, "own layers"),
     ],
 )
 def test_what_stages_cannot_do_is_refused(options, reason):

@@ -9,12 +9,21 @@ import numpy as np
 from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
 from kvasir.engine.progress import Progress
+from kvasir.models.tables import TABLES
 from kvasir.runner.load import LoadedModel, LoadOptions
 from kvasir.runner.load_draft import load_draft, with_own_draft
-from kvasir.runner.load_head import is_head, with_head
+from kvasir.runner.load_head import is_head, tables_of, with_head
 from kvasir.speculation import HEADS, Drafters
 from kvasir.text.shared_tokens import shared_ids
 from kvasir.weights.find import find_model
+
+
+def lent_tables(drafters: Drafters) -> tuple[str, ...]:
+    """The tables of a model (`models.tables`) that its drafter uses. Raises KvasirError for unusable files."""
+    if not drafters.weights or drafters.weights == "mtp":
+        return TABLES if drafters.weights else ()
+    files = find_model(drafters.source)
+    return tables_of(files) if drafters.weights in HEADS or is_head(files) else ()
 
 
 def with_drafter(

@@ -14,7 +14,7 @@ from kvasir import device as devices
 from kvasir import ops
 from kvasir.config import DeviceFacts, EngineConfig, EngineOptions, ModelFacts
 from kvasir.device import Device
-from kvasir.engine.drafting import with_drafter
+from kvasir.engine.drafting import lent_tables, with_drafter
 from kvasir.engine.progress import Progress
 from kvasir.engine.rank_messages import RankSizes
 from kvasir.engine.ranks import RankProcesses, of_ranks
@@ -92,10 +92,11 @@ def _prepare(threads: int) -> None:
 def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptions:
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
     executor = options.executor if mesh.size == mesh.stages == 1 else "program"
-    drafter, leads = parse(options.speculate).weights, mesh.stage == mesh.stages - 1
+    drafters, leads = parse(options.speculate), mesh.rank == 0 and mesh.stage == mesh.stages - 1
+    tables = lent_tables(drafters) if leads and mesh.size * mesh.stages > 1 else ()
     return LoadOptions(
         executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
-        mtp=drafter == "mtp" and leads, tables=bool(drafter) and leads, weights_memory=options.weights_memory,
+        mtp=drafters.weights == "mtp" and leads, tables=tables, weights_memory=options.weights_memory,
     )  # fmt: skip
 
 

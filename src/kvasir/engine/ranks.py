@@ -156,7 +156,7 @@ class RankProcesses:
             raise ConfigError(f"{self.size} ranks cannot share experts by id: {reason}", "leave --expert-parallel out")
         if loaded.draft and any(one and _meets(one) for one in _of_draft(loaded)):
             raise ConfigError(
-                "rank 0 drafts alone, and this head uses tables of the model, which ranks share",
+                "rank 0 drafts alone, and this head uses parts of the model that ranks share",
                 "use another drafter, like draft=MODEL, ngram or suffix",
             )
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]

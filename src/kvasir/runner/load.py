@@ -27,6 +27,7 @@ from kvasir.models.mtp import MultiTokenHead
 from kvasir.models.overrides import NONE, Overrides
 from kvasir.models.pooling import TokenHeads, read_pooling
 from kvasir.models.registry import model_class_for
+from kvasir.models.tables import EMBED, WholeTables
 from kvasir.ops import native
 from kvasir.ops.graph import CannotTrace
 from kvasir.parallel import SOLO, Mesh
@@ -60,7 +61,7 @@ class LoadedModel:
     notes: messages for the user. hidden: as in LoadOptions. held: bytes of the weights in memory, of which `mapped` are
     pages of the file. stream: reads the other weights during a step. layers, budget: what it is made of, while the
     model is loaded. borders: between stages, as in `program.stages.cut`; empty if this process computes all layers.
-    stage: the number of its own.
+    stage: the number of its own. lender: the model with whole tables, if only its drafter has them.
     """
 
     model: Any
@@ -83,6 +84,7 @@ class LoadedModel:
     budget: int = 0
     borders: tuple[int, ...] = ()
     stage: int = 0
+    lender: Any = None
 
     @property
     def layout(self) -> KVLayout:
@@ -105,8 +107,8 @@ class LoadOptions:
     """Options of loading and running a model. executor: "auto", "program", "graph" or "eager". kv_dtype, quantize: as
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
     load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too. weights_memory:
-    as in EngineOptions. tables: whether the stage keeps the table of embeddings in any case, for a head that uses
-    it."""
+    as in EngineOptions. tables: those of `models.tables` that this process has whole, for a head that it computes
+    alone."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -118,7 +120,7 @@ class LoadOptions:
     overrides: Overrides = NONE
     mtp: bool = False
     weights_memory: int | None = None
-    tables: bool = False
+    tables: tuple[str, ...] = ()
 
 
 def load_model(
@@ -309,17 +311,21 @@ def _load(
     weights_dtype = choose_dtype(dtype, source, device)
     hold = packer(weights_dtype) if packer else None
     mesh, parameters = options.mesh, 0
-    division = divide(kind(kind.Config.from_hf(config)), source, mesh, options.tables) if mesh.stages > 1 else None
+    with_table = EMBED in options.tables and mesh.size == 1
+    division = divide(kind(kind.Config.from_hf(config)), source, mesh, with_table) if mesh.stages > 1 else None
     if division and hold:
         hold.leave_out = division.leaves_out(model)
     mtp = MultiTokenHead(model) if options.mtp else None
-    parts = [model, mtp] if mtp else [model]
+    tables = WholeTables(model, options.tables) if options.tables and mesh.size > 1 else None
+    drafting = [part for part in (mtp, tables) if part]  # computed by this rank alone if it has tables for that
     if mesh.size > 1:
-        parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in parts)
+        shared = [model] if tables else [model, *drafting]
+        parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in shared)
     leads = mesh.rank == 0 and mesh.stage == mesh.stages - 1
     ranks = mesh.size * mesh.stages if leads else 1  # it sees to it that all parts fit
     sizes: Counter[int] = Counter()
-    needed = ranks * sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in parts)
+    needed = ranks * weight_bytes(model, source, weights_dtype, hold, sizes)
+    needed += sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in drafting)
     budget = 0
     if isinstance(hold, Packer) and mesh.size == mesh.stages == 1:
         budget = budget_of(needed, devices.available(device), options.weights_memory)
@@ -332,9 +338,13 @@ def _load(
     with packed_layers(model, files, needed, facts) if budget else nullcontext() as layers:
         if layers and isinstance(hold, Packer):
             hold.layers = layers
+        if tables and isinstance(hold, Packer):
+            fill(tables, source, place, None, hold)
+            hold.whole = tables.matrices(model)
         filled = fill(model, source, place, progress, hold)
         if mtp:
-            filled = filled + fill(mtp, source, place, progress, hold)
+            filled = filled + (more := fill(mtp, source, place, progress, hold))
+            parameters += more.parameters if tables else 0
     size = sum(path.stat().st_size for path in files.weights)
     formats, more = (hold.formats, (*hold.notes, *hold.quantize_note())) if hold else ({}, ())
     if config.get("pooling_tokens", TokenHeads()).unread:
@@ -343,6 +353,7 @@ def _load(
         model, config, kind.__name__, weights_dtype, parameters or filled.parameters, size, None, formats,
         (*notes, *more), options.hidden, filled.bytes + sum(formats.values()), filled.mapped, mtp=mtp,
         borders=division.borders if division else (), stage=mesh.stage,
+        lender=tables.lent_to(model) if tables else None,
     )  # fmt: skip
     return replace(loaded, layers=layers, budget=budget) if layers else loaded
 

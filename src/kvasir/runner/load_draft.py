@@ -39,7 +39,7 @@ def with_own_draft(loaded: LoadedModel) -> LoadedModel:
     """The model with its own layers for multi-token prediction, which were loaded with it (`LoadOptions.mtp`), as its
     draft model. Raises ConfigError as `load_draft`."""
     assert loaded.mtp is not None, "the layers for multi-token prediction are not loaded"
-    return attach(loaded, MultiTokenDraft(loaded.model, loaded.mtp))
+    return attach(loaded, MultiTokenDraft(loaded.lender or loaded.model, loaded.mtp))
 
 
 def load_draft(

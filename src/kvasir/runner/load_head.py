@@ -21,6 +21,7 @@ from kvasir.models.eagle3 import Eagle3
 from kvasir.models.eagle3_config import GGUF_TYPE, TENSORS, HeadTensors, is_eagle3, parallel
 from kvasir.models.gemma4_assistant import Gemma4Assistant, is_assistant
 from kvasir.models.registry import HEADS
+from kvasir.models.tables import EMBED, HEAD
 from kvasir.parallel import SOLO, Mesh
 from kvasir.runner.load import (
     LoadedModel,
@@ -69,7 +70,7 @@ def with_head(
     Raises ConfigError if the executor cannot draft; what `load_head` raises."""
     options = options or LoadOptions()
     hold = _packer(loaded, device, options, report)
-    head = load_head(files, loaded.model, dtype, device, hold, options.mesh, progress)
+    head = load_head(files, loaded.lender or loaded.model, dtype, device, hold, options.mesh, progress)
     return attach(loaded, head.model, head)
 
 
@@ -121,6 +122,15 @@ def is_head(files: ModelFiles) -> bool:
     assert files.config is not None, "a safetensors folder needs a config.json"
     config = read_hf_config(files.config)
     return is_assistant(config) or is_eagle3(config) or is_dflash(config)
+
+
+def tables_of(files: ModelFiles) -> tuple[str, ...]:
+    """The tables of its model that a head uses. Reads only the tensors of a draft vocabulary."""
+    config, source = open_checkpoint(files)
+    if is_assistant(config):
+        return (EMBED,)
+    found = read_tensors(source, absolute=config.get("model_type") == GGUF_TYPE)
+    return tuple(name for name, own in ((EMBED, found.embed), (HEAD, found.head)) if not own)
 
 
 def open_head(files: ModelFiles, target: Any) -> tuple[HeadModel, dict[str, Any], WeightSource]:

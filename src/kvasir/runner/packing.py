@@ -12,7 +12,7 @@ float matrices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +54,7 @@ class Packer:
     formats: bytes by format. notes: messages for the user. report: called with each matrix that is quantized.
     layers: where those of layers go if the model is larger than memory.
     leave_out: says whether another process has a tensor, and then gives its module one without memory.
+    whole: tables that are whole in memory, by the `id()` of the module that holds their first rows.
     changed, kept: with `quantize`, the number of matrices it changed, and the names of the others by reason.
     """
 
@@ -67,6 +68,7 @@ class Packer:
     changed: int = 0
     kept: dict[str, list[str]] = field(default_factory=dict)
     leave_out: Callable[[Any, str], bool] | None = None
+    whole: Mapping[int, PackedMatrix] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quantize and self.quantize not in QUANTIZE:
@@ -81,6 +83,10 @@ class Packer:
         shard = _shard(leaf, name)
         if not all(shard.shape):
             return True  # all of it is on other ranks
+        whole = self.whole.get(id(leaf))
+        if whole is not None and whole.inputs is None:
+            leaf.hold(name, whole.first(shard.rows[1]))
+            return True
         cols = leaf.expects()[name][1]
         inputs, decodes = self._inputs(leaf, source.info(stored), take, shard, cols)
         self._note_decoded(source.info(stored).dtype, take)

@@ -122,6 +122,18 @@ class PackedMatrix:
         """The dtype of the surrounding model: the type of input rows for float weights."""
         return "float32" if self.activation == "float32" else "bfloat16"
 
+    def first(self, rows: int) -> PackedMatrix:
+        """The matrix of the first rows, whole panels or all of them, in the memory of this one. For a matrix whose
+        inputs have no rule of their own."""
+        assert self.inputs is None, "the rule of the inputs follows the whole matrix"
+        assert rows == self.rows or rows % PANEL == 0, f"{rows} rows are not whole panels"
+        found = copy(self)
+        found.struct = MatrixStruct.from_buffer_copy(self.struct)
+        found.rows = found.struct.rows = rows
+        found.nbytes = native.matrix_bytes(found.struct)
+        found.memory = self.memory[: found.nbytes]
+        return found
+
     def runs(self, count: int) -> list[MatrixStruct]:
         """The matrices of `count` equal runs of rows, each of whole panels, in the memory of this one."""
         each = self.rows // count
