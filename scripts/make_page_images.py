@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Takes the screenshots in docs/page.md: a chat with the bundled model, and its engine under load.
+"""Takes the screenshots in docs/page.md: the bundled model on a desktop and a phone, and its engine under load.
 
-    python scripts/make_page_images.py [folder]     writes page-chat.png and page-engine.png (default: docs/images)
+    python scripts/make_page_images.py [folder]     writes page-*.png (default: docs/images)
 
 Needs playwright (the dev extra) and Chromium (scripts/install_chromium.sh).
 """
@@ -119,6 +119,28 @@ def chat(browser: Browser, path: Path) -> None:
         page.close()
 
 
+def empty(browser: Browser, path: Path) -> None:
+    """Takes the picture of an empty conversation in the dark theme."""
+    with served() as url:
+        page = browser.new_page(viewport={"width": 1100, "height": 620}, color_scheme="dark")
+        page.goto(url)
+        page.wait_for_selector(".examples button")
+        page.screenshot(path=path)
+        page.close()
+
+
+def phone(browser: Browser, path: Path) -> None:
+    with served() as url:
+        page = browser.new_page(viewport={"width": 390, "height": 700}, is_mobile=True, has_touch=True)
+        page.goto(url)
+        ask(page, "Tell me a short story\nabout a fox.")
+        page.screenshot(path=path)
+        page.close()
+
+
+PICTURES = ("chat", "dark", "phone", "engine")
+
+
 def engine(browser: Browser, path: Path) -> None:
     with served(*SMALL) as url, load(url):
         page = browser.new_page(viewport={"width": 1100, "height": 1180})
@@ -134,7 +156,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) if arguments else FOLDER
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, take in (("page-chat.png", chat), ("page-engine.png", engine)):
+        for name, take in zip(PICTURES, (chat, empty, phone, engine), strict=True):
+            name = f"page-{name}.png"
             take(browser, folder / name)
             size = (folder / name).stat().st_size
             print(f"{folder / name}: {size} bytes")
