@@ -36,7 +36,7 @@ export class Conversations {
       "li",
       {},
       make("button", { type: "button", class: "entry", title, "aria-current": current, onclick: open }, name, mark),
-      make("button", { type: "button", ...rename, onclick: (event) => this.rename(chat, event.currentTarget) }, "✎"),
+      make("button", { type: "button", ...rename, onclick: (event) => this.rename(chat, event.currentTarget) }, "…"),
       make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "×"),
     );
   }
