@@ -19,10 +19,12 @@ from kvasir.cli.bench import bench
 from kvasir.cli.bench.limits import Machine, limits
 from kvasir.cli.bench.measure import (
     MODES,
+    TIMES,
     Shape,
     Timing,
     arrivals,
     kv_bytes,
+    loads,
     make_requests,
     of_steps,
     percentiles,
@@ -77,12 +79,17 @@ def test_a_run_of_each_mode(mode, capsys):
         assert 0 < row["min"] == min(values) <= row["median"] <= max(values) == row["max"]
     for r in reported["runs"]:
         assert 0 <= r["foreign_cpu"] <= 1 and r["probe"]["bytes_per_s"] > 1e8
+    requests = {"latency": 1, "load": 1 + 2 + 4}.get(mode, 4)
+    assert all(len(run["samples"][name]) == requests for run in reported["runs"] for name in TIMES)
     figures = reported["runs"][0]["figures"]
     assert not {"step_kernel_ms", "read_gb_per_s"} & figures.keys(), "nothing counts kernels here"
     if mode == "latency":
         assert figures["tpot_s"] >= STEP
         assert figures["e2e_s"] == pytest.approx(figures["ttft_s"] + 4 * figures["tpot_s"])
         assert reported["figures"]["tpot_s"]["limit"] > 0
+    elif mode == "load":
+        assert [name for name in figures if "output" in name] == [f"at_{n}_output_tokens_per_s" for n in (1, 2, 4)]
+        assert reported["figures"]["at_4_output_tokens_per_s"]["limit"] > 0
     else:
         assert figures["output_tokens_per_s"] * figures["duration_s"] == pytest.approx(20)
         assert figures["prompt_tokens_per_s"] * figures["duration_s"] == pytest.approx(80)
@@ -275,6 +282,10 @@ def test_the_shapes_are_those_of_the_published_models(name, parameters, tmp_path
     write({**small, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}, tmp_path)
     loaded = load_model(find_model(tmp_path))  # refuses what is missing, of another shape, or left over
     assert loaded.architecture.lower() == SHAPES[name]["model_type"]
+
+
+def test_loads():
+    assert [loads(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
 
 
 def test_shares_of_the_limit():

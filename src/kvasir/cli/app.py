@@ -305,7 +305,9 @@ def bench(
     prefix_model: Annotated[
         str | None, typer.Argument(help="Model for prefix and grammar, unless --trace or --tokenizer-folder is given.")
     ] = None,
-    mode: Annotated[str, typer.Option(help="latency, throughput or serve.")] = "latency",
+    mode: Annotated[
+        str, typer.Option(help="latency, throughput, serve, or load (throughput with 1, 2, 4 ... at once).")
+    ] = "latency",
     input_len: Annotated[
         int | None, typer.Option(help="Prompt tokens (default 128; prefix: a turn's, 48).", min=1)
     ] = None,

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvasir.cli.bench.limits import Machine, limits
-from kvasir.cli.bench.measure import MODES, Shape, kv_bytes, make_requests, warm_up, without_drafters
+from kvasir.cli.bench.measure import MODES, Samples, Shape, kv_bytes, make_requests, warm_up, without_drafters
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, typical_probe, write
 from kvasir.cli.machine import machine_facts, software_facts
@@ -82,8 +82,9 @@ async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int,
         print(f"\rrun {number + 1} of {repeats}", end="\n" if number + 1 == repeats else "", file=sys.stderr)
     gave = probe(front.info.device, front.info.dtype, threads)
     others = ForeignLoad()
-    figures = await MODES[mode](front, shape, number)
-    return BenchRun(figures, gave, others.share())
+    samples: Samples = {}
+    figures = await MODES[mode](front, shape, number, samples)
+    return BenchRun(figures, gave, others.share(), samples)
 
 
 def _work(llm: AsyncLLM) -> TokenWork:
@@ -107,5 +108,7 @@ def _shape_text(mode: str, shape: Shape) -> str:
     lengths = f"{shape.input_len} prompt and {shape.output_len} output tokens"
     if mode == "latency":
         return f"one request of {lengths}"
+    if mode == "load":
+        return f"1 to {shape.num_prompts} requests at once, of {lengths}"
     rate = f" at {shape.request_rate:g} a second" if mode == "serve" and shape.request_rate else " at once"
     return f"{shape.num_prompts} requests of {lengths}{rate}"

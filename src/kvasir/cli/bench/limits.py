@@ -6,9 +6,9 @@ at the measured bandwidth, nor than its multiply-adds at the measured rate; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvasir.cli.bench.measure import Shape
+from kvasir.cli.bench.measure import AT, Shape, loads
 from kvasir.cli.bench.probe import Probe
 from kvasir.cli.model_facts import TokenWork
 
@@ -40,6 +40,12 @@ def limits(machine: Machine, mode: str, shape: Shape) -> dict[str, float]:
     steps, middle = shape.output_len - 1, shape.middle
     if mode == "throughput":
         return _whole_run(machine, shape, steps, middle)
+    if mode == "load":
+        return {
+            f"{AT}{count}_{name}": value
+            for count in loads(shape.num_prompts)
+            for name, value in _whole_run(machine, replace(shape, num_prompts=count), steps, middle).items()
+        }
     first, step = machine.prefill(shape.input_len), machine.decode_step(middle)
     alone = {"ttft": first, "tpot": step, "e2e": first + steps * step}
     if mode == "serve":  # no request can be served faster than alone

@@ -27,8 +27,13 @@ from kvasir.types import ModelInfo, Request, SamplingParams
 SEED = 0
 WARM_UP_TOKENS = 8
 PERCENTILES = (50, 90, 99)
+TIMES = ("ttft", "tpot", "e2e")
+_LOADS = 64  # most loads of a run, whose requests all differ
+
+AT = "at_"  # begins the figures of a number of requests at once
 
 Figures = dict[str, float]
+Samples = dict[str, list[float]]  # seconds of each request, by the name of a time: ttft, tpot, e2e
 T = TypeVar("T")
 
 
@@ -114,8 +119,9 @@ async def warm_up(front: Front) -> None:
     await time_request(front, make_requests(front, shape, 1, run=2**32)[0])
 
 
-async def latency(front: Front, shape: Shape, run: int) -> Figures:
-    """One request alone. Step figures cover the steps after the prompt, of one token each."""
+async def latency(front: Front, shape: Shape, run: int, samples: Samples | None = None) -> Figures:
+    """One request alone. Step figures cover the steps after the prompt, of one token each. samples: gets the times of
+    each request, as in all modes."""
     counts: list[EngineStats] = []
 
     async def count() -> None:
@@ -123,6 +129,7 @@ async def latency(front: Front, shape: Shape, run: int) -> Figures:
 
     timing = await time_request(front, make_requests(front, shape, 1, run)[0], at_first=count)
     await count()
+    _sample(samples, [timing])
     figures = {"ttft_s": timing.ttft, "e2e_s": timing.e2e}
     figures["prompt_tokens_per_s"] = shape.input_len / timing.ttft
     if timing.tpot:
@@ -135,27 +142,48 @@ async def latency(front: Front, shape: Shape, run: int) -> Figures:
     return figures
 
 
-async def throughput(front: Front, shape: Shape, run: int) -> Figures:
+async def throughput(front: Front, shape: Shape, run: int, samples: Samples | None = None) -> Figures:
     """All requests at once; rates over the whole run, prefill and decode together."""
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
-    await all_of([time_request(front, request) for request in requests])
+    timings = await all_of([time_request(front, request) for request in requests])
     seconds = time.perf_counter() - begun
+    _sample(samples, timings)
     return _rates(shape, seconds) | of_steps(before, await front.stats(), seconds)
 
 
-async def serve(front: Front, shape: Shape, run: int) -> Figures:
+async def serve(front: Front, shape: Shape, run: int, samples: Samples | None = None) -> Figures:
     """Poisson arrivals. A request's time counts from when it was due, so that late starts are included."""
     requests, before = make_requests(front, shape, shape.num_prompts, run), await front.stats()
     begun = time.perf_counter()
     due = (begun + arrivals(shape, run)).tolist()
     timings = await all_of([_at(front, request, when) for request, when in zip(requests, due, strict=True)])
     figures = _rates(shape, time.perf_counter() - begun)
-    for name in ("ttft", "tpot", "e2e"):
+    _sample(samples, timings)
+    for name in TIMES:
         values = [value for timing in timings if (value := getattr(timing, name)) is not None]
         figures |= percentiles(name, values) if values else {}
     after = await front.stats()
     return figures | of_steps(before, after, after.step_seconds - before.step_seconds)  # without idle time
+
+
+async def load(front: Front, shape: Shape, run: int, samples: Samples | None = None) -> Figures:
+    """Throughput with 1, 2, 4 ... requests at once, up to the shape's number."""
+    figures: Figures = {}
+    for number, count in enumerate(loads(shape.num_prompts)):
+        part = await throughput(front, replace(shape, num_prompts=count), run * _LOADS + number, samples)
+        figures |= {f"{AT}{count}_{name}": part[name] for name in ("prompt_tokens_per_s", "output_tokens_per_s")}
+    return figures
+
+
+def loads(most: int) -> list[int]:
+    """Numbers of requests at once: the powers of two below `most`, and `most`."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _sample(samples: Samples | None, timings: Sequence[Timing]) -> None:
+    for name in TIMES if samples is not None else ():
+        samples.setdefault(name, []).extend(v for t in timings if (v := getattr(t, name)) is not None)  # type: ignore[union-attr]
 
 
 def arrivals(shape: Shape, run: int) -> np.ndarray:
@@ -211,8 +239,9 @@ def percentiles(name: str, values: Sequence[float]) -> Figures:
     return {f"{name}_p{p}_s": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
 
 
-MODES: dict[str, Callable[[Front, Shape, int], Awaitable[Figures]]] = {
+MODES: dict[str, Callable[[Front, Shape, int, Samples | None], Awaitable[Figures]]] = {
     "latency": latency,
     "throughput": throughput,
     "serve": serve,
+    "load": load,
 }

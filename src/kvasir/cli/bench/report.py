@@ -6,12 +6,13 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvasir.cli.bench.measure import SEED, Figures
+from kvasir.cli.bench.measure import SEED, Figures, Samples
+from kvasir.cli.bench.plots import plot
 from kvasir.cli.bench.probe import ARITHMETIC_METHOD, BANDWIDTH_METHOD, Probe
 from kvasir.cli.show import json_text, number_text, print_table
 from kvasir.errors import ConfigError
@@ -19,12 +20,13 @@ from kvasir.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """The figures of one run, with the machine's rates measured just before it and the share of the processors that
-    other processes used during it."""
+    """The figures of one run, and times of its requests, with the machine's rates measured just before it and the share
+    of the processors that other processes used during it."""
 
     figures: Figures
     probe: Probe
     foreign_cpu: float
+    samples: Samples = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +109,3 @@ def write(
     except ImportError:
         print("no plot: matplotlib is not installed; try: pip install 'kvasir-llm[bench]'", file=sys.stderr)
     return written
-
-
-def plot(path: Path, title: str, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> None:
-    """One small panel per figure: a dot for each run, a line for the median, a dashed line for the limit.
-
-    Raises ImportError without matplotlib.
-    """
-    from matplotlib.figure import Figure
-
-    columns = min(4, len(rows))
-    lines = -(-len(rows) // columns)
-    figure = Figure(figsize=(3 * columns, 2.4 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flat
-    for row, panel in zip(rows, panels, strict=False):
-        panel.plot(range(1, len(runs) + 1), [run.figures[row.name] for run in runs], "o", color="tab:blue")
-        panel.axhline(row.median, color="tab:blue", linewidth=1)
-        if row.limit is not None:
-            panel.axhline(row.limit, color="tab:gray", linestyle="--", linewidth=1)
-            panel.set_yscale("log")
-        panel.set_title(f"{row.name}: {number_text(row.median)}", fontsize=9)
-        panel.set_xticks(range(1, len(runs) + 1))
-    for panel in list(panels):
-        panel.set_visible(False)
-    figure.suptitle(f"{title}   (x: run, dashed: limit of this machine)", fontsize=9)
-    figure.savefig(path, dpi=120)
