@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvasir.caches import PagedKV
 from kvasir.cli.app import app
 from kvasir.cli.model_facts import cache_bytes, read_needs, read_stored, token_work
+from kvasir.cli.program_view import fold
 from kvasir.errors import ConfigError, ModelFileError
 from kvasir.layers.kv_layout import KVLayout
 from kvasir.ops import native
@@ -262,3 +266,16 @@ def test_the_work_of_a_token_of_an_untied_model():
     tables = sum(t.nbytes for t in stored.tensors if ".wte." in f".{t.name}" or ".wpe." in f".{t.name}")
     assert tables and work.weight_bytes == stored.nbytes - tables
     assert work.head_macs == 3 * 48
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=5), st.integers(1, 4)), max_size=6))
+def test_equal_layers_are_folded_and_nothing_is_lost(parts):
+    items = [item for part, times in parts for item in part * times]
+    folded = fold(items)
+    assert [i for begin, length, times in folded for i in items[begin : begin + length] * times] == items
+    assert [begin for begin, _, _ in folded] == [0, *accumulate(n * t for _, n, t in folded)][: len(folded)]
+
+
+def test_layers_that_differ_are_not_folded():
+    assert fold("abcbcbcd") == [(0, 1, 1), (1, 2, 3), (7, 1, 1)]
+    assert fold("abc") == [(0, 1, 1), (1, 1, 1), (2, 1, 1)] and fold("") == []

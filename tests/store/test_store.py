@@ -94,7 +94,7 @@ def test_a_folder_by_its_path(store, tmp_path):
 def test_the_bundled_model_is_found_and_unknown_names_are_refused(store):
     assert store.pull("kvasir-mini").name == store.pull("mini").name == "kvasir-mini:latest"
     assert store.get("kvasir-mini").details.capabilities[0] == "completion"
-    with pytest.raises(InvalidRequest, match=r"llama3\.2.* hub"):
+    with pytest.raises(InvalidRequest, match=r"some-model.* hub"):
         store.pull("some-model")
     with pytest.raises(ModelNotFound, match=r"'other'.*kvasir-mini:latest"):
         store.get("other")

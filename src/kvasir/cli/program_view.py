@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvasir.cli.show import bytes_text, print_pairs, print_table
 
 _ROWS = 512
+_LONGEST = 1024  # instructions of a part that is folded
 
 
 def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[str, Any]:
@@ -63,8 +65,41 @@ def show_program(facts: dict[str, Any]) -> None:
             ("kernels", facts["isa"]),
         ]
     )
-    rows = []
+    listed = []
     for number, instruction in enumerate(facts["instructions"]):
         domain = "rows" if number < facts["chosen_from"] else "chosen"
-        rows.append((number, domain, "|" if instruction["barrier"] else "", instruction["text"]))
-    print_table((">#", "over", "", "instruction"), rows, "Instructions (| threads meet before it)")
+        listed.append((domain, "|" if instruction["barrier"] else "", instruction["text"]))
+    rows = []
+    for begin, length, times in fold(listed):
+        repeated = f"x{times}" if times > 1 else ""
+        rows += [(begin + i, repeated, *listed[begin + i]) for i in range(length)]
+    print_table((">#", "times", "over", "", "instruction"), rows, "Instructions (| threads meet before it)")
+    if len(rows) < len(listed):
+        print("\nInstructions of equal layers are listed once, with the number of times; --json lists them all.")
+
+
+def fold(items: Sequence[object]) -> list[tuple[int, int, int]]:
+    """The items as parts (begin, length, times): a part that is repeated stands for all its repetitions. Of the
+    repetitions that begin at an item, the one that covers most is folded."""
+    parts: list[tuple[int, int, int]] = []
+    place = single = 0
+    while place < len(items):
+        length, times = max(_repetitions(items, place), key=lambda found: found[0] * (found[1] - 1), default=(1, 1))
+        if times == 1:
+            place += 1
+            continue
+        parts += [(i, 1, 1) for i in range(single, place)] + [(place, length, times)]
+        place = single = place + length * times
+    return parts + [(i, 1, 1) for i in range(single, place)]
+
+
+def _repetitions(items: Sequence[object], place: int) -> Iterator[tuple[int, int]]:
+    """(length, times) of each part from `place` on that is repeated at once."""
+    for length in range(2, min(_LONGEST, (len(items) - place) // 2) + 1):
+        if items[place] != items[place + length]:
+            continue
+        part, times = items[place : place + length], 1
+        while items[place + times * length : place + (times + 1) * length] == part:
+            times += 1
+        if times > 1:
+            yield length, times

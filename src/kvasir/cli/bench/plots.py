@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvasir.cli.bench.measure import AT
-
-if TYPE_CHECKING:
-    from kvasir.cli.bench.report import BenchRun, ReportRow
+from kvasir.cli.bench.rows import BenchRun, ReportRow
 
 # Name of a time -> what it is, for people.
 _TIMES = {"ttft": "first token", "tpot": "each later token", "e2e": "whole answer"}

@@ -6,45 +6,17 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvasir.cli.bench.measure import SEED, Figures, Samples
+from kvasir.cli.bench.measure import SEED
 from kvasir.cli.bench.plots import plot
 from kvasir.cli.bench.probe import ARITHMETIC_METHOD, BANDWIDTH_METHOD, Probe
+from kvasir.cli.bench.rows import BenchRun, ReportRow
 from kvasir.cli.show import json_text, number_text, print_table
 from kvasir.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRun:
-    """The figures of one run, and times of its requests, with the machine's rates measured just before it and the share
-    of the processors that other processes used during it."""
-
-    figures: Figures
-    probe: Probe
-    foreign_cpu: float
-    samples: Samples = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportRow:
-    """A figure over all runs. `limit` is None for a figure without a limit."""
-
-    name: str
-    median: float
-    min: float
-    max: float
-    limit: float | None
-
-    @property
-    def of_limit(self) -> float | None:
-        """The share of the limit; 1 is optimal, for times and for rates. None without a limit."""
-        if not self.limit:
-            return None
-        return self.median / self.limit if self.name.endswith("_per_s") else self.limit / self.median
 
 
 def summarize(runs: Sequence[BenchRun], limits: Mapping[str, float]) -> list[ReportRow]:
