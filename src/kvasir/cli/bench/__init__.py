@@ -14,6 +14,7 @@ from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, 
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.show import bytes_text, count_text
+from kvasir.cli.waiting import loaded
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
@@ -70,7 +71,7 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
 
 
 async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[BenchRun]:
-    async with llm:
+    async with loaded(llm):
         print("\n".join(llm.summary), file=sys.stderr)
         make_requests(llm.front, shape, 1, run=0)  # raises before measuring if a request cannot fit
         await warm_up(llm.front)
