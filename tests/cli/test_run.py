@@ -21,7 +21,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.load_text import load_text
 from kvasir.errors import KvasirError
 from kvasir.types import SamplingParams
-from tests.cli.running import VOCABULARY
+from tests.cli.running import VOCABULARY, Terminal
 from tests.cli.test_chat import Recorder, text_half
 from tests.serve.fakes import POISON
 from tests.serve.running import make_front
@@ -140,7 +140,29 @@ def test_a_prompt_may_come_from_the_standard_input(engines, text, chat):
     assert given.exit_code == 0 and given.stdout.strip()
     for end in ("", "\n"):
         assert invoke("run", "kvasir-mini", "-", *options, stdin=text + end).stdout == given.stdout
+        assert invoke("run", "kvasir-mini", *options, stdin=text + end).stdout == given.stdout
     assert invoke("run", "kvasir-mini", "-", *options, stdin=text + "\n\n").stdout != given.stdout
+
+
+def test_the_figures_are_one_line_unless_more_is_asked_for(engines):
+    options = ["--temp", "0", "-n", "5", "--ctx-size", "128", "--dtype", "bf16"]
+    [line] = invoke("run", "kvasir-mini", "hi", *options).stderr.splitlines()
+    assert "5 tokens" in line and engines[-1].options.max_model_len == 128
+    assert engines[-1].options.dtype == "bfloat16"
+    assert invoke("run", "kvasir-mini", "hi", *options, "--quiet").stderr == ""
+
+
+@pytest.mark.slow
+def test_without_a_prompt_a_terminal_starts_a_chat(tmp_path):
+    command = ["run", "kvasir-mini", "--temp", "0", "-n", "20", "--threads", "1"]
+    with Terminal("kvasir.cli", *command, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.wait_for("/? lists the commands", timeout=60)
+        terminal.wait_for(">")
+        terminal.type("What is 23 + 45?\r")
+        terminal.wait_for("tokens of context")
+        terminal.wait_for(">")
+        terminal.type("/bye\r")
+        assert terminal.end() == 0
 
 
 def test_an_input_that_is_no_text_is_refused(engines):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kvasir.cli import talk_commands
-from kvasir.cli.arguments import MODEL, Model
+from kvasir.cli.arguments import MODEL, Model, Verbose
 from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags
 from kvasir.cli.fleet import app as fleet_app
 from kvasir.cli.fleet_options import FleetOptions
@@ -156,6 +156,7 @@ def embed(
     dimensions: Annotated[int | None, typer.Option(help="First dimensions only, normalised.", min=1)] = None,
     prompt_name: Annotated[str | None, typer.Option(help="Which of the model's prompts precedes the texts.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the embeddings only.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Print the embeddings of texts, as a line of JSON each.
 
@@ -165,7 +166,7 @@ def embed(
     """
     from kvasir.cli import compare as command
 
-    command.embed(engine, texts or [], dimensions, prompt_name, quiet)
+    command.embed(engine, texts or [], dimensions, prompt_name, quiet, verbose)
 
 
 @app.command(rich_help_panel=SERVING)
@@ -182,6 +183,7 @@ def rerank(
     instruction: Annotated[str, typer.Option(help="What counts as a fit, for models that read it.")] = "",
     json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the documents only.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Print documents in the order in which they fit a query, with their scores.
 
@@ -191,7 +193,7 @@ def rerank(
     """
     from kvasir.cli import compare as command
 
-    command.rerank(engine, query, documents or [], top_n, instruction, json, quiet)
+    command.rerank(engine, query, documents or [], top_n, instruction, json, quiet, verbose)
 
 
 @app.command(rich_help_panel=MODELS)

@@ -14,11 +14,11 @@ from kvasir.errors import ConfigError
 
 
 def embed(
-    engine: EngineOptions, texts: list[str], dimensions: int | None, prompt_name: str | None, quiet: bool
+    engine: EngineOptions, texts: list[str], dimensions: int | None, prompt_name: str | None, quiet: bool, verbose: bool
 ) -> None:
     """Prints a line of JSON for each text. Raises KvasirError."""
     given = _texts(texts)
-    with _engine(engine, quiet) as llm:
+    with _engine(engine, quiet, verbose) as llm:
         for output in llm.embed(given, dimensions=dimensions, prompt_name=prompt_name):
             print(json.dumps({"text": output.prompt, "embedding": output.embedding}, ensure_ascii=False))
 
@@ -31,10 +31,11 @@ def rerank(
     instruction: str,
     as_json: bool,
     quiet: bool,
+    verbose: bool,
 ) -> None:
     """Prints the documents with their scores, best first. Raises KvasirError."""
     given = _texts(documents)
-    with _engine(engine, quiet) as llm:
+    with _engine(engine, quiet, verbose) as llm:
         for index, score in llm.rerank(query, given, top_n=top_n, instruction=instruction):
             if as_json:
                 found = {"index": index, "score": score, "text": given[index]}
@@ -43,10 +44,10 @@ def rerank(
                 print(f"{score:9.6f}  {given[index]}")
 
 
-def _engine(engine: EngineOptions, quiet: bool) -> LLM:
+def _engine(engine: EngineOptions, quiet: bool, verbose: bool) -> LLM:
     engine = replace(engine, lora=for_all_requests(engine.lora))
     llm = LLM(**asdict(resolve(engine)[0]), progress=not quiet and sys.stderr.isatty())
-    if not quiet:
+    if verbose:
         print("\n".join(llm.summary), file=sys.stderr)
     return llm
 
