@@ -69,6 +69,13 @@ def test_names_that_lead_in_circles_are_refused(folder):
         expand("a")
 
 
+def test_a_name_may_stand_for_a_local_model_and_not_for_nothing(folder):
+    (folder / "names.toml").write_text('"tiny" = "kvasir-mini"\n"file" = "/models/a.gguf"\n"none" = "nothing"\n')
+    assert [expand(name) for name in ("tiny", "file")] == ["kvasir-mini", "/models/a.gguf"]
+    with pytest.raises(ConfigError, match="leads to nothing, which is none"):
+        expand("none")
+
+
 def test_a_command_takes_a_short_name():
     options, entry = resolve(EngineOptions("qwen3:0.6b"))
     assert entry is None

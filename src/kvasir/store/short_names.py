@@ -18,7 +18,7 @@ from pathlib import Path
 from kvasir.environment import config_dir
 from kvasir.errors import ConfigError
 from kvasir.store.names import LATEST, is_name
-from kvasir.weights.find import ASSETS
+from kvasir.weights.find import ASSETS, BUNDLED
 
 _TABLE = ASSETS / "names.toml"
 _MAX_BYTES = 1 << 20
@@ -27,14 +27,16 @@ _MAX_STEPS = 8  # from a name to another
 
 
 def expand(ref: str) -> str | None:
-    """The repository of a short name, as `org/name:QUANTIZATION`; None if neither table has it. Raises ConfigError for
+    """The place of a short name, mostly `org/name:QUANTIZATION`; None if neither table has it. Raises ConfigError for
     a user's file that is not such a table."""
     if "/" in ref or not is_name(ref):
         return None
     table, text = _all_names(), ref.lower().removesuffix(f":{LATEST}")
-    for _ in range(_MAX_STEPS):
+    for step in range(_MAX_STEPS):
         found = table.get(text) or _quantized(text, table)
-        if found is None or "/" in found:
+        if found is None and step:
+            raise ConfigError(f"the short name {ref} leads to {text}, which is none", f"correct {_users_file()}")
+        if found is None or "/" in found or found in BUNDLED:
             return found
         text = found.lower()
     raise ConfigError(f"the short name {ref} leads to names without end", f"correct {_users_file()}")
