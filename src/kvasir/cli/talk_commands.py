@@ -27,7 +27,9 @@ def run(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     seed: Seed = None,
-    chat: Annotated[bool, typer.Option(help="Apply the model's chat template to the prompt.")] = False,
+    chat: Annotated[
+        bool, typer.Option(help="Apply the model's chat template to the prompt.", show_default=False)
+    ] = False,
     prediction: Annotated[Path | None, typer.Option(help="File with most of the expected answer: a guess.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
     verbose: Verbose = False,
