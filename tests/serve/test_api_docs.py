@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def wires(kind: type[Wire] = Wire) -> list[type[Wire]]:
-    return [w for sub in kind.__subclasses__() for w in (sub, *wires(sub))]
+    found = [w for sub in kind.__subclasses__() for w in (sub, *wires(sub))]
+    return [wire for wire in found if wire.__module__.startswith("kvasir.")]
 
 
 @cache

@@ -60,6 +60,10 @@ class OperationOptions:
     )
     lora_resolve: bool = option(False, "Load the adapter NAME from the folder NAME in --lora-dir on first use.")
     share_cache: bool = option(False, "Share one prefix cache among all keys instead of one per key.")
+    trust_request_chat_template: bool = option(False, "Take a chat template from a request's field chat_template.")
+    ignore_unknown_fields: bool = option(
+        False, "Serve requests with fields that are not known, and list these in X-Kvasir-Ignored-Fields."
+    )
 
     def settings(self) -> dict[str, Any]:
         """The options as fields of ServeSettings."""
@@ -81,6 +85,8 @@ class OperationOptions:
             "batch_width": self.batch_width,
             "write_time": self.stream_idle_timeout,
             "share_cache": self.share_cache,
+            "trust_request_chat_template": self.trust_request_chat_template,
+            "ignore_unknown_fields": self.ignore_unknown_fields,
             "lora_dirs": tuple(self.lora_dir or ()),
             "lora_resolve": self.lora_resolve,
         }

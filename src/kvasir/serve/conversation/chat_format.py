@@ -11,7 +11,9 @@ from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.messages import TemplateMessage
 from kvasir.serve.conversation.tools import ToolChoice, Tools
-from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire
+from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire, refuse_fields
+
+CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool
 
 
 class FunctionCall(Wire):
@@ -19,12 +21,20 @@ class FunctionCall(Wire):
     arguments: str | dict[str, Any]
 
 
+class CustomCall(Wire):
+    name: Name
+    input: str
+
+
 class ToolCall(Wire):
+    """function, custom: the one that `type` names."""
+
     IGNORED: ClassVar = ("index",)
 
     id: Name | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
     index: int | None = None  # clients echo streamed calls back with it
 
 
@@ -67,9 +77,22 @@ class FunctionDefinition(Wire):
     strict: bool | None = None
 
 
+class CustomDefinition(Wire):
+    """A tool whose calls have a text instead of arguments. format: of that text; only free text is supported."""
+
+    REFUSED: ClassVar = {"format": (({"type": "text"},), "grammars of custom tools are not supported: use a function")}
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    format: Any = None
+
+
 class ChatTool(Wire):
-    type: Literal["function"]
-    function: FunctionDefinition
+    """function, custom: the one that `type` names."""
+
+    type: Literal["function", "custom"]
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
 class NamedFunction(Wire):
@@ -77,8 +100,11 @@ class NamedFunction(Wire):
 
 
 class NamedChoice(Wire):
-    type: Literal["function"]
-    function: NamedFunction
+    """function, custom: the one that `type` names."""
+
+    type: Literal["function", "custom"]
+    function: NamedFunction | None = None
+    custom: NamedFunction | None = None
 
 
 class AllowedTools(Wire):
@@ -97,15 +123,55 @@ Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | Non
 
 
 def to_tools(tools: Sequence[ChatTool] | None, choice: Choice = None, parallel: bool | None = None) -> Tools:
-    """The tools of a conversation and which of them may be called."""
-    shown = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+    """The tools of a conversation and which of them may be called. Raises InvalidRequest."""
+    shown = [_to_tool(tool, f"tools.{i}") for i, tool in enumerate(tools or ())]
     match choice:
         case NamedChoice():
-            return Tools(shown, ToolChoice.one(choice.function.name), parallel)
+            return Tools(shown, ToolChoice.one(chosen_name(choice, "tool_choice")), parallel)
         case AllowedChoice():
-            names = frozenset(tool.function.name for tool in choice.allowed_tools.tools)
+            where = "tool_choice.allowed_tools.tools"
+            names = frozenset(chosen_name(tool, f"{where}.{i}") for i, tool in enumerate(choice.allowed_tools.tools))
             return Tools(shown, ToolChoice(choice.allowed_tools.mode, names), parallel)
     return Tools(shown, ToolChoice(choice or "auto"), parallel)
+
+
+def custom_names(tools: Sequence[ChatTool] | None) -> frozenset[str]:
+    """The names of the custom tools."""
+    return frozenset(tool.custom.name for tool in tools or () if tool.custom)
+
+
+def _to_tool(tool: ChatTool, where: str) -> dict[str, Any]:
+    """A tool as templates read it. A custom one is a function of a single text."""
+    if tool.type == "function":
+        return {"type": "function", "function": _named(tool, where).model_dump(exclude_none=True)}
+    custom = _named(tool, where)
+    refuse_fields(custom, f"{where}.custom")
+    text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
+    about = {"description": custom.description} if custom.description is not None else {}
+    return {"type": "function", "function": {"name": custom.name, **about, "parameters": text}}
+
+
+def _named(wire: ChatTool | NamedChoice | ToolCall, where: str) -> Any:
+    """The object that `type` names. Raises InvalidRequest if another one is given, or none."""
+    names = ("function", "custom")
+    if [name for name in names if getattr(wire, name) is not None] != [wire.type]:
+        message = f"of the type {wire.type!r}, exactly the object {wire.type!r} is expected"
+        raise InvalidRequest(message, param=f"{where}.{wire.type}")
+    return getattr(wire, wire.type)
+
+
+def chosen_name(choice: NamedChoice, where: str) -> str:
+    """The tool that a choice names. Raises InvalidRequest."""
+    return _named(choice, where).name
+
+
+def _to_call(call: ToolCall, where: str) -> dict[str, Any]:
+    """A call as templates read it."""
+    about = {"id": call.id} if call.id is not None else {}
+    found = _named(call, where)
+    if call.type == "function":
+        return {**about, "type": "function", "function": found.model_dump()}
+    return {**about, "type": "function", "function": {"name": found.name, "arguments": {CUSTOM_INPUT: found.input}}}
 
 
 def to_messages(messages: Sequence[ChatMessage], front: Front, tools: Tools) -> list[TemplateMessage]:
@@ -132,7 +198,8 @@ def _to_message(message: ChatMessage, index: int, roles: dict[str, str]) -> Temp
     if isinstance(content, list):
         content = [_to_part(part, f"{where}.content.{i}") for i, part in enumerate(content)]
     result["content"] = content if content is not None else message.refusal
-    calls: list[Any] = [call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls or ()]
+    given = enumerate(message.tool_calls or ())
+    calls: list[Any] = [_to_call(call, f"{where}.tool_calls.{i}") for i, call in given]
     if message.function_call is not None:
         calls.append({"type": "function", "function": message.function_call.model_dump()})
     if calls:

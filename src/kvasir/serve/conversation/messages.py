@@ -37,13 +37,15 @@ class Conversation:
     """The messages and everything else that a chat template reads.
 
     messages: `TemplateMessage`s, after those of the model's store entry. variables: of the template, such as its
-    switch for thinking. continue_final_message: the model continues the last message, which is its own.
-    add_special_tokens: the tokenizer adds its own, besides those that the template writes.
+    switch for thinking. template: the source of a template instead of the model's. continue_final_message: the model
+    continues the last message, which is its own. add_special_tokens: the tokenizer adds its own, besides those that
+    the template writes.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Tools = field(default_factory=Tools)
     variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -65,7 +65,8 @@ async def _may_reason(conversation: Conversation, params: SamplingParams, servin
 
 
 def _template_inputs(conversation: Conversation) -> dict[str, Any]:
-    return {
+    own = {"chat_template": conversation.template} if conversation.template is not None else {}
+    return own | {
         "tools": conversation.tools.shown,
         "add_generation_prompt": conversation.add_generation_prompt,
         "continue_final_message": conversation.continue_final_message,

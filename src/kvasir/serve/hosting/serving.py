@@ -10,7 +10,7 @@ from typing import Any
 
 from kvasir import __version__
 from kvasir.adapters import AdapterScale
-from kvasir.engine.front import Front
+from kvasir.engine.front import Bound, Front
 from kvasir.engine.meter import RequestWatch
 from kvasir.serve.auth.quota import Quotas
 from kvasir.serve.hosting.lookout import Lookout
@@ -81,9 +81,12 @@ class Serving:
             facts += (self._content,)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
-    async def ids_of(self, prompt: str | list[int], add_special_tokens: bool | None, param: str) -> Sequence[int]:
-        """The ids of a prompt. A text gets special tokens unless that is declined; ids are returned unchanged."""
+    async def ids_of(
+        self, prompt: str | list[int], add_special_tokens: bool | None, param: str, bound: Bound = "context"
+    ) -> Sequence[int]:
+        """The ids of a prompt. A text gets special tokens unless that is declined; ids are returned unchanged. bound:
+        as in `Front.encode`."""
         if not isinstance(prompt, str):
             return prompt
         special = add_special_tokens is not False
-        return await self.front.encode(prompt, add_special_tokens=special, param=param)
+        return await self.front.encode(prompt, add_special_tokens=special, param=param, bound=bound)

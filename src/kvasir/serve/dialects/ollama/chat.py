@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from kvasir.serve.conversation.chat_format import NamedChoice
+from kvasir.serve.conversation.chat_format import NamedChoice, chosen_name
 from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.messages import Conversation
@@ -77,5 +77,5 @@ def _tools(wire: ChatRequest) -> Tools:
     functions = [tool.function.model_dump(exclude_none=True) for tool in wire.tools or ()]
     shown = [{"type": "function", "function": function} for function in functions]
     if isinstance(wire.tool_choice, NamedChoice):
-        return Tools(shown, ToolChoice.one(wire.tool_choice.function.name), wire.parallel_tool_calls)
+        return Tools(shown, ToolChoice.one(chosen_name(wire.tool_choice, "tool_choice")), wire.parallel_tool_calls)
     return Tools(shown, ToolChoice(wire.tool_choice or "auto"), wire.parallel_tool_calls)

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,7 +21,14 @@ from kvasir.engine.answer import Answer, TextDelta
 from kvasir.engine.reading import Reading
 from kvasir.errors import InvalidRequest
 from kvasir.parse.events import CallStart
-from kvasir.serve.conversation.chat_format import to_messages, to_tools
+from kvasir.serve.conversation.chat_format import (
+    ChatTool,
+    NamedChoice,
+    NamedFunction,
+    custom_names,
+    to_messages,
+    to_tools,
+)
 from kvasir.serve.conversation.drafting import prediction_of, speculation_of
 from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
@@ -29,9 +37,10 @@ from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.request import prompt_ids, to_request
 from kvasir.serve.conversation.scheduling import scheduling_fields
-from kvasir.serve.conversation.thinking import effort_variables
+from kvasir.serve.conversation.tools import Tools
 from kvasir.serve.conversation.trust import trust_of
-from kvasir.serve.dialects.openai.calls import event_delta, finish_reason, message_object
+from kvasir.serve.dialects.openai.calls import MessageDeltas, MessageStyle, ReasoningText
+from kvasir.serve.dialects.openai.extensions import template_variables, thinking_budget, thinking_fields, truncated
 from kvasir.serve.dialects.openai.params import TIERS, check_stream_options, served_tier, to_params
 from kvasir.serve.dialects.openai.shapes import (
     Chunks,
@@ -52,7 +61,7 @@ from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import write_json
 from kvasir.serve.http.sse import DONE, STREAMED, EventStream
 from kvasir.serve.http.wire import refuse_fields
-from kvasir.types import Request, Usage
+from kvasir.types import Request, SamplingParams, Usage
 
 router = APIRouter(route_class=JsonRoute)
 _PREFIX = "chatcmpl-"
@@ -79,17 +88,46 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
 
 def to_conversation(wire: ChatRequest, serving: Serving) -> Conversation:
     """The conversation of a chat. Raises InvalidRequest."""
-    tools = to_tools(wire.tools, wire.tool_choice, wire.parallel_tool_calls)
-    front = serving.front
-    variables = effort_variables(wire.reasoning_effort, front, tools.shown) | (wire.chat_template_kwargs or {})
+    tools, front = _tools(wire), serving.front
+    level, switch, _ = thinking_fields(wire, wire.reasoning_effort)
+    variables = template_variables(wire, level, switch, front, tools.shown) | (wire.chat_template_kwargs or {})
+    if wire.chat_template is not None and not serving.settings.trust_request_chat_template:
+        hint = "start it with --trust-request-chat-template, or set the template with --chat-template"
+        raise InvalidRequest("this server takes no templates from requests", hint, param="chat_template")
     return Conversation(
         serving.conversation(to_messages(wire.messages, front, tools)),
         tools,
         variables,
+        template=wire.chat_template,
         add_generation_prompt=wire.add_generation_prompt is not False,
         continue_final_message=bool(wire.continue_final_message),
         add_special_tokens=bool(wire.add_special_tokens),
     )
+
+
+def _tools(wire: ChatRequest) -> Tools:
+    """The tools of a chat, also of one in the API's first version. Raises InvalidRequest."""
+    if not _is_legacy(wire):
+        return to_tools(wire.tools, wire.tool_choice, wire.parallel_tool_calls)
+    if wire.tools is not None or wire.tool_choice is not None:
+        raise InvalidRequest("functions and tools cannot be combined", "send tools and tool_choice", param="functions")
+    call = wire.function_call
+    choice = NamedChoice(type="function", function=call) if isinstance(call, NamedFunction) else call
+    return to_tools([ChatTool(type="function", function=one) for one in wire.functions or ()], choice, parallel=False)
+
+
+def _is_legacy(wire: ChatRequest) -> bool:
+    return bool(wire.functions) or wire.function_call is not None
+
+
+def style_of(wire: ChatRequest, reading: Reading | None) -> MessageStyle:
+    """How the messages of a chat's choices are written."""
+    shown: ReasoningText = "apart"
+    if wire.include_reasoning is False or (wire.reasoning and wire.reasoning.exclude):
+        shown = "left out"
+    elif wire.separate_reasoning is False:
+        shown = "in the content"
+    return MessageStyle(reading, shown, _is_legacy(wire), custom_names(wire.tools))
 
 
 async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) -> tuple[Request, Reading | None]:
@@ -98,17 +136,32 @@ async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) ->
     check_logprobs(serving, top_logprobs=wire.top_logprobs, prompt_logprobs=wire.prompt_logprobs)
     _refuse(wire)
     conversation = to_conversation(wire, serving)
-    ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request))
+    cuts = wire.truncate_prompt_tokens is not None
+    ids = await prompt_ids(conversation, serving, trust_of(wire, serving, request), "count" if cuts else "context")
+    ids = truncated(ids, wire, serving.front.info.max_model_len)
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
+    fields["no_cache"] |= wire.cache_prompt is False
     fields |= speculation_of(wire) | await prediction_of(wire.prediction, serving)
     fields |= transfer_fields(wire.kv_transfer_params, serving.front.info, bool(wire.stream))
     length = _length(wire)
-    with named(wire, max_tokens=length):
+    legacy = {"tools": "functions", "tool_choice": "function_call"} if _is_legacy(wire) else {}
+    with named(wire, max_tokens=length, **legacy):
         logprobs = (wire.top_logprobs or 0) if wire.logprobs else None
         given = {"max_tokens": getattr(wire, length), "logprobs": logprobs}
-        params = to_params(wire, serving.front.info, serving.own, **given)
+        params = _with_budget(to_params(wire, serving.front.info, serving.own, **given), wire, conversation, serving)
         id = _PREFIX + secrets.token_hex(12)
         return await to_request(conversation, ids, params, serving, id=id, fields=fields)
+
+
+def _with_budget(
+    params: SamplingParams, wire: ChatRequest, conversation: Conversation, serving: Serving
+) -> SamplingParams:
+    """Bounds the reasoning as the fields of other servers say, unless `thinking_token_budget` does."""
+    _, switch, budget = thinking_fields(wire, wire.reasoning_effort)
+    budget = thinking_budget(switch, budget, serving.front, conversation.tools.shown)
+    if budget is None or params.thinking_token_budget is not None:
+        return params
+    return replace(params, thinking_token_budget=budget)
 
 
 def _length(wire: ChatRequest) -> str:
@@ -141,7 +194,8 @@ def to_response(
 ) -> dict[str, Any]:
     tier = served_tier(wire.service_tier, core.slo)
     response = head_object(serving, "chat.completion", core.id, created, tier)
-    response["choices"] = [_choice(wire, core, reading, answer) for answer in answers]
+    style = style_of(wire, reading)
+    response["choices"] = [_choice(wire, core, style, answer) for answer in answers]
     response["usage"] = usage_object([[a.usage for a in answers]], len(core.prompt_ids), wire.prediction is not None)
     if answers[0].prompt_logprobs is not None:
         response["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_logprobs)
@@ -150,14 +204,14 @@ def to_response(
     return response | transfer_object(core, serving.front.info)
 
 
-def _choice(wire: ChatRequest, core: Request, reading: Reading | None, answer: Answer) -> dict[str, Any]:
+def _choice(wire: ChatRequest, core: Request, style: MessageStyle, answer: Answer) -> dict[str, Any]:
     check_finish(answer, core.id)
     message = answer.message
     choice: dict[str, Any] = {
         "index": answer.index,
-        "message": message_object(message, reading),
+        "message": style.message(message),
         "logprobs": chat_logprobs(answer.logprobs) if wire.logprobs else None,
-        "finish_reason": finish_reason(answer.finish_reason, bool(message.calls)),
+        "finish_reason": style.finish_reason(answer.finish_reason, bool(message.calls)),
         **ending(core, answer),
     }
     if wire.return_token_ids:
@@ -193,6 +247,8 @@ async def chat_events(
     timings = Timings(bool(wire.timings_per_token), begun)
     usages: dict[int, Usage] = {}
     called: set[int] = set()  # indices of the choices with calls
+    style = style_of(wire, reading)
+    messages: dict[int, MessageDeltas] = {}
 
     def total() -> dict[str, Any]:
         return usage_object([usages.values()], len(core.prompt_ids), wire.prediction is not None)
@@ -205,7 +261,8 @@ async def chat_events(
             usage = total() if always_usage else None
             if any(isinstance(event, CallStart) for event in delta.events):
                 called.add(delta.index)
-            choices, timed = _deltas(wire, core, reading, delta, first, delta.index in called), timings.of(delta)
+            message = messages.setdefault(delta.index, MessageDeltas(style))
+            choices, timed = _deltas(wire, core, message, delta, first, delta.index in called), timings.of(delta)
             if first_of_all and wire.return_token_ids:
                 role = [choices.pop(0)]
                 yield chunks.event(role, usage, prompt_token_ids=core.prompt_ids, **timed)
@@ -217,13 +274,13 @@ async def chat_events(
 
 
 def _deltas(
-    wire: ChatRequest, core: Request, reading: Reading | None, delta: TextDelta, is_first: bool, called: bool
+    wire: ChatRequest, core: Request, message: MessageDeltas, delta: TextDelta, is_first: bool, called: bool
 ) -> list[dict[str, Any]]:
     """The chunk choices of a delta: the role in the first, then events read from the text, then the finish reason."""
     choices = []
     if is_first:
         choices.append(_chunk(delta, {"role": "assistant", "content": ""}))
-    pieces = [_chunk(delta, piece) for event in delta.events if (piece := event_delta(event, reading))]
+    pieces = [_chunk(delta, piece) for piece in message.of(delta.events, bool(delta.finish_reason))]
     if delta.token_ids and (wire.logprobs or wire.return_token_ids):
         pieces = pieces or [_chunk(delta, {"content": ""})]
         if wire.logprobs:
@@ -232,7 +289,7 @@ def _deltas(
             pieces[0]["token_ids"] = delta.token_ids
     choices += pieces
     if delta.finish_reason:
-        reason = finish_reason(delta.finish_reason, called)
+        reason = message.style.finish_reason(delta.finish_reason, called)
         choices.append(_chunk(delta, {}) | {"finish_reason": reason, **ending(core, delta)})
     return choices
 

@@ -26,6 +26,7 @@ from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.scheduling import scheduling_fields
+from kvasir.serve.dialects.openai.extensions import truncated
 from kvasir.serve.dialects.openai.lora_path import PARAM, fields_of_each, for_all
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
@@ -94,6 +95,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
     with named(wire):
         await front.learn(params)
     fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
+    fields["no_cache"] |= wire.cache_prompt is False
     fields |= transfer_fields(wire.kv_transfer_params, front.info, bool(wire.stream), len(given))
     each = await fields_of_each(wire.lora_path, wire.lora, fields, len(given), serving, request)
     requests = []
@@ -103,7 +105,9 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
             special = wire.add_special_tokens is not False
             ids, ends = await front.encode_infill(prompt, wire.suffix, add_special_tokens=special)
         else:
-            ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt")
+            bound = "context" if wire.truncate_prompt_tokens is None else "count"
+            ids = await serving.ids_of(prompt, wire.add_special_tokens, "prompt", bound)
+            ids = truncated(tuple(ids), wire, front.info.max_model_len)
         fitted = _fit(params, len(ids), front.info.max_model_len)
         core = front.resolve(ids, fitted, **fields)
         requests.append(replace(core, eos_ids=(*(core.eos_ids or ()), *ends)) if ends else core)

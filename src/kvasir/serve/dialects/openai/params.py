@@ -7,6 +7,7 @@ from typing import Any
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.sampling import NOTHING, asked_fields, sampling_params
+from kvasir.serve.dialects.openai.extensions import penalty
 from kvasir.serve.dialects.openai.structured import to_structured
 from kvasir.serve.dialects.openai.wire import Sampling
 from kvasir.serve.http.wire import refuse_fields
@@ -29,6 +30,7 @@ def to_params(wire: Sampling, info: ModelInfo, own: Mapping[str, Any] = NOTHING,
     """given: fields whose meaning differs between routes; see `sampling_params`. Raises InvalidRequest."""
     wanted = asked_fields(wire, "openai")
     wanted |= {name: value for name in ("n", "prompt_logprobs") if (value := getattr(wire, name)) is not None}
+    penalty(wire, wanted)
     wanted["structured_outputs"] = to_structured(wire)
     return sampling_params(wanted, info, own, **given)
 

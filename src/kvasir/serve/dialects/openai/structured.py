@@ -55,21 +55,55 @@ class StructuredFields(Wire):
 
 
 class Structured(Wire):
-    """The fields shared by completions and chats."""
+    """The fields shared by completions and chats: OpenAI's and vLLM's, then under the names that vLLM (`guided_...`),
+    SGLang (`regex`, `ebnf`, `json_schema`) and llama.cpp (`grammar`, `json_schema`) have for them. At most one is
+    given."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
+
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    json_schema: Schema | str | None = None
+
+
+# Other names of a structure -> the field of StructuredOutputs.
+_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
+
+
+def _given(wire: Structured) -> list[str]:
+    """The fields of a body that ask for a structure."""
+    return [name for name in ("response_format", "structured_outputs", *_NAMES) if getattr(wire, name) is not None]
 
 
 def to_structured(wire: Structured) -> StructuredOutputs | None:
     """The structure that a choice must follow; None if none was requested. Raises InvalidRequest."""
     wanted, own = wire.response_format, wire.structured_outputs
+    given = [name for name in _given(wire) if wanted is None or wanted.type != "text" or name != "response_format"]
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} cannot be combined", "send one of them", param=given[-1])
+    if given and given[0] in _NAMES:
+        value: Any = getattr(wire, given[0])
+        fields: dict[str, Any] = {_NAMES[given[0]]: tuple(value) if isinstance(value, list) else value}
+        return StructuredOutputs(**fields)
     if wanted is not None and wanted.schema_ is not None:
         wanted = _with_schema(wanted)
     if wanted is None or wanted.type == "text":
         return None if own is None else _own(own)
-    if own is not None:
-        raise InvalidRequest("response_format and structured_outputs cannot be combined", param="structured_outputs")
     if wanted.type == "json_object":
         return StructuredOutputs(json_object=True)
     if wanted.type == "json_schema":
@@ -99,4 +133,5 @@ def _own(wire: StructuredFields) -> StructuredOutputs:
 
 def named(wire: Structured, **more: str) -> AbstractContextManager[None]:
     """Makes errors use the client's field names. more: ours=theirs."""
-    return renamed(({} if wire.structured_outputs else {"structured_outputs": "response_format"}) | more)
+    name = next((name for name in _given(wire) if name != "structured_outputs"), "response_format")
+    return renamed(({} if wire.structured_outputs else {"structured_outputs": name}) | more)

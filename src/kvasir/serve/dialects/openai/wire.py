@@ -10,11 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, Choice
+from kvasir.serve.conversation.chat_format import (
+    ChatMessage,
+    ChatTool,
+    Choice,
+    FunctionDefinition,
+    NamedFunction,
+)
 from kvasir.serve.conversation.drafting import Drafting, Prediction
 from kvasir.serve.conversation.sampling import wire_of
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.conversation.trust import Trust
+from kvasir.serve.dialects.openai.extensions import ChatExtensions, Effort, PromptExtensions
 from kvasir.serve.dialects.openai.structured import Structured
 from kvasir.serve.dialects.openai.transfer import TransferParams
 from kvasir.serve.http.wire import (
@@ -44,7 +51,7 @@ class Samplers(wire_of("openai")):
     """How tokens are sampled, with the fields of vLLM and llama.cpp besides those of OpenAI."""
 
 
-class Sampling(Samplers, Drafting, Structured):
+class Sampling(Samplers, Drafting, Structured, PromptExtensions):
     """The fields shared by completions and chats. lora_path: the name of an adapter."""
 
     model: Name | None = None
@@ -66,6 +73,7 @@ class Sampling(Samplers, Drafting, Structured):
 class CompletionRequest(Sampling):
     """POST /v1/completions. lora_path: the name of an adapter, or a list of one or null for each prompt."""
 
+    REFUSED: ClassVar = PromptExtensions.REFUSED
     IGNORED: ClassVar = ("user",)
 
     prompt: Prompts
@@ -77,23 +85,22 @@ class CompletionRequest(Sampling):
     suffix: str | None = None
 
 
-class ChatRequest(Sampling, Trust):
-    """POST /v1/chat/completions"""
+class ChatRequest(Sampling, ChatExtensions, Trust):
+    """POST /v1/chat/completions. functions, function_call: the names of tools and of their choice in the API's first
+    version, whose responses have one call in `function_call`."""
 
     REFUSED: ClassVar = {
+        **PromptExtensions.REFUSED,
         "audio": ((), "this server writes text"),
         "modalities": ((["text"],), "this server writes text"),
         "echo": ((False,), "it exists for completions"),
-        "functions": (([],), "use tools"),
-        "function_call": ((), "use tool_choice"),
         "moderation": ((), LEAVE_OUT),
         "prompt_cache_options": ((), LEAVE_OUT),
         "prompt_cache_retention": (("in_memory", "in-memory"), LEAVE_OUT),
-        "store": ((False,), "chat completions are not stored"),
-        "verbosity": (("medium",), LEAVE_OUT),
         "web_search_options": ((), LEAVE_OUT),
     }
-    IGNORED: ClassVar = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # nothing is stored or billed
+    # Nothing is stored or billed.
+    IGNORED: ClassVar = ("user", "metadata", "safety_identifier", "prompt_cache_key", "store")
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
@@ -104,23 +111,22 @@ class ChatRequest(Sampling, Trust):
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     service_tier: ServiceTier = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     prediction: Prediction | None = None
 
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
+    store: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(max_length=MAX_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
 
     audio: Any = None
     echo: Any = None
-    function_call: Any = None
-    functions: Any = None
     modalities: Any = None
     moderation: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    store: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
 
     # vLLM's extensions
