@@ -59,6 +59,7 @@ class ProgramExecutor:
 
     def __init__(self, model: Any, program: Program, stream: WeightStream | None = None):
         self.grown: GrownBlocks | None = None
+        self._growing = False  # blocks of the last step may still be read
         self.model, self.program, self.stream = model, program, stream
         if isinstance(program, Program) and not stream and program.pool.apart:  # else no core is free to read blocks
             self.grown = GrownBlocks(program)
@@ -96,8 +97,9 @@ class ProgramExecutor:
         self.program.settle()
 
     def start(self, step: ExecutorStep) -> ProgramHandle:
-        if self.grown:
+        if self.grown and self._growing:
             self.grown.settle()
+            self._growing = False
         saved = wait_all(move_blocks(self.cache, step.plan))
         works, pieces, first = step.works, self.program.pieces, len(step.plan.decodes)
         kept = PIECE_LOGITS * (_chosen(step) <= MAX_CHOSEN)  # else the buffer could not hold all logits
@@ -120,6 +122,7 @@ class ProgramExecutor:
         blocks = [block for work in step.works for block in work.grows]
         if self.grown and blocks:
             self.grown.begin(step.plan.step, blocks, self._sink)
+            self._growing = True
         try:
             self.program.start(num_pieces, end)
         except BaseException:
