@@ -22,7 +22,7 @@ from kvasir.types import Request, SamplingParams
 MODEL = "kvasir-mini"
 NEEDED = """
     numpy ml_dtypes tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
-    pydantic pyzmq prometheus-client psutil
+    pydantic pyzmq prometheus-client psutil prompt_toolkit
     """.split()
 # Extra -> (a distribution whose presence shows that it is installed, the feature that needs it).
 EXTRAS = {
