@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvasir.config import option
 
@@ -60,6 +60,9 @@ class OperationOptions:
     )
     lora_resolve: bool = option(False, "Load the adapter NAME from the folder NAME in --lora-dir on first use.")
     share_cache: bool = option(False, "Share one prefix cache among all keys instead of one per key.")
+    alias: list[str] | None = option(None, "Further name by which clients may call the model (repeatable).")
+    page: bool = option(True, "Serve the web page.")
+    reasoning: Literal["auto", "off"] = option("auto", "off: models think only in requests that ask for it.")
     trust_request_chat_template: bool = option(False, "Take a chat template from a request's field chat_template.")
     ignore_unknown_fields: bool = option(
         False, "Serve requests with fields that are not known, and list these in X-Kvasir-Ignored-Fields."
@@ -85,6 +88,8 @@ class OperationOptions:
             "batch_width": self.batch_width,
             "write_time": self.stream_idle_timeout,
             "share_cache": self.share_cache,
+            "page": self.page,
+            "reasoning": self.reasoning != "off",
             "trust_request_chat_template": self.trust_request_chat_template,
             "ignore_unknown_fields": self.ignore_unknown_fields,
             "lora_dirs": tuple(self.lora_dir or ()),

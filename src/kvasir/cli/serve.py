@@ -55,10 +55,12 @@ def run(
     _check(engine, list(given), shelf)
     fleet.check(options, alone)
     check_workers(operation.api_workers, alone)
+    if operation.alias and not alone:
+        raise ConfigError("an alias is for a server of one model", "copy the model with kvasir cp")
     settings = ServeSettings(
         host=host,
         port=port,
-        model_names=(engine.served_model_name or engine.model,) if alone else (),
+        model_names=(engine.served_model_name or engine.model, *(operation.alias or ())) if alone else (),
         api_keys=tuple(api_keys),
         keys=read_keys(keys) if keys else (),
         keys_file=keys,

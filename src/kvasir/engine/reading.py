@@ -71,7 +71,17 @@ class Reader:
         self._by_words: dict[str, DetectedFormat] = {}
         self._marks: dict[Format, frozenset[int]] = {}
         self._turn_tokens: dict[Format, tuple[str, ...]] = {}
+        self.thinks = True  # models may think unless a request turns it off; False: only if it turns it on
         choose(tools=tools, reasoning=reasoning)
+
+    def default_variables(self, tools: object = None) -> dict[str, bool]:
+        """The template's variables for a request that says nothing about thinking."""
+        name = None if self.thinks else self.switch(tools)
+        return {name: False} if name else {}
+
+    def ends_thinking(self, tools: object = None) -> bool:
+        """Whether a request that says nothing about thinking must end it at once, since its template has no switch."""
+        return not self.thinks and self.switch(tools) is None and self.format(tools).thinking is not None
 
     def learn(self, tools: object = None) -> None:
         """Finds the format of conversations with these tools by rendering some samples, which takes milliseconds. If

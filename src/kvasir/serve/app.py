@@ -29,6 +29,7 @@ from kvasir.serve.conversation.output_memory import AnswerMemory, MemoryGuard
 from kvasir.serve.dialects import DIALECTS
 from kvasir.serve.dialects.openai import responses
 from kvasir.serve.hosting.catalogue import Catalogue, Leases
+from kvasir.serve.http.aliases import Aliases
 from kvasir.serve.http.asgi import ClientGone, Sent, header
 from kvasir.serve.http.connections import ConnectionGuard, Connections
 from kvasir.serve.http.dialect import response_of
@@ -49,7 +50,7 @@ from kvasir.serve.telemetry.reports import WorkerReport
 from kvasir.serve.telemetry.traces import Traced
 
 _LOOPBACK_ORIGIN = r"https?://(([a-z0-9-]+\.)*localhost|127(\.\d+){3}|\[::1\])(:\d+)?"
-OPEN_PATHS = frozenset(("/health", "/v1/health", *static.FILES))
+OPEN_PATHS = frozenset(("/health", "/v1/health", "/ping", *static.FILES))
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -74,7 +75,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.dialects = DIALECTS
     of_dialects = (router for dialect in DIALECTS for router in dialect.routers)
     routers = (*of_dialects, models.router, adapters.router, fleet.router, meta.router, live.router)
-    app.state.routes = [*(route for router in routers for route in router.routes), *static.routes]
+    app.state.routes = [*(route for router in routers for route in router.routes)]
+    app.state.routes += static.routes if settings.page else []
     app.router.routes += app.state.routes  # including the routers would build all routes again for each application
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
@@ -124,6 +126,7 @@ def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Manag
     app.add_middleware(Traced, exporter=app.state.exporter, ratio=settings.otlp_ratio)
     app.add_middleware(RequestId)
     app.add_middleware(Metered, meter=app.state.http_meter)
+    app.add_middleware(Aliases)
 
 
 def open_logs(settings: ServeSettings) -> dict[str, LineLog]:

@@ -1,4 +1,4 @@
-"""GET /health, /metrics and /version: about the server itself."""
+"""GET /health, /ping, /load, /metrics and /version: about the server itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from kvasir import __version__
 from kvasir.errors import EngineDead
-from kvasir.serve.hosting.catalogue import catalogue_of
+from kvasir.serve.hosting.catalogue import catalogue_of, loaded_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.telemetry.metrics import CONTENT_TYPE, ModelMetrics, exposition
 from kvasir.serve.telemetry.reports import WorkerReport, total_of
+from kvasir.types import Task
 
 router = APIRouter(tags=["server"])
 
@@ -43,6 +44,39 @@ async def _state(serving: Serving) -> dict[str, Any]:
     if not alive and state.status == "ok":
         state = replace(state, status="engine does not answer")
     return {"model": serving.names[0]} | {name: value for name, value in asdict(state).items() if value}
+
+
+@router.head("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping")
+async def ping() -> Response:
+    """200 as long as the server's process answers, whatever its engines do: for supervisors that restart processes."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/load")
+async def load(request: HTTPRequest) -> Response:
+    """The requests that are open, as in vLLM."""
+    fronts = [serving.front for serving in catalogue_of(request).loaded()]
+    return json_response({"server_load": sum(front.meter.open_requests for front in fronts)})
+
+
+@router.get("/get_model_info", tags=["sglang"])
+@router.get("/model_info", tags=["sglang"])
+async def model_info(request: HTTPRequest) -> Response:
+    """What is served, as in SGLang: of the first loaded model."""
+    serving = await loaded_of(request, None)
+    info = serving.front.info
+    own = {name: value for name, value in info.default_sampling.items() if value is not None}
+    return json_response(
+        {
+            "model_path": serving.names[0],
+            "tokenizer_path": serving.names[0],
+            "is_generation": Task.GENERATE in info.tasks,
+            "preferred_sampling_params": own or None,
+            "max_total_num_tokens": info.max_model_len,
+        }
+    )
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -29,6 +29,8 @@ class ServeSettings:
     max_logprobs: maximum candidates per token of a request.
     answer_memory: of all choices that are generated and not streamed; None: an eighth of the host's.
     share_cache: keys share one prefix cache instead of having one each.
+    page: the web page is served. reasoning: models may think unless a request turns it off; False: only if it turns it
+    on.
     trust_request_chat_template: a chat may have a template of its own.
     ignore_unknown_fields: a request with fields that are not known is served, and a header of the response lists them.
     ping: a stream sends a comment after a silence of this length, so that no proxy takes it for dead.
@@ -66,6 +68,8 @@ class ServeSettings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     share_cache: bool = False
+    page: bool = True
+    reasoning: bool = True
     trust_request_chat_template: bool = False
     ignore_unknown_fields: bool = False
     tls_cert: Path | None = None

@@ -47,6 +47,8 @@ async def to_request(
     """The engine's request, and how its output is parsed. ids: the prompt. fields: see `scheduling_fields`. Raises
     InvalidRequest."""
     front, tools = serving.front, conversation.tools
+    if params.thinking_token_budget is None and front.reader.ends_thinking(tools.shown):
+        params = replace(params, thinking_token_budget=0)
     usable = tools.callable()
     reading = front.reader.reading(ids, usable, await _may_reason(conversation, params, serving))
     grammar = await tool_grammar(tools, front, reading, params)

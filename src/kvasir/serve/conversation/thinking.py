@@ -15,7 +15,7 @@ def effort_variables(effort: str | None, front: Front, tools: object = None) -> 
     level is passed to templates that have levels. Raises InvalidRequest if the template has neither a switch nor
     levels."""
     if effort is None:
-        return {}
+        return dict(front.reader.default_variables(tools))
     switch, levels = front.reader.switch(tools), front.template_mentions(LEVELS, tools)
     if effort == "none" and (switch or front.reader.format(tools).thinking is None):
         return {switch: False} if switch else {}

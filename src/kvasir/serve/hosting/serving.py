@@ -37,6 +37,7 @@ class Serving:
         self.lookout = Lookout(front)
         self.created = int(time.time())
         front.on_tokens = quotas.answer
+        front.reader.thinks = settings.reasoning
         front.meter.on_end = self._note
 
     def _note(self, watch: RequestWatch) -> None:

@@ -156,6 +156,33 @@ async def test_a_template_without_a_switch_ends_thinking_at_once():
         assert "reasoning_content" not in ended
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "False"),
+        ({"enable_thinking": True}, "True"),
+        ({"reasoning_effort": "high"}, "True"),
+        ({"thinking": {"type": "auto"}}, "False"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "True"),
+    ],
+)
+async def test_a_server_can_leave_thinking_off_unless_it_is_asked_for(fields, said):
+    async with client(ServeSettings(reasoning=False), front=shows()) as http:
+        assert await content(http, **fields) == said
+        if not fields:
+            body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+            ollama = await http.post("/api/chat", json={**body, "stream": False, "options": {"temperature": 0}})
+            assert ollama.json()["message"]["content"] == said
+            anthropic = await http.post("/v1/messages", json={**body, "max_tokens": 9, "temperature": 0})
+            assert anthropic.json()["content"][0]["text"] == said
+
+
+async def test_a_server_without_thinking_ends_it_at_once_where_there_is_no_switch():
+    async with client(ServeSettings(reasoning=False), front=front()) as http:
+        assert "reasoning_content" not in (await ask_tools(http, tools=None))["message"]
+        assert "reasoning_content" in (await ask_tools(http, tools=None, thinking_token_budget=100))["message"]
+
+
 async def test_a_template_in_a_request_needs_the_flag(http):
     template = "{{ messages[0].content | upper }}"
     assert (await refused(http, chat_template=template))["param"] == "chat_template"

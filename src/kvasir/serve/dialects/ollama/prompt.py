@@ -52,9 +52,9 @@ def _answered(open_calls: list[tuple[str, str]], message: OllamaMessage) -> tupl
 
 
 def thinking_variables(think: bool | str | None, front: Front, tools: object, name: str) -> dict[str, Any]:
-    """The template's variables for `think`; none if it is not given. Raises InvalidRequest."""
+    """The template's variables for `think`; the server's if it is not given. Raises InvalidRequest."""
     if think is None:
-        return {}
+        return dict(front.reader.default_variables(tools))
     switch = front.reader.switch(tools)
     if isinstance(think, str):
         if not front.template_mentions(LEVELS, tools):

@@ -123,8 +123,8 @@ def template_variables(
 ) -> dict[str, Any]:
     """The variables of the chat template that the fields of a chat set. Raises InvalidRequest."""
     variables = effort_variables(level, front, tools)
-    if switch is not None:
-        variables = {front.reader.switch(tools) or SWITCHES[0]: switch, **variables}
+    if switch is not None and level is None:
+        variables[front.reader.switch(tools) or SWITCHES[0]] = switch
     if wire.verbosity is not None:
         variables["verbosity"] = wire.verbosity
     return variables
