@@ -1,18 +1,20 @@
 #!/bin/sh
-# Installs third-party clients that some slow tests use into .clients/: litellm, langchain and openai-agents in a separate
-# environment, and Anthropic's JavaScript client if node and npm are installed. Takes about a minute, 500 MB and a
-# network connection. Without these clients the tests are skipped.
+# Installs third-party clients that some slow tests use into .clients/: litellm, langchain, openai-agents, instructor and
+# pydantic-ai in a separate environment, and Anthropic's and Vercel's JavaScript clients if node and npm are installed.
+# Takes about a minute, 600 MB and a network connection. Without these clients the tests are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 
 mkdir -p .clients
 [ -x .clients/venv/bin/python ] || "${PYTHON:-python3}" -m venv .clients/venv
 .clients/venv/bin/python -m pip --disable-pip-version-check install -q \
-  'litellm>=1.106' 'langchain-openai>=1.7' 'langchain-anthropic>=1.7' 'openai-agents>=0.20'
+  'litellm>=1.106' 'langchain-openai>=1.7' 'langchain-anthropic>=1.7' 'openai-agents>=0.20' \
+  'instructor>=1.17,<2' 'pydantic-ai-slim[openai]>=2.68,<3'
 
 if command -v npm >/dev/null && command -v node >/dev/null; then
   [ -e .clients/package.json ] || echo '{"private": true}' > .clients/package.json
-  npm --prefix .clients install --no-audit --no-fund --silent '@anthropic-ai/sdk@^1.12' 'zod@^4'
+  npm --prefix .clients install --no-audit --no-fund --silent '@anthropic-ai/sdk@^1.12' 'zod@^4' \
+    ai @ai-sdk/openai-compatible
 else
-  echo "node or npm not found: Anthropic's JavaScript client was not installed." >&2
+  echo "node or npm not found: the JavaScript clients were not installed." >&2
 fi

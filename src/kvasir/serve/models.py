@@ -1,14 +1,18 @@
-"""GET /v1/models and /v1/models/{id}, for clients of both dialects that have these routes."""
+"""/v1/models and /v1/models/{id}, for clients of both dialects that have these routes."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.serve.auth.scopes import MANAGEMENT
 from kvasir.serve.dialects.anthropic.models import model_object, model_page, speaks
+from kvasir.serve.dialects.ollama.manage import store_of
+from kvasir.serve.dialects.ollama.route import faults_of_files
 from kvasir.serve.hosting.catalogue import Card, catalogue_of
 from kvasir.serve.http.responses import json_response
 
@@ -28,6 +32,15 @@ async def models(request: HTTPRequest) -> Response:
 async def model(name: str, request: HTTPRequest) -> Response:
     card = await catalogue_of(request).card(name)
     return json_response(model_object(card) if speaks(request) else _model(card))
+
+
+@router.delete("/v1/models/{name:path}", tags=["openai", MANAGEMENT])
+async def delete(name: str, request: HTTPRequest) -> Response:
+    """Removes a model from the store, with its weights if no other model uses them."""
+    store = store_of(request)
+    with faults_of_files():
+        await asyncio.to_thread(store.remove, name)
+    return json_response({"id": name, "object": "model", "deleted": True})
 
 
 def _model(card: Card) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.server import serving
 from tests.serve.dialects.anthropic.messages_help import CALL, front
 from tests.serve.dialects.anthropic.test_tool_runner import GIVEN, TEMPLATE
 from tests.serve.running import live
@@ -24,7 +25,7 @@ SECONDS = 300
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
 needs_python = pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"litellm, langchain and openai-agents are not here {HOW}"
+    not PYTHON.exists(), reason=f"litellm, langchain, openai-agents, instructor and pydantic-ai are not here {HOW}"
 )
 needs_node = pytest.mark.skipif(
     NODE is None or not (CLIENTS / "node_modules" / "@anthropic-ai").exists(),
@@ -68,3 +69,34 @@ def test_the_tool_runner_in_javascript(tools):
     found = run(NODE, HERE / "tool_runner.mjs", tools.url, "fake", f"{CALL}<eos>", CLIENTS)
     expected = {"reasons": ["tool_use", "prefetch"], "text": GIVEN}
     assert found == dict.fromkeys(("zod", "json", "stream", "eager", "unthreaded"), expected)
+
+
+@pytest.fixture(scope="module")
+def mini():
+    """A server of the bundled model, which answers sums."""
+    with serving("kvasir-mini") as (base, _):
+        yield base
+
+
+@needs_python
+def test_answers_of_a_type_are_made_by_other_clients(mini):
+    found = run(PYTHON, HERE / "typed.py", mini, "kvasir-mini")
+    assert "68" in found.pop("text")
+    assert len(found) == 5 and all(answer.keys() == {"left", "right"} for answer in found.values()), found
+
+
+@needs_python
+def test_chats_of_other_clients_have_one_text(mini):
+    found = run(PYTHON, HERE / "chains.py", mini, "kvasir-mini")
+    texts = {found[name] for name in ("litellm", "litellm stream", "langchain", "langchain stream")}
+    assert len(texts) == 1 and "68" in texts.pop()
+    assert found["tokens"][0] == found["tokens"][1] > 0 and found["vectors"] == [2, 1]
+
+
+@pytest.mark.skipif(
+    NODE is None or not (CLIENTS / "node_modules" / "ai").exists(), reason=f"node and Vercel's ai are not here {HOW}"
+)
+def test_chats_of_vercels_client(mini):
+    found = run(NODE, HERE / "vercel.mjs", mini, "kvasir-mini", CLIENTS)
+    assert found["whole"] == found["streamed"] and "68" in found["whole"] and found["reason"] == "stop"
+    assert found["tokens"][0] == found["tokens"][1] > 0 and found["typed"].keys() == {"left", "right"}

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import httpx
 import ollama
+import openai
 import pytest
 
 from kvasir.config import EngineOptions
@@ -66,6 +67,17 @@ def hub(tmp_path, monkeypatch):
 
 def names(own) -> set[str]:
     return {model.model for model in own.list().models}
+
+
+def test_a_model_is_removed_by_openais_clients_too(own, url, store, hub):
+    for _ in own.pull("org/g", stream=True):
+        pass
+    [name] = names(own)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as api:
+        assert api.models.delete(name).deleted is True
+        assert names(own) == set() == {model.id for model in api.models.list()}
+        with pytest.raises(openai.NotFoundError):
+            api.models.delete(name)
 
 
 def test_a_file_is_uploaded_and_a_model_made_of_it(own, url, store, tmp_path):
