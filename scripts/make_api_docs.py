@@ -24,7 +24,7 @@ from kvasir.fields import FIELDS
 from kvasir.serve.app import create_app
 from kvasir.serve.hosting.catalogue import Catalogue
 from kvasir.serve.http.wire import LEAVE_OUT, Wire
-from kvasir.serve.meanings import meaning
+from kvasir.serve.meanings import meaning_of
 from kvasir.serve.settings import ServeSettings
 from scripts import api_examples
 
@@ -179,14 +179,6 @@ def _row(model: type[Wire], name: str, field: FieldInfo, objects: Objects) -> st
     need = ", required" if field.is_required() else ""
     kind = _kind(field.annotation, objects) + (_bounds(field) or _range(name, field))
     return f"| `{_alias(name, field)}`{need} | {kind} | {_cell(meaning_of(model, name))} |"
-
-
-def meaning_of(model: type[Wire], name: str) -> str:
-    """What a field means; "" if it is not known."""
-    if text := meaning(tuple(c.__name__ for c in model.__mro__), name):
-        return text
-    row = next((row for row in FIELDS if name in {row.name, *row.names.values()}), None)
-    return "" if row is None else row.doc
 
 
 def _bounds(field: FieldInfo) -> str:

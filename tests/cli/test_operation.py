@@ -30,6 +30,10 @@ GIVEN = {
     "cors_max_age": 7,
     "cors_credentials": True,
     "share_cache": True,
+    "trust_request_chat_template": True,
+    "ignore_unknown_fields": True,
+    "page": False,
+    "reasoning": "off",
     "lora_dir": [Path(__file__).parent],
     "lora_resolve": True,
     "stream_idle_timeout": 7.0,
@@ -39,7 +43,7 @@ GIVEN = {
 }
 
 
-OTHERS = ("engine_timeout", "api_workers")  # of the engine, and of processes
+OTHERS = ("engine_timeout", "api_workers", "alias")  # of the engine, of processes, of the model's names
 SERVER_OPTIONS = [field.name for field in fields(OperationOptions) if field.name not in OTHERS]
 
 
@@ -48,7 +52,7 @@ def test_every_option_reaches_the_settings(name):
     plain, given = OperationOptions().settings(), OperationOptions(**{name: GIVEN[name]}).settings()
     changed = {field: value for field, value in given.items() if plain.get(field) != value}
     listed = {"cors_header": ("X-Mine",), "cors_method": ("GET",)}
-    listed |= {"trusted_proxy": ("10.0.0.0/8",), "lora_dir": (Path(__file__).parent,)}
+    listed |= {"trusted_proxy": ("10.0.0.0/8",), "lora_dir": (Path(__file__).parent,), "reasoning": False}
     wanted = listed.get(name, GIVEN[name])
     assert list(changed.values()) == [wanted]
     assert set(given) <= {field.name for field in fields(ServeSettings)}

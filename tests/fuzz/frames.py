@@ -20,7 +20,7 @@ from tests.fuzz.target import Target, scratch
 from tests.kv._tiers import FACTS, blocks_of
 
 BLOCK = blocks_of(2)[1]
-ASKED = {tier.HELLO: 64, tier.HAS: tier.HAS_BYTES, tier.LOAD: tier.LOAD_BYTES}
+ASKED = {tier.HAS: tier.HAS_BYTES, tier.LOAD: tier.LOAD_BYTES}
 
 
 def read_engine(data: bytes) -> None:

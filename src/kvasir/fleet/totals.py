@@ -80,7 +80,7 @@ def _view(replica: Replica, facts: ReplicaFacts) -> ReplicaView:
         blocks_used=stats.blocks_used,
         blocks_total=stats.blocks_total,
         blocks_cached=stats.blocks_cached,
-        role=replica.engine.info.role,
+        role=replica.engine.info.role if replica.welcome else "",  # a replica that starts does not say it yet
         running=stats.running,
         waiting=stats.waiting,
         generated_tokens=replica.totals.add(stats).generated_tokens,

@@ -5,6 +5,8 @@ A key is a field's name, or `Class.name` where it means something else than else
 
 from __future__ import annotations
 
+from kvasir.fields import FIELDS
+
 # ruff: noqa: E501 - a meaning a line
 
 MEANINGS: dict[str, str] = {
@@ -278,3 +280,11 @@ def meaning(owners: tuple[str, ...], name: str) -> str:
         if text := MEANINGS.get(f"{owner}.{name}"):
             return text
     return MEANINGS.get(name, "")
+
+
+def meaning_of(kind: type, name: str) -> str:
+    """What a field of a class means; "" if it is not known."""
+    if text := meaning(tuple(c.__name__ for c in kind.__mro__), name):
+        return text
+    row = next((row for row in FIELDS if name in {row.name, *row.names.values()}), None)
+    return "" if row is None else row.doc

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvasir.serve.dialects import DIALECTS
+from kvasir.serve.http.wire import Wire
+from kvasir.serve.meanings import meaning_of
 
 _STATUSES = {
     400: "The request is invalid; `param` names the field.",
@@ -27,6 +30,7 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schema["components"]["schemas"] |= {dialect.error_name: dialect.error_schema for dialect in DIALECTS}
+        _describe(schema["components"]["schemas"])
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"key": []}]
         for path, operations in schema["paths"].items():
@@ -35,6 +39,26 @@ def schema_of(app: FastAPI) -> dict[str, Any]:
                 operation["responses"] |= _errors(path)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _describe(schemas: dict[str, Any]) -> None:
+    """Adds what each field means."""
+    kinds = {kind.__name__: kind for kind in _subclasses(Wire)}
+    kinds |= {f"{kind.__module__}.{kind.__name__}".replace(".", "__"): kind for kind in _subclasses(Wire)}
+    for name, schema in schemas.items():
+        kind = kinds.get(name)
+        if kind is None:
+            continue
+        names = {field.alias or own: own for own, field in kind.model_fields.items()}
+        for shown, about in schema.get("properties", {}).items():
+            if text := meaning_of(kind, str(names.get(shown, shown))):
+                about["description"] = text
+
+
+def _subclasses(kind: type[Wire]) -> Iterator[type[Wire]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _errors(path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GET / and /page/...: the files of the page, public and open without a key.
+"""GET /, /docs and /page/...: the files of the page and of the API's, public and open without a key.
 
 The page loads nothing from other sites and cannot turn model output into markup: its content security policy forbids
 both. files/vendor has the libraries of others (scripts/vendor_page.py).
@@ -53,7 +53,8 @@ def _files() -> dict[str, File]:
     folder = Path(__file__).parent / "files"
     found = [path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES]
     files = {f"/page/{p.relative_to(folder).as_posix()}": _file(p.suffix, p.read_bytes()) for p in found}
-    return {"/": files.pop("/page/index.html"), **files, "/page/fields.js": _file(".js", module())}
+    pages = {"/": files.pop("/page/index.html"), "/docs": files.pop("/page/docs.html")}
+    return {**pages, **files, "/page/fields.js": _file(".js", module())}
 
 
 FILES = _files()  # by the path of the URL
