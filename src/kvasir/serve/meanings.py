@@ -23,6 +23,7 @@ MEANINGS: dict[str, str] = {
     "chat_template": "a chat template in Jinja instead of the model's; the server needs `--trust-request-chat-template`",
     "PromptExtensions.truncate_prompt_tokens": "keep only this many of the prompt's last tokens; -1: as many as fit",
     "repeat_penalty": "llama.cpp's name of `repetition_penalty`",
+    "allowed_token_ids": "the answer consists of these ids only; it ends by its length, unless an end-of-sequence id is among them",
     "guided_json": "vLLM's name of `structured_outputs.json`",
     "guided_regex": "vLLM's name of `structured_outputs.regex`",
     "guided_choice": "vLLM's name of `structured_outputs.choice`",

@@ -57,6 +57,19 @@ async def test_a_structure_that_cannot_be_is_refused_by_its_name(http, fields, p
     assert (await refused(http, **fields))["param"] == param
 
 
+@pytest.mark.parametrize("ids", [[ord("q")], [ord("i"), ord("s")], [ord(" "), ord("e"), 256]])
+async def test_an_answer_of_allowed_ids(http, ids):
+    answer = await ask(http, allowed_token_ids=ids, return_token_ids=True, max_tokens=20)
+    choice = answer["choices"][0]
+    assert set(choice["token_ids"]) <= set(ids)
+    assert choice["finish_reason"] == ("length" if len(choice["token_ids"]) == 20 else "stop")
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [10**6]])
+async def test_ids_that_cannot_be_are_refused(http, ids):
+    assert (await refused(http, allowed_token_ids=ids))["param"].startswith("allowed_token_ids")
+
+
 async def test_text_and_another_name_can_be_combined(http):
     assert await content(http, regex="abc", response_format={"type": "text"}) == "abc"
 

@@ -5,6 +5,7 @@ A structure is enforced, or refused with the keyword that cannot be enforced; `l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ from kvasir.serve.http.wire import MAX_TOOLS, Name, Wire, renamed
 from kvasir.types import StructuralTag, StructuredOutputs
 
 MAX_CHOICES = 4096
+MAX_IDS = 1 << 16  # of allowed_token_ids
+MAX_ANSWER = 100_000  # tokens of an answer of allowed ids, which ends by its length
 Schema = dict[str, Any] | bool
 
 
@@ -70,6 +73,7 @@ class Structured(Wire):
     ebnf: str | None = None
     grammar: str | None = None
     json_schema: Schema | str | None = None
+    allowed_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_IDS)] | None = None
 
 
 # Other names of a structure -> the field of StructuredOutputs.
@@ -87,7 +91,19 @@ _NAMES = {
 
 def _given(wire: Structured) -> list[str]:
     """The fields of a body that ask for a structure."""
-    return [name for name in ("response_format", "structured_outputs", *_NAMES) if getattr(wire, name) is not None]
+    names = ("response_format", "structured_outputs", *_NAMES, "allowed_token_ids")
+    return [name for name in names if getattr(wire, name) is not None]
+
+
+def _of_ids(ids: Sequence[int], wire: Structured) -> StructuredOutputs:
+    """Any ids of these, as many as the answer may have: it ends by its length, or with an id that ends answers. Raises
+    InvalidRequest."""
+    limits = (getattr(wire, name, None) for name in ("max_tokens", "max_completion_tokens"))
+    most = min((limit for limit in limits if limit and limit > 0), default=MAX_ANSWER)
+    if not ids:
+        raise InvalidRequest("allowed_token_ids is empty", "name at least one", param="allowed_token_ids")
+    listed = ",".join(map(str, sorted(set(ids))))
+    return StructuredOutputs(grammar=f"start: <[{listed}]>{{{min(most, MAX_ANSWER) + 1}}}")
 
 
 def to_structured(wire: Structured) -> StructuredOutputs | None:
@@ -96,6 +112,8 @@ def to_structured(wire: Structured) -> StructuredOutputs | None:
     given = [name for name in _given(wire) if wanted is None or wanted.type != "text" or name != "response_format"]
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} cannot be combined", "send one of them", param=given[-1])
+    if given == ["allowed_token_ids"]:
+        return _of_ids(wire.allowed_token_ids or (), wire)
     if given and given[0] in _NAMES:
         value: Any = getattr(wire, given[0])
         fields: dict[str, Any] = {_NAMES[given[0]]: tuple(value) if isinstance(value, list) else value}
