@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,10 +22,13 @@ from kvasir.cli.replicas import with_role
 from kvasir.config import EngineOptions
 from kvasir.engine.journal import SUSPECT_LIVES
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.environment import contents_dir
 from kvasir.errors import ConfigError
 from kvasir.fleet.engine import FleetEngine
 from kvasir.fleet.replica import Replica, Routed
 from kvasir.types import Request, SamplingParams
+from kvasir.weights.content import content_of
+from kvasir.weights.find import find_model
 from tests.engine.cores import core_of
 from tests.engine.test_process import until
 from tests.engine.test_tier_models import needs_native
@@ -97,6 +101,8 @@ async def stats_of(engine: FleetEngine) -> list:
 @needs_native
 async def test_prompts_are_computed_by_one_and_continued_by_the_other(tmp_path, monkeypatch, expected):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for file in find_model("kvasir-mini").weights:  # until the weights are identified, no blocks are exchanged
+        content_of(file, contents_dir(), threading.Event())
     async with fleet(tmp_path) as engine:
         same(expected, await all_of(engine))
         first, second = await stats_of(engine)
