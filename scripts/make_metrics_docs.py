@@ -53,6 +53,30 @@ waiting choices the most frequent. The others are counted as `all others`. An ad
 `vllm:lora_requests_info` is vLLM's, for gateways that send requests to where their adapters are: `max_lora` is the
 number of adapters in a step, `running_lora_adapters` and `waiting_lora_adapters` are names, separated by commas, and
 the value is the time of the scrape. A database of metrics should drop it, since each set of names is a series.
+
+## Names of vLLM
+
+With `--vllm-metrics` there are also metrics under vLLM's names, for its dashboards and autoscalers. They have the label
+`model_name`, and their values and buckets are those of ours. A request with `n` choices counts `n` times, except in
+`vllm:e2e_request_latency_seconds` and `vllm:request_prompt_tokens`.
+
+| vLLM | Kvasir |
+|---|---|
+| `vllm:num_requests_running` | `kvasir_answers_running`, of all classes |
+| `vllm:num_requests_waiting` | `kvasir_answers_waiting`, of all classes |
+| `vllm:kv_cache_usage_perc` | `kvasir_kv_usage_ratio` |
+| `vllm:prefix_cache_queries_total` | `kvasir_prefix_lookup_tokens_total` |
+| `vllm:prefix_cache_hits_total` | `kvasir_prefix_hit_tokens_total` |
+| `vllm:num_preemptions_total` | `kvasir_preemptions_total` |
+| `vllm:prompt_tokens_total` | `kvasir_prompt_tokens_total` |
+| `vllm:generation_tokens_total` | `kvasir_generated_tokens_total` |
+| `vllm:request_success_total`, by `finished_reason` | `kvasir_answers_total`, by `finish_reason` |
+| `vllm:time_to_first_token_seconds` | `kvasir_time_to_first_token_seconds`, of all classes |
+| `vllm:inter_token_latency_seconds` | `kvasir_time_per_output_token_seconds`, of all classes |
+| `vllm:e2e_request_latency_seconds` | `kvasir_request_seconds` |
+| `vllm:request_queue_time_seconds` | `kvasir_queue_time_seconds`, of all classes |
+| `vllm:request_prompt_tokens` | `kvasir_request_prompt_tokens` |
+| `vllm:request_generation_tokens` | `kvasir_answer_tokens` |
 """
 
 

@@ -32,6 +32,7 @@ GIVEN = {
     "share_cache": True,
     "trust_request_chat_template": True,
     "ignore_unknown_fields": True,
+    "vllm_metrics": True,
     "page": False,
     "reasoning": "off",
     "lora_dir": [Path(__file__).parent],

@@ -67,6 +67,7 @@ class OperationOptions:
     ignore_unknown_fields: bool = option(
         False, "Serve requests with fields that are not known, and list these in X-Kvasir-Ignored-Fields."
     )
+    vllm_metrics: bool = option(False, "Give metrics under the names of vLLM as well.")
 
     def settings(self) -> dict[str, Any]:
         """The options as fields of ServeSettings."""
@@ -92,6 +93,7 @@ class OperationOptions:
             "reasoning": self.reasoning != "off",
             "trust_request_chat_template": self.trust_request_chat_template,
             "ignore_unknown_fields": self.ignore_unknown_fields,
+            "vllm_metrics": self.vllm_metrics,
             "lora_dirs": tuple(self.lora_dir or ()),
             "lora_resolve": self.lora_resolve,
         }

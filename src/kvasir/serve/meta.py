@@ -17,6 +17,7 @@ from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.responses import json_response
 from kvasir.serve.telemetry.metrics import CONTENT_TYPE, ModelMetrics, exposition
 from kvasir.serve.telemetry.reports import WorkerReport, total_of
+from kvasir.serve.telemetry.vllm import vllm_families
 from kvasir.types import Task
 
 router = APIRouter(tags=["server"])
@@ -87,7 +88,9 @@ async def metrics(request: HTTPRequest) -> Response:
     own = WorkerReport.of(request.app.state.http_meter, {model.model: model.meter for model in models})
     total = total_of(own, await request.app.state.reports())
     models = [replace(model, meter=total.fronts[model.model]) for model in models]
-    return Response(exposition(models, total.http, request.app.state.batches.stats), media_type=CONTENT_TYPE)
+    others = vllm_families(models) if catalogue_of(request).settings.vllm_metrics else ()
+    text = exposition(models, total.http, request.app.state.batches.stats, others)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 async def _metrics_of(serving: Serving) -> ModelMetrics:

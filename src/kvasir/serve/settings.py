@@ -33,6 +33,7 @@ class ServeSettings:
     on.
     trust_request_chat_template: a chat may have a template of its own.
     ignore_unknown_fields: a request with fields that are not known is served, and a header of the response lists them.
+    vllm_metrics: /metrics also has metrics under the names of vLLM.
     ping: a stream sends a comment after a silence of this length, so that no proxy takes it for dead.
     access_log / audit_log: files of JSON lines about all requests, and about those that manage the server; "-" is the
     standard output.
@@ -72,6 +73,7 @@ class ServeSettings:
     reasoning: bool = True
     trust_request_chat_template: bool = False
     ignore_unknown_fields: bool = False
+    vllm_metrics: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None

@@ -21,7 +21,7 @@ from kvasir.serve.http.asgi import LEFT, Sent
 from kvasir.serve.telemetry.lines import LineLog
 from kvasir.statistics import OTHER_ADAPTERS, EngineStats, FrontStats, HttpStats
 
-__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "ModelMetrics", "exposition", "method_of", "route_of"]
+__all__ = ["CONTENT_TYPE", "HttpMeter", "Metered", "ModelMetrics", "buckets", "exposition", "method_of", "route_of"]
 
 _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
@@ -79,17 +79,24 @@ class ModelMetrics:
     max_adapters: int = 0
 
 
-def exposition(models: Iterable[ModelMetrics], http: HttpStats, batches: BatchStats = BatchStats()) -> bytes:
+def exposition(
+    models: Iterable[ModelMetrics],
+    http: HttpStats,
+    batches: BatchStats = BatchStats(),
+    others: Iterable[Metric] = (),
+) -> bytes:
+    """The text of a scrape. others: further families, after those of `kvasir.statistics`."""
     registry = CollectorRegistry()
-    registry.register(_Scrape(models, http, batches))  # type: ignore[arg-type]
+    registry.register(_Scrape(models, http, batches, others))  # type: ignore[arg-type]
     return generate_latest(registry)
 
 
 class _Scrape:
-    def __init__(self, models: Iterable[ModelMetrics], http: HttpStats, batches: BatchStats):
+    def __init__(self, models: Iterable[ModelMetrics], http: HttpStats, batches: BatchStats, others: Iterable[Metric]):
         self.models = models
         self.http = http
         self.batches = batches
+        self.others = others
 
     def describe(self) -> list[Metric]:
         return []
@@ -105,6 +112,7 @@ class _Scrape:
                 _add(families, EngineStats, served.stats, model_name=served.model)
         yield from families.values()
         yield _lora_info(self.models)
+        yield from self.others
 
 
 def _lora_info(models: Iterable[ModelMetrics]) -> Metric:
@@ -131,7 +139,7 @@ def _add(families: dict[str, Any], holder: type, value: object, **labels: str) -
             families[row.statistic.name] = _family(row)
     for name, values, number in samples(holder, value, tuple(labels.values())):
         if isinstance(number, Histogram):
-            families[name].add_metric(values, buckets=_buckets(number), sum_value=number.sum)
+            families[name].add_metric(values, buckets=buckets(number), sum_value=number.sum)
         else:
             families[name].add_metric(values, number)
 
@@ -140,5 +148,6 @@ def _family(row: StatisticRow) -> Metric:
     return _FAMILIES[row.statistic.kind](f"kvasir_{row.statistic.name}", row.statistic.help, labels=row.labels)
 
 
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+def buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """(upper bound as text, number of values up to it), as prometheus_client takes them."""
     return [("+Inf" if end == float("inf") else repr(end), count) for end, count in histogram.cumulative()]
