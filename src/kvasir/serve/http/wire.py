@@ -44,17 +44,18 @@ def check_text_or_list(value: Any) -> Any:
 
 
 def check_prompts(value: Any) -> Any:
-    """A text, token ids, or a list of either."""
-    if isinstance(value, str):
+    """A text, token ids, or a list of texts and lists of ids."""
+    if isinstance(value, str) or _are_ids(value):
         return value
-    if isinstance(value, list) and value:
-        if all(map(_is_id, value)) or all(isinstance(v, str) for v in value):
-            return value
-        if all(isinstance(v, list) and v and all(map(_is_id, v)) for v in value):
-            return value
+    if isinstance(value, list) and value and all(isinstance(v, str) or _are_ids(v) for v in value):
+        return value
     raise PydanticCustomError(
-        "prompts", "expected a string, a list of strings, a list of token ids, or a list of such lists"
+        "prompts", "expected a string, a list of token ids, or a list of strings and lists of token ids"
     )
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_id, value))
 
 
 def _is_id(value: Any) -> bool:
@@ -89,9 +90,8 @@ Prompts = Annotated[
         {
             "anyOf": [
                 {"type": "string"},
-                {**_STRINGS, "minItems": 1},
                 _IDS,
-                {"type": "array", "items": _IDS, "minItems": 1},
+                {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
             ]
         }
     ),

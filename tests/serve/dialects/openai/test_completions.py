@@ -54,6 +54,7 @@ async def test_the_answer_has_the_shape_of_the_api(http):
         (["xy", "z"], ["xyxyx", "zzzzz"]),
         ([120, 121], ["xyxyx"]),
         ([[120, 121], [122]], ["xyxyx", "zzzzz"]),
+        (["xy", [122]], ["xyxyx", "zzzzz"]),
         ("", [""]),  # becomes the beginning-of-text token, which has no text
     ],
 )
@@ -61,7 +62,7 @@ async def test_prompts_of_every_kind(http, prompt, expected):
     assert await texts(http, prompt=prompt) == expected
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [["a"]], {"a": 1}, 5, None, [1, "a"], [True], [1.5], [[1], "a"]])
+@pytest.mark.parametrize("prompt", [[], [[]], [["a"]], {"a": 1}, 5, None, [1, "a"], [True], [1.5], [[1], 5], [[], "a"]])
 async def test_a_malformed_prompt_is_refused(http, prompt):
     assert (await refused(http, prompt=prompt))["param"] == "prompt"
 

@@ -21,7 +21,13 @@ async def embed(http, **fields):
 
 @pytest.mark.parametrize(
     ("given", "sums"),
-    [("ab", [195.0]), (["ab", "c"], [195.0, 99.0]), ([97, 98], [195.0]), ([[97, 98], [99]], [195.0, 99.0])],
+    [
+        ("ab", [195.0]),
+        (["ab", "c"], [195.0, 99.0]),
+        ([97, 98], [195.0]),
+        ([[97, 98], [99]], [195.0, 99.0]),
+        (["ab", [99], "d"], [195.0, 99.0, 100.0]),
+    ],
 )
 async def test_embeddings_of_every_kind_of_input(http, given, sums):
     answer = (await embed(http, input=given)).json()
