@@ -200,6 +200,7 @@ def test_an_engine_in_this_process_dies_with_a_rank_and_leaves_no_process():
         ({"tensor_parallel": 3}, "expected 1, 2, 4 or 8"),
         ({"tensor_parallel": 0}, "expected 1, 2, 4 or 8"),
         ({"tensor_parallel": 2, "executor": "eager"}, "program executor"),
+        ({"tensor_parallel": 2, "executor": "graph"}, "program executor"),
         ({"tensor_parallel": 2, "device": "cuda"}, "program executor"),
         ({"expert_parallel": True}, "without ranks"),
     ],
