@@ -56,7 +56,8 @@ async def test_what_is_open_and_what_is_served(http):
 
 async def test_a_model_has_further_names():
     async with client(ServeSettings(model_names=("one", "two"))) as http:
-        for name in ("one", "two"):
+        for name in ("one", "two", "one:latest"):
+            assert (await http.get(f"/v1/models/{name}")).status_code == 200
             assert (await http.post("/v1/chat/completions", json={**CHAT, "model": name})).status_code == 200
         assert (await http.post("/v1/chat/completions", json={**CHAT, "model": "three"})).status_code == 404
 

@@ -168,6 +168,9 @@ class OneModel(Catalogue):
                 continue
             if front.adapters.find(adapter) or (loads and await self.folders.ensure(front, adapter)):
                 return model, adapter
+        plain = name.removesuffix(":latest")  # Ollama's clients add it
+        if plain in names:
+            return plain, ""
         served = [*names, *(option.name for option in front.adapters.selected)]
         raise ModelNotFound(f"the model {name[:200]!r} does not exist", f"served: {listed(served)}", "model")
 
