@@ -17,9 +17,9 @@ from kvasir.weights.window import LayerWindow
 class Source:
     """Layer n consists of bytes n. slow: seconds of a read. fails: layers that cannot be read."""
 
-    def __init__(self, layers, places, slow=0.0):
+    def __init__(self, layers, places, slow=0.0, fails=()):
         self.layers, self.places = layers, [np.zeros(16, np.uint8) for _ in range(places)]
-        self.slow, self.fails, self.reads = slow, set(), []
+        self.slow, self.fails, self.reads = slow, set(fails), []
         self.window = LayerWindow(self.read, layers, self.places, [16] * len(layers))
 
     def read(self, layer, memory):
@@ -92,8 +92,7 @@ def test_a_step_that_ends_early_is_followed_by_a_whole_one(made, end):
 
 
 def test_a_layer_that_cannot_be_read_is_an_error_and_later_steps_try_again(made):
-    source = made([0, 1, 2], 2)
-    source.fails = {1}
+    source = made([0, 1, 2], 2, fails={1})  # from the first read on, which begins at once
     for _ in range(2):
         with pytest.raises(DeviceFault, match="layer 1"):
             for layer in range(3):
