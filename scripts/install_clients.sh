@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs third-party clients that some slow tests use into .clients/: litellm, langchain, openai-agents, instructor and
-# pydantic-ai in a separate environment, and Anthropic's and Vercel's JavaScript clients if node and npm are installed.
+# pydantic-ai in environments of their own, and Anthropic's and Vercel's JavaScript clients if node and npm are installed.
 # Takes about a minute, 600 MB and a network connection. Without these clients the tests are skipped.
 set -eu
 cd "$(dirname "$0")/.."
@@ -8,8 +8,10 @@ cd "$(dirname "$0")/.."
 mkdir -p .clients
 [ -x .clients/venv/bin/python ] || "${PYTHON:-python3}" -m venv .clients/venv
 .clients/venv/bin/python -m pip --disable-pip-version-check install -q \
-  'litellm>=1.106' 'langchain-openai>=1.7' 'langchain-anthropic>=1.7' 'openai-agents>=0.20' \
-  'instructor>=1.17,<2' 'pydantic-ai-slim[openai]>=2.68,<3'
+  'litellm>=1.106' 'langchain-openai>=1.7' 'langchain-anthropic>=1.7' 'openai-agents>=0.20'
+# instructor needs an older openai than the others.
+[ -x .clients/typed/bin/python ] || "${PYTHON:-python3}" -m venv .clients/typed
+.clients/typed/bin/python -m pip --disable-pip-version-check install -q instructor 'pydantic-ai-slim[openai]'
 
 if command -v npm >/dev/null && command -v node >/dev/null; then
   [ -e .clients/package.json ] || echo '{"private": true}' > .clients/package.json

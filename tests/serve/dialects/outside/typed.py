@@ -24,7 +24,7 @@ class Sum(BaseModel):
 
 def by_instructor(url: str, model: str) -> dict:
     found = {}
-    for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS, instructor.Mode.JSON):
+    for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
         client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key="none"), mode=mode)
         asked = {"model": model, "messages": [{"role": "user", "content": ASK}], "temperature": 0, "max_tokens": 100}
         answer = client.chat.completions.create(response_model=Sum, max_retries=0, **asked)
