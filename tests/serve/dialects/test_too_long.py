@@ -64,6 +64,7 @@ async def test_a_prompt_too_long_for_openai_has_its_code(http, path, text):
     error = await refused(http, path, OPENAI[path](text))
     assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
     assert error["message"].startswith(f"This model's maximum context length is {CONTEXT} tokens")
+    assert error["message"].endswith("[context_length_exceeded]"), "some clients look for the code in the text"
     assert error["param"] in ("messages", "prompt", "input")
 
 

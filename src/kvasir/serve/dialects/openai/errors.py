@@ -14,7 +14,8 @@ def openai_error(fault: Fault, request_id: str | None = None) -> bytes:
     kind = kind or ("invalid_request_error" if fault.status < 500 else "server_error")
     error = {"message": fault.message, "type": kind, "param": fault.param, "code": fault.code}
     if long := fault.too_long:
-        error["message"] = f"This model's maximum context length is {long.context} tokens: {fault.message}"
+        about = f"This model's maximum context length is {long.context} tokens: {fault.message}"
+        error["message"] = f"{about} [{fault.code}]"  # some clients look for the code in the text
     return msgspec.json.encode({"error": error})
 
 
