@@ -43,8 +43,8 @@ COLUMNS = ("way", "kind", "prompt", "first_ms", "wait_ms", "second_ms", "least_m
 
 @dataclass(frozen=True)
 class Side:
-    """What one process is told. core: the only processor that it runs on, -1 for any. shared: whether memory is shared.
-    grows: whether blocks are sent layer by layer."""
+    """The settings of one process. core: the only processor that it runs on, -1 for any. shared: whether memory is
+    shared. grows: whether blocks are sent layer by layer."""
 
     options: EngineOptions
     core: int

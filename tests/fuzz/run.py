@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,9 +126,16 @@ def _run(job: Job, *options: str, seconds: int) -> subprocess.CompletedProcess[s
     )
 
 
+_LOADING = threading.Lock()  # numpy fails if two threads import it for the first time at once
+
+
 def _words(job: Job) -> tuple[str, ...]:
     """libFuzzer's option for a file with the target's dictionary."""
-    if job.name not in NAMES or not (words := load(job.name).words):
+    if job.name not in NAMES:
+        return ()
+    with _LOADING:
+        words = load(job.name).words
+    if not words:
         return ()
     path = WORK / f"{job.name}.dict"
     data = (word if isinstance(word, bytes) else word.encode() for word in words)

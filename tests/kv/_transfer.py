@@ -13,7 +13,7 @@ from kvasir.kv.transfer.exchange import BlockExchange, ExchangeOptions
 from kvasir.kv.transfer.link import parse_address
 from tests.kv._tiers import FACTS
 
-KEY = b"a key that nobody knows"
+KEY = b"the key of all engines"
 
 
 def certificate(folder: Path) -> Path:

@@ -31,7 +31,7 @@ def read_lines(prompt: str, more: str) -> str:
 
 
 def is_open(text: str) -> bool:
-    """Whether the input goes on in the next line."""
+    """Whether the input continues in the next line."""
     if text.lstrip().startswith(QUOTES):
         return text.count(QUOTES) < 2
     return text.endswith("\\")

@@ -17,7 +17,7 @@ from kvasir.weights.find import find_model
 
 
 class OtherModel(Exception):
-    """The user goes on with another model."""
+    """The user continues with another model."""
 
     def __init__(self, model: str):
         super().__init__(model)

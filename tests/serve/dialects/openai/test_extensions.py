@@ -10,7 +10,7 @@ from kvasir.engine.front import Front
 from kvasir.serve.settings import ServeSettings
 from kvasir.text.chat import ChatTemplate
 from tests.serve.dialects.openai.test_chat import PROMPT, ask, content, refused
-from tests.serve.dialects.openai.test_chat_tools import CALL, SAID, front
+from tests.serve.dialects.openai.test_chat_tools import CALL, front
 from tests.serve.dialects.openai.test_chat_tools import ask as ask_tools
 from tests.serve.dialects.openai.test_chat_tools import body as body_tools
 from tests.serve.fakes import EchoEngine, byte_tokenizer
@@ -319,7 +319,3 @@ async def test_unknown_fields_are_refused_or_listed(http):
         assert error["param"] == "temperature"
         anthropic = {"model": "fake", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "glitter": 1}
         assert (await lenient.post("/v1/messages", json=anthropic)).headers["x-kvasir-ignored-fields"] == "glitter"
-
-
-def test_said_has_reasoning():
-    assert SAID.startswith("<think>")
