@@ -68,7 +68,7 @@ def test_an_agent_with_an_output_type_calls_its_tool_first(tools):
 @needs_node
 def test_the_tool_runner_in_javascript(tools):
     found = run(NODE, HERE / "tool_runner.mjs", tools.url, "fake", f"{CALL}<eos>", CLIENTS)
-    expected = {"reasons": ["tool_use", "prefetch"], "text": GIVEN}
+    expected = {"reasons": ["tool_use", "end_turn"], "text": GIVEN}
     assert found == dict.fromkeys(("zod", "json", "stream", "eager", "unthreaded"), expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
@@ -117,18 +118,19 @@ async def test_the_async_client_reads_streams(speaking):
 @pytest.mark.parametrize(
     ("fields", "reason", "sequence"),
     [
-        ({"reply": "Done."}, "prefetch", None),
+        ({"reply": "Done."}, "end_turn", None),
         ({"reply": "Done.", "max_tokens": 3}, "max_tokens", None),
         ({"reply": "Done.", "max_tokens": 0}, "max_tokens", None),
         ({"reply": "Done.", "stop_sequences": ["?", "on"]}, "stop_sequence", "on"),
         ({"reply": CALL}, "tool_use", None),
         ({"reply": CALL, "max_tokens": 60}, "max_tokens", None),
-        ({"reply": CALL, "tools": []}, "prefetch", None),
+        ({"reply": CALL, "tools": []}, "end_turn", None),
     ],
 )
 def test_an_answer_states_why_it_ended(own, fields, reason, sequence):
     message = own.messages.create(**body(**fields))
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
+    assert reason in get_args(anthropic.types.StopReason)
 
 
 def test_an_answer_ends_with_the_context():

@@ -58,7 +58,7 @@ def tool():
 
 def test_a_tool_runner_answers(own, tool):
     runner = own.beta.messages.tool_runner(**ASK, tools=[tool])
-    assert [message.stop_reason for message in runner] == ["tool_use", "prefetch"]
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
     assert runner.until_done().content[-1].text == GIVEN
 
 

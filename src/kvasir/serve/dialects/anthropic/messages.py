@@ -190,7 +190,7 @@ class MessageJob:
         if delta.stop_reason in (self.wire.stop_sequences or ()) and not self.only_prompt:
             return ending | {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
         if delta.finish_reason is FinishReason.STOP and not self.only_prompt:
-            reason = "tool_use" if called else "prefetch"
+            reason = "tool_use" if called else "end_turn"
         else:
             full = delta.usage.completion_tokens < self.wire.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
