@@ -101,9 +101,9 @@ def test_evicted_blocks_come_back_from_a_tier(kinds, length):
 
 
 @examples(15)
-@given(MIXES, st.lists(st.integers(0, 2), min_size=4, max_size=12), st.booleans())
-def test_batched_answers_equal_single_ones(kinds, which, ahead):
-    """Tiny pools: sequences wait for blocks, and are preempted."""
+@given(MIXES, st.lists(st.integers(0, 2), min_size=4, max_size=12), st.booleans(), st.integers(1, 9))
+def test_batched_answers_equal_single_ones(kinds, which, ahead, period):
+    """Tiny pools: sequences wait for blocks, and are preempted. The prefix cache is reset every `period` steps."""
     runner = FakeRunner(
         kinds=kinds, block_size=SIZE, max_model_len=LENGTH, max_tokens_per_step=24, max_rows=4,
         num_blocks=2 + max(kind.blocks(LENGTH, SIZE) for kind in kinds),
@@ -116,6 +116,9 @@ def test_batched_answers_equal_single_ones(kinds, which, ahead):
         scheduler.add(asked[-1])
         for _ in range(3):
             drive.step()
+            if len(drive.plans) % period == 0:
+                scheduler.kv.tree.clear()
+                scheduler.check()
         if i % 3 == 2 and scheduler.running and not ahead:
             scheduler.preempt(scheduler.running[0])
     drive.drain()

@@ -124,6 +124,11 @@ class AsyncLLM:
         """Forgets an adapter; requests under way keep it. Raises ModelNotFound."""
         await self.front.adapters.unload(name)
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes. Changes no result; the next requests compute their whole prompts."""
+        await self.front.engine.reset_prefix_cache()
+        return True
+
     async def start(self) -> AsyncLLM:
         """Loads the model; returns this object. Raises KvasirError."""
         await self.front.start()

@@ -90,6 +90,12 @@ class Engine(Protocol):
         """Ends one choice, or the whole request; no further delta is guaranteed. Unknown ids are ignored."""
         ...
 
+    async def reset_prefix_cache(self) -> int:
+        """Forgets all prefixes that are cached in the engine's memory, pinned ones too; the result of no request
+        changes. Requests under way keep their blocks, and leave them in the cache when they end. Returns how many
+        blocks became free. Raises EngineDead."""
+        ...
+
     async def stats(self) -> EngineStats:
         """Fetches current statistics from the engine. Raises EngineDead."""
         ...

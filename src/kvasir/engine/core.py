@@ -161,6 +161,13 @@ class EngineCore:
         log = self.scheduler.kv.tree.log
         return log.take() if log else None
 
+    def reset_prefix_cache(self) -> int:
+        """Forgets all cached prefixes; see `Engine.reset_prefix_cache`. What a tier has saved stays there."""
+        pools = self.scheduler.kv.pools
+        before = sum(pool.free for pool in pools)
+        self.scheduler.kv.tree.clear()
+        return sum(pool.free for pool in pools) - before
+
     def expires(self) -> float | None:
         """Seconds until a deadline of a paused request, at which a step is due even if `has_work` is false; or None."""
         return self.scheduler.expires()

@@ -265,6 +265,8 @@ class HostedClient:
                 return wire.Answer(number, snapshot=await engine.look())
             case wire.Ask(what="pulse"):
                 return wire.Answer(number, alive=await engine.alive(PULSE_SECONDS))
+            case wire.Ask(what="reset_prefix_cache"):
+                return wire.Answer(number, freed=await engine.reset_prefix_cache())
             case wire.LoadAdapter(_, name, path, replaces, pinned):
                 info = await engine.load_adapter(name, path, replace=replaces, pinned=pinned)
                 self._tell()

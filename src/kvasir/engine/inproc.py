@@ -140,6 +140,14 @@ class InProcessEngine(TakesAdapters):
         runner = await self._ask(lambda core: core.runner)
         return await asyncio.to_thread(runner.read_adapter, path)
 
+    async def reset_prefix_cache(self) -> int:
+        return await self._ask(self._reset_prefix_cache)
+
+    def _reset_prefix_cache(self, core: EngineCore) -> int:
+        freed = core.reset_prefix_cache()
+        self._report_cache(core)  # there may be no step for a long time
+        return freed
+
     async def stats(self) -> EngineStats:
         return self._named(dataclasses.replace(await self._ask(EngineCore.stats), pid=os.getpid()))
 
@@ -224,8 +232,11 @@ class InProcessEngine(TakesAdapters):
             added = core.advance()
             if added:
                 self._deliver(added)
-            if (changes := core.cache_changes()) and self._follower:
-                self._call(self._follower, changes)
+            self._report_cache(core)
+
+    def _report_cache(self, core: EngineCore) -> None:
+        if (changes := core.cache_changes()) and self._follower:
+            self._call(self._follower, changes)
 
     def _deliver(self, added: list[Delta | Tokens]) -> None:
         """Hands the results of a step to the event loop. Blocks while the loop has AHEAD unread results, so that the

@@ -177,6 +177,10 @@ class LLM:
         """As `AsyncLLM.unload_adapter`."""
         self._wait(self._llm.unload_adapter(name))
 
+    def reset_prefix_cache(self) -> bool:
+        """As `AsyncLLM.reset_prefix_cache`."""
+        return self._wait(self._llm.reset_prefix_cache())
+
     def stats(self):
         """The engine's current statistics."""
         return self._wait(self._llm.front.stats())

@@ -187,6 +187,9 @@ class RemoteEngine:
     async def unload_adapter(self, name: str) -> None:
         await self._ask(lambda number: wire.UnloadAdapter(number, name))
 
+    async def reset_prefix_cache(self) -> int:
+        return (await self._ask(lambda number: wire.Ask(number, "reset_prefix_cache"))).freed
+
     async def stats(self) -> EngineStats:
         answer = await self._ask(lambda number: wire.Ask(number, "stats"))
         return self._cumulative.add(answer.stats or EngineStats())

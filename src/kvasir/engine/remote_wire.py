@@ -27,7 +27,7 @@ from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
-VERSION = 2
+VERSION = 3
 HELLO_BYTES = 4096  # the longest first frame of a client
 MAX_FRAME = 128 << 20  # bytes of any other
 BEAT_SECONDS = 2.0
@@ -76,7 +76,7 @@ class Pause(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """A query: "stats", "look" or "pulse"."""
+    """A query: "stats", "look", "pulse" or "reset_prefix_cache"."""
 
     number: int
     what: str
@@ -160,6 +160,7 @@ class Answer(_Message, frozen=True):
     snapshot: Snapshot | None = None
     alive: bool = False
     adapter: AdapterInfo | None = None
+    freed: int = 0
 
 
 class AdapterList(_Message, frozen=True):

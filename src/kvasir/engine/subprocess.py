@@ -210,6 +210,9 @@ class ProcessEngine(TakesAdapters):
         assert answer.adapter is not None
         return answer.adapter
 
+    async def reset_prefix_cache(self) -> int:
+        return (await self._query("reset_prefix_cache")).freed
+
     async def stats(self) -> EngineStats:
         answer = await self._query("stats")
         assert answer.stats is not None

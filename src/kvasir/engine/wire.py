@@ -66,7 +66,7 @@ class Pause(_Message, frozen=True):
 
 
 class EngineQuery(_Message, frozen=True):
-    """A numbered query: "stats", "look", "check" or "pulse"."""
+    """A numbered query: "stats", "look", "check", "pulse" or "reset_prefix_cache"."""
 
     number: int
     what: str
@@ -160,6 +160,7 @@ class Reply(_Message, frozen=True):
     error: str | None = None
     snapshot: Snapshot | None = None
     longest_step: float = 0.0  # seconds, among the recorded steps
+    freed: int = 0  # blocks
     adapter: AdapterInfo | None = None
     fault: ErrorReport | None = None
 

@@ -129,6 +129,12 @@ class EngineWorker:
             case wire.DropAdapter(content):
                 self.core.drop_adapter(content)
 
+    def _reset_prefix_cache(self) -> int:
+        freed = self.core.reset_prefix_cache()
+        if changes := self.core.cache_changes():  # there may be no step for a long time
+            self.send(wire.CacheReport(changes))
+        return freed
+
     def _send_adapters(self) -> None:
         """Answers the questions about adapters that have been read."""
         for number in [number for number, reading in self._readings.items() if reading.done()]:
@@ -144,6 +150,8 @@ class EngineWorker:
                 return wire.Reply(number, longest_step=self.core.longest_step)
             if what == "look":
                 return wire.Reply(number, snapshot=self.core.look())
+            if what == "reset_prefix_cache":
+                return wire.Reply(number, freed=self._reset_prefix_cache())
             if what == "check":
                 self.core.check()
             return wire.Reply(number, dataclasses.replace(self.core.stats(), pid=os.getpid()))

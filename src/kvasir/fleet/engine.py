@@ -34,6 +34,7 @@ from kvasir.types import AdapterInfo, Delta, FinishReason, Request
 
 log = logging.getLogger("kvasir.fleet")
 
+RESET_SECONDS = 30.0  # for a replica to reset its prefix cache: it does between two steps
 MEETINGS = 3  # replicas over which servers exchange notes: one may be lost, and not all need hear of it
 
 
@@ -232,6 +233,24 @@ class FleetEngine(Scaling):
 
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)
+
+    async def reset_prefix_cache(self) -> int:
+        """Of all replicas. Raises EngineDead if one does not answer; the others have forgotten theirs then."""
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        asked = [r for r in self.replicas if not r.engine.ended]
+        freed = await asyncio.gather(*map(self._reset, asked))
+        if failed := [str(r.index) for r, blocks in zip(asked, freed, strict=True) if blocks is None]:
+            what = f"the prefix cache may not be empty in replica {', '.join(failed)}, which does not answer"
+            raise EngineDead(what, "try again later")
+        return sum(blocks for blocks in freed if blocks)
+
+    async def _reset(self, replica: Replica) -> int | None:
+        """Resets the prefix cache of a replica; returns the blocks that became free, None if it does not answer."""
+        try:
+            return await asyncio.wait_for(replica.engine.reset_prefix_cache(), RESET_SECONDS)
+        except (EngineDead, TimeoutError):
+            return None
 
     async def stats(self) -> EngineStats:
         await asyncio.gather(*map(self._hear, [] if self.asleep else self._answering()))

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir import __version__
 from kvasir.errors import KvasirError
-from kvasir.serve import adapters, fleet, meta, models
+from kvasir.serve import adapters, administration, fleet, meta, models
 from kvasir.serve.auth.guards import HostGuard, KeyGuard
 from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.auth.quota import QuotaGuard, Quotas
@@ -74,7 +74,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.batches = batches.Batches(batches.Caller(app), settings, ring, quotas, catalogue.rows)
     app.state.dialects = DIALECTS
     of_dialects = (router for dialect in DIALECTS for router in dialect.routers)
-    routers = (*of_dialects, models.router, adapters.router, fleet.router, meta.router, live.router)
+    own = (models, adapters, administration, fleet, meta, live)
+    routers = (*of_dialects, *(part.router for part in own))
     app.state.routes = [*(route for router in routers for route in router.routes)]
     app.state.routes += static.routes if settings.page else []
     app.router.routes += app.state.routes  # including the routers would build all routes again for each application
