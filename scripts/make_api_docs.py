@@ -91,12 +91,12 @@ def page() -> str:
             groups.setdefault(tag, {}).setdefault((route.endpoint, tuple(sorted(route.methods or ()))), []).append(
                 route
             )
-    examples, objects = api_examples.run(), {}
+    examples, objects, shown = api_examples.run(), {}, {}
     parts = [HEAD]
     for tag in (*[t for t in TITLES if t in groups], *sorted(set(groups) - set(TITLES))):
         parts.append(f"## {TITLES.get(tag, tag)}\n")
         for same in groups[tag].values():
-            parts += _route(same, objects, examples)
+            parts += _route(same, objects, examples, shown)
     parts += _shared(objects)
     parts.append("## Objects\n")
     done: set[type[Wire]] = set()
@@ -115,10 +115,14 @@ def _routes(routes: Iterable[object]) -> Iterator[APIRoute]:
             yield from _routes(getattr(getattr(route, "original_router", None), "routes", ()))
 
 
-def _route(routes: list[APIRoute], objects: Objects, examples: Mapping[str, str]) -> Iterator[str]:
+def _route(
+    routes: list[APIRoute], objects: Objects, examples: Mapping[str, str], shown: dict[type[Wire], str]
+) -> Iterator[str]:
+    """shown: the route whose section has the table of a body."""
     route = routes[0]
     method = " ".join(sorted(route.methods or ()))
-    yield f"### {method} {route.path}\n"
+    title = f"{method} {route.path.replace(':path', '')}"
+    yield f"### {title}\n"
     if len(routes) > 1:
         yield f"Also {', '.join(f'`{other.path}`' for other in routes[1:])}.\n"
     if text := _line(route.endpoint.__doc__):
@@ -131,14 +135,18 @@ def _route(routes: list[APIRoute], objects: Objects, examples: Mapping[str, str]
         yield f"Query and headers: {', '.join(f'`{name}`' for name in names)}.\n"
     for body in route.dependant.body_params:
         for model in _models(body.field_info.annotation):
-            yield from _table(model, objects)
+            if (first := shown.setdefault(model, title)) == title:
+                yield from _table(model, objects)
+            else:
+                anchor = re.sub(r"[^\w\- ]", "", first.lower()).replace(" ", "-")
+                yield f"Its fields are those of [{first}](#{anchor}).\n"
 
 
 def _table(model: type[Wire], objects: Objects) -> Iterator[str]:
     """The fields of a model: its own with their meanings, and the names of those that other sections describe."""
     refused, ignored = getattr(model, "REFUSED", {}), getattr(model, "IGNORED", ())
     own, elsewhere = [], {}
-    for name, field in model.model_fields.items():
+    for name, field in sorted(model.model_fields.items(), key=lambda item: _rank(model, *item)):
         if name in refused or name in ignored:
             continue
         where = _section(model, name)
@@ -151,9 +159,17 @@ def _table(model: type[Wire], objects: Objects) -> Iterator[str]:
     for (title, anchor), names in elsewhere.items():
         yield f"Fields of [{title}](#{anchor}): {', '.join(f'`{name}`' for name in names)}.\n"
     if refused:
-        yield f"Refused: {', '.join(_refused(name, *refused[name]) for name in refused)}.\n"
+        names = (_refused(_alias(name, model.model_fields[name]), *refused[name]) for name in refused)
+        yield f"Refused: {', '.join(names)}.\n"
     if ignored:
-        yield f"Accepted, without effect: {', '.join(f'`{name}`' for name in ignored)}.\n"
+        names = (_alias(name, model.model_fields[name]) for name in ignored)
+        yield f"Accepted, without effect: {', '.join(f'`{name}`' for name in names)}.\n"
+
+
+def _rank(model: type[Wire], name: str, field: FieldInfo) -> tuple[bool, bool, int]:
+    """Required fields come first, then the model's name, then the model's own fields before inherited ones."""
+    home = next(i for i, c in enumerate(model.__mro__) if name in inspect.get_annotations(c))
+    return not field.is_required(), name != "model", home
 
 
 def _section(model: type[Wire], name: str) -> tuple[str, str] | None:
@@ -171,7 +187,7 @@ def _refused(name: str, harmless: tuple[object, ...], hint: str) -> str:
 
 def _alias(name: str, field: FieldInfo) -> str:
     if isinstance(field.validation_alias, AliasChoices):
-        return " / ".join(str(choice) for choice in field.validation_alias.choices)
+        return "`, `".join(str(choice) for choice in field.validation_alias.choices)
     return field.alias or (field.validation_alias if isinstance(field.validation_alias, str) else name)
 
 

@@ -137,36 +137,39 @@ class SamplerFields:
     """The fields that the sampler uses unchanged, in the order in which they act."""
 
     repetition_penalty: float = number(
-        1.0, 0.0, 10.0, "positive logits of known ids are divided by it, others multiplied", open_low=True,
-        names=EVERY | REPEAT | TGI, native="float", sampler=PENALTIES, off=1.0, recommended=True,
+        1.0, 0.0, 10.0, "divides the positive logits of ids that occurred, and multiplies their negative ones",
+        open_low=True, names=EVERY | REPEAT | TGI, native="float", sampler=PENALTIES, off=1.0, recommended=True,
         flag="Above 1: penalize tokens of the prompt and the output.",
     )  # fmt: skip
     repetition_last_n: int = integer(
-        -1, -1, INT32, "how many of the last ids it considers, prompt included; -1: all",
+        -1, -1, INT32, "how many of the last ids the repetition penalty considers, prompt included; -1: all",
         names=LAST_N, native="int64_t",
     )  # fmt: skip
     frequency_penalty: float = number(
-        0.0, -2.0, 2.0, "taken from the logit of an id of the output, as often as it occurred",
+        0.0, -2.0, 2.0, "subtracted from the logit of an id, as often as it is in the output",
         names=MODELFILE | TGI, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: penalize output tokens by their count.",
     )  # fmt: skip
     presence_penalty: float = number(
-        0.0, -2.0, 2.0, "taken once from the logit of an id of the output",
+        0.0, -2.0, 2.0, "subtracted once from the logit of an id that is in the output",
         names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: penalize tokens that the output contains.",
     )  # fmt: skip
     occurrence_last_n: int = integer(
-        0, -1, INT32, "how many of the last ids these two consider, prompt included; -1: all, 0: the output",
+        0, -1, INT32,
+        "how many of the last ids frequency and presence penalty consider, prompt included; -1: all, 0: the output",
         names=LAST_N, own=tuple(LAST_N), native="int64_t",
     )  # fmt: skip
     dry_multiplier: float = number(
         0.0, 0.0, 1000.0, "DRY: penalty of a repetition of the allowed length; 0: off",
         names=EVERY, sampler=DRY, off=0.0,
     )  # fmt: skip
-    dry_base: float = number(1.75, 1.0, 1000.0, "its growth with each further id", names=EVERY)
-    dry_allowed_length: int = integer(2, 0, INT32, "ids that may repeat", names=EVERY, native="int64_t")
+    dry_base: float = number(1.75, 1.0, 1000.0, "DRY: factor of the penalty for each further id", names=EVERY)
+    dry_allowed_length: int = integer(
+        2, 0, INT32, "DRY: length of repetitions that are not penalized", names=EVERY, native="int64_t"
+    )
     dry_penalty_last_n: int = integer(
-        64, -1, INT32, "how many of the last ids it considers; -1: all", names=EVERY, native="int64_t"
+        64, -1, INT32, "DRY: how many of the last ids are searched; -1: all", names=EVERY, native="int64_t"
     )
     temperature: float = number(
         1.0, 0.0, 100.0, "divides the logits: lower is more predictable, below 1e-5 the best token is taken",
@@ -182,13 +185,13 @@ class SamplerFields:
         flag="Keep the k most probable tokens; 0: all.",
     )  # fmt: skip
     typical_p: float = number(
-        1.0, 0.0, 1.0, "keeps tokens of typical surprise up to this mass; 1: all", open_low=True,
-        names=MODELFILE | TGI, sampler=TYPICAL_P, off=1.0,
+        1.0, 0.0, 1.0, "keeps the tokens of most typical surprise up to this sum of probabilities; 1: all",
+        open_low=True, names=MODELFILE | TGI, sampler=TYPICAL_P, off=1.0,
     )  # fmt: skip
     top_p: float = number(
-        1.0, 0.0, 1.0, "keeps the most probable tokens up to this mass; 1: all", open_low=True,
+        1.0, 0.0, 1.0, "keeps the most probable tokens up to this sum of probabilities; 1: all", open_low=True,
         names=MODELFILE | TGI | {"anthropic": ""}, sampler=TOP_P, off=1.0, recommended=True,
-        flag="Keep the most probable tokens up to this mass.",
+        flag="Keep the most probable tokens up to this sum of probabilities.",
     )  # fmt: skip
     min_p: float = number(
         0.0, 0.0, 1.0, "keeps tokens of at least this share of the best one's probability; 0: all",
@@ -199,24 +202,28 @@ class SamplerFields:
         0.0, 0.0, 1.0, "XTC: the probability that it applies; 0: never", names=EVERY, sampler=XTC, off=0.0
     )
     xtc_threshold: float = number(
-        0.1, 0.0, 1.0, "of tokens with at least this probability, only the least probable stays", names=EVERY
+        0.1, 0.0, 1.0, "XTC: of tokens with at least this probability, only the least probable stays", names=EVERY
     )
     dynatemp_range: float = number(
-        0.0, 0.0, 100.0, "dynamic temperature by entropy: range to either side; 0: off",
+        0.0, 0.0, 100.0, "dynamic temperature by entropy: how far it goes below and above temperature; 0: off",
         names=EVERY, sampler=TEMPERATURE, off=0.0,
     )  # fmt: skip
-    dynatemp_exponent: float = number(1.0, 0.0, 100.0, "exponent of the normalized entropy", names=EVERY)
+    dynatemp_exponent: float = number(
+        1.0, 0.0, 100.0, "dynamic temperature: exponent of the normalized entropy", names=EVERY
+    )
     mirostat: int = choice(
-        0, {0: "off", 2: "version 2"}, "keeps the surprise of tokens near a target",
+        0, {0: "off", 2: "version 2"}, "Mirostat: keeps the surprise of tokens near a target",
         names=MODELFILE, native="int32_t", off=0, carries=True,
     )  # fmt: skip
-    mirostat_tau: float = number(5.0, 0.0, 100.0, "its target, in bits", names=MODELFILE)
-    mirostat_eta: float = number(0.1, 0.0, 10.0, "its learning rate", names=MODELFILE)
+    mirostat_tau: float = number(5.0, 0.0, 100.0, "Mirostat: target of the surprise, in bits", names=MODELFILE)
+    mirostat_eta: float = number(0.1, 0.0, 10.0, "Mirostat: learning rate", names=MODELFILE)
     adaptive_target: float = number(
-        -1.0, -1.0, 1.0, "prefers tokens of about this probability; below 0: off",
+        -1.0, -1.0, 1.0, "adaptive-p: prefers tokens of about this probability; below 0: off",
         names=EVERY, sampler=ADAPTIVE_P, off=-1.0, carries=True,
     )  # fmt: skip
-    adaptive_decay: float = number(0.9, 0.0, 0.99, "share of its history kept with each token", names=EVERY)
+    adaptive_decay: float = number(
+        0.9, 0.0, 0.99, "adaptive-p: share of the history that each token keeps", names=EVERY
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +231,15 @@ class RequestFields(SamplerFields):
     """All fields of a request to generate, except the structure of its output."""
 
     n: int = integer(
-        1, 1, MAX_N, "choices", where="scheduler",
+        1, 1, MAX_N, "number of choices", where="scheduler",
         names=EVERY | {"llamacpp": "n_cmpl", "tgi": "best_of"}, own=("openai", "ollama", "llamacpp", "tgi"),
     )  # fmt: skip
     dry_sequence_breakers: tuple[str, ...] = texts(
-        ("\n", ":", '"', "*"), MAX_BREAKERS, MAX_BREAKER_CHARS, "texts that no repetition extends across", names=EVERY
+        ("\n", ":", '"', "*"),
+        MAX_BREAKERS,
+        MAX_BREAKER_CHARS,
+        "DRY: texts that no repetition extends across",
+        names=EVERY,
     )
     bad_words: tuple[str, ...] = texts(
         (),
@@ -247,7 +258,8 @@ class RequestFields(SamplerFields):
         names=MODELFILE | TGI | {"anthropic": ""},
     )  # fmt: skip
     max_tokens: int | None = integer(
-        16, 1, INT32, "maximum tokens of a choice", optional=True, where="scheduler",
+        16, 1, INT32, "maximum tokens of a choice; by default a chat has what the context leaves",
+        optional=True, where="scheduler",
         names=dict.fromkeys(("openai", "anthropic"), "") | dict.fromkeys(("ollama", "modelfile"), "num_predict")
         | {"llamacpp": "n_predict", "tgi": "max_new_tokens"},
         own=("openai", "ollama", "llamacpp", "anthropic", "tgi"),
@@ -266,13 +278,18 @@ class RequestFields(SamplerFields):
         False, "the stop string stays in the text", where="front", names={"openai": ""}
     )
     ignore_eos: bool = flag(False, "the end-of-sequence id does not end a choice", where="scheduler", names=EVERY)
-    skip_special_tokens: bool = flag(True, "special tokens have no text", where="front", names={"openai": ""})
+    skip_special_tokens: bool = flag(True, "leave special tokens out of the text", where="front", names={"openai": ""})
     logprobs: int | None = integer(
         None, 0, MAX_LOGPROBS, "log-probabilities of the sampled token and of this many of the best",
         names=EVERY | {"llamacpp": "n_probs", "tgi": "top_n_tokens"}, own=("openai", "ollama", "llamacpp", "tgi"),
     )  # fmt: skip
     prompt_logprobs: int | None = integer(
-        None, 0, MAX_LOGPROBS, "the same for the tokens of the prompt", names={"openai": ""}, own=("openai",)
+        None,
+        0,
+        MAX_LOGPROBS,
+        "log-probabilities of the tokens of the prompt, and of this many of the best at each place",
+        names={"openai": ""},
+        own=("openai",),
     )
     thinking_token_budget: int | None = integer(
         None, 0, INT32, "reasoning tokens after which the end of reasoning is forced",

@@ -15,7 +15,8 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
     length = options.max_model_len or model.max_positions
     if length > model.max_positions:
         raise ConfigError(
-            f"max_model_len {length} is beyond the {model.max_positions} positions of the model", "lower it"
+            f"max_model_len {length} is beyond the {model.max_positions} positions of the model",
+            f"give at most {model.max_positions}, or extend the model with --rope-scaling if its authors say how",
         )
     batched = options.max_num_batched_tokens or (2048 if device.kind == "cuda" or model.streams else 512)
     if model.bidirectional:
