@@ -117,6 +117,10 @@ class DeadlineExceeded(KvasirError):
     """The request's deadline passed before its choices were complete: HTTP 408."""
 
 
+class RequestAborted(KvasirError):
+    """The request was aborted on the server, not by its client: HTTP 499."""
+
+
 class ModelFileError(KvasirError, ValueError):
     """A model file is malformed, truncated, hostile, or of an unknown kind."""
 

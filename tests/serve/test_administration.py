@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from kvasir.engine.front import Front
@@ -11,7 +12,7 @@ from kvasir.fleet.engine import FleetEngine
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.settings import ServeSettings
 from tests.serve.fakes import EchoEngine, byte_tokenizer, template
-from tests.serve.running import client
+from tests.serve.running import client, live
 
 LONG = "a prompt that is long enough for some blocks of the cache to be full, and then some more of it"
 BODY = {"prompt": LONG, "max_tokens": 3, "temperature": 0}
@@ -60,12 +61,13 @@ async def test_what_a_reset_cannot_do_is_refused(http):
     assert (await http.get("/reset_prefix_cache")).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache"])
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache", "/abort_request"])
 async def test_only_who_manages_the_server_may(path):
     async with client(KEYS) as http:
-        assert (await http.post(path)).status_code == 401
-        assert (await http.post(path, headers=bearer("infer-key"))).status_code == 403
-        assert (await http.post(path, headers=bearer("manage-key"))).status_code == 200
+        body = {"rid": "x"}
+        assert (await http.post(path, json=body)).status_code == 401
+        assert (await http.post(path, json=body, headers=bearer("infer-key"))).status_code == 403
+        assert (await http.post(path, json=body, headers=bearer("manage-key"))).status_code == 200
 
 
 async def test_a_replica_that_does_not_answer_is_named_in_the_error():
@@ -77,3 +79,84 @@ async def test_a_replica_that_does_not_answer_is_named_in_the_error():
         answer = await http.post("/reset_prefix_cache")
         assert answer.status_code == 503 and "replica 1" in answer.json()["error"]["message"]
         await asyncio.sleep(0)
+
+
+SLOW = {"prompt": "hello", "max_tokens": 400, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "temperature": 0}
+GENERATING = {
+    "completion": ("/v1/completions", SLOW),
+    "choices": ("/v1/completions", {**SLOW, "n": 3, "temperature": 1}),
+    "prompts": ("/v1/completions", {**SLOW, "prompt": ["a", "b"]}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "response": ("/v1/responses", {"input": "hello", "max_output_tokens": 400}),
+    "message": ("/v1/messages", {**CHAT, "model": "fake"}),
+    "ollama": ("/api/chat", {"model": "fake", "messages": CHAT["messages"], "stream": False}),
+    "llama.cpp": ("/completion", {"prompt": "hello", "n_predict": 400}),
+    "tgi": ("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": 400}}),
+}
+
+
+async def until_open(http, count: int = 1) -> None:
+    while (await http.front.stats()).running < count:
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("what", GENERATING)
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_request_is_aborted_by_the_id_that_its_client_chose(what, replicas):
+    path, body = GENERATING[what]
+    async with client(front=fleet(replicas, step_seconds=0.005)) as http:
+        mine = asyncio.ensure_future(http.post(path, json=body, headers={"x-request-id": "mine"}))
+        await until_open(http)
+        other = asyncio.ensure_future(http.post("/v1/completions", json={**SLOW, "max_tokens": 9}))
+        assert (await http.post("/abort_request", json={"rid": "nothing"})).json()["aborted"] == 0
+        answer = await http.post("/abort_request", json={"rid": "mine"})
+        assert answer.status_code == 200 and answer.json()["aborted"] == 1
+        ended = await mine
+        assert ended.status_code == (499 if what != "ollama" else ended.status_code)
+        assert "aborted" in ended.text
+        assert (await other).status_code == 200
+        assert len(http.app.state.open_requests) == 0  # type: ignore[attr-defined]
+
+
+def test_a_stream_is_aborted_by_the_id_of_its_response():
+    with live(step_seconds=0.005) as server:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+            lines = response.iter_lines()
+            id = next(lines).split('"id":"')[1].split('"')[0]
+            assert abort(server, id) == 1
+            rest = "".join(lines)
+        assert "request_aborted" in rest and "[DONE]" not in rest
+        assert abort(server, id) == 0
+
+
+def test_a_continued_stream_is_aborted():
+    """Its request has another id in the engine."""
+    with live(step_seconds=0.005) as server:
+        body, path = {**SLOW, "stream": True}, f"{server.url}/v1/completions"
+        with httpx.stream("POST", path, json=body, headers={"x-kvasir-event-ids": "1"}) as response:
+            place = next(response.iter_lines()).removeprefix("id: ")
+        again = {"last-event-id": place, "x-request-id": "again"}
+        with httpx.stream("POST", path, json=body, headers=again) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert abort(server, "again") == 1
+            assert "request_aborted" in "".join(lines)
+
+
+def abort(server, rid: str) -> int:
+    return httpx.post(f"{server.url}/abort_request", json={"rid": rid}).json()["aborted"]
+
+
+async def test_all_requests_are_aborted_at_once():
+    async with client(step_seconds=0.005) as http:
+        asked = [asyncio.ensure_future(http.post("/v1/completions", json=SLOW)) for _ in range(3)]
+        await until_open(http, 3)
+        assert (await http.post("/abort_request", json={"abort_all": True})).json()["aborted"] == 3
+        assert [(await one).status_code for one in asked] == [499] * 3
+
+
+async def test_an_abort_names_what_it_aborts(http):
+    for body in ({}, {"rid": ""}, {"rid": 3}, {"abort_all": "yes"}):
+        assert (await http.post("/abort_request", json=body)).status_code == 400

@@ -30,7 +30,7 @@ from kvasir.engine.grammars import Grammars
 from kvasir.engine.lengths import Bound as Bound
 from kvasir.engine.meter import Meter
 from kvasir.engine.reading import Reader, Reading
-from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError
+from kvasir.errors import DeadlineExceeded, EngineDead, InvalidRequest, KvasirError, RequestAborted
 from kvasir.guided.vocabulary import Vocabulary
 from kvasir.seeds import draw_seed
 from kvasir.snapshot import Snapshot
@@ -271,7 +271,7 @@ class Front(PromptEncoder):
 
     async def embed(self, request: Request) -> tuple[float, ...]:
         """The result of a request from `resolve_pooled`: float32 values. Raises what `Engine.submit` raises,
-        KvasirError if the engine fails on the input, DeadlineExceeded, EngineDead."""
+        KvasirError if the engine fails on the input, DeadlineExceeded, RequestAborted, EngineDead."""
         with self.meter.watch(request, self.info.targets.get(request.slo)) as watch:
             async with aclosing(self.engine.submit(request)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
@@ -280,6 +280,8 @@ class Front(PromptEncoder):
                         raise KvasirError(f"the engine failed on this input: {delta.error}")
                     if delta.finish_reason is FinishReason.TIMEOUT:
                         raise DeadlineExceeded("the request's deadline has passed")
+                    if delta.finish_reason is FinishReason.ABORT:
+                        raise RequestAborted("the request was aborted")
                     if delta.embedding is not None:
                         return delta.embedding
         raise EngineDead("the engine ended the request without an embedding")

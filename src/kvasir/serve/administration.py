@@ -1,9 +1,10 @@
-"""What an operator does to the engines of a server: POST /reset_prefix_cache, as in vLLM, and /flush_cache, as in
-SGLang."""
+"""What an operator does to the engines of a server: POST /reset_prefix_cache, as in vLLM; /flush_cache and
+/abort_request, as in SGLang."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request as HTTPRequest
@@ -15,6 +16,7 @@ from kvasir.serve.hosting.catalogue import catalogue_of, loaded_as
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
+from kvasir.serve.http.wire import Name, Wire
 
 router = APIRouter(route_class=JsonRoute, tags=["server", MANAGEMENT])
 
@@ -39,6 +41,28 @@ async def reset_prefix_cache(
 async def flush_cache(request: HTTPRequest) -> Response:
     """The same of all loaded models."""
     return await reset_prefix_cache(request)
+
+
+class AbortRequest(Wire):
+    """POST /abort_request"""
+
+    IGNORED: ClassVar = ("finished_reason", "abort_message")
+
+    rid: Name = ""
+    abort_all: bool = False
+    finished_reason: Any = None
+    abort_message: str | None = None
+
+
+@router.post("/abort_request", tags=["sglang"])
+async def abort_request(wire: AbortRequest, request: HTTPRequest) -> Response:
+    """Aborts a request, by its `rid`, its X-Request-Id or the id of its response, or all that generate. What it has
+    generated is lost, except in SGLang's format; its client gets the error `request_aborted`. The response tells how
+    many there were."""
+    if not wire.rid and not wire.abort_all:
+        raise InvalidRequest("no request is named", "give rid, or abort_all", param="rid")
+    aborted = await request.app.state.abort(None if wire.abort_all else wire.rid)
+    return json_response({"status": "ok", "aborted": aborted})
 
 
 async def _loaded(request: HTTPRequest, model: str | None) -> Sequence[Serving]:

@@ -25,6 +25,7 @@ from kvasir.serve.auth.guards import HostGuard, KeyGuard
 from kvasir.serve.auth.keyring import KeyRing
 from kvasir.serve.auth.quota import QuotaGuard, Quotas
 from kvasir.serve.auth.scopes import Managing, ScopeGuard
+from kvasir.serve.conversation.aborting import OpenRequests
 from kvasir.serve.conversation.output_memory import AnswerMemory, MemoryGuard
 from kvasir.serve.dialects import DIALECTS
 from kvasir.serve.dialects.openai import responses
@@ -61,6 +62,8 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     app.state.http_meter = HttpMeter()
     app.state.reports = _no_reports  # of the other processes of this server
     app.state.drain_gate = DrainGate()
+    app.state.open_requests = OpenRequests()
+    app.state.abort = app.state.open_requests.abort
     app.state.answer_memory = AnswerMemory(catalogue.settings.answer_memory)
     settings = catalogue.settings
     proxies = networks(settings.trusted_proxies)

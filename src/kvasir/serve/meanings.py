@@ -267,6 +267,8 @@ MEANINGS: dict[str, str] = {
     "CreateRequest.messages": "messages that precede each chat",
     "verbose": "also return long lists",
     "replicas": "how many replicas to have",
+    "rid": "which request: its `rid`, its `X-Request-Id`, or the id of its response",
+    "abort_all": "all requests that generate at present",
     "grace": "seconds for running requests to finish before they move to another replica",
     "type": "the kind of the object",
     "id": "the id",

@@ -14,7 +14,7 @@ import pytest
 
 from tests.serve.test_adapters import written
 from tests.serve.test_server import process
-from tests.serve.workers.running import folder, running
+from tests.serve.workers.running import folder, running, until
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -160,3 +160,24 @@ def test_clients_that_leave_free_their_requests(server):
                 break
             threading.Event().wait(0.02)
         assert not live["answers"]
+
+
+def test_a_request_of_any_worker_is_aborted():
+    with running(3, step_seconds=0.01) as server, ThreadPoolExecutor(8) as pool:
+        body = {"prompt": "hello", "max_tokens": 400, "temperature": 0}
+
+        def asked(number: int) -> httpx.Response:
+            return server.post("/v1/completions", body, headers={"x-request-id": f"mine-{number}"})
+
+        streams = [pool.submit(asked, i) for i in range(6)]
+        for i in range(6):
+            until(lambda i=i: server.post("/abort_request", {"rid": f"mine-{i}"}).json()["aborted"] == 1)
+        assert [stream.result().status_code for stream in streams] == [499] * 6
+
+
+def test_the_prefix_cache_is_reset_through_any_worker(server):
+    body = {"prompt": "a prompt of several blocks of the cache " * 3, "max_tokens": 2, "temperature": 0}
+    server.post("/v1/completions", body)
+    assert server.post("/reset_prefix_cache", None).json()["freed_blocks"] > 0
+    usage = server.post("/v1/completions", body).json()["usage"]
+    assert not (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

@@ -215,6 +215,7 @@ def with_event_ids(
     if not (asked and single):
         return cores, None
     ids = EventIds(cores[0], serving, request.app.state.http_meter, prefix, last, lines)
+    request.scope["state"]["engine_ids"] = (ids.engine_id,)
     return [ids.core], ids
 
 

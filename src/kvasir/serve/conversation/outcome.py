@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvasir.engine.answer import Answer, TextDelta
-from kvasir.errors import DeadlineExceeded, InvalidRequest
+from kvasir.errors import DeadlineExceeded, InvalidRequest, RequestAborted
 from kvasir.serve.http.faults import AnswerFailed, ids_for_logs, log
 from kvasir.types import FinishReason
 
 
 def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
     """Raises an error for a choice that did not end by itself: InvalidRequest if the request is the cause, AnswerFailed
-    if the engine is (the details are only logged), DeadlineExceeded after a timeout."""
+    if the engine is (the details are only logged), DeadlineExceeded after a timeout, RequestAborted."""
     reason = answer.finish_reason
     if reason is FinishReason.ERROR and answer.refused:
         raise InvalidRequest(answer.error or "the request was refused")
@@ -20,4 +20,4 @@ def check_finish(answer: TextDelta | Answer, request_id: str) -> None:
     if reason is FinishReason.TIMEOUT:
         raise DeadlineExceeded("the deadline of the request passed", "the text streamed so far is valid")
     if reason is FinishReason.ABORT:
-        raise AnswerFailed("the request was ended by the server")
+        raise RequestAborted("the request was aborted")

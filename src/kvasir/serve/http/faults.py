@@ -23,6 +23,7 @@ from kvasir.errors import (
     ModelNotFound,
     PromptTooLong,
     QueueFull,
+    RequestAborted,
     TextTooLong,
     bounded,
 )
@@ -67,7 +68,7 @@ class CannotContinue(KvasirError):
 
 
 class AnswerFailed(KvasirError):
-    """The engine failed on a choice, or the server ended its request."""
+    """The engine failed on a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(408, str(error), "deadline_exceeded", headers=_retry(None))
         case EngineDead():
             return Fault(503, str(error), "engine_unavailable", headers={"Retry-After": "5"})
+        case RequestAborted():
+            return Fault(499, str(error), "request_aborted", headers=_retry(None))
         case CannotContinue():
             return Fault(409, str(error), "cannot_continue")
         case AnswerFailed():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from kvasir.adapters import AdapterOption, check_name
@@ -26,11 +26,14 @@ BEAT_SECONDS = 1.0
 
 
 class MainLink:
-    """on_shelf: called with the adapters, at first and whenever they change. report: makes a report."""
+    """on_shelf: called with the adapters, at first and whenever they change. report: makes a report. abort: aborts
+    requests by name; returns how many there were."""
 
     def __init__(self, number: int):
         self.on_shelf: Callable[[messages.ShelfState], None] = lambda state: None
         self.report: Callable[[], WorkerReport | None] = lambda: None
+        self.abort: Callable[[str | None], Awaitable[int]] | None = None
+        self._work: set[asyncio.Task] = set()
         self._number = number
         self._link: FrameSocket | None = None
         self._asked: dict[int, asyncio.Future[messages.Granted | messages.Refused]] = {}
@@ -95,6 +98,13 @@ class MainLink:
             case messages.AskReport(number):
                 if (report := self.report()) is not None:
                     self.send(messages.Reported(number, report))
+            case messages.AbortNamed(number, name):
+                task = asyncio.ensure_future(self._abort(number, name))
+                self._work.add(task)
+                task.add_done_callback(self._work.discard)
+
+    async def _abort(self, number: int, name: str | None) -> None:
+        self.send(messages.Aborted(number, await self.abort(name) if self.abort else 0))
 
 
 class SharedQuotas(Quotas):

@@ -78,7 +78,7 @@ class MainProcess:
             holder = stack.enter_context(bind(settings))
             share(holder)
             app = self.app = create_app(self._catalogue)
-            app.state.reports = self._reports
+            app.state.reports, app.state.abort = self._reports, self._abort
             engine_path = make_socket_path()
             main_path = engine_path.parent / MAIN_SOCKET
             stack.callback(_remove, main_path, engine_path)
@@ -198,6 +198,11 @@ class MainProcess:
     def _signal(self, kind: signal.Signals) -> None:
         for worker in self._workers:
             worker.signal(kind)
+
+    async def _abort(self, name: str | None) -> int:
+        """Aborts requests by name in all processes; see OpenRequests.abort."""
+        own = self.app.state.open_requests.abort(name)
+        return sum(await asyncio.gather(own, *(link.abort(name) for link in self._links.values())))
 
     async def _reports(self) -> list[WorkerReport]:
         """Those of all workers, including ended ones."""

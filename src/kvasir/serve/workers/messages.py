@@ -130,6 +130,20 @@ class AskReport(_Message, frozen=True):
     number: int
 
 
+class AbortNamed(_Message, frozen=True):
+    """Aborts the worker's requests of this name, or all (None)."""
+
+    number: int
+    name: str | None
+
+
+class Aborted(_Message, frozen=True):
+    """The reply to AbortNamed. count: requests."""
+
+    number: int
+    count: int
+
+
 class Head(_Message, frozen=True):
     """An HTTP request up to its body, as in its ASGI scope."""
 
@@ -151,10 +165,9 @@ class Start(_Message, frozen=True):
     headers: list[tuple[bytes, bytes]]
 
 
-ToMain = (
-    Link | Serving | Alive | OpenPlace | ClosePlace | Prompt | Generated | LoadOption | UnloadName | Learnt | Reported
-)
-ToWorker = Granted | Refused | ShelfState | AskReport
+_Asked = OpenPlace | ClosePlace | Prompt | Generated | LoadOption | UnloadName
+ToMain = Link | Serving | Alive | _Asked | Learnt | Reported | Aborted
+ToWorker = Granted | Refused | ShelfState | AskReport | AbortNamed
 
 encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
 first = msgspec.msgpack.Decoder(Link | Head)

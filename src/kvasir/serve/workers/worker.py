@@ -69,6 +69,7 @@ async def _serve(front: Front, spec: WorkerSpec) -> None:
     linked = asyncio.ensure_future(link.run())
     await catalogue.start()
     link.report = lambda: WorkerReport.of(server.app.state.http_meter, {serving.names[0]: front.meter})
+    link.abort = server.app.state.open_requests.abort
     announcing = asyncio.ensure_future(_announce(server, link))
     try:
         with socket.socket(fileno=spec.listener) as listener:

@@ -17,6 +17,8 @@ from kvasir.serve.http.held import Held
 from kvasir.serve.telemetry.reports import WorkerReport
 from kvasir.serve.workers import messages
 
+ASK_SECONDS = 1.0
+
 
 class WorkerLink:
     """report: the worker's last."""
@@ -39,7 +41,7 @@ class WorkerLink:
         self._changed = changed
         self._heard = heard
         self._places: dict[str, list[Held]] = {}
-        self._asked: dict[int, asyncio.Future[WorkerReport]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._work: set[asyncio.Task] = set()
         self._serves = serves
@@ -75,18 +77,27 @@ class WorkerLink:
 
     async def ask_report(self) -> WorkerReport | None:
         """The worker's report as of now, or its last one."""
+        self.report = await self._ask(messages.AskReport) or self.report
+        return self.report
+
+    async def abort(self, name: str | None) -> int:
+        """Aborts the worker's requests of this name, or all (None); returns how many there were."""
+        return await self._ask(lambda number: messages.AbortNamed(number, name)) or 0
+
+    async def _ask(self, question: Callable[[int], messages.ToWorker]) -> Any:
+        """The worker's reply, None if it does not reply."""
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(messages.AskReport(number))
-            async with asyncio.timeout(1.0):
-                self.report = await answer
+            self.send(question(number))
+            async with asyncio.timeout(ASK_SECONDS):
+                return await answer
         except (TimeoutError, asyncio.CancelledError):
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
+            return None
         finally:
             del self._asked[number]
-        return self.report
 
     async def _take(self, message: messages.ToMain) -> None:
         match message:
@@ -94,9 +105,9 @@ class WorkerLink:
                 self._serves()
             case messages.Alive(report):
                 self.report = report
-            case messages.Reported(number, report):
+            case messages.Reported(number, result) | messages.Aborted(number, result):
                 if (answer := self._asked.get(number)) and not answer.done():
-                    answer.set_result(report)
+                    answer.set_result(result)
             case messages.Learnt(version):
                 self._learnt = version
                 self._news.set()

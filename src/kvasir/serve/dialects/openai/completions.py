@@ -61,10 +61,11 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
     serving = await serving_of(request, wire.model, adapter=for_all(wire.lora_path), param=PARAM)
     prompts = await to_requests(wire, serving, request)
     prompts, ids = with_event_ids(request, serving, prompts, stream=bool(wire.stream), prefix="cmpl-")
-    await charge(serving, prompts, request, whole=not wire.stream)
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
+    job = job if ids is None else replace(job, id=ids.core.id, created=ids.created)
+    await charge(serving, prompts, request, whole=not wire.stream, names=(job.id,))
     if wire.stream:
-        events = job.events() if ids is None else replace(job, id=ids.core.id, created=ids.created).events(ids)
+        events = job.events(ids)
         how = {"to_response": error_response, "to_event": error_event, "ping": serving.settings.ping}
         return EventStream(events, **how, numbering=ids)
     answers = await while_connected(request.receive, all_of(serving.front.complete, prompts))
