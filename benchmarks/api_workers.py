@@ -71,7 +71,7 @@ class Server:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout
         for line in self._process.stdout:
-            if "address" in line:
+            if "/v1" in line:
                 self.port = int(line.partition("127.0.0.1:")[2].partition("/")[0])
                 break
         else:

@@ -65,7 +65,7 @@ class Kvasir:
     def measure(self) -> Figures:
         found = self._library()
         found["run"] = self._run()
-        with serving([str(self._bin / "kvasir"), "serve", self.model]) as server:
+        with serving([str(self._bin / "kvasir"), "serve", self.model, "--verbose"]) as server:
             weights = int(re.search(r"weights (\d+) MiB", server.lines())[1])  # type: ignore[index]
             return found | server.first_token(self.model, weights)
 

@@ -251,6 +251,7 @@ class EngineConfig:
     block_size: int
     num_blocks: tuple[int, ...]
     kv_bytes: int
+    kv_share: float  # of what max_num_seqs sequences of full length use
     max_waiting: int
     jump_ahead: bool
     drafters: Drafters

@@ -26,7 +26,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
             batched = length
     kv_dtype = _kv_dtype(options.kv_dtype, model.dtype)
     footprint = model.footprint(batched)
-    num_blocks, length, kv_bytes = _size_pools(options, model, device, footprint, length, batched, notes)
+    num_blocks, length, kv_bytes, kv_share = _size_pools(options, model, device, footprint, length, batched, notes)
     left = device.memory_available - footprint.to_come(length) - kv_bytes
     load_bytes, save_bytes = _queues(options, device, left, kv_bytes, max(model.bytes_per_block))
     transfer_bytes = _transfer_bytes(options, device, left)
@@ -51,6 +51,7 @@ def resolve(options: EngineOptions, model: ModelFacts, device: DeviceFacts) -> E
         block_size=options.block_size,
         num_blocks=num_blocks,
         kv_bytes=kv_bytes,
+        kv_share=kv_share,
         max_waiting=options.max_waiting,
         jump_ahead=options.jump_ahead,
         drafters=parse(options.speculate),
@@ -167,8 +168,9 @@ def _size_pools(
     length: int,
     batched: int,
     notes: list[str],
-) -> tuple[tuple[int, ...], int, int]:
-    """Blocks per cache group (scratch block included), the context that fits, and the bytes of all blocks.
+) -> tuple[tuple[int, ...], int, int, float]:
+    """Blocks per cache group (scratch block included), the context that fits, the bytes of all blocks, and their share
+    of what max_num_seqs sequences of full length use.
 
     Never more than max_num_seqs sequences of full length can use; otherwise a share of the memory that is left.
     """
@@ -188,11 +190,9 @@ def _size_pools(
         notes.append(f"the context is cut from {length} to {fits} tokens: the KV cache holds no more")
         length = fits  # its rotary angles take less memory
         blocks, share = _blocks(options, model, wanted, _budget(options, model, device, footprint, length))
-    if share < 1:
-        notes.append(f"the KV cache holds {share:.1%} of {options.max_num_seqs} full contexts")
     total = sum(n * b for n, b in zip(blocks, model.bytes_per_block, strict=True))
     _refuse_too_much(device, footprint, length, total)
-    return tuple(blocks), length, total
+    return tuple(blocks), length, total, share
 
 
 def _blocks(options: EngineOptions, model: ModelFacts, wanted: list[int], budget: int) -> tuple[list[int], float]:

@@ -83,7 +83,7 @@ def command(*arguments: str):
         assert process.stdout
         try:
             for text in process.stdout:
-                if found := re.search(r"address +(\w+://[\d.:]+)", text):
+                if found := re.search(r" at (\w+://[\d.:]+)", text):
                     yield process, found[1]
                     break
             else:

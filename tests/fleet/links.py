@@ -54,7 +54,7 @@ class There:
         lines = []
         for line in self.process.stdout:
             lines.append(line)
-            if found := re.search(r"address +tls://[\d.]+:(\d+)", line):
+            if found := re.search(r" at tls://[\d.]+:(\d+)", line):
                 self.port = int(found[1])
                 Thread(target=read_to_the_end, args=(self.process.stdout,), daemon=True).start()
                 return

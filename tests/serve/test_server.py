@@ -20,7 +20,7 @@ import pytest
 
 from kvasir.errors import ConfigError
 from kvasir.serve.hosting.catalogue import OneModel
-from kvasir.serve.server import bind, serve, summary
+from kvasir.serve.server import bind, opening, serve
 from kvasir.serve.settings import ServeSettings
 from tests.serve.running import make_front
 
@@ -194,12 +194,14 @@ def test_names_and_ipv6_can_be_bound():
             pytest.skip("this machine has no IPv6")
 
 
-async def test_the_summary_states_the_models_and_addresses():
+async def test_what_is_announced_states_the_models_and_the_address():
     front = make_front()
     await front.start()
     front.engine.summary = ("computes  bfloat16 on cpu", "KV memory 4096 tokens")
-    text = await summary(OneModel(front, ServeSettings(api_keys=("first-key", "second-key"), host="::")), 8000)
-    assert "http://[::]:8000/v1" in text and "2 API keys" in text
-    assert "computes  bfloat16 on cpu" in text and "KV memory 4096 tokens" in text
-    assert "first-key" not in text
+    said = await opening(OneModel(front, ServeSettings(api_keys=("first-key", "second-key"), host="::")), 8000)
+    assert re.fullmatch(r"Kvasir \S+ serves fake at http://\[::\]:8000/v1 \(2 API keys\)", said.line)
+    assert said.decisions == front.engine.summary
+    names = ("one", "two", "three", "four", "five", "six")
+    said = await opening(OneModel(front, ServeSettings(model_names=names)), 8000)
+    assert "serves one, two, three, four and 2 more models at" in said.line
     await front.stop()

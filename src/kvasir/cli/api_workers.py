@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvasir.cli.front_maker import FrontMaker
+from kvasir.cli.opening import ShownStart
 from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
@@ -41,21 +42,22 @@ def serve_by_workers(
     make: FrontMaker, options: EngineOptions, settings: ServeSettings, entry: ModelEntry | None, count: int
 ) -> None:
     """Serves one model by `count` API workers until the end. Raises KvasirError."""
-    launched = make.launched(options)
-    try:
-        from kvasir.serve.hosting.catalogue import OneModel
-        from kvasir.serve.server import run_in_loop
-        from kvasir.serve.workers.main_process import MainProcess
+    with ShownStart(settings.model_names[0], make.verbose) as started:
+        launched = make.launched(options, started.progress)
+        try:
+            from kvasir.serve.hosting.catalogue import OneModel
+            from kvasir.serve.server import run_in_loop
+            from kvasir.serve.workers.main_process import MainProcess
 
-        text, created = make.text, int(time.time())
+            text, created = make.text, int(time.time())
 
-        def spec(number: int, listener: int, *, engine: Path, main: Path) -> bytes:
-            paths = str(engine), str(main)
-            worker = WorkerSpec(number, count, listener, *paths, created, settings, entry)
-            formats = text["tool_format"], text["reasoning_format"]
-            return encode(ApiWorkerSpec(worker, options, text["default_seed"], *formats, make.engine_timeout))
+            def spec(number: int, listener: int, *, engine: Path, main: Path) -> bytes:
+                paths = str(engine), str(main)
+                worker = WorkerSpec(number, count, listener, *paths, created, settings, entry)
+                formats = text["tool_format"], text["reasoning_format"]
+                return encode(ApiWorkerSpec(worker, options, text["default_seed"], *formats, make.engine_timeout))
 
-        catalogue = OneModel(make.front(options, launched, *load_text(options)), settings, entry=entry)
-        run_in_loop(MainProcess(catalogue, count, MODULE, spec, make.engine_timeout).serve())
-    finally:
-        launched.abandon()
+            catalogue = OneModel(make.front(options, launched, *load_text(options)), settings, entry=entry)
+            run_in_loop(MainProcess(catalogue, count, MODULE, spec, make.engine_timeout).serve(started))
+        finally:
+            launched.abandon()

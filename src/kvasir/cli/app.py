@@ -90,6 +90,7 @@ def serve(
         str, typer.Option(help="Format of tool calls (auto: detect from the chat template).")
     ] = "auto",
     reasoning_format: Annotated[str, typer.Option(help="Format of reasoning; none leaves it in the content.")] = "auto",
+    verbose: Verbose = False,
 ) -> None:
     """Serve one or more models over HTTP; with several, each is loaded on first use.
 
@@ -108,7 +109,7 @@ def serve(
     hosts, origins = allowed_host or [], allowed_origin or []
     formats = tool_format, reasoning_format
     where = host, port, api_key or [], keys, hosts, origins
-    command.run(engine, model or [], *where, drain, seed, *formats, operation, models, fleet)
+    command.run(engine, model or [], *where, drain, seed, *formats, operation, models, fleet, verbose)
 
 
 @app.command(rich_help_panel=SERVING)
@@ -334,6 +335,7 @@ def bench(
     tokenizer_folder: Annotated[
         list[Path] | None, typer.Option(help="grammar: folder with a tokenizer.json (repeatable).")
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Measure latency, throughput, serving, the prefix cache or structured output, as a table, JSON and a plot.
 
@@ -367,7 +369,7 @@ def bench(
                 f"two models, {model} and {prefix_model}", "name one, optionally after `prefix` or `grammar`"
             )
         return command.run(
-            engine, mode, input_len or 128, output_len or 64, num_prompts or 32, request_rate, repeats, out
+            engine, mode, input_len or 128, output_len or 64, num_prompts or 32, request_rate, repeats, out, verbose
         )
     if (prefix_model is None) == (trace is None):
         raise ConfigError("bench prefix needs a model or a --trace", "give one of them")
@@ -379,7 +381,7 @@ def bench(
     from kvasir.cli.bench.workloads import Load
 
     load = Load(num_prompts or 4, input_len or 48, output_len or 32)
-    prefix.run(replace(engine, model=prefix_model), load, repeats, workload or [], out)
+    prefix.run(replace(engine, model=prefix_model), load, repeats, workload or [], out, verbose)
 
 
 @app.command(rich_help_panel=LOOKING)

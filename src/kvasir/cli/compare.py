@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 from kvasir.adapters import for_all_requests
 from kvasir.cli.resolve import resolve
+from kvasir.cli.waiting import print_decided
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import LLM
 from kvasir.errors import ConfigError
@@ -47,8 +48,8 @@ def rerank(
 def _engine(engine: EngineOptions, quiet: bool, verbose: bool) -> LLM:
     engine = replace(engine, lora=for_all_requests(engine.lora))
     llm = LLM(**asdict(resolve(engine)[0]), progress=not quiet and sys.stderr.isatty())
-    if verbose:
-        print("\n".join(llm.summary), file=sys.stderr)
+    if not quiet:
+        print_decided(llm.summary, verbose)
     return llm
 
 

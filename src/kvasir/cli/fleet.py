@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from kvasir.cli.arguments import Verbose
+
 
 class ConfigOrCommand(TyperGroup):
     """`kvasir fleet CONFIG ...` is `kvasir fleet run CONFIG ...`."""
@@ -39,6 +41,7 @@ def run(
     check: Annotated[bool, typer.Option("--check", "--dry-run", help="Show what would run, without Ray.")] = False,
     ray_address: Annotated[str | None, typer.Option(help="HOST:PORT of the Ray cluster, not the file's.")] = None,
     supervised: Annotated[bool, typer.Option(hidden=True, help="End when the standard input ends.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Serve the models of a file, with replicas that are actors of a Ray cluster; needs kvasir-llm[fleet].
 
@@ -48,7 +51,7 @@ def run(
     """
     from kvasir.cli.cluster import command
 
-    command.run(config, check, ray_address, supervised)
+    command.run(config, check, ray_address, supervised, verbose)
 
 
 @app.command()

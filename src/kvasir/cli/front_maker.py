@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 from kvasir.adapters import parse_adapters
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.replicas import fleet_of, remote_fleet_of
+from kvasir.cli.show import plain
+from kvasir.cli.waiting import decided
 from kvasir.config import EngineOptions, check
 from kvasir.engine.client import Engine
 from kvasir.engine.front import Front
 from kvasir.engine.kv_events import KvEvents, KvEventsConfig
 from kvasir.engine.load_text import load_prompts, load_tasks, load_text
-from kvasir.engine.progress import described
+from kvasir.engine.progress import Progress
 from kvasir.engine.publishing import PublishingEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError
@@ -32,12 +33,14 @@ class FrontMaker:
         engine_timeout: float,
         fleet: FleetOptions = FleetOptions(),
         events: KvEventsConfig | None = None,
+        verbose: bool = False,
     ):
-        """events: how changes of prefix caches are published. Raises ConfigError if engine_timeout (seconds) is out of
-        range."""
+        """events: how changes of prefix caches are published. verbose: whether all is printed that an engine decides.
+        Raises ConfigError if engine_timeout (seconds) is out of range."""
         if not 0.1 <= engine_timeout <= 86400:
             raise ConfigError(f"engine_timeout is {engine_timeout}", "expected seconds in [0.1, 86400]")
         self.engine_timeout = engine_timeout
+        self.verbose = verbose
         self._fleet, self._events = fleet, events
         self.text: dict[str, Any] = {
             "default_seed": seed,
@@ -55,9 +58,9 @@ class FrontMaker:
             return PublishingEngine(options, events=KvEvents(self._events), hang_seconds=self.engine_timeout, **more)
         return ProcessEngine(options, hang_seconds=self.engine_timeout, **more)
 
-    def launched(self, options: EngineOptions) -> ProcessEngine | FleetEngine:
-        """The same for a server of one model, already launched; it shows its progress."""
-        engine = self.engine(options, progress=show_progress if sys.stderr.isatty() else None, patient=True)
+    def launched(self, options: EngineOptions, progress: Progress | None = None) -> ProcessEngine | FleetEngine:
+        """The same for a server of one model, already launched."""
+        engine = self.engine(options, progress=progress, patient=True)
         engine.launch()
         return engine
 
@@ -81,10 +84,6 @@ class FrontMaker:
             engine.abandon()
             raise
         await front.start()
-        print("\n".join(("loaded", *(f"  {line}" for line in front.summary()))), flush=True)
+        name = plain(options.served_model_name or options.model)
+        print("\n".join((f"loaded {name}", *decided(front.summary(), self.verbose))), flush=True)
         return front
-
-
-def show_progress(done: int, total: int, kernels: bool = False) -> None:
-    end = "\n" if done >= total else ""
-    print(f"\r{described(done, total, kernels)}", end=end, file=sys.stderr, flush=True)

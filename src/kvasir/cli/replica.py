@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvasir.cli.front_maker import show_progress
+from kvasir.cli.opening import ShownStart
 from kvasir.cli.replicas import read_secret
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions, check
@@ -41,23 +40,23 @@ class ReplicaAddress:
         return None
 
 
-def run(options: EngineOptions, address: ReplicaAddress, drain: float, engine_timeout: float) -> None:
+def run(options: EngineOptions, address: ReplicaAddress, drain: float, engine_timeout: float, verbose: bool) -> None:
     """Serves until SIGTERM or SIGINT. Raises KvasirError."""
     tls, key = address.tls(), read_secret(address.key)
     context = tls.context() if tls else None
     options, _ = resolve(options)
     check(options)
-    engine = ProcessEngine(
-        options,
-        hang_seconds=engine_timeout,
-        progress=show_progress if sys.stderr.isatty() else None,
-        patient=True,
-        hands_over=True,
-    )
-    asyncio.run(_serve(engine, EngineHost(engine, key), address, context, drain))
+    name = options.served_model_name or options.model
+    with ShownStart(name, verbose) as started:
+        engine = ProcessEngine(
+            options, hang_seconds=engine_timeout, progress=started.progress, patient=True, hands_over=True
+        )
+        asyncio.run(_serve(engine, EngineHost(engine, key), address, context, drain, started))
 
 
-async def _serve(engine: ProcessEngine, host: EngineHost, address: ReplicaAddress, context, drain: float) -> None:
+async def _serve(
+    engine: ProcessEngine, host: EngineHost, address: ReplicaAddress, context, drain: float, started: ShownStart
+) -> None:
     ending = asyncio.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(kind, ending.set)
@@ -65,8 +64,8 @@ async def _serve(engine: ProcessEngine, host: EngineHost, address: ReplicaAddres
     try:
         port = await host.listen_tcp(address.host, address.port, context)
         name = f"[{address.host}]" if ":" in address.host else address.host
-        lines = (*engine.summary, f"address   {'tls' if context else 'tcp'}://{name}:{port}")
-        print("\n".join(("Kvasir serves a replica", *(f"  {line}" for line in lines))), flush=True)
+        where = f"{'tls' if context else 'tcp'}://{name}:{port}"
+        started.show(f"Kvasir serves a replica of {engine.info.name} at {where}", engine.summary)
         await ending.wait()
         await host.close(drain)
     finally:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvasir.cli.arguments import Verbose
 from kvasir.cli.flags import engine_flags
 from kvasir.config import EngineOptions
 
@@ -26,6 +27,7 @@ def replica(
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds for running requests to finish here at a graceful stop.")] = 0.0,
     engine_timeout: Annotated[float, typer.Option(help="Seconds without progress before the engine is killed.")] = 20.0,
+    verbose: Verbose = False,
 ) -> None:
     """Serve an engine to `kvasir serve --replica` in other processes or on other machines.
 
@@ -36,4 +38,4 @@ def replica(
     from kvasir.cli import replica as command
 
     address = command.ReplicaAddress(host, port, replica_key, tls_cert, tls_key, tls_ca)
-    command.run(engine, address, drain, engine_timeout)
+    command.run(engine, address, drain, engine_timeout, verbose)

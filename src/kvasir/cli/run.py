@@ -11,7 +11,7 @@ from kvasir.adapters import for_all_requests
 from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
-from kvasir.cli.waiting import loaded
+from kvasir.cli.waiting import loaded, print_decided
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.pace import Pace
@@ -92,8 +92,8 @@ async def _run(
     prediction: str | None,
 ) -> None:
     async with loaded(llm):
-        if verbose:
-            print("\n".join(llm.summary), file=sys.stderr)
+        if not quiet:
+            print_decided(llm.summary, verbose)
         front = llm.front
         messages = [{"role": "user", "content": prompt}]
         messages = entry.conversation(messages) if entry else messages

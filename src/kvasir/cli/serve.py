@@ -13,6 +13,7 @@ from kvasir.cli.api_workers import check_workers, serve_by_workers
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.front_maker import FrontMaker
 from kvasir.cli.models import ModelsOptions
+from kvasir.cli.opening import ShownStart
 from kvasir.cli.operation import OperationOptions
 from kvasir.cli.resolve import resolve, with_adapters
 from kvasir.config import EngineOptions, check
@@ -46,6 +47,7 @@ def run(
     operation: OperationOptions,
     shelf: ModelsOptions,
     fleet: FleetOptions = FleetOptions(),
+    verbose: bool = False,
 ) -> None:
     engine = replace(engine, loads_adapters=bool(operation.lora_dir))
     given = dict.fromkeys(models)
@@ -71,7 +73,7 @@ def run(
         **operation.settings(),
     )
     events = parse_kv_events(fleet.kv_events, host)
-    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet, events)
+    make = FrontMaker(seed, tool_format, reasoning_format, operation.engine_timeout, fleet, events, verbose)
     if alone and operation.api_workers > 1:
         return serve_by_workers(make, options, settings, entry, operation.api_workers)
     if alone:
@@ -92,20 +94,22 @@ def run(
         max_loaded=shelf.max_loaded_models,
         available=_available if engine.device == "cpu" or not _has_gpu() else lambda: None,
     )
-    run_server(several)
+    with ShownStart("the list of models", verbose) as started:
+        run_server(several, started)
 
 
 def _serve_one(make: FrontMaker, options: EngineOptions, settings: ServeSettings, entry: ModelEntry | None) -> None:
     """Serves one model. Its engine loads it while this process loads the text half and imports the server."""
-    engine = make.launched(options)
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            text = thread.submit(load_text, options)
-            from kvasir.serve.hosting.catalogue import OneModel
-            from kvasir.serve.server import run as run_server
-        run_server(OneModel(make.front(options, engine, *text.result()), settings, entry=entry))
-    finally:
-        engine.abandon()
+    with ShownStart(settings.model_names[0], make.verbose) as started:
+        engine = make.launched(options, started.progress)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                text = thread.submit(load_text, options)
+                from kvasir.serve.hosting.catalogue import OneModel
+                from kvasir.serve.server import run as run_server
+            run_server(OneModel(make.front(options, engine, *text.result()), settings, entry=entry), started)
+        finally:
+            engine.abandon()
 
 
 def _check(engine: EngineOptions, given: list[str], shelf: ModelsOptions) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from kvasir.cli.show import plain
 from kvasir.engine.async_llm import AsyncLLM
-from kvasir.engine.progress import described
+from kvasir.engine.progress import Progress, described
+from kvasir.engine.summary import warnings
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -27,15 +28,35 @@ async def loaded(llm: AsyncLLM) -> AsyncIterator[None]:
 
 async def start(llm: AsyncLLM) -> None:
     """Starts the engine; a terminal shows how far the load is. Raises KvasirError."""
-    name = plain(llm.options.served_model_name or llm.options.model)
-    with spinner(f"Loading {name}") as status:
+    name = llm.options.served_model_name or llm.options.model
+    with spinner(loading(name)) as status:
         if status is not None:
-
-            def show(done: int, total: int, kernels: bool = False) -> None:
-                status.update(_text(f"{name}: {described(done, total, kernels)}"))
-
-            llm.on_progress(show)
+            llm.on_progress(progress_of(name, status))
         await llm.start()
+
+
+def loading(name: str) -> str:
+    return f"Loading {plain(name)}"
+
+
+def progress_of(name: str, status: Status) -> Progress:
+    """Shows how far the load of a model is."""
+
+    def show(done: int, total: int, kernels: bool = False) -> None:
+        status.update(_text(f"{plain(name)}: {described(done, total, kernels)}"))
+
+    return show
+
+
+def decided(lines: tuple[str, ...], verbose: bool) -> list[str]:
+    """What to print of a summary: all of it, or the warnings only."""
+    return [f"  {line}" for line in lines] if verbose else warnings(lines)
+
+
+def print_decided(lines: tuple[str, ...], verbose: bool) -> None:
+    """The same, on standard error."""
+    for line in decided(lines, verbose):
+        print(line, file=sys.stderr)
 
 
 @contextmanager

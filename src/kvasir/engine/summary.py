@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvasir.config import EngineConfig
 from kvasir.speculation import SOURCES
 from kvasir.types import ModelInfo, Task
+
+_WARNINGS = ("note", "tools")  # what such lines begin with
 
 
 def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tuple[float, float]) -> list[str]:
@@ -20,7 +24,7 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"context   {config.max_model_len} tokens, {config.max_num_seqs} sequences at once, "
         f"{config.max_num_batched_tokens} tokens a step",
         f"KV memory {tokens} tokens in blocks of {config.block_size}, {config.kv_dtype}, "
-        f"{config.kv_bytes / 2**20:.0f} MiB, "
+        f"{config.kv_bytes / 2**20:.0f} MiB, {_full_contexts(config)}"
         f"{f'prefix cache on ({config.cache_eviction})' if config.prefix_cache else 'no prefix cache'}",
         *([f"drafts    {_drafts(config, info)}"] if Task.GENERATE in info.tasks else []),
         f"memory    {_memory(config)}",
@@ -32,6 +36,15 @@ def summarize(config: EngineConfig, info: ModelInfo, kernels: str, seconds: tupl
         f"ready     in {sum(seconds):.1f} s ({seconds[0]:.1f} s for imports)",
         *(f"note      {n}" for n in config.notes),
     ]
+
+
+def warnings(lines: Sequence[str]) -> list[str]:
+    """Of the lines of a summary those that everybody should read: what is not as a user may expect it."""
+    return [f"note: {text.strip()}" for kind, _, text in (line.partition(" ") for line in lines) if kind in _WARNINGS]
+
+
+def _full_contexts(config: EngineConfig) -> str:
+    return f"{config.kv_share:.1%} of all full contexts, " if config.kv_share < 1 else ""
 
 
 def _exchange(config: EngineConfig, info: ModelInfo) -> str:

@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -33,15 +34,33 @@ from kvasir.serve.watch import FileWatch
 log = logging.getLogger("kvasir.serve")
 
 UNREAD = 16  # a refused client may still send UNREAD times the bound on a body
+NAMED = 4  # models in the line that is printed at the start
 GRACE = 5  # seconds for requests to end after their engine has ended, and again for connections to close
 
 
-def run(catalogue: Catalogue) -> None:
-    """Starts the engines, serves until SIGTERM or SIGINT, and ends both. Blocks; must run in the main thread.
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What people are told when a server has started. line: what it serves at which address. decisions: of its engines,
+    a line each."""
+
+    line: str
+    decisions: tuple[str, ...]
+
+
+Announce = Callable[[Opening], None]
+
+
+def print_line(opening: Opening) -> None:
+    print(opening.line, flush=True)
+
+
+def run(catalogue: Catalogue, announce: Announce = print_line) -> None:
+    """Starts the engines, announces the address, serves until SIGTERM or SIGINT, and ends both. Blocks; must run in the
+    main thread.
 
     Raises KvasirError if the engine cannot start or the address is taken.
     """
-    run_in_loop(serve(catalogue))
+    run_in_loop(serve(catalogue, announce))
 
 
 def run_in_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -58,14 +77,14 @@ def _loop_factory():
     return uvloop.new_event_loop
 
 
-async def serve(catalogue: Catalogue) -> None:
+async def serve(catalogue: Catalogue, announce: Announce = print_line) -> None:
     """As `run`, within a running event loop. The address is bound first, so a taken one is reported before a model
     loads."""
     with bind(catalogue.settings) as listener:
         server = Server(catalogue)  # reports unusable files early, too
         await catalogue.start()
         try:
-            print(await summary(catalogue, listener.getsockname()[1]), flush=True)
+            announce(await opening(catalogue, listener.getsockname()[1]))
             await server.serve(sockets=[listener])
         finally:
             await catalogue.stop()
@@ -226,17 +245,17 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
 
 
-async def summary(catalogue: Catalogue, port: int) -> str:
-    """The startup summary for people: models, decisions of the engines, and the address."""
-    settings, loaded = catalogue.settings, catalogue.loaded()
+async def opening(catalogue: Catalogue, port: int) -> Opening:
+    settings = catalogue.settings
     names = [card.name for card in await catalogue.cards()]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme, count = "https" if settings.tls else "http", len(settings.all_keys)
-    keys = {0: "no key needed (loopback only)", 1: "one API key"}.get(count, f"{count} API keys")
-    return "\n".join(
-        (
-            f"Kvasir {__version__} serves {', '.join(names) or 'no model yet'}",
-            *(f"  {line}" for serving in loaded for line in serving.front.summary()),
-            f"  address   {scheme}://{host}:{port}/v1  ({keys})",
-        )
-    )
+    keys = {0: "no key needed on this machine", 1: "one API key"}.get(count, f"{count} API keys")
+    line = f"Kvasir {__version__} serves {_listed(names)} at {scheme}://{host}:{port}/v1 ({keys})"
+    return Opening(line, tuple(line for serving in catalogue.loaded() for line in serving.front.summary()))
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) <= NAMED:
+        return ", ".join(names) or "no model yet"
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more models"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, 
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.show import bytes_text, count_text
-from kvasir.cli.waiting import loaded
+from kvasir.cli.simulate import progress_bar
+from kvasir.cli.waiting import loaded, print_decided
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
@@ -32,23 +32,24 @@ def run(
     request_rate: float,
     repeats: int,
     out: Path | None,
+    verbose: bool = False,
 ) -> None:
     if mode not in MODES:
         raise ConfigError(f"mode is {mode!r}", f"expected one of {', '.join(MODES)}")
     if request_rate < 0:
         raise ConfigError(f"request_rate is {request_rate}", "give requests per second, or 0 for all at once")
     shape = Shape(input_len, output_len, 1 if mode == "latency" else num_prompts, request_rate)
-    bench(AsyncLLM(**asdict(without_drafters(engine))), mode, shape, repeats, out)
+    bench(AsyncLLM(**asdict(without_drafters(engine))), mode, shape, repeats, out, verbose)
 
 
-def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None) -> dict:
+def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None, verbose: bool = False) -> dict:
     """Measures, prints the table, writes files into `out`; returns the contents of the JSON file. Raises KvasirError.
 
     Starts and stops `llm`.
     """
     machine = machine_facts()
     threads = llm.options.threads or machine["cores"]
-    runs = asyncio.run(_measure(llm, mode, shape, repeats, threads))
+    runs = asyncio.run(_measure(llm, mode, shape, repeats, threads, verbose))
     work = _work(llm)
     rows = summarize(runs, limits(_machine(llm, work, shape, typical_probe(runs)), mode, shape))
     print_report(f"{llm.info.name}, {mode}: {_shape_text(mode, shape)}, {repeats} runs", rows, runs)
@@ -70,17 +71,20 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
     return result
 
 
-async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int) -> list[BenchRun]:
+async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads: int, verbose: bool) -> list[BenchRun]:
     async with loaded(llm):
-        print("\n".join(llm.summary), file=sys.stderr)
+        print_decided(llm.summary, verbose)
         make_requests(llm.front, shape, 1, run=0)  # raises before measuring if a request cannot fit
         await warm_up(llm.front)
-        return [await _run(llm.front, mode, shape, number, repeats, threads) for number in range(repeats)]
+        runs = []
+        with progress_bar(f"{mode}, runs", repeats, still=True) as progress:
+            for number in range(repeats):
+                progress(number)
+                runs.append(await _run(llm.front, mode, shape, number, threads))
+        return runs
 
 
-async def _run(front: Front, mode: str, shape: Shape, number: int, repeats: int, threads: int) -> BenchRun:
-    if sys.stderr.isatty():
-        print(f"\rrun {number + 1} of {repeats}", end="\n" if number + 1 == repeats else "", file=sys.stderr)
+async def _run(front: Front, mode: str, shape: Shape, number: int, threads: int) -> BenchRun:
     gave = probe(front.info.device, front.info.dtype, threads)
     others = ForeignLoad()
     samples: Samples = {}

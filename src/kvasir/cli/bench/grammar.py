@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
@@ -24,7 +24,7 @@ from kvasir.cli.bench.measure import SEED
 from kvasir.cli.bench.probe import ForeignLoad
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import print_table
-from kvasir.cli.simulate import report
+from kvasir.cli.simulate import progress_bar, report
 from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError
@@ -58,7 +58,10 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
         named[Path(engine.model).name] = own
     named |= {folder.name: Tokenizer.from_folder(folder) for folder in tokenizers}
     others = ForeignLoad()
-    found = {name: measure(tokenizer, repeats) for name, tokenizer in named.items()}
+    found = {}
+    with progress_bar("grammars", len(named) * len(grammars()), still=True) as progress:
+        for number, (name, tokenizer) in enumerate(named.items()):
+            found[name] = measure(tokenizer, repeats, lambda done, n=number: progress(n * len(grammars()) + done))
     facts = {"machine": machine_facts(), "software": software_facts(), "seed": SEED, "answers": repeats}
     result = {**facts, "foreign_cpu": others.share(), "tokenizers": found}
     _print(result)
@@ -68,8 +71,8 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
     return result
 
 
-def measure(tokenizer: Tokenizer, repeats: int) -> dict[str, Any]:
-    """Compiles each grammar and draws a text that follows it, `repeats` times."""
+def measure(tokenizer: Tokenizer, repeats: int, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
+    """Compiles each grammar and draws a text that follows it, `repeats` times. progress: is told how many are done."""
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
     begun = time.perf_counter()
     library = make_tokenizer(vocabulary)
@@ -78,7 +81,8 @@ def measure(tokenizer: Tokenizer, repeats: int) -> dict[str, Any]:
         sorted({i for text in ENDS if (i := _single(tokenizer, text)) is not None} | set(vocabulary.eos_ids))
     )
     by_name: dict[str, Times] = {}
-    for name, grammar in grammars().items():
+    for done, (name, grammar) in enumerate(grammars().items()):
+        progress(done)
         times = by_name[name] = Times()
         for number in range(repeats):
             begun = time.perf_counter()

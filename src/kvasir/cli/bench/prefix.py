@@ -8,7 +8,6 @@ ids must be equal; in the unmeasured first round, all log-probabilities must be 
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from kvasir.cli.bench.workloads import (
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.show import number_text, print_table
 from kvasir.cli.simulate import progress_bar, report
+from kvasir.cli.waiting import print_decided
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
@@ -62,7 +62,14 @@ class Ratio:
         return 1 / self.median - 1
 
 
-def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str], out: Path | None) -> dict[str, Any]:
+def run(
+    engine: EngineOptions,
+    load: Load,
+    repeats: int,
+    workloads: Sequence[str],
+    out: Path | None,
+    verbose: bool = False,
+) -> dict[str, Any]:
     """Measures, prints a table, writes files into `out`; returns the contents of the JSON file. workloads: empty for
     all. Raises KvasirError."""
     if unknown := [name for name in workloads if name not in WORKLOADS]:
@@ -72,7 +79,7 @@ def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str
             "the prefix cache is disabled", "bench prefix runs with and without the cache: leave --no-prefix-cache out"
         )
     names = [name for name in WORKLOADS if name in (workloads or WORKLOADS)]
-    result = asyncio.run(_measure(engine, load, repeats, names))
+    result = asyncio.run(_measure(engine, load, repeats, names, verbose))
     _print(result)
     if out:
         name = Path(engine.served_model_name or engine.model).name
@@ -80,7 +87,9 @@ def run(engine: EngineOptions, load: Load, repeats: int, workloads: Sequence[str
     return result
 
 
-async def _measure(engine: EngineOptions, load: Load, repeats: int, names: Sequence[str]) -> dict[str, Any]:
+async def _measure(
+    engine: EngineOptions, load: Load, repeats: int, names: Sequence[str], verbose: bool
+) -> dict[str, Any]:
     machine = machine_facts()
     found: dict[str, Any] = {}
     facts: dict[str, Any] = {}
@@ -88,7 +97,7 @@ async def _measure(engine: EngineOptions, load: Load, repeats: int, names: Seque
         options = await _options(engine, name, load)
         async with _engines(options) as llms:
             if not facts:
-                print("\n".join(llms[ON].summary), file=sys.stderr)
+                print_decided(llms[ON].summary, verbose)
             facts = {"model": asdict(llms[ON].info), "threads": engine.threads or machine["cores"]}
             found[name] = await measure_rounds(
                 name, load, repeats, {v: llm.front for v, llm in llms.items()}, facts["threads"]
@@ -135,7 +144,7 @@ async def measure_rounds(
     """The record of a workload. fronts: by variant. Raises KvasirError if the variants' answers differ."""
     runs: dict[str, list[BenchRun]] = {variant: [] for variant in fronts}
     info = fronts[OFF].info
-    with progress_bar(name, (1 + repeats) * len(fronts)) as progress:
+    with progress_bar(name, (1 + repeats) * len(fronts), still=True) as progress:
         for number in range(1 + repeats):
             gave, exchanges = probe(info.device, info.dtype, threads), {}
             for i, variant in enumerate(rotated(list(fronts), number)):

@@ -17,7 +17,7 @@ from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
-from kvasir.cli.waiting import start
+from kvasir.cli.waiting import decided, start
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.errors import KvasirError, UnsupportedModel
@@ -86,8 +86,8 @@ def talk(
                 raise UnsupportedModel(
                     f"{llm.info.name} computes embeddings and does not generate text", "choose another model"
                 )
-            if verbose:
-                screen.note("\n".join(llm.summary))
+            for line in decided(llm.summary, verbose):
+                screen.note(line)
             if sys.stdin.isatty():
                 screen.note(_greeting(llm.info))
             return _loop(runner, Session(llm.front, screen, conversation, settings, entry, model))

@@ -18,6 +18,7 @@ from kvasir.cli.cluster.shown import shown
 from kvasir.cli.cluster.spec import ReplicaSpec, spec_of
 from kvasir.cli.cluster.supervised import end_with_input
 from kvasir.cli.front_maker import FrontMaker
+from kvasir.cli.opening import ShownStart
 from kvasir.cli.replicas import client_context, read_secret
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
@@ -30,7 +31,7 @@ from kvasir.store.facts import read_details
 from kvasir.weights.find import find_model
 
 
-def run(path: Path, check_only: bool, ray_address: str | None, supervised: bool) -> None:
+def run(path: Path, check_only: bool, ray_address: str | None, supervised: bool, verbose: bool = False) -> None:
     """Serves until SIGTERM or SIGINT, or shows what would be served. ray_address: instead of the file's. supervised:
     the end of the standard input is a signal, too. Raises KvasirError."""
     plan = read_config(path)
@@ -44,7 +45,7 @@ def run(path: Path, check_only: bool, ray_address: str | None, supervised: bool)
         end_with_input()
     cluster = RayCluster(plan)
     try:
-        maker = ClusterMaker(plan, cluster, leaves=supervised)
+        maker = ClusterMaker(plan, cluster, leaves=supervised, verbose=verbose)
         cluster.keep_only(maker.specs())
         _serve(maker, plan, settings)
     finally:
@@ -78,10 +79,10 @@ def _without_absent_keys(plan: ClusterPlan) -> ClusterPlan:
 class ClusterMaker(FrontMaker):
     """The fronts of the models, whose engines are fleets of actors. leaves: these outlive this process."""
 
-    def __init__(self, plan: ClusterPlan, cluster: RayCluster, leaves: bool):
+    def __init__(self, plan: ClusterPlan, cluster: RayCluster, leaves: bool, verbose: bool = False):
         server = plan.server
         timeout = server.operation.engine_timeout
-        super().__init__(server.seed, server.tool_format, server.reasoning_format, timeout)
+        super().__init__(server.seed, server.tool_format, server.reasoning_format, timeout, verbose=verbose)
         self._plan, self._cluster, self._leaves = plan, cluster, leaves
         self._key = read_secret(plan.reach.key) if plan.reach else ""
         self._tls: ssl.SSLContext | None = client_context(plan.reach.ca) if plan.reach else None
@@ -121,14 +122,15 @@ def _serve(make: ClusterMaker, plan: ClusterPlan, settings: ServeSettings) -> No
     options, entry = resolve(given[0])
     if operation.api_workers > 1:
         return serve_by_workers(make, options, settings, entry, operation.api_workers)
-    engine = make.launched(options)
-    try:
-        from kvasir.serve.hosting.catalogue import OneModel
-        from kvasir.serve.server import run as run_server
+    with ShownStart(settings.model_names[0], make.verbose) as started:
+        engine = make.launched(options)
+        try:
+            from kvasir.serve.hosting.catalogue import OneModel
+            from kvasir.serve.server import run as run_server
 
-        run_server(OneModel(make.front(options, engine, *load_text(options)), settings, entry=entry))
-    finally:
-        engine.abandon()
+            run_server(OneModel(make.front(options, engine, *load_text(options)), settings, entry=entry), started)
+        finally:
+            engine.abandon()
 
 
 def _serve_several(make: ClusterMaker, given: list[EngineOptions], settings: ServeSettings) -> None:
@@ -137,7 +139,8 @@ def _serve_several(make: ClusterMaker, given: list[EngineOptions], settings: Ser
     from kvasir.serve.server import run as run_server
 
     offers = GivenOffers([_offer(options) for options in given])
-    run_server(ModelManager(offers, make, settings, keep_alive=-1.0, max_loaded=len(given)))
+    with ShownStart("the list of models", make.verbose) as started:
+        run_server(ModelManager(offers, make, settings, keep_alive=-1.0, max_loaded=len(given)), started)
 
 
 def _offer(given: EngineOptions) -> Offer:

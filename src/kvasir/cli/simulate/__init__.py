@@ -200,12 +200,14 @@ def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator:
-    """Yields a function that takes how many of `total` are done."""
+def progress_bar(name: str, total: int, still: bool = False) -> Iterator:
+    """Yields a function that takes how many of `total` are done. still: nothing is drawn in between, so that a
+    measurement has the processors for itself."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    shown = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
+    with Progress(*columns, auto_refresh=not still, **shown) as bar:
         task = bar.add_task(name, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done: bar.update(task, completed=done, refresh=still)

@@ -33,7 +33,7 @@ from kvasir.serve.app import create_app
 from kvasir.serve.hosting.catalogue import OneModel
 from kvasir.serve.http.asgi import settle
 from kvasir.serve.http.drain import DrainGate
-from kvasir.serve.server import GRACE, bind, summary
+from kvasir.serve.server import GRACE, Announce, bind, opening, print_line
 from kvasir.serve.telemetry.reports import WorkerReport, total_of
 from kvasir.serve.upkeep import Upkeep
 from kvasir.serve.workers import messages
@@ -71,7 +71,7 @@ class MainProcess:
         self._told: messages.ShelfState | None = None
         self._signalled = asyncio.Event()
 
-    async def serve(self) -> None:
+    async def serve(self, announce: Announce = print_line) -> None:
         """From the start of the engine until SIGTERM or SIGINT. Raises KvasirError."""
         settings = self._catalogue.settings
         async with contextlib.AsyncExitStack() as stack:
@@ -94,7 +94,7 @@ class MainProcess:
             await stack.enter_async_context(self._hosting(engine_path, main_path))
             with self._handling_signals():
                 await self._until_served(running)
-                print(await summary(self._catalogue, holder.getsockname()[1]), flush=True)
+                announce(await opening(self._catalogue, holder.getsockname()[1]))
                 await self._signalled.wait()
                 await self._end(app.state.drain_gate, upkeep, running)
 
