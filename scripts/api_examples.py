@@ -31,6 +31,7 @@ EXAMPLES: dict[str, Any] = {
     "POST /api/chat": {"model": MODEL, "messages": ASK, "stream": False, "options": {"temperature": 0}},
     "POST /completion": {"prompt": "Once upon a time", "n_predict": 4, "temperature": 0, "response_fields": ["content", "stop_type"]},
     "POST /generate": {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 4}},
+    "POST /sglang/generate": {"text": "Once upon a time", "sampling_params": {"temperature": 0, "max_new_tokens": 4}, "rid": "story"},
     "POST /tokenize": {"prompt": "Once upon a time"},
     "POST /detokenize": {"tokens": [1, 2, 3]},
     "GET /health": None,
@@ -42,6 +43,7 @@ _FIXED = (
     (r'("(?:created|created_at|completed_at|started_at)": )[\d.]+', r"\g<1>1795000000"),
     (r'("(?:created_at|modified_at)": )"[^"]+"', r'\g<1>"2026-11-18T11:06:40Z"'),
     (r'("\w*_duration": )\d+', r"\g<1>10000000"),
+    (r'("\w*_latency": )[\d.e-]+', r"\g<1>0.01"),
     (r'("seed": )\d+', r"\g<1>7"),
     (r'("system_fingerprint": )"[^"]+"', r'\g<1>"fp_0123456789"'),
 )

@@ -92,7 +92,7 @@ SERVE_ARROWS: dict[str, tuple[str, ...]] = {
     "hosting": _AUTH,
     "conversation": _HOSTING,
     "records": _CONVERSATION,
-    **{f"dialects.{name}": _RECORDS for name in ("openai", "anthropic", "ollama", "llamacpp", "tgi")},
+    **{f"dialects.{name}": _RECORDS for name in ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")},
     "page": _HOSTING,
 }
 

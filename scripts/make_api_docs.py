@@ -50,6 +50,7 @@ TITLES = {
     "server": "The server",
     "fleet": "The fleet",
     "tgi": "Text Generation Inference",
+    "sglang": "SGLang",
 }
 # Bases whose fields many routes have: the anchor of the section that lists them.
 SHARED = {

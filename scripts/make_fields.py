@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADER, PAGE = ROOT / "csrc" / "sampler_fields.h", ROOT / "docs" / "sampling.md"
 BEGIN, END = "<!-- fields: made by scripts/make_fields.py -->", "<!-- end of fields -->"
 DIALECTS = {"openai": "OpenAI", "anthropic": "Anthropic", "ollama": "Ollama", "llamacpp": "llama.cpp",
-            "tgi": "TGI", "modelfile": "Modelfile"}  # fmt: skip
+            "tgi": "TGI", "sglang": "SGLang", "modelfile": "Modelfile"}  # fmt: skip
 
 
 def header() -> str:

@@ -118,6 +118,7 @@ def texts(default: tuple[str, ...], most: int, chars: int, doc: str, **more: Any
 EVERY = {"openai": "", "ollama": "", "llamacpp": ""}
 MODELFILE = EVERY | {"modelfile": ""}
 TGI = {"tgi": ""}
+SGLANG = {"sglang": ""}
 REPEAT = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_penalty")
 LAST_N = dict.fromkeys(("ollama", "llamacpp", "modelfile"), "repeat_last_n")
 
@@ -138,7 +139,8 @@ class SamplerFields:
 
     repetition_penalty: float = number(
         1.0, 0.0, 10.0, "divides the positive logits of ids that occurred, and multiplies their negative ones",
-        open_low=True, names=EVERY | REPEAT | TGI, native="float", sampler=PENALTIES, off=1.0, recommended=True,
+        open_low=True, names=EVERY | REPEAT | TGI | SGLANG, native="float", sampler=PENALTIES, off=1.0,
+        recommended=True,
         flag="Above 1: penalize tokens of the prompt and the output.",
     )  # fmt: skip
     repetition_last_n: int = integer(
@@ -147,12 +149,12 @@ class SamplerFields:
     )  # fmt: skip
     frequency_penalty: float = number(
         0.0, -2.0, 2.0, "subtracted from the logit of an id, as often as it is in the output",
-        names=MODELFILE | TGI, native="float", sampler=PENALTIES, off=0.0,
+        names=MODELFILE | TGI | SGLANG, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: penalize output tokens by their count.",
     )  # fmt: skip
     presence_penalty: float = number(
         0.0, -2.0, 2.0, "subtracted once from the logit of an id that is in the output",
-        names=MODELFILE, native="float", sampler=PENALTIES, off=0.0,
+        names=MODELFILE | SGLANG, native="float", sampler=PENALTIES, off=0.0,
         flag="Above 0: penalize tokens that the output contains.",
     )  # fmt: skip
     occurrence_last_n: int = integer(
@@ -173,7 +175,7 @@ class SamplerFields:
     )
     temperature: float = number(
         1.0, 0.0, 100.0, "divides the logits: lower is more predictable, below 1e-5 the best token is taken",
-        names=MODELFILE | TGI | {"anthropic": ""}, sampler=TEMPERATURE, off=1.0, recommended=True,
+        names=MODELFILE | TGI | {"anthropic": ""} | SGLANG, sampler=TEMPERATURE, off=1.0, recommended=True,
     )  # fmt: skip
     top_n_sigma: float = number(
         -1.0, -1.0, 1000.0, "keeps logits within this many standard deviations of the best; 0 or below: all",
@@ -181,7 +183,7 @@ class SamplerFields:
     )  # fmt: skip
     top_k: int = integer(
         0, -1, INT32, "keeps this many of the best tokens; 0 or -1: all",
-        names=MODELFILE | TGI | {"anthropic": ""}, native="int32_t", sampler=TOP_K, off=0, recommended=True,
+        names=MODELFILE | TGI | {"anthropic": ""} | SGLANG, native="int32_t", sampler=TOP_K, off=0, recommended=True,
         flag="Keep the k most probable tokens; 0: all.",
     )  # fmt: skip
     typical_p: float = number(
@@ -190,12 +192,12 @@ class SamplerFields:
     )  # fmt: skip
     top_p: float = number(
         1.0, 0.0, 1.0, "keeps the most probable tokens up to this sum of probabilities; 1: all", open_low=True,
-        names=MODELFILE | TGI | {"anthropic": ""}, sampler=TOP_P, off=1.0, recommended=True,
+        names=MODELFILE | TGI | {"anthropic": ""} | SGLANG, sampler=TOP_P, off=1.0, recommended=True,
         flag="Keep the most probable tokens up to this sum of probabilities.",
     )  # fmt: skip
     min_p: float = number(
         0.0, 0.0, 1.0, "keeps tokens of at least this share of the best one's probability; 0: all",
-        names=MODELFILE, sampler=MIN_P, off=0.0, recommended=True,
+        names=MODELFILE | SGLANG, sampler=MIN_P, off=0.0, recommended=True,
         flag="Keep tokens of at least this share of the best one's probability.",
     )  # fmt: skip
     xtc_probability: float = number(
@@ -232,7 +234,8 @@ class RequestFields(SamplerFields):
 
     n: int = integer(
         1, 1, MAX_N, "number of choices", where="scheduler",
-        names=EVERY | {"llamacpp": "n_cmpl", "tgi": "best_of"}, own=("openai", "ollama", "llamacpp", "tgi"),
+        names=EVERY | {"llamacpp": "n_cmpl", "tgi": "best_of"} | SGLANG,
+        own=("openai", "ollama", "llamacpp", "tgi", "sglang"),
     )  # fmt: skip
     dry_sequence_breakers: tuple[str, ...] = texts(
         ("\n", ":", '"', "*"),
@@ -250,35 +253,47 @@ class RequestFields(SamplerFields):
     )
     logit_bias: dict[int, float] = _field(
         FieldRow(
-            FieldKind.BIAS, {}, "added to the logits", -100, 100, most=MAX_LOGIT_BIAS, names=EVERY, own=("llamacpp",)
+            FieldKind.BIAS,
+            {},
+            "added to the logits",
+            -100,
+            100,
+            most=MAX_LOGIT_BIAS,
+            names=EVERY | SGLANG,
+            own=("llamacpp",),
         )
     )
     seed: int | None = integer(
         None, -(2**63), 2**64 - 1, "the same seed gives the same answer; drawn and returned if absent",
-        names=MODELFILE | TGI | {"anthropic": ""},
+        names=MODELFILE | TGI | {"anthropic": "", "sglang": "sampling_seed"},
     )  # fmt: skip
     max_tokens: int | None = integer(
         16, 1, INT32, "maximum tokens of a choice; by default a chat has what the context leaves",
         optional=True, where="scheduler",
         names=dict.fromkeys(("openai", "anthropic"), "") | dict.fromkeys(("ollama", "modelfile"), "num_predict")
-        | {"llamacpp": "n_predict", "tgi": "max_new_tokens"},
-        own=("openai", "ollama", "llamacpp", "anthropic", "tgi"),
+        | {"llamacpp": "n_predict", "tgi": "max_new_tokens", "sglang": "max_new_tokens"},
+        own=("openai", "ollama", "llamacpp", "anthropic", "tgi", "sglang"),
     )  # fmt: skip
     min_tokens: int = integer(
-        0, 0, INT32, "minimum tokens of a choice: no stop id is sampled before them", names={"openai": "", "ollama": ""}
-    )
+        0, 0, INT32, "minimum tokens of a choice: no stop id is sampled before them",
+        names={"openai": "", "ollama": "", "sglang": "min_new_tokens"},
+    )  # fmt: skip
     stop: tuple[str, ...] = texts(
         (), MAX_STOP_STRINGS, MAX_STOP_CHARS, "texts that end a choice", alone=True,
-        where="front", names=MODELFILE | TGI | {"anthropic": "stop_sequences"}, own=("anthropic",),
+        where="front", names=MODELFILE | TGI | {"anthropic": "stop_sequences"} | SGLANG, own=("anthropic",),
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _field(
-        FieldRow(FieldKind.IDS, (), "ids that end a choice", names={"openai": ""}, where="scheduler")
+        FieldRow(FieldKind.IDS, (), "ids that end a choice", names={"openai": ""} | SGLANG, where="scheduler")
     )
     include_stop_str_in_output: bool = flag(
-        False, "the stop string stays in the text", where="front", names={"openai": ""}
+        False, "the stop string stays in the text", where="front", names={"openai": "", "sglang": "no_stop_trim"}
     )
-    ignore_eos: bool = flag(False, "the end-of-sequence id does not end a choice", where="scheduler", names=EVERY)
-    skip_special_tokens: bool = flag(True, "leave special tokens out of the text", where="front", names={"openai": ""})
+    ignore_eos: bool = flag(
+        False, "the end-of-sequence id does not end a choice", where="scheduler", names=EVERY | SGLANG
+    )
+    skip_special_tokens: bool = flag(
+        True, "leave special tokens out of the text", where="front", names={"openai": "", "sglang": ""}
+    )
     logprobs: int | None = integer(
         None, 0, MAX_LOGPROBS, "log-probabilities of the sampled token and of this many of the best",
         names=EVERY | {"llamacpp": "n_probs", "tgi": "top_n_tokens"}, own=("openai", "ollama", "llamacpp", "tgi"),

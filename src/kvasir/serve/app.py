@@ -38,6 +38,7 @@ from kvasir.serve.http.drain import DrainGate, DrainGuard
 from kvasir.serve.http.faults import current, fault_of
 from kvasir.serve.http.limits import BodyLimit, HeaderLimit
 from kvasir.serve.http.networks import networks
+from kvasir.serve.http.shared_path import SharedPath
 from kvasir.serve.page import live, static
 from kvasir.serve.records import batches
 from kvasir.serve.schema import schema_of
@@ -96,6 +97,7 @@ async def _no_reports() -> list[WorkerReport]:
 
 def _wrap(app: FastAPI, settings: ServeSettings, quotas: Quotas, managing: Managing) -> None:
     """Adds the middlewares, innermost first."""
+    app.add_middleware(SharedPath)
     app.add_middleware(Leases)
     app.add_middleware(MemoryGuard, memory=app.state.answer_memory)
     app.add_middleware(

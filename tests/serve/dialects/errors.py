@@ -53,8 +53,15 @@ def tgi(body: Any, status: int) -> Said:
     return Said(body["error"])
 
 
+def sglang(body: Any, status: int) -> Said:
+    error = body["error"]
+    assert set(body) == {"error"} and error["message"] and error["code"]
+    return Said(error["message"], error["param"])
+
+
 SHAPES: dict[str, Shape] = {
     **{"openai": openai, "anthropic": anthropic, "ollama": ollama, "llama.cpp": llamacpp, "tgi": tgi},
+    "sglang": sglang,
 }
 assert {dialect.name for dialect in DIALECTS} == SHAPES.keys(), "each dialect needs its function here"
 

@@ -14,6 +14,7 @@ from kvasir.serve.dialects.ollama.wire import ChatRequest as OllamaChat
 from kvasir.serve.dialects.ollama.wire import GenerateRequest as OllamaGenerate
 from kvasir.serve.dialects.openai.responses.wire import ResponseRequest
 from kvasir.serve.dialects.openai.wire import ChatRequest, CompletionRequest
+from kvasir.serve.dialects.sglang.wire import SglangRequest
 from kvasir.serve.dialects.tgi.wire import CompatGenerateRequest, GenerateRequest
 from kvasir.serve.http.wire import Wire
 
@@ -146,7 +147,7 @@ def message_streamed(events: list[Any]) -> Answer:
     return message_whole({"content": [{"text": text}], "usage": usage, **end["delta"]})
 
 
-# -- Ollama, llama.cpp, Text Generation Inference --------------------------------------------------------------------
+# -- Ollama, llama.cpp, Text Generation Inference, SGLang --------------------------------------------------------------
 
 
 def ollama_text(line: Any) -> str:
@@ -180,11 +181,23 @@ def tgi_streamed(tokens: list[Any]) -> Answer:
     return tgi_whole(tokens[-1])
 
 
+def sglang_whole(body: Any) -> Answer:
+    meta = body["meta_info"]
+    cut = meta["finish_reason"]["type"] == "length"
+    return Answer(body["text"], meta["prompt_tokens"], meta["completion_tokens"], cut)
+
+
+def sglang_streamed(parts: list[Any]) -> Answer:
+    return sglang_whole(parts[-1])
+
+
 _OPENAI = {name: name for name in (STOP, SEED, TEMPERATURE, DEADLINE)}
 _OLLAMA = {name: f"options.{name}" for name in (STOP, SEED, TEMPERATURE)}
 _OLLAMA |= {LENGTH: "options.num_predict", DEADLINE: DEADLINE}
 _TGI = {name: f"parameters.{name}" for name in (STOP, SEED, TEMPERATURE)}
 _TGI |= {LENGTH: "parameters.max_new_tokens", DEADLINE: DEADLINE}
+_SGLANG = {name: f"sampling_params.{name}" for name in (STOP, TEMPERATURE)}
+_SGLANG |= {LENGTH: "sampling_params.max_new_tokens", SEED: "sampling_params.sampling_seed", DEADLINE: DEADLINE}
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 _WHOLE = {"model": "fake", "stream": False}
 _DETAILS = {"parameters": {"details": True}}
@@ -208,5 +221,6 @@ ROWS = (
         stream_path="/generate_stream", greedy={}, keeps_stop=True),
     Row("/", CompatGenerateRequest, "inputs", _TGI, tgi_whole, tgi_streamed, body=_DETAILS, greedy={},
         keeps_stop=True),
+    Row("/sglang/generate", SglangRequest, "text", _SGLANG, sglang_whole, sglang_streamed),
 )  # fmt: skip
 PATHS = {row.path: row for row in ROWS}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +28,7 @@ from kvasir.errors import (
     TextTooLong,
     bounded,
 )
+from kvasir.serve.http.wire import Wire
 
 log = logging.getLogger("kvasir.serve")
 
@@ -159,7 +161,18 @@ def _of_validation(error: RequestValidationError) -> Fault:
 
 def _is_field(part: str | int) -> bool:
     """Whether a part of an error's location is a field or an index, and not the type that was tried."""
-    return isinstance(part, int) or ("[" not in part and part != "str")
+    return isinstance(part, int) or ("[" not in part and part != "str" and part not in _objects())
+
+
+@cache
+def _objects() -> frozenset[str]:
+    """The names of all wire types."""
+    found, new = set[type[Wire]](), [Wire]
+    while new:
+        kind = new.pop()
+        found.add(kind)
+        new += kind.__subclasses__()
+    return frozenset(kind.__name__ for kind in found)
 
 
 def token_count(long: PromptTooLong) -> str:

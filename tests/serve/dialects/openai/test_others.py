@@ -9,9 +9,10 @@ import struct
 
 import pytest
 
+from kvasir.engine.front import Front
 from kvasir.serve.settings import ServeSettings
 from kvasir.types import Task
-from tests.serve.fakes import POISON
+from tests.serve.fakes import EOS, POISON, TEMPLATE, VOCAB, EchoEngine
 from tests.serve.running import client, make_front
 
 
@@ -185,3 +186,16 @@ async def test_metrics_count_what_happened(http):
     for service_class in ("interactive", "batch", "background"):
         for name in ("running", "waiting", "in_time_total", "late_total", "expired_total", "displaced_total"):
             assert value(f'answers_{name}{{{model},service_class="{service_class}"}}') == 0
+
+
+async def test_the_tokenizer_is_described(http):
+    found = (await http.get("/tokenizer_info?model=fake")).json()
+    assert found["tokenizer_class"] and found["bos_token"] == "<bos>" and found["eos_token"] == "<eos>"
+    assert found["chat_template"] == TEMPLATE and found["vocab_size"] == VOCAB
+    assert found["added_tokens_decoder"][str(EOS)] == {"content": "<eos>", "special": True}
+    assert (await http.get("/tokenizer_info?model=nothing")).status_code == 404
+
+
+async def test_a_model_without_a_tokenizer_has_nothing_to_describe():
+    async with client(front=Front(EchoEngine())) as http:
+        assert (await http.get("/tokenizer_info")).status_code == 400

@@ -23,11 +23,11 @@ from kvasir.fields import MAX_N
 from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
+from kvasir.serve.conversation.lora_path import PARAM, fields_of_each, for_all
 from kvasir.serve.conversation.outcome import check_finish
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.openai.extensions import truncated
-from kvasir.serve.dialects.openai.lora_path import PARAM, fields_of_each, for_all
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
     Chunks,

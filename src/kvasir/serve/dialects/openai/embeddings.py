@@ -10,7 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir.engine.scoring import first_dimensions
-from kvasir.serve.dialects.openai.lora_path import PARAM, for_all
+from kvasir.serve.conversation.lora_path import PARAM, for_all
 from kvasir.serve.dialects.openai.pooled import check_dimensions, requests_of, results_of
 from kvasir.serve.dialects.openai.wire import EmbeddingRequest
 from kvasir.serve.hosting.catalogue import serving_of

@@ -10,8 +10,8 @@ from starlette.requests import Request as HTTPRequest
 
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.limits import charge
+from kvasir.serve.conversation.lora_path import Path, fields_of_each
 from kvasir.serve.conversation.scheduling import Scheduling, scheduling_fields
-from kvasir.serve.dialects.openai.lora_path import Path, fields_of_each
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.asgi import while_connected
 from kvasir.serve.http.concurrent import all_of

@@ -1,5 +1,5 @@
 """POST /tokenize and /detokenize: the tokens of a text or a conversation. Formats of vLLM, and of llama.cpp for
-requests with `content`."""
+requests with `content`. GET /tokenizer_info: the tokenizer itself, as in vLLM."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pydantic import Field
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.chat_format import ChatMessage, ChatTool, to_messages, to_tools
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.request import prompt_ids
 from kvasir.serve.conversation.trust import Trust, trust_of
-from kvasir.serve.hosting.catalogue import serving_of
+from kvasir.serve.hosting.catalogue import loaded_of, serving_of
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import json_response
@@ -77,6 +78,30 @@ async def detokenize(wire: DetokenizeRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model)
     text = await serving.front.decode(wire.tokens) if wire.tokens else ""
     return await asyncio.to_thread(json_response, {"prompt": text, "content": text})
+
+
+@router.get("/tokenizer_info", tags=["tokens"])
+async def tokenizer_info(request: HTTPRequest, model: str | None = None) -> Response:
+    """What a tokenizer_config.json says of the tokenizer of the model in ?model=, by default of the first loaded model,
+    with its chat templates."""
+    serving = await loaded_of(request, model)
+    return await asyncio.to_thread(lambda: json_response(_info(serving.front)))
+
+
+def _info(front: Front) -> dict[str, Any]:
+    """Raises InvalidRequest for a model without a tokenizer."""
+    if (tokenizer := front.tokenizer) is None:
+        raise InvalidRequest("this model has no tokenizer", "send token ids")
+    added = {id: tokenizer.id_to_token(id) for id in sorted(tokenizer.special_ids)}
+    sources = front.template.sources if front.template else {}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # of transformers: whatever a tokenizer.json describes
+        **tokenizer.special_tokens,
+        "model_max_length": front.info.max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "added_tokens_decoder": {id: {"content": text, "special": True} for id, text in added.items()},
+        "chat_template": sources["default"] if [*sources] == ["default"] else sources or None,
+    }
 
 
 def _conversation(wire: TokenizeRequest, serving: Serving) -> Conversation:
