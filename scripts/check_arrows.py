@@ -65,7 +65,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "graph": ("ops", "layers", "program", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
-    "fleet": ("kv", "sched", *(f"engine.{name}" for name in ("adapters", "client", "cumulative_stats", "journal"))),
+    "fleet": (
+        "kv",
+        "sched",
+        *(f"engine.{name}" for name in ("adapters", "client", "cumulative_stats", "journal", "rest")),
+    ),
     "store": ("weights", "text"),
     "data": ("engine", "fleet", "weights"),
     "serve": (

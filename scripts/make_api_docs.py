@@ -77,6 +77,11 @@ class _Nothing(Catalogue):
     async def card(self, name):
         raise NotImplementedError
 
+    async def sleep(self, name, drain): ...
+    async def wake_up(self, name): ...
+    async def is_sleeping(self, name):
+        return False
+
     async def means(self, name, *, loads=False):
         raise NotImplementedError
 

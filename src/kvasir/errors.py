@@ -157,6 +157,10 @@ class EngineDead(KvasirError):
     """The engine process ended during the request, which could not be resumed: HTTP 503."""
 
 
+class EngineAsleep(EngineDead):
+    """The engine was put to sleep and holds no memory: HTTP 503."""
+
+
 class EngineLost(EngineDead):
     """The engine has died, or cannot compute the request at present, and another engine can continue it. deaths, lives:
     of the request from now on, see types.Request; None if they are not known."""

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from kvasir.engine.front import Front
+from kvasir.engine.subprocess import ProcessEngine
 from kvasir.fleet.engine import FleetEngine
 from kvasir.serve.auth.keys import Key, KeyScope
 from kvasir.serve.settings import ServeSettings
@@ -160,3 +161,66 @@ async def test_all_requests_are_aborted_at_once():
 async def test_an_abort_names_what_it_aborts(http):
     for body in ({}, {"rid": ""}, {"rid": 3}, {"abort_all": "yes"}):
         assert (await http.post("/abort_request", json=body)).status_code == 400
+
+
+SLEEPY = {"vocab_size": 260, "num_blocks": 200, "max_rows": 16, "max_model_len": 512, "step_seconds": 0.004}
+
+
+def sleepy(replicas: int = 0) -> Front:
+    """The front of an engine in processes of its own, as servers have it."""
+    make = lambda i: ProcessEngine(fake=SLEEPY, hands_over=bool(replicas))  # noqa: E731
+    return Front(FleetEngine(make, replicas) if replicas else make(0), byte_tokenizer(), template())
+
+
+@pytest.mark.parametrize("replicas", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("down", "up"),
+    [
+        ("/sleep?level=2", "/wake_up?tags=weights&tags=kv_cache"),
+        pytest.param("/release_memory_occupation", "/resume_memory_occupation", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_model_sleeps_until_it_is_woken(replicas, down, up):
+    async with client(front=sleepy(replicas)) as http:
+        body = {"tags": ["weights"]} if "memory" in down else None
+        expected = (await http.post("/v1/completions", json=BODY)).json()["choices"]
+        assert (await http.get("/is_sleeping")).json() == {"is_sleeping": False}
+        assert (await http.post(down, json=body)).status_code == 200
+        assert (await http.get("/is_sleeping?model=fake")).json() == {"is_sleeping": True}
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        assert (await http.get("/metrics")).status_code == 200
+        for path, asked in (("/v1/completions", BODY), ("/reset_prefix_cache", None)):
+            answer = await http.post(path, json=asked)
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "asleep"
+        assert (await http.post("/tokenize", json={"prompt": "a"})).json()["count"] == 1
+        for _ in range(2):
+            assert (await http.post(up, json=body)).status_code == 200
+        assert (await http.get("/is_sleeping")).json() == {"is_sleeping": False}
+        assert (await http.post("/v1/completions", json=BODY)).json()["choices"] == expected
+
+
+@pytest.mark.parametrize(("mode", "status"), [("abort", 503), ("wait", 200)])
+async def test_what_becomes_of_requests_under_way(mode, status):
+    async with client(front=sleepy()) as http:
+        asked = asyncio.ensure_future(http.post("/v1/completions", json={**SLOW, "max_tokens": 60}))
+        await until_open(http)
+        assert (await http.post(f"/sleep?mode={mode}")).status_code == 200
+        assert (await asked).status_code == status
+        await http.post("/wake_up")
+
+
+async def test_what_sleep_does_not_do_is_refused(http):
+    for path in ("/sleep?level=0", "/sleep?mode=keep", "/sleep?level=x", "/wake_up?tags=nothing"):
+        assert (await http.post(path)).status_code == 400, path
+    assert (await http.post("/sleep?model=nothing")).status_code == 404
+    answer = await http.post("/sleep")
+    assert answer.status_code == 400 and "cannot sleep" in answer.json()["error"]["message"]
+    assert (await http.get("/is_sleeping?model=nothing")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up"])
+async def test_only_who_manages_the_server_puts_it_to_sleep(path):
+    async with client(KEYS) as http:
+        assert (await http.post(path, headers=bearer("infer-key"))).status_code == 403
+        assert (await http.post(path, headers=bearer("manage-key"))).status_code == 400
+        assert (await http.get("/is_sleeping", headers=bearer("infer-key"))).status_code == 200

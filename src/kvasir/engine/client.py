@@ -17,10 +17,13 @@ from kvasir.snapshot import Snapshot
 from kvasir.statistics import EngineStats
 from kvasir.types import AdapterInfo, Delta, ModelInfo, Request
 
+ASLEEP = "asleep"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """status: "ok"; "starting"; "restarting", from a crash to the next start; "engine does not answer"; "ended".
+    """status: "ok"; "starting"; "restarting", from a crash to the next start; "engine does not answer"; "asleep";
+    "ended".
     reason: of the last end or failure. attempts: restarts tried since it last ran for a while. next_attempt: in seconds
     since 1970. trying: requests that may have killed it are tried apart, and others wait meanwhile."""
 
@@ -167,6 +170,22 @@ class Fleet(Protocol):
     async def restart_all(self, grace: float = 0.0) -> None: ...
 
     async def scale(self, count: int, grace: float = 0.0) -> None: ...
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An engine that can give back its memory and take it again."""
+
+    async def sleep(self, drain: float = 0.0) -> None:
+        """Takes no more requests, lets running ones finish for up to `drain` seconds and ends the others with
+        EngineAsleep; then frees the memory of weights and cache. All calls raise EngineAsleep until `wake_up`. Nothing
+        happens if it is asleep. Raises EngineDead if it does not run."""
+        ...
+
+    async def wake_up(self) -> None:
+        """Loads the model again; returns when the engine takes requests. Nothing happens if it is awake. Raises
+        KvasirError if the model cannot be loaded; then the engine sleeps on."""
+        ...
 
 
 @runtime_checkable

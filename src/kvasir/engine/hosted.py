@@ -17,9 +17,9 @@ from dataclasses import replace
 from kvasir.engine import remote_wire as wire
 from kvasir.engine.board import MAX_NOTE, Board
 from kvasir.engine.cache_fan import CacheFan
-from kvasir.engine.client import Engine, EngineState
+from kvasir.engine.client import Engine, EngineState, Sleeps
 from kvasir.engine.frames import FrameError, FrameSocket, decoded
-from kvasir.engine.remote_checks import check_request
+from kvasir.engine.remote_checks import check_drain, check_request
 from kvasir.engine.streams import entries
 from kvasir.engine.wire import to_fault
 from kvasir.errors import EngineLost, InvalidRequest, KvasirError, QueueFull
@@ -181,7 +181,7 @@ class HostedClient:
                 if len(note) > MAX_NOTE:
                     raise FrameError(f"a note of {len(note)} bytes")
                 self._board.leave_note(self._note, note)
-            case wire.Ask(number) | wire.LoadAdapter(number) | wire.UnloadAdapter(number):
+            case wire.Ask(number) | wire.Sleep(number) | wire.LoadAdapter(number) | wire.UnloadAdapter(number):
                 if self._queries >= MAX_QUERIES:
                     raise FrameError(f"more than {MAX_QUERIES} queries at once")
                 self._queries += 1
@@ -267,6 +267,14 @@ class HostedClient:
                 return wire.Answer(number, alive=await engine.alive(PULSE_SECONDS))
             case wire.Ask(what="reset_prefix_cache"):
                 return wire.Answer(number, freed=await engine.reset_prefix_cache())
+            case wire.Sleep(drain=drain) if isinstance(engine, Sleeps):
+                await engine.sleep(check_drain(drain))
+                self._tell()
+                return wire.Answer(number)
+            case wire.Ask(what="wake_up") if isinstance(engine, Sleeps):
+                await engine.wake_up()
+                self._tell()
+                return wire.Answer(number)
             case wire.LoadAdapter(_, name, path, replaces, pinned):
                 info = await engine.load_adapter(name, path, replace=replaces, pinned=pinned)
                 self._tell()

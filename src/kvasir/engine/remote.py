@@ -190,6 +190,12 @@ class RemoteEngine:
     async def reset_prefix_cache(self) -> int:
         return (await self._ask(lambda number: wire.Ask(number, "reset_prefix_cache"))).freed
 
+    async def sleep(self, drain: float = 0.0) -> None:
+        await self._ask(lambda number: wire.Sleep(number, drain))
+
+    async def wake_up(self) -> None:
+        await self._ask(lambda number: wire.Ask(number, "wake_up"))
+
     async def stats(self) -> EngineStats:
         answer = await self._ask(lambda number: wire.Ask(number, "stats"))
         return self._cumulative.add(answer.stats or EngineStats())

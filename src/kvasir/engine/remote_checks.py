@@ -12,6 +12,13 @@ from kvasir.types import ModelInfo, Request
 MAX_NAME = 512  # characters of ids and names
 MAX_PRIORITY = 2**31 - 1
 MAX_CARRY = 1 << 16  # bytes
+MAX_DRAIN = 86400.0  # seconds
+
+
+def check_drain(seconds: float) -> float:
+    """The seconds. Raises InvalidRequest unless they are in range."""
+    _need(0 <= seconds <= MAX_DRAIN, "seconds are out of range", "drain")
+    return seconds
 
 
 def check_request(info: ModelInfo, request: Request) -> None:

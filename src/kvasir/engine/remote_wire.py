@@ -76,10 +76,17 @@ class Pause(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """A query: "stats", "look", "pulse" or "reset_prefix_cache"."""
+    """A query: "stats", "look", "pulse", "reset_prefix_cache" or "wake_up"."""
 
     number: int
     what: str
+
+
+class Sleep(_Message, frozen=True):
+    """See `Sleeps.sleep`. The engine sleeps for all clients."""
+
+    number: int
+    drain: float
 
 
 class LoadAdapter(_Message, frozen=True):
@@ -176,7 +183,7 @@ class Beat(_Message, frozen=True):
     ended: bool = False
 
 
-FromClient = Submit | Abort | Pause | FollowCache | LeaveNote | Ask | LoadAdapter | UnloadAdapter | Beat
+FromClient = Submit | Abort | Pause | FollowCache | LeaveNote | Ask | Sleep | LoadAdapter | UnloadAdapter | Beat
 FromHost = Welcome | Steps | CacheReport | NoteLeft | Fault | Answer | AdapterList | Beat
 
 encode = msgspec.msgpack.Encoder().encode

@@ -35,6 +35,13 @@ def pause_after(attempts: int) -> float:
     return 0.0 if late < 0 else min(LONGEST_PAUSE, 2.0 ** min(late, 10))
 
 
+async def exited(process: subprocess.Popen) -> int:
+    """The status of a process, once it has ended."""
+    while (status := process.poll()) is None:
+        await asyncio.sleep(0.02)
+    return status
+
+
 def end(process: subprocess.Popen | None) -> None:
     """Waits for a process that was asked to stop, or was killed."""
     if process is None:

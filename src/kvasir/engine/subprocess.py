@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,15 +25,18 @@ import zmq.asyncio
 from kvasir.config import EngineOptions
 from kvasir.engine import wire
 from kvasir.engine.adapters import Adapters, TakesAdapters
-from kvasir.engine.client import EngineState
+from kvasir.engine.client import ASLEEP, EngineState
 from kvasir.engine.cumulative_stats import CumulativeStats
 from kvasir.engine.journal import Journal
 from kvasir.engine.progress import Progress
 from kvasir.engine.receiver import Receiver
+from kvasir.engine.rest import Rest, asleep
 from kvasir.engine.sockets import make_socket_path, remove_socket
-from kvasir.engine.spawning import close_pipes, end, pause_after, spawn
+from kvasir.engine.spawning import close_pipes, end, exited, pause_after, spawn
+from kvasir.engine.starting import Killed, first_events
 from kvasir.engine.streams import Streams
-from kvasir.engine.watchdog import Watchdog, use_of
+from kvasir.engine.watchdog import Watchdog
+from kvasir.engine.watching import watch
 from kvasir.errors import EngineDead, EngineLost, QueueFull
 from kvasir.kv.changes import CacheChanges
 from kvasir.snapshot import Snapshot
@@ -46,10 +48,6 @@ log = logging.getLogger("kvasir.engine")
 STABLE_SECONDS = 60.0  # of running, after which the count of attempts is reset
 HANG_SECONDS = 20.0
 LOAD_FACTOR = 3  # how much longer a process may be idle while it loads: disks may be remote
-
-
-class Killed(EngineDead):
-    """The process was killed with SIGKILL while it started."""
 
 
 class ProcessEngine(TakesAdapters):
@@ -98,6 +96,7 @@ class ProcessEngine(TakesAdapters):
         self._tasks: list[asyncio.Task] = []
         self._info: ModelInfo | None = None
         self._dead: str | None = "the engine has not been started"
+        self._rest: Rest | None = None  # while it is asleep, or falls asleep
         self._ready = False
         self.summary: tuple[str, ...] = ()
         self.restarts = 0
@@ -177,6 +176,8 @@ class ProcessEngine(TakesAdapters):
     def _send(self, request: Request) -> None:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._rest is not None:
+            raise asleep()
         if self._hands_over and not self._ready:
             raise EngineLost("the engine is restarting", deaths=request.deaths, lives=request.lives)
         self._journal.add(request)
@@ -246,7 +247,7 @@ class ProcessEngine(TakesAdapters):
 
     async def _ask(self, question: Callable[[int], wire.Command]) -> wire.Reply:
         if self._dead is not None or not self._ready:
-            raise EngineDead(self._dead or "the engine is restarting")
+            raise asleep() if self._rest and not self._dead else EngineDead(self._dead or "the engine is restarting")
         number = next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
@@ -255,11 +256,36 @@ class ProcessEngine(TakesAdapters):
         finally:
             self._questions.pop(number, None)
 
-    async def stop(self, drain: float = 0.0) -> None:
+    async def sleep(self, drain: float = 0.0) -> None:
+        if self._rest is None:
+            rest = self._rest = Rest()
+            try:
+                await self._drain(drain if self._ready else 0.0)
+                await self.stats()  # the counters go on from here
+            except EngineDead:
+                if not rest.begun.is_set():
+                    self._rest = None
+                    raise
+            self._streams.fail_all(asleep())
+            for request_id in [*self._journal.entries]:
+                self._journal.forget(request_id)
+            self._command(wire.Stop())
+            await asyncio.to_thread(end, self._process)
+        await self._rest.begun.wait()
+
+    async def wake_up(self) -> None:
+        if self._rest is not None:
+            await self._rest.wake()
+
+    async def _drain(self, seconds: float) -> None:
+        """Waits for the end of all requests, for up to `seconds`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + drain
+        deadline = loop.time() + seconds
         while len(self._streams) and self._dead is None and loop.time() < deadline:
             await asyncio.sleep(0.02)
+
+    async def stop(self, drain: float = 0.0) -> None:
+        await self._drain(drain)
         self._dead = "the engine has been stopped"
         self._streams.fail_all(EngineDead(self._dead))
         for task in self._tasks:
@@ -345,7 +371,8 @@ class ProcessEngine(TakesAdapters):
         self._socket.sndhwm, self._socket.rcvhwm = 0, wire.AHEAD
         self._socket.bind(f"ipc://{self._address}")
         try:
-            ready = await self._first_events()
+            watchdog = Watchdog(LOAD_FACTOR * self._hang_seconds) if self._info else None
+            ready = await first_events(self._socket, self._process, self._progress, watchdog)
         except BaseException:
             self._process.kill()
             end(self._process)
@@ -363,31 +390,6 @@ class ProcessEngine(TakesAdapters):
         asyncio.get_running_loop().add_reader(self._stdout, self._read_stages)
         self._receiver = Receiver(self._socket, self._receive)
 
-    async def _first_events(self) -> wire.Ready:
-        assert self._socket is not None and self._process is not None
-        watchdog, last = Watchdog(LOAD_FACTOR * self._hang_seconds), time.monotonic()
-        while True:
-            if await self._socket.poll(100):
-                watchdog.heard()
-                event = wire.decode_event(await self._socket.recv())
-                if isinstance(event, wire.Ready):
-                    return event
-                if isinstance(event, wire.ErrorReport):
-                    raise wire.to_error(event)
-                if isinstance(event, wire.Progress) and self._progress:
-                    self._progress(event.done, event.total, event.kernels)
-            elif (status := self._process.poll()) is not None:
-                kind = Killed if status == -signal.SIGKILL else EngineDead
-                raise kind(
-                    f"the engine process exited with status {status} during start-up",
-                    "see its last log lines above",
-                )
-            elif self._info is not None:  # the very first start has no watchdog: users watch it themselves
-                watchdog.tick(time.monotonic() - last, use_of(self._process.pid))
-                if watchdog.verdict:
-                    raise EngineDead(f"the engine process does not start: {watchdog.verdict}")
-            last = time.monotonic()
-
     async def _first_launch(self) -> None:
         """Raises KvasirError; for a killed process only if this engine is not patient."""
         while True:
@@ -401,47 +403,25 @@ class ProcessEngine(TakesAdapters):
     async def _supervise(self) -> None:
         while True:
             assert self._process is not None
-            since, watch = time.monotonic(), asyncio.create_task(self._watch(self._process))
+            since, pulse = time.monotonic(), lambda: self._query("pulse")
+            watching = asyncio.create_task(watch(self._process, self._watchdog, pulse))
             try:
-                status = await self._wait(self._process)
+                status = await exited(self._process)
             finally:
-                watch.cancel()
+                watching.cancel()
             if time.monotonic() - since > STABLE_SECONDS:
                 self._attempts = 0
-            log.error("the engine process exited with status %d; restarting it", status)
             await self._bury()
-            await self._relaunch(f"the engine process exited with status {status}")
-            self.restarts += 1
+            if self._rest is None:
+                log.error("the engine process exited with status %d; restarting it", status)
+                await self._relaunch(f"the engine process exited with status {status}")
+                self.restarts += 1
+            else:
+                self._state = EngineState(ASLEEP)
+                await self._rest.over(self._launch)
+                self._rest = None
             self._adapters.pin_again()
             self._flush()
-
-    async def _wait(self, process: subprocess.Popen) -> int:
-        while (status := process.poll()) is None:
-            await asyncio.sleep(0.02)
-        return status
-
-    async def _watch(self, process: subprocess.Popen) -> None:
-        """Repeatedly asks the process for a reply; kills it if it is hung."""
-        watchdog = self._watchdog
-        watchdog.heard()
-        while True:
-            asked, last = asyncio.ensure_future(self._query("pulse")), time.monotonic()
-            try:
-                while not asked.done():
-                    await asyncio.wait([asked], timeout=watchdog.pause)
-                    now = time.monotonic()
-                    watchdog.tick(now - last, use_of(process.pid))
-                    last = now
-                    if verdict := watchdog.verdict:
-                        log.error("the engine process is hung: %s; killing it", verdict)
-                        return process.kill()
-                watchdog.longest = asked.result().longest_step
-            except (EngineDead, AssertionError):
-                return
-            finally:
-                asked.cancel()
-            watchdog.heard()
-            await asyncio.sleep(8 * watchdog.pause)
 
     async def _bury(self) -> None:
         """Handles the last messages of the dead process, then lets the journal decide about its requests."""

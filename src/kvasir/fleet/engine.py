@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from kvasir.engine.client import Checks, Engine, Exchanges
 from kvasir.engine.journal import SUSPECT_LIVES
+from kvasir.engine.rest import asleep
 from kvasir.errors import EngineDead, EngineLost, InvalidRequest, QueueFull
 from kvasir.fleet import roles
 from kvasir.fleet.autoscale import Limits
@@ -77,6 +78,8 @@ class FleetEngine(Scaling):
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._sleeping:
+            raise asleep()
         request = self._adapters.names.resolve(request)
         if request.id in self._open:
             raise InvalidRequest(f"request id {request.id!r} is already in use", param="request_id")
@@ -163,6 +166,8 @@ class FleetEngine(Scaling):
         while True:
             if self._dead is not None:
                 raise EngineDead(self._dead)
+            if self._sleeping:
+                raise asleep()
             now = self._clock()
             if entry.aborted.intersection(entry.open) or entry.is_overdue(now):
                 return None
@@ -238,6 +243,8 @@ class FleetEngine(Scaling):
         """Of all replicas. Raises EngineDead if one does not answer; the others have forgotten theirs then."""
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._sleeping:
+            raise asleep()
         asked = [r for r in self.replicas if not r.engine.ended]
         freed = await asyncio.gather(*map(self._reset, asked))
         if failed := [str(r.index) for r, blocks in zip(asked, freed, strict=True) if blocks is None]:
@@ -281,6 +288,8 @@ class FleetEngine(Scaling):
         """Raises EngineDead if there are none."""
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._sleeping:
+            raise asleep()
         if not (found := [r for r in self.replicas if r.answers]):
             hint = "a request starts one" if self.asleep else "try again later"
             raise EngineDead("no replica answers", hint)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from kvasir.engine.client import Engine, EngineState, Launches, ShowsCache
+from kvasir.engine.client import ASLEEP, Engine, EngineState, Launches, ShowsCache
 from kvasir.errors import ConfigError, EngineDead
 from kvasir.fleet.adapters import FleetAdapters
 from kvasir.fleet.replica import Replica, ReplicaStatus, Routed
@@ -38,6 +38,7 @@ class Members:
         self._adapters = FleetAdapters(lambda: [r.engine for r in self.replicas if r.answers])
         self._info: ModelInfo | None = None
         self._dead: str | None = "the fleet has not been started"
+        self._sleeping = False  # it is asleep, falls asleep or wakes up
         self._tasks: set[asyncio.Task] = set()
         self._operating = asyncio.Lock()
         self._gone: dict[int, Replica] = {}  # replicas that were taken away, by index
@@ -68,6 +69,8 @@ class Members:
         """ "ok" while a replica is ready; else the state of the one that is likely to be ready first."""
         if self.ended:
             return EngineState("ended", self._dead or "")
+        if self._sleeping:
+            return EngineState(ASLEEP)
         states = [r.engine.state for r in self.replicas]
         if any(r.takes for r in self.replicas):
             return EngineState()
@@ -152,7 +155,7 @@ class Members:
         """Notes what has changed in a replica since the last look."""
         if not replica.answers and (replica.welcome or replica.refused):
             replica.welcome, replica.refused = False, ""
-            replica.restarts += not replica.draining
+            replica.restarts += not (replica.draining or self._sleeping)
             replica.map.forget()
         if replica.answers and not replica.welcome and not replica.refused and not replica.welcoming:
             self._begin(self._welcome(replica))

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvasir.engine.client import ReplicaView
+from kvasir.engine.client import ReplicaView, Sleeps
+from kvasir.engine.rest import asleep
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.fleet.members import TICK, Members
 from kvasir.fleet.replica import Replica
@@ -47,14 +48,16 @@ class Operations(Members):
             raise InvalidRequest(f"{count} replicas", bounds, "replicas")
         await self._operate(lambda: self._scale(count, grace))
 
-    async def _operate(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _operate(self, work: Callable[[], Coroutine[Any, Any, None]], asleep_too: bool = False) -> None:
         """Does what an operator asks for, after what was asked before; the end of the fleet ends it. Raises EngineDead
-        in that case."""
+        in that case, and if the fleet is asleep, unless that is no obstacle (`asleep_too`)."""
 
         async def alone() -> None:
             async with self._operating:
                 if self._dead is not None:
                     raise EngineDead(self._dead)
+                if self._sleeping and not asleep_too:
+                    raise asleep()
                 await work()
 
         task = self._begin(alone())
@@ -64,6 +67,40 @@ class Operations(Members):
             if not task.cancelled():
                 raise  # the caller left; the operation goes on
             raise EngineDead(self._dead or "the fleet ends") from None
+
+    async def sleep(self, drain: float = 0.0) -> None:
+        """All replicas; see `Sleeps`. Raises EngineDead or InvalidRequest if one cannot; then the others wake up."""
+        await self._operate(lambda: self._sleep(drain), asleep_too=True)
+
+    async def wake_up(self) -> None:
+        """All replicas; returns when all take requests. See `Sleeps`."""
+        await self._operate(self._wake_up, asleep_too=True)
+
+    async def _sleep(self, drain: float) -> None:
+        if self._sleeping:
+            return
+        if wrong := [str(r.index) for r in self.replicas if not isinstance(r.engine, Sleeps)]:
+            raise InvalidRequest(f"replica {', '.join(wrong)} cannot sleep", "restart it instead")
+        self._sleeping = True
+        self._wake()  # requests that wait for a replica end
+        calls = (r.engine.sleep(drain) for r in self.replicas if isinstance(r.engine, Sleeps))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for replica, error in zip(self.replicas, results, strict=True):
+            if error is not None:
+                await self._wake_up()
+                raise EngineDead(f"replica {replica.index} does not sleep: {error}", "try again later") from error
+
+    async def _wake_up(self) -> None:
+        if not self._sleeping:
+            return
+        calls = (r.engine.wake_up() for r in self.replicas if isinstance(r.engine, Sleeps))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        self._sleeping = False
+        for error in results:
+            if error is not None:
+                raise error
+        while not all(r.takes for r in self.replicas) and self._dead is None:
+            await asyncio.sleep(TICK)
 
     async def _replace_all(self, grace: float) -> None:
         for replica in list(self.replicas):

@@ -97,6 +97,8 @@ class Scaling(Operations):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._missing.wait(), PERIOD)
             self._missing.clear()
+            if self._sleeping:
+                continue
             now = self._clock()
             facts = self._facts(now)
             self._wanted, past = decide(limits, facts, past, now - before)

@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, Response
 
 from kvasir import __version__
+from kvasir.engine.client import ASLEEP
 from kvasir.errors import EngineDead
 from kvasir.serve.hosting.catalogue import catalogue_of, loaded_of
 from kvasir.serve.hosting.serving import Serving
@@ -31,11 +32,12 @@ ENGINE_SECONDS = 2.0  # timeout of a query to the engine
 async def health(request: HTTPRequest) -> Response:
     """200 if the loop of each engine responds, otherwise 503 with the facts about the first engine that does not: its
     model, the status (starting, restarting, ended, engine does not answer), the reason, the number of restart attempts,
-    and the time of the next one (seconds since 1970). Also 503 while the server shuts down."""
+    and the time of the next one (seconds since 1970). Also 503 while the server shuts down. A model that was put to
+    sleep is well."""
     if request.app.state.drain_gate.closed:
         return json_response({"status": "draining"}, 503)
     states = await asyncio.gather(*map(_state, catalogue_of(request).loaded()))
-    wrong = [state for state in states if state["status"] != "ok"]
+    wrong = [state for state in states if state["status"] not in ("ok", ASLEEP)]
     return json_response(wrong[0] if wrong else {"status": "ok"}, 503 if wrong else 200)
 
 
@@ -45,6 +47,12 @@ async def _state(serving: Serving) -> dict[str, Any]:
     if not alive and state.status == "ok":
         state = replace(state, status="engine does not answer")
     return {"model": serving.names[0]} | {name: value for name, value in asdict(state).items() if value}
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: HTTPRequest, model: str | None = None) -> Response:
+    """Whether the model in ?model= was put to sleep, by default any; as in vLLM."""
+    return json_response({"is_sleeping": await catalogue_of(request).is_sleeping(model)})
 
 
 @router.head("/ping", include_in_schema=False)

@@ -17,6 +17,7 @@ from pathlib import PurePath
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvasir.engine.client import ASLEEP, Sleeps
 from kvasir.engine.front import Front
 from kvasir.errors import ConfigError, EngineDead, InvalidRequest, ModelNotFound, quoted
 from kvasir.serve.auth.keys import Key
@@ -101,6 +102,21 @@ class Catalogue(ABC):
         stays loaded after the owner's last lease; below 0 for ever; None: unchanged, initially the server's default.
         manages: keep_alive applies to all owners. Raises ModelNotFound, InvalidRequest, EngineDead."""
 
+    @abstractmethod
+    async def sleep(self, name: str | None, drain: float) -> None:
+        """Frees the memory of the model of that name, of all loaded ones for None; leases raise EngineAsleep until
+        `wake_up`. Requests under way have `drain` seconds. Raises ModelNotFound, InvalidRequest if the engine cannot
+        sleep, EngineDead."""
+
+    @abstractmethod
+    async def wake_up(self, name: str | None) -> None:
+        """Loads the model again, or all that were put to sleep. Raises ModelNotFound, KvasirError if it cannot be
+        loaded."""
+
+    @abstractmethod
+    async def is_sleeping(self, name: str | None) -> bool:
+        """Whether the model of that name was put to sleep, or any for None. Raises ModelNotFound."""
+
     async def rows(self) -> int:
         """How many choices the engines compute at once at present; those that do not answer count as none."""
         asked = (asyncio.wait_for(serving.front.stats(), ROWS_SECONDS) for serving in self.loaded())
@@ -176,6 +192,26 @@ class OneModel(Catalogue):
 
     def loaded(self) -> Sequence[Serving]:
         return (self._serving,)
+
+    async def sleep(self, name: str | None, drain: float) -> None:
+        await (await self._sleeps(name)).sleep(drain)
+
+    async def wake_up(self, name: str | None) -> None:
+        await (await self._sleeps(name)).wake_up()
+
+    async def is_sleeping(self, name: str | None) -> bool:
+        if name is not None:
+            await self.means(name)
+        return self._serving.front.engine.state.status == ASLEEP
+
+    async def _sleeps(self, name: str | None) -> Sleeps:
+        """The engine. Raises ModelNotFound, InvalidRequest."""
+        if name is not None:
+            await self.means(name)
+        engine = self._serving.front.engine
+        if not isinstance(engine, Sleeps):
+            raise InvalidRequest("this engine cannot sleep", "end the server instead")
+        return engine
 
     @asynccontextmanager
     async def lease(

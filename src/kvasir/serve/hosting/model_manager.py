@@ -19,6 +19,7 @@ from kvasir.config import EngineOptions
 from kvasir.engine.front import Front
 from kvasir.errors import (
     ConfigError,
+    EngineAsleep,
     EngineDead,
     InvalidRequest,
     KvasirError,
@@ -71,6 +72,7 @@ class ModelManager(Catalogue):
         self._queue = AdmissionQueue(self._budget, max_loaded, patience, lambda: self.held, self._begin_leaving)
         self._held: dict[str, Held] = {}  # by name: the models that may be leased
         self._leaving: set[Held] = set()
+        self._asleep: dict[str, bool] = {}  # by name: whether it was loaded when it was put to sleep
         self._adapters: dict[str, dict[str, AdapterOption]] = {}  # by model: what was loaded, as its last engine has it
         self._one_look = asyncio.Lock()
         self._one_load = asyncio.Lock()
@@ -170,6 +172,33 @@ class ModelManager(Catalogue):
         hint = f"served: {shown}" if self.store is None else f"run `kvasir pull` first; available: {shown}"
         return ModelNotFound(f"the model {name[:200]!r} does not exist", hint, "model")
 
+    # -- sleep ---------------------------------------------------------------------------------------------
+
+    async def sleep(self, name: str | None, drain: float) -> None:
+        """A sleeping model is not loaded, so its memory is free for others."""
+        names = [*self._held] if name is None else [(await self._offer(name)).name]
+        there = [held for held in (self._held.get(one) for one in names) if held is not None]
+        self._asleep |= {one: one in self._held or self._asleep.get(one, False) for one in names}
+        deadline = time.monotonic() + drain
+        for held in there:
+            self._begin_leaving(held)
+        while any(held in self._leaving and held.leases for held in there) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*(held.loading for held in there), return_exceptions=True)
+        await asyncio.gather(*(self._end_of(held) for held in there))
+
+    async def wake_up(self, name: str | None) -> None:
+        names = [*self._asleep] if name is None else [(await self._offer(name)).name]
+        again = [one for one in names if self._asleep.pop(one, False)]
+        await asyncio.gather(*map(self._load_again, again))
+
+    async def _load_again(self, name: str) -> None:
+        async with self.lease(name):
+            pass
+
+    async def is_sleeping(self, name: str | None) -> bool:
+        return bool(self._asleep) if name is None else (await self._offer(name)).name in self._asleep
+
     # -- leases --------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -209,6 +238,8 @@ class ModelManager(Catalogue):
         offers."""
         async with self._one_look:
             offer = await self._only() if name is None else await self._offer(name)
+            if offer.name in self._asleep:
+                raise EngineAsleep(f"the model {offer.name!r} is asleep", "wake it with POST /wake_up")
             there = [*self._held]
             now = dict(zip(there, await self._offers.find(*there), strict=True)) | {offer.name: offer}
             held = self._held_of(offer, now)

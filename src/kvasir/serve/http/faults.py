@@ -17,6 +17,7 @@ from kvasir.errors import (
     MAX_MESSAGE,
     MAX_QUOTED,
     DeadlineExceeded,
+    EngineAsleep,
     EngineDead,
     InvalidRequest,
     KvasirError,
@@ -120,6 +121,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault(429, str(error), "rate_limit_exceeded", headers=_retry(error.retry_after))
         case DeadlineExceeded():
             return Fault(408, str(error), "deadline_exceeded", headers=_retry(None))
+        case EngineAsleep():
+            return Fault(503, str(error), "asleep", headers=_retry(None))
         case EngineDead():
             return Fault(503, str(error), "engine_unavailable", headers={"Retry-After": "5"})
         case RequestAborted():

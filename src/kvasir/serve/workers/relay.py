@@ -25,7 +25,9 @@ from kvasir.serve.http.faults import Fault
 from kvasir.serve.workers import messages
 
 # What is stored for clients, and what is counted over all workers. So is all that changes the server.
-MAIN = re.compile(r"/(metrics|kvasir/live|fleet.*|v1/responses.*|v1/files.*|v1/batches.*|v1/messages/batches.*)")
+MAIN = re.compile(
+    r"/(metrics|kvasir/live|is_sleeping|fleet.*|v1/responses.*|v1/files.*|v1/batches.*|v1/messages/batches.*)"
+)
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client")
 
 

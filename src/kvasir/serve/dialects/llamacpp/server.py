@@ -12,6 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from kvasir import __version__
+from kvasir.engine.client import ASLEEP
 from kvasir.errors import EngineDead, InvalidRequest
 from kvasir.serve.auth.scopes import MANAGEMENT
 from kvasir.serve.conversation.chat_format import to_messages, to_tools
@@ -60,7 +61,7 @@ async def props(request: HTTPRequest, model: str | None = None) -> Response:
             "eos_token": special.get("eos_token", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"kvasir-{__version__}",
-            "is_sleeping": False,
+            "is_sleeping": front.engine.state.status == ASLEEP,
         }
     )
 
