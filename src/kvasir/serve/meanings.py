@@ -184,6 +184,8 @@ MEANINGS: dict[str, str] = {
     "budget_tokens": "most tokens of thinking",
     "display": "`omitted` hides the text of the thinking",
     "signature": "the signature that came with the block",
+    "CompactionItem.encrypted_content": "the summary, as `/v1/responses/compact` returned it",
+    "CompactRequest.max_output_tokens": "most tokens of the summary, reasoning included; 1024 by default",
     "encrypted_content": "the reasoning that an earlier response returned",
     "summary": "the summary of the reasoning",
     "ReasoningConfig.summary": "only `auto`: there are no summaries",

@@ -70,7 +70,15 @@ MESSAGES = st.lists(
     ),
     max_size=4,
 )
-ITEM_KINDS = ["message", "function_call", "function_call_output", "reasoning", "item_reference", "mcp_call"]
+ITEM_KINDS = [
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "compaction",
+    "item_reference",
+    "mcp_call",
+]
 PART_KINDS = ["input_text", "output_text", "refusal", "reasoning_text", "x"]
 PARTS = st.lists(
     st.fixed_dictionaries(

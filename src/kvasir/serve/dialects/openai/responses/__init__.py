@@ -3,7 +3,12 @@
 A request becomes a chat (request.py), which runs like any chat; its output is returned as items (output.py).
 """
 
-from kvasir.serve.dialects.openai.responses.routes import router
+from fastapi import APIRouter
+
+from kvasir.serve.dialects.openai.responses import compact, routes
 from kvasir.serve.records.responses import Responses
+
+router = APIRouter()
+router.routes += [*compact.router.routes, *routes.router.routes]
 
 __all__ = ["Responses", "router"]

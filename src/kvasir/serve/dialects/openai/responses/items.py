@@ -22,6 +22,7 @@ from kvasir.serve.records.responses import Kept
 
 Status = Literal["in_progress", "completed", "incomplete"]
 _SEALED = "kvasir1."
+SUMMARY = "Summary of our conversation so far:\n\n"
 _CALLER = (({"type": "direct"},), "only the model can make calls")
 
 
@@ -137,12 +138,23 @@ class ReasoningItem(Wire):
     status: Status | None = None
 
 
+class CompactionItem(Wire):
+    """The summary of a conversation, from /v1/responses/compact."""
+
+    IGNORED: ClassVar = ("created_by",)
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: Name | None = None
+    created_by: str | None = None
+
+
 class ReferenceItem(Wire):
     type: Literal["item_reference"] | None = None
     id: Name
 
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_KINDS = ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
 
 
 def _item_kind(value: Any) -> str:
@@ -155,7 +167,8 @@ def _check_item(value: Any) -> Any:
         if "role" not in value and "id" not in value:
             return check_type(value | {"type": None}, _KINDS, "an item", "give its type, or a role and content")
         return {k: v for k, v in value.items() if k != "type"}
-    return check_type(value, _KINDS, "an item", "there are messages, function calls and their outputs, and reasoning")
+    hint = "there are messages, function calls and their outputs, reasoning, and compactions"
+    return check_type(value, _KINDS, "an item", hint)
 
 
 Item = Annotated[
@@ -163,18 +176,27 @@ Item = Annotated[
     | Annotated[CallItem, Tag("[function_call]")]
     | Annotated[CallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
+    | Annotated[CompactionItem, Tag("[compaction]")]
     | Annotated[ReferenceItem, Tag("[item_reference]")],
     Discriminator(_item_kind),
     BeforeValidator(_check_item),
 ]
 
-PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
 # -- kept ----------------------------------------------------------------------------------------------------
 
 
-def to_kept(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, id: str, where: str) -> Kept:
+def to_kept(
+    item: MessageItem | CallItem | CallOutputItem | ReasoningItem | CompactionItem, id: str, where: str
+) -> Kept:
     """The item in its stored form. Raises InvalidRequest for unsupported or unreadable contents."""
     refuse_fields(item, where)
     kept: Kept = {"id": item.id or id, "type": item.type}
@@ -191,6 +213,9 @@ def to_kept(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, id: s
             output = item.output if whole else _parts(item.output, "input_text", f"{where}.output")
             name = {"name": item.name} if item.name else {}
             return kept | {"call_id": item.call_id, **name, "output": output, "status": "completed"}
+        case CompactionItem():
+            unsealed(item.encrypted_content, f"{where}.encrypted_content")
+            return kept | {"encrypted_content": item.encrypted_content}
         case ReasoningItem():
             summary = [{"type": "summary_text", "text": part.text} for part in item.summary]
             kept |= {"summary": summary, "status": "completed"}
@@ -245,6 +270,11 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[TemplateMessage]:
     turn: TemplateMessage | None = None  # the model's turn, which may continue
     for item in items:
         kind = item["type"]
+        if kind == "compaction":
+            turn = None
+            text = unsealed(item["encrypted_content"], "input")
+            messages.append({"role": "assistant", "content": SUMMARY + text})
+            continue
         if (kind == "message" and item["role"] != "assistant") or kind == "function_call_output":
             turn = None
             messages.append(_other(item))

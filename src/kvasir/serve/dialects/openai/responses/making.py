@@ -27,7 +27,7 @@ from kvasir.serve.dialects.openai.responses.request import (
     to_core,
 )
 from kvasir.serve.dialects.openai.responses.shapes import error_object, response_object, usage_object
-from kvasir.serve.dialects.openai.responses.wire import ENCRYPTED, LOGPROBS, ResponseRequest
+from kvasir.serve.dialects.openai.responses.wire import ENCRYPTED, LOGPROBS, CompactRequest, ResponseRequest
 from kvasir.serve.hosting.serving import Serving
 from kvasir.serve.http.faults import Fault
 from kvasir.serve.records.responses import RUNNING, Kept, Responses, item_id
@@ -154,7 +154,9 @@ async def begin(wire: ResponseRequest, serving: Serving, request: HTTPRequest, r
     return making
 
 
-async def surplus(wire: ResponseRequest, items: Sequence[Kept], serving: Serving, request: HTTPRequest) -> int:
+async def surplus(
+    wire: ResponseRequest | CompactRequest, items: Sequence[Kept], serving: Serving, request: HTTPRequest
+) -> int:
     """How many leading items must be dropped so that the rest fits into the context: the smallest number after which it
     begins with a message that is not the model's. The last such message is kept, even if it does not fit."""
     room = serving.front.info.max_model_len - max(1, wire.max_output_tokens or 1)

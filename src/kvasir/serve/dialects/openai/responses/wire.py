@@ -183,6 +183,23 @@ class ResponseRequest(Prompt, Samplers, Drafting):
     chat_template_kwargs: TemplateKwargs | None = None  # vLLM's
 
 
+class CompactRequest(Prompt, Samplers, Drafting):
+    """POST /v1/responses/compact"""
+
+    REFUSED: ClassVar = {
+        "conversation": _CONVERSATION,
+        "prompt_cache_retention": (("in_memory",), "use cache_ttl"),
+        "prompt_cache_options": ((), "use cache_ttl"),
+    }
+    IGNORED: ClassVar = ("prompt_cache_key",)
+
+    max_output_tokens: int | None = None
+    service_tier: ServiceTier = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+
+
 class TokenCountRequest(Prompt):
     """POST /v1/responses/input_tokens"""
 
