@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvasir import __version__
 from kvasir.cli.app import app
+from kvasir.cli.panels import FIRST, MORE, by_panel
 from tests.cli.running import environment, run
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
@@ -34,14 +37,45 @@ def test_help_names_every_command():
 
 
 def test_the_most_common_options_are_in_the_first_panel():
-    output = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "140"}).output
-    first = output[output.index("─ Options ─") :]
-    first = first[: first.index("╰")]
+    first = _first_panel("run")
     wanted = (
         "--temperature --max-tokens -n --ctx-size -c --dtype --quantize --threads --seed --speculate --lora --top-p"
     )
     assert all(name in first for name in wanted.split())
-    assert len(re.findall(r"^│ --", first, re.MULTILINE)) <= 23
+    first = _first_panel("serve")
+    assert all(name in first for name in "--host --port --api-key --ctx-size --quantize --replicas --lora".split())
+
+
+def _first_panel(command: str) -> str:
+    """Of the options, on a terminal of 80 columns."""
+    output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    first = output[output.index("─ Options ─") :]
+    return first[: first.index("╰")]
+
+
+def _all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name, child in getattr(group, "commands", {}).items():
+        yield from _all_commands(child, (*path, name))
+
+
+@pytest.mark.parametrize(
+    "path, command",
+    [*_all_commands(get_command(app))],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_help_has_every_name_whole_in_80_columns_and_the_twenty_most_common_options_first(path, command):
+    result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= 80
+    shown = set(re.findall(r"[^\s,│/]+", result.output))
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    assert {name for option in options for name in (*option.opts, *option.secondary_opts)} <= shown
+    assert set(getattr(command, "commands", ())) <= shown
+    panels = by_panel(options)
+    assert sorted(map(id, options)) == sorted(id(option) for panel in panels.values() for option in panel)
+    assert len(panels[FIRST]) <= 20
+    if len(panels[FIRST]) < 19:  # then no other has an option that is common, and the command none of its own
+        assert MORE not in panels
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"]])

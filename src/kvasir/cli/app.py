@@ -13,21 +13,20 @@ from kvasir.cli.arguments import MODEL, Model, Verbose
 from kvasir.cli.flags import engine_flags, fleet_flags, models_flags, operation_flags
 from kvasir.cli.fleet import app as fleet_app
 from kvasir.cli.fleet_options import FleetOptions
+from kvasir.cli.help import App
 from kvasir.cli.models import ModelsOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.panels import FORMATS, OPERATION
 from kvasir.cli.quantities import parse_bytes, parse_tokens
 from kvasir.cli.replica_command import replica
 from kvasir.cli.simulate_command import simulate
 from kvasir.config import EngineOptions
 from kvasir.errors import ConfigError
 
-app = typer.Typer(
+app = App(
     name="kvasir",
     help="An LLM inference engine: the same tokens always, on a laptop CPU or on GPUs.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 app.add_typer(fleet_app, name="fleet", rich_help_panel="Serve and process")
@@ -42,6 +41,12 @@ TALKING, SERVING, MODELS, LOOKING = (
 Stored = Annotated[str, typer.Argument(help="Name in the store, as `kvasir list` shows it.")]
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server.")]
+ToolFormat = Annotated[
+    str, typer.Option(help="Format of tool calls (auto: detect from the chat template).", rich_help_panel=FORMATS)
+]
+ReasoningFormat = Annotated[
+    str, typer.Option(help="Format of reasoning; none leaves it in the content.", rich_help_panel=FORMATS)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
@@ -82,14 +87,19 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="Key that requests must carry (repeatable).")] = None,
     keys: Annotated[Path | None, typer.Option(help="JSON file of keys with names, classes, limits (mode 600).")] = None,
-    allowed_host: Annotated[list[str] | None, typer.Option(help="Further Host names to accept.")] = None,
-    allowed_origin: Annotated[list[str] | None, typer.Option(help="Web origins that may send requests.")] = None,
-    drain: Annotated[float, typer.Option(help="Seconds for running requests to finish at a graceful stop.")] = 30.0,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Further Host names to accept.", rich_help_panel=OPERATION)
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origins that may send requests.", rich_help_panel=OPERATION)
+    ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(help="Seconds for running requests to finish at a graceful stop.", rich_help_panel=OPERATION),
+    ] = 30.0,
     seed: Annotated[int | None, typer.Option(help="Seed of requests without one (default: random).")] = None,
-    tool_format: Annotated[
-        str, typer.Option(help="Format of tool calls (auto: detect from the chat template).")
-    ] = "auto",
-    reasoning_format: Annotated[str, typer.Option(help="Format of reasoning; none leaves it in the content.")] = "auto",
+    tool_format: ToolFormat = "auto",
+    reasoning_format: ReasoningFormat = "auto",
     verbose: Verbose = False,
 ) -> None:
     """Serve one or more models over HTTP; with several, each is loaded on first use.
@@ -129,10 +139,8 @@ def batch(
         int | None, typer.Option(help="Lines at once (default: a quarter more than all engines compute).", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests without one (default: random).")] = None,
-    tool_format: Annotated[
-        str, typer.Option(help="Format of tool calls (auto: detect from the chat template).")
-    ] = "auto",
-    reasoning_format: Annotated[str, typer.Option(help="Format of reasoning; none leaves it in the content.")] = "auto",
+    tool_format: ToolFormat = "auto",
+    reasoning_format: ReasoningFormat = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Answer the lines of a file without a server; the same command continues a job that was interrupted.

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from kvasir.cli.arguments import Verbose
+from kvasir.cli.help import App, Group
 
 
-class ConfigOrCommand(TyperGroup):
+class ConfigOrCommand(Group):
     """`kvasir fleet CONFIG ...` is `kvasir fleet run CONFIG ...`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -25,7 +25,7 @@ HELP = """Serve a fleet on Ray (kvasir fleet CONFIG), or show and change the rep
 Example: kvasir fleet fleet.yaml
 
 Example: kvasir fleet status --url http://127.0.0.1:8000"""
-app = typer.Typer(cls=ConfigOrCommand, help=HELP, no_args_is_help=True, rich_markup_mode=None)
+app = App(cls=ConfigOrCommand, help=HELP)
 
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server; changes need the scope management.")]
