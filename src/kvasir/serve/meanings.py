@@ -283,6 +283,7 @@ MEANINGS: dict[str, str] = {
     "SamplingSettings.regex": "a regular expression for the text",
     "SamplingSettings.ebnf": "a grammar for the text: Lark, or llama.cpp's GBNF",
     "tags": "which parts of the memory: `weights`, `kv_cache`, `cuda_graph`. They always come and go together",
+    "pooling": "`none`: an embedding of each token instead of one of the text; for models with the task `token_embed`",
     "abort_all": "all requests that generate at present",
     "grace": "seconds for running requests to finish before they move to another replica",
     "type": "the kind of the object",

@@ -9,7 +9,9 @@ from starlette.requests import Request as HTTPRequest
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.aborting import make_abortable
 from kvasir.serve.hosting.serving import Serving
-from kvasir.types import Request
+from kvasir.types import ModelInfo, Request, Task
+
+MAX_VALUES = 1 << 22  # numbers of tokens in a response
 
 
 async def charge(
@@ -29,3 +31,11 @@ def check_logprobs(serving: Serving, **asked: int | None) -> None:
     for name, count in asked.items():
         if count is not None and count > most:
             raise InvalidRequest(f"{name} is {count}", f"at most {most}", param=name)
+
+
+def check_values(info: ModelInfo, task: Task, requests: Sequence[Request], param: str = "input") -> None:
+    """Raises InvalidRequest for results of tokens that would make a response too large."""
+    size = {Task.TOKEN_EMBED: info.token_embedding_size, Task.TOKEN_CLASSIFY: max(1, len(info.labels))}.get(task, 0)
+    values = size * sum(len(request.prompt_ids) for request in requests)
+    if values > MAX_VALUES:
+        raise InvalidRequest(f"{values} numbers in a response", f"at most {MAX_VALUES}; send fewer texts", param)

@@ -263,3 +263,42 @@ async def test_embeddings_take_the_models_prompts():
         assert await first(input=[97], prompt_name="query") == 97.0
         response = await http.post("/v1/embeddings", json={"input": "ab", "prompt_name": "x"})
         assert response.status_code == 400 and "query, d" in response.json()["error"]["message"]
+
+
+# --- pooling: none ----------------------------------------------------------------------------------
+
+
+async def test_embeddings_without_pooling_are_those_of_the_tokens():
+    async with client(**TOKENS) as http:
+        pooled = (await post(http, "/pooling", input=["ab", "c"], task="token_embed"))["data"]
+        answer = await post(http, "/v1/embeddings", input=["ab", "c"], pooling="none")
+        assert [one["embedding"] for one in answer["data"]] == [one["data"] for one in pooled]
+        assert [len(one["embedding"]) for one in answer["data"]] == [2, 1]
+        packed = await post(http, "/v1/embeddings", input=["ab", "c"], pooling="none", encoding_format="base64")
+        flat = [x for row in pooled[0]["data"] for x in row]
+        assert list(struct.unpack("<4f", base64.b64decode(packed["data"][0]["embedding"]))) == flat
+        [one, other] = (await http.post("/embedding", json={"content": ["ab", "c"], "pooling": "none"})).json()
+        assert one["embedding"] == pooled[0]["data"] and other["embedding"] == pooled[1]["data"]
+        [one] = (await http.post("/embedding", json={"content": "ab", "pooling": "none", "embd_normalize": 2})).json()
+        assert [math.hypot(*row) for row in one["embedding"]] == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("fields", [{"pooling": "mean"}, {"pooling": "none", "dimensions": 1}])
+async def test_other_poolings_are_refused(fields):
+    async with client(**TOKENS) as http:
+        response = await http.post("/v1/embeddings", json={"input": "ab", **fields})
+        assert response.status_code == 400 and response.json()["error"]["param"] in ("pooling", "dimensions")
+
+
+async def test_a_model_without_embeddings_of_tokens_refuses_them(http):
+    for path, name in (("/v1/embeddings", "input"), ("/embedding", "content")):
+        response = await http.post(path, json={name: "ab", "pooling": "none"})
+        assert response.status_code == 400 and "token_embed" in response.json()["error"]["message"]
+
+
+async def test_a_response_of_too_many_numbers_is_refused():
+    front = make_front(**{**TOKENS, "info": {"token_embedding_size": 1 << 20}})
+    async with client(front=front) as http:
+        for path, name in (("/v1/embeddings", "input"), ("/embedding", "content")):
+            response = await http.post(path, json={name: ["abc", "de"], "pooling": "none"})
+            assert response.status_code == 400 and "numbers" in response.json()["error"]["message"]

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from kvasir import __version__
 from kvasir.engine.client import ASLEEP
+from kvasir.engine.scoring import token_embeddings
 from kvasir.errors import EngineDead, InvalidRequest
 from kvasir.serve.auth.scopes import MANAGEMENT
 from kvasir.serve.conversation.chat_format import to_messages, to_tools
-from kvasir.serve.conversation.limits import charge
+from kvasir.serve.conversation.limits import charge, check_values
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.request import prompt_text
 from kvasir.serve.conversation.scheduling import scheduling_fields
@@ -32,6 +33,7 @@ from kvasir.serve.http.concurrent import all_of
 from kvasir.serve.http.responses import json_response, write_json
 from kvasir.serve.http.vectors import raw
 from kvasir.snapshot import AnswerState
+from kvasir.types import Request, Task
 
 router = APIRouter(route_class=JsonRoute, tags=["llama.cpp"])
 
@@ -164,22 +166,29 @@ def _conversation(wire: TemplateRequest, serving: Serving) -> Conversation:
 
 @router.post("/embedding")
 async def embedding(wire: EmbeddingRequest, request: HTTPRequest) -> Response:
-    """Pooled embeddings: a list of one for each input."""
+    """Embeddings: a list of one for each input, or with `pooling` "none" one of each of its tokens."""
     serving = await serving_of(request, wire.model)
     given, most = one_by_one(wire.content), serving.settings.max_embeddings
     if len(given) > most:
         raise InvalidRequest(f"{len(given)} inputs", f"at most {most}", param="content")
     fields = scheduling_fields(wire, serving, request)
     ids = [await prompt_ids(one, serving, "content") for one in given]
-    requests = [serving.front.resolve_embedding(one, **fields) for one in ids]
+    task, front = Task.TOKEN_EMBED if wire.pooling else Task.EMBED, serving.front
+    requests = [front.resolve_pooled(one, task, param="content", **fields) for one in ids]
+    check_values(front.info, task, requests, "content")
     await charge(serving, requests, request, whole=False)
     vectors = await while_connected(request.receive, all_of(serving.front.embed, requests))
-    norm = 2 if wire.embd_normalize is None else wire.embd_normalize
+    norm = 2 if wire.embd_normalize is None and not wire.pooling else wire.embd_normalize
+
+    def rows(core: Request, values: Sequence[float]) -> list[Any]:
+        found = token_embeddings(front, core.prompt_ids, values) if wire.pooling else [values]
+        return [raw(row if norm is None else normalized(row, norm)) for row in found]
 
     def answer() -> list[dict[str, Any]]:
-        return [{"index": i, "embedding": [raw(normalized(v, norm))]} for i, v in enumerate(vectors)]
+        pairs = enumerate(zip(requests, vectors, strict=True))
+        return [{"index": i, "embedding": rows(core, values)} for i, (core, values) in pairs]
 
-    return await write_json(len(requests) > 16, answer)
+    return await write_json(len(requests) > 16 or wire.pooling is not None, answer)
 
 
 @router.post("/embeddings")

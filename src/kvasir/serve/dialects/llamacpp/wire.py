@@ -222,10 +222,11 @@ class EmbeddingRequest(Scheduling):
     """POST /embedding and /embeddings
 
     embd_normalize: 2 for the Euclidean norm (the default), 0 for the greatest value, 1 for the sum of absolute values,
-    p for the p-norm.
+    p for the p-norm. pooling: "none" for an embedding of each token, which only embd_normalize normalizes.
     """
 
     model: Name | None = None
     content: Annotated[Prompt, Field(validation_alias=AliasChoices("content", "input"))]
     embd_normalize: Annotated[int, Field(ge=0, le=64)] | None = None
     encoding_format: Literal["float"] | None = None
+    pooling: Literal["none"] | None = None

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from kvasir.engine.front import Front
 from kvasir.engine.scoring import first_dimensions, rows_of, scores_of, token_embeddings, token_weights
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.limits import check_values
 from kvasir.serve.conversation.scheduling import Scheduling
 from kvasir.serve.dialects.openai.pooled import check_dimensions, listed, requests_of, results_of
 from kvasir.serve.hosting.catalogue import serving_of
@@ -20,9 +21,8 @@ from kvasir.serve.http.body import JsonRoute
 from kvasir.serve.http.responses import write_json
 from kvasir.serve.http.vectors import base64_of, raw
 from kvasir.serve.http.wire import Name, Prompts, Refused, refuse_fields
-from kvasir.types import ModelInfo, Request, Task
+from kvasir.types import Request, Task
 
-MAX_VALUES = 1 << 22  # numbers in a response
 router = APIRouter(route_class=JsonRoute)
 
 
@@ -89,7 +89,7 @@ async def pooling(wire: PoolingRequest, request: HTTPRequest) -> Response:
     embeds = task in (Task.EMBED, Task.TOKEN_EMBED)
     before, special = front.prompts.of(wire.prompt_name) if embeds else "", wire.add_special_tokens is not False
     requests = await requests_of(wire, wire.input, serving, request, task, special=special, before=before)
-    _check_values(info, task, requests)
+    check_values(info, task, requests)
     many, shaped = await results_of(requests, serving, request), _shaper(front, task, wire)
 
     def entry(index: int, core: Request, values: Sequence[float]) -> dict[str, Any]:
@@ -103,14 +103,6 @@ async def pooling(wire: PoolingRequest, request: HTTPRequest) -> Response:
         return listed("pool", data, sum(len(r.prompt_ids) for r in requests), serving, request)
 
     return await write_json(len(requests) > 16 or task not in (Task.EMBED, Task.CLASSIFY), answer)
-
-
-def _check_values(info: ModelInfo, task: Task, requests: Sequence[Request]) -> None:
-    """Raises InvalidRequest for a response that would be too large."""
-    size = {Task.TOKEN_EMBED: info.token_embedding_size, Task.TOKEN_CLASSIFY: max(1, len(info.labels))}.get(task, 0)
-    values = size * sum(len(request.prompt_ids) for request in requests)
-    if values > MAX_VALUES:
-        raise InvalidRequest(f"{values} numbers in a response", f"at most {MAX_VALUES}; send fewer texts", "input")
 
 
 def _shaper(front: Front, task: Task, wire: PoolingRequest) -> Callable[[Sequence[int], Sequence[float]], Any]:

@@ -141,7 +141,7 @@ class ChatRequest(Sampling, ChatExtensions, Trust):
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts. lora_path: the name of an
     adapter, or a list of one or null for each input, as in SGLang. task: that of a model with adapters for tasks, and
-    its prompt, as in Jina's API."""
+    its prompt, as in Jina's API. pooling: "none" for an embedding of each token instead of one of the text."""
 
     IGNORED: ClassVar = ("user",)
 
@@ -154,3 +154,4 @@ class EmbeddingRequest(Scheduling):
     add_special_tokens: bool | None = None
     lora_path: LoraPath | None = None
     task: Name | None = None
+    pooling: Literal["none"] | None = None
