@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,6 +45,36 @@ def blocks(page: Path) -> Iterator[Block]:
     rest = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
     for found in _INDENTED.finditer(rest):
         yield Block(page, rest.count("\n", 0, found.start()) + 1, "", textwrap.dedent(found[1]))
+
+
+_COMMENT = re.compile(r"\s+#\s.*$")
+
+
+def is_shell(block: Block) -> bool:
+    """Whether a block has commands: those that are only indented do, too."""
+    return block.language in ("", "sh", "console")
+
+
+def shell_lines(block: Block) -> Iterator[str]:
+    """The commands of a block, without comments. With prompts, only what follows one is a command."""
+    prompts = re.search(r"^\$ ", block.code, re.M)
+    lines = iter(block.code.replace("\\\n", " ").splitlines())
+    for line in lines:
+        if not line.strip() or line[0].isspace() or line[0] == "#" or (prompts and not line.startswith("$ ")):
+            continue
+        text = _COMMENT.sub("", line.removeprefix("$ "))
+        while _open(text):
+            text += " " + next(lines)
+        yield text
+
+
+def _open(text: str) -> bool:
+    """Whether a quote has no end yet."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return True
+    return False
 
 
 def prose(page: Path) -> str:

@@ -12,25 +12,18 @@ import typer
 
 from kvasir.cli.app import app
 from scripts import make_cli_docs
-from tests.docs import PAGES, Block, blocks
+from tests.docs import PAGES, Block, blocks, is_shell, shell_lines
 
 ROOT_COMMAND = typer.main.get_command(app)
-# What follows a command in its line: a comment, or a column of explanations outside of quotes.
-_COMMENT = re.compile(r"""(?:^| )#.*$| {2,}[^'"]*$""")
 
 
 def commands(block: Block) -> Iterator[list[str]]:
     """The words of each kvasir command in a block, without redirections and what follows a pipe."""
-    if block.language not in ("", "sh", "console"):
-        return
-    lines = iter(block.code.replace("\\\n", " ").splitlines())
-    for line in lines:
-        found = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*kvasir (.+)$", line.strip())
+    for line in shell_lines(block) if is_shell(block) else ():
+        found = re.match(r"(?:[A-Z_]+=\S+ )*kvasir (.+)$", line)
         if not found:
             continue
-        text = _COMMENT.sub("", found[1])
-        while text.count("'") % 2 or text.count('"') % 2:
-            text += " " + next(lines)
+        text = found[1]
         if " ... " in f"{text} ":  # options that the page leaves out may be required
             continue
         words = shlex.split(text)
