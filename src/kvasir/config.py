@@ -87,13 +87,13 @@ class EngineOptions:
     )
     pipeline_parallel: int = option(
         1,
-        "Stages that divide the model's layers on this machine, each in a process of its own, or in as many as ranks. "
+        "Stages that divide the model's layers on this machine, each in a process, or in as many as there are ranks. "
         "The answers are the same.",
         *("--pipeline-parallel", "--pipeline-parallel-size", "-pp"),
     )
     expert_parallel: bool = option(
         False,
-        "Refuse ranks that cannot share a mixture's experts by their ids, which they do wherever there are enough.",
+        "Refuse to start if there are too few experts to give each rank some, as ranks do by default.",
         *("--expert-parallel", "--enable-expert-parallel"),
     )
     prefix_cache: bool = option(True, "Reuse computed prefixes across requests.")
@@ -127,7 +127,7 @@ class EngineOptions:
     )
     transfer_key: str | None = option(None, "File with the key that engines exchanging blocks share.")
     transfer_cert: str | None = option(None, "PEM file with this engine's certificate and private key, for TCP.")
-    transfer_ca: str | None = option(None, "PEM file of who signs other engines' certificates (default: the same).")
+    transfer_ca: str | None = option(None, "PEM file of CAs of other engines' certificates (default: --transfer-cert).")
     transfer_memory: int | None = option(None, "Bytes of blocks on their way (default: at most 2 GiB).", unit="bytes")
     speculate: str = option(
         "auto",

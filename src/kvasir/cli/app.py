@@ -409,7 +409,7 @@ def inspect(
     weights_memory: Annotated[
         int | None,
         typer.Option(
-            help="Bytes for the weights: what to expect if the others are streamed.",
+            help="Memory for the weights; shows what to expect if other layers are read from disk.",
             parser=parse_bytes,
             metavar="SIZE",
         ),

@@ -31,8 +31,8 @@ class FleetOptions:
         "Seconds of less load after which replicas end.",
         *("--scale-down-delay", "--downscale-delay-s"),
     )
-    prefill_replicas: int | None = option(None, "Of the replicas those that compute prompts and first tokens only.")
-    decode_replicas: int | None = option(None, "Of the replicas those that continue what these have begun.")
+    prefill_replicas: int | None = option(None, "How many of the replicas compute only prompts and first tokens.")
+    decode_replicas: int | None = option(None, "How many of the replicas continue the answers that those have begun.")
     replica: list[str] | None = option(
         None, "Address of an engine that `kvasir replica` serves, tls://HOST:PORT (repeatable), instead of own engines."
     )

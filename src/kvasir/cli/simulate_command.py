@@ -21,12 +21,12 @@ def simulate(
     step_tokens: Annotated[int, typer.Option(help="Maximum tokens per step.", min=1)] = 2048,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.", min=1)] = 64,
     replicas: Annotated[int, typer.Option(help="Engines that compute whole requests.", min=1)] = 1,
-    prefill: Annotated[int, typer.Option(help="Instead: engines that compute prompts.", min=0)] = 0,
-    decode: Annotated[int, typer.Option(help="And engines that compute their answers.", min=0)] = 0,
+    prefill: Annotated[int, typer.Option(help="Instead of --replicas: engines that compute prompts.", min=0)] = 0,
+    decode: Annotated[int, typer.Option(help="With --prefill: engines that compute the answers.", min=0)] = 0,
     min_replicas: Annotated[
         int | None, typer.Option(help="Let the load change the number of replicas, down to this one.", min=0)
     ] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="And up to this one.", min=1)] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="With --min-replicas: most replicas.", min=1)] = None,
     scale_down_delay: Annotated[
         float, typer.Option(help="Seconds of less load after which replicas end.", min=0)
     ] = 300.0,
@@ -37,12 +37,12 @@ def simulate(
     transfer: Annotated[
         float, typer.Option(help="Seconds to send a token's keys and values to another engine.", min=0)
     ] = 5e-6,
-    coarse: Annotated[bool, typer.Option(help="Engines as fluids: for thousands of them.")] = False,
+    coarse: Annotated[bool, typer.Option(help="Simulate engines roughly, a hundred times as fast.")] = False,
     goodput: Annotated[
         bool, typer.Option(help="Also find the rate at which 90 % of the requests are in time.")
     ] = False,
     ratios: Annotated[
-        bool, typer.Option(help="Find that rate also for the replicas divided into prefill and decode.")
+        bool, typer.Option(help="Find it also for the replicas divided into prefill and decode.")
     ] = False,
     ttft: Annotated[float, typer.Option(help="Target: seconds to the first token.")] = 2.0,
     tpot: Annotated[float, typer.Option(help="Target: seconds per further token.")] = 0.1,

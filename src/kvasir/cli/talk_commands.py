@@ -30,7 +30,9 @@ def run(
     chat: Annotated[
         bool, typer.Option(help="Apply the model's chat template to the prompt.", show_default=False)
     ] = False,
-    prediction: Annotated[Path | None, typer.Option(help="File with most of the expected answer: a guess.")] = None,
+    prediction: Annotated[
+        Path | None, typer.Option(help="File with the expected answer; if right, it comes faster.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
     verbose: Verbose = False,
 ) -> None:
