@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 
+DRAWN = 1 << 53  # drawn seeds are below it, and so stay exact in clients that read JSON numbers as doubles
 _MASK = (1 << 64) - 1
 
 
 def draw_seed() -> int:
-    """A new seed from the operating system: 53 bits, which stay exact in clients that read JSON numbers as doubles."""
-    return secrets.randbits(53)
+    """A new seed from the operating system."""
+    return secrets.randbelow(DRAWN)
 
 
 def answer_seed(seed: int, index: int) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from kvasir.engine.front import Front
 from kvasir.serve.conversation.event_ids import _join
+from kvasir.serve.settings import ServeSettings
 from kvasir.types import Request
 from tests.serve.dialects.table import DEADLINE, LENGTH, ROWS, SEED, STOP, TEMPERATURE, Row, objects
 from tests.serve.running import client, make_front
@@ -172,10 +173,23 @@ def by_choice(events: list[str]) -> tuple[dict[int, list], list[str]]:
     return found, others
 
 
-@pytest.mark.parametrize("path", SEVERAL)
-async def test_streams_of_several_choices_continue(path):
-    """Some of the choices end at a stop string, within a delta or between two."""
-    body = {**SEVERAL[path], "stream": True, "temperature": 1.0, "seed": 7}
+PROMPTS = [TEXT, TEXT + "or without, ", TEXT]
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        *((path, {"seed": 7}) for path in SEVERAL),
+        ("/v1/completions", {"prompt": PROMPTS, "n": 1, "seed": 7}),
+        ("/v1/completions", {"prompt": PROMPTS, "n": 1, "stream_options": {"include_usage": True}}),
+        ("/completion", {"prompt": PROMPTS, "n_cmpl": 1, "seed": 7}),
+        ("/completion", {"prompt": PROMPTS[:2], "n_cmpl": 2}),
+    ],
+)
+async def test_streams_of_several_choices_continue(path, asked):
+    """Of one prompt or of several. Some of the choices end at a stop string, within a delta or between two."""
+    body = {**SEVERAL[path], "stream": True, "temperature": 1.0, **asked}
     end = "word" if path == "/completion" else "stop"
     async with client(front=uneven(5)) as one, client(front=uneven(6)) as other:
         response = await one.post(path, json=body, headers=ASKED)
@@ -183,7 +197,9 @@ async def test_streams_of_several_choices_continue(path):
         ids = [id_of(event) for event in whole]
         assert len(set(ids)) == len(ids) > 12, ids
         wanted = by_choice(whole)
-        assert set(wanted[0]) == {0, 1, 2} and {said[2] for said in wanted[0].values()} > {end}
+        several = isinstance(body.get("prompt"), list)
+        assert len(wanted[0]) == (len(body["prompt"]) if several else 1) * (body.get("n") or body.get("n_cmpl") or 1)
+        assert several or {said[2] for said in wanted[0].values()} > {end}
         counts = (*range(1, len(whole), 4), len(whole) - 2, len(whole) - 1, len(whole))
         for count in counts:
             response = await other.post(path, json=body, headers={"Last-Event-ID": ids[count - 1]})
@@ -213,10 +229,18 @@ async def test_the_choices_that_a_client_has_must_be_the_same():
             assert (await http.post("/v1/completions", json=body, headers=headers)).status_code == status, parts
 
 
-async def test_several_prompts_have_no_ids():
+async def test_prompts_without_a_seed_get_different_ones():
     async with client() as http:
-        body = {"prompt": ["abc", "abd"], "stream": True, "max_tokens": 4}
+        body = {"prompt": ["abc"] * 3, "stream": True, "max_tokens": 12, "temperature": 1.0}
         text = (await http.post("/v1/completions", json=body, headers=ASKED)).text
-        assert "id: " not in text
-        id = f"{'0' * 24}.1.1.00000000.0.1.1.00000000"
-        assert (await http.post("/v1/completions", json=body, headers={"Last-Event-ID": id})).status_code == 400
+        assert len(set(re.findall(r'"seed":(\d+)', text))) == 3
+
+
+async def test_more_prompts_or_choices_than_an_id_names_have_none():
+    async with client(settings=ServeSettings(max_answers=2000)) as http:
+        for asked in ({"prompt": ["abc"] * 65}, {"prompt": ["abc"] * 3, "n": 86}):
+            body = {**asked, "stream": True, "max_tokens": 1}
+            text = (await http.post("/v1/completions", json=body, headers=ASKED)).text
+            assert "id: " not in text and "[DONE]" in text
+            id = f"{'0' * 24}.1.1.00000000.0.1.1.00000000"
+            assert (await http.post("/v1/completions", json=body, headers={"Last-Event-ID": id})).status_code == 400

@@ -9,10 +9,11 @@ stored: the server computes the answer again with the same seed and sends what c
 the stream (24 hex digits of its response's id, time of creation, seed, checksum of what is computed), and the place in
 it: so many events of the delta with the tokens from `begin` to `end`, with a checksum of all tokens up to there. With
 several choices, that delta is one of `choice`, and `ends` are the numbers of tokens of all choices, joined by hyphens.
-Numbers are hexadecimal.
+Choice j of prompt i has the number i * n + j. Numbers are hexadecimal.
 
 Deltas may be cut differently each time, and those of several choices come in another order. So the tokens that the
 client has are collected first; then they pass in such a way that the delta of the client's place is the last of them.
+Several prompts take turns: a delta passes when the events of the one before are encoded.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ import secrets
 import time
 import zlib
 from array import array
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from starlette.requests import Request as HTTPRequest
 
 from kvasir.errors import InvalidRequest
+from kvasir.seeds import DRAWN
 from kvasir.serve.hosting.serving import Serving
+from kvasir.serve.http.concurrent import AT_ONCE
 from kvasir.serve.http.faults import CannotContinue
 from kvasir.server_statistics import HttpStats
 from kvasir.types import Delta, FinishReason, Request
@@ -45,6 +49,7 @@ _ID = re.compile(
     r"(\.(?P<choice>[0-9a-f]{1,3})\.(?P<ends>[0-9a-f]{1,8}(-[0-9a-f]{1,8}){1,255}))?"
 )
 _OTHER_TOKENS = "this server computes other tokens"
+MAX_CHOICES = 256  # of all prompts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,11 @@ class Place:
     choice: int
     ends: tuple[int, ...]
 
+    @property
+    def before(self) -> tuple[int, ...]:
+        """Of each choice, the number of tokens before the delta."""
+        return (*self.ends[: self.choice], self.begin, *self.ends[self.choice + 1 :])
+
     def __str__(self) -> str:
         place = f"{self.begin:x}.{self.ends[self.choice]:x}.{self.events:x}.{self.tokens:08x}"
         several = f".{self.choice:x}.{'-'.join(f'{end:x}' for end in self.ends)}"
@@ -65,28 +75,35 @@ class Place:
 
 
 class EventIds:
-    """Of one stream of one prompt. core: its request, with the id and the seed of the stream. engine_id: the request's
-    id in the engine. created: seconds since 1970."""
+    """Of one stream. id: of its response. cores: its requests, one per prompt, with ids and seeds of the stream.
+    engine_ids: for the id of each, the request's id in the engine. created: seconds since 1970."""
 
-    def __init__(self, core: Request, serving: Serving, meter: HttpStats, prefix: str, last: str | None, lines: bool):
+    def __init__(
+        self, cores: Sequence[Request], serving: Serving, meter: HttpStats, prefix: str, last: str | None, lines: bool
+    ):
         """prefix: of the response's id. last: the client's last id, None for a new stream. lines: the stream consists
         of JSON objects, one per line, rather than of events. Raises CannotContinue, InvalidRequest."""
         self._meter = meter
         self._lines = lines
         self._last: Place | None = None  # None: a new stream, or one that has passed the client's place
         self._there = False  # whether the delta of the client's place is the current one
+        self._refused = False
         self._begin = self._events = self._tokens = self._choice = 0  # the place, as in Place
-        self._ends = [0] * core.params.n
-        self._checksums = [0] * core.params.n  # CRC-32 of each choice's tokens
-        name, self.created, seed, checksum = secrets.token_hex(12), int(time.time()), core.params.seed, None
+        self._ends = [0 for core in cores for _ in range(core.params.n)]
+        self._checksums = [0] * len(self._ends)  # CRC-32 of each choice's tokens
+        self._turns = asyncio.Condition()
+        name, self.created, seed, checksum = secrets.token_hex(12), int(time.time()), cores[0].params.seed, None
         if last is not None:
-            parts, self._last = self._read(last, core.params.n)
+            parts, self._last = self._read(last, len(self._ends))
             name, self.created, seed, checksum = (parts[0], *(int(part, 16) for part in parts[1:]))
         assert seed is not None
-        self.core = replace(core, id=prefix + name, params=replace(core.params, seed=seed))
+        self.id = prefix + name
+        self.cores = _of_stream(cores, self.id, seed)
         # The stream that broke may still be open in the same engine.
-        self.engine_id = self.core.id if last is None else f"{self.core.id}/{secrets.token_hex(4)}"
-        own = _checksum(self.core, serving)
+        again = "" if last is None else f"/{secrets.token_hex(4)}"
+        self.engine_ids = {core.id: core.id + again for core in self.cores}
+        self._first = {core.id: i * core.params.n for i, core in enumerate(self.cores)}  # number of its first choice
+        own = _checksum(self.cores, serving)
         self._head = f"{name}.{self.created:x}.{seed:x}.{own:08x}"
         if checksum not in (None, own):
             self._refuse("the request, the model or the version of the server is another one")
@@ -105,7 +122,8 @@ class EventIds:
         raise InvalidRequest("Last-Event-ID is no id of an event of this stream", "send the last one received")
 
     def _refuse(self, why: str) -> None:
-        self._meter.continuations["refused"] += 1
+        self._meter.continuations["refused"] += not self._refused
+        self._refused = True
         raise CannotContinue(f"the stream cannot be continued: {why}", "send the request without Last-Event-ID")
 
     # -- what comes from the engine ------------------------------------------------------------------------------
@@ -113,22 +131,55 @@ class EventIds:
     async def through(
         self, request: Request, submit: Callable[[Request], AsyncIterator[Delta]]
     ) -> AsyncGenerator[Delta]:
-        """The engine's deltas. Those that the client has come first, and the one of its place as the last of them.
-        Raises CannotContinue."""
-        async with aclosing(submit(replace(request, id=self.engine_id))) as deltas:  # type: ignore[type-var]
+        """The engine's deltas for one of the prompts. Those that the client has come first, and the one of its place as
+        the last of them. With several prompts, a caller must not ask for the next delta of one before the events of the
+        last are encoded (`merge` without `ahead`). Raises CannotContinue."""
+        first = self._first[request.id]
+        async with aclosing(submit(replace(request, id=self.engine_ids[request.id]))) as deltas:  # type: ignore[type-var]
             if self._last is not None:
-                for delta in await self._collected(deltas, self._last):
-                    self._enter(delta)
-                    yield delta
-                    await asyncio.sleep(0)  # they may be many
+                known = deque(await self._collected(deltas, first, request.params.n, self._last))
+                try:
+                    while known:
+                        async with self._turn(first, delta := known.popleft()):
+                            yield delta
+                        await asyncio.sleep(0)  # they may be many
+                finally:  # a stop string may have ended the last choice before all of its tokens passed
+                    while known and self._is_early(first, known[0]):
+                        async with self._turn(first, known.popleft()):
+                            pass
             async for delta in deltas:
-                self._enter(delta)
-                yield delta
+                async with self._turn(first, delta):
+                    yield delta
 
-    async def _collected(self, deltas: AsyncIterator[Delta], last: Place) -> list[Delta]:
-        """The deltas of all choices until they have the client's tokens: these first, and then what came after."""
-        found: list[list[Delta]] = [[] for _ in last.ends]
-        lacking = {i: end for i, end in enumerate(last.ends) if end}
+    @asynccontextmanager
+    async def _turn(self, first: int, delta: Delta) -> AsyncGenerator[None]:
+        """Waits until the delta may pass, and makes it the one whose events come next."""
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._may_pass(first, delta))
+            self._enter(first + delta.index, delta)
+            try:
+                yield
+            finally:
+                self._turns.notify_all()
+
+    def _may_pass(self, first: int, delta: Delta) -> bool:
+        """Whether all deltas that come earlier have passed."""
+        if (last := self._last) is None or self._there or delta.finish_reason is FinishReason.ERROR:
+            return True
+        is_place = first + delta.index == last.choice and tuple(self._ends) == last.before
+        return is_place or self._is_early(first, delta)
+
+    def _is_early(self, first: int, delta: Delta) -> bool:
+        """Whether the delta comes before that of the client's place."""
+        choice = first + delta.index
+        return self._last is not None and self._ends[choice] < self._last.before[choice]
+
+    async def _collected(self, deltas: AsyncIterator[Delta], first: int, choices: int, last: Place) -> list[Delta]:
+        """The deltas of a prompt until all of its choices have the client's tokens: these first, and then what came
+        after. first: the number of its first choice."""
+        ends = last.ends[first : first + choices]
+        found: list[list[Delta]] = [[] for _ in ends]
+        lacking = {i: end for i, end in enumerate(ends) if end}
         while lacking:
             if (delta := await anext(deltas, None)) is None:
                 self._refuse("this server computes a shorter answer")
@@ -143,16 +194,19 @@ class EventIds:
                 del lacking[delta.index]
             elif delta.finish_reason:
                 self._refuse(_OTHER_TOKENS)
-        split = [_split(of_choice, end) for of_choice, end in zip(found, last.ends, strict=True)]
-        known, own = _split(split[last.choice][0], last.begin)
-        others = [delta for i, (head, _) in enumerate(split) if i != last.choice for delta in head]
-        return [*others, *known, reduce(_join, own), *(delta for _, rest in split for delta in rest)]
+        split = [_split(of_choice, end) for of_choice, end in zip(found, ends, strict=True)]
+        own: list[Delta] = []
+        if 0 <= (place := last.choice - first) < choices:
+            known, parts = _split(split[place][0], last.begin)
+            own = [*known, reduce(_join, parts)]
+        others = [delta for i, (head, _) in enumerate(split) if i != place for delta in head]
+        return [*others, *own, *(delta for _, rest in split for delta in rest)]
 
-    def _enter(self, delta: Delta) -> None:
-        """Makes the delta the one whose events come next."""
+    def _enter(self, i: int, delta: Delta) -> None:
+        """Makes the delta of choice `i` the one whose events come next."""
         if self._there:
             self._pass()
-        i = self._choice = delta.index
+        self._choice = i
         self._begin, self._events = self._ends[i], 0
         self._ends[i] += len(delta.token_ids)
         self._checksums[i] = zlib.crc32(array("i", delta.token_ids).tobytes(), self._checksums[i])
@@ -205,26 +259,42 @@ class EventIds:
 def with_event_ids(
     request: HTTPRequest, serving: Serving, cores: list[Request], *, stream: bool, prefix: str = "", lines: bool = False
 ) -> tuple[list[Request], EventIds | None]:
-    """The engine's requests of an HTTP request, and the ids of its events if the client asks for them. Streams of
-    several prompts have none. Raises InvalidRequest, CannotContinue."""
+    """The engine's requests of an HTTP request, and the ids of its events if the client asks for them. Streams of more
+    than AT_ONCE prompts or MAX_CHOICES choices have none. Raises InvalidRequest, CannotContinue."""
     last = request.headers.get(LAST_HEADER) or None
     asked = last is not None or request.headers.get(ASKED_HEADER, "").lower() not in _NO
-    single = stream and len(cores) == 1
-    if last is not None and not single:
-        raise InvalidRequest("Last-Event-ID without a stream of one prompt", "send the body of the stream that broke")
-    if not (asked and single):
+    fits = len(cores) <= AT_ONCE and sum(core.params.n for core in cores) <= MAX_CHOICES
+    if last is not None and not (stream and fits):
+        expected = f"a stream of at most {AT_ONCE} prompts and {MAX_CHOICES} choices"
+        raise InvalidRequest(f"Last-Event-ID without {expected}", "send the body of the stream that broke")
+    if not (asked and stream and fits):
         return cores, None
-    ids = EventIds(cores[0], serving, request.app.state.http_meter, prefix, last, lines)
-    request.scope["state"]["engine_ids"] = (ids.engine_id,)
-    return [ids.core], ids
+    ids = EventIds(cores, serving, request.app.state.http_meter, prefix, last, lines)
+    request.scope["state"]["engine_ids"] = tuple(ids.engine_ids.values())
+    return ids.cores, ids
 
 
-def _checksum(core: Request, serving: Serving) -> int:
+def _of_stream(cores: Sequence[Request], id: str, seed: int) -> list[Request]:
+    """The requests of a stream's prompts with the stream's id and seed. Seeds that were drawn follow from the first."""
+    drawn = any(core.params.seed != cores[0].params.seed for core in cores)
+    seeds = [(seed + i) % DRAWN if drawn else seed for i in range(len(cores))]
+    ids = [f"{id}-{i}" for i in range(len(cores))] if len(cores) > 1 else [id]
+    return [
+        replace(core, id=own, params=replace(core.params, seed=seed))
+        for core, own, seed in zip(cores, ids, seeds, strict=True)
+    ]
+
+
+def _checksum(cores: Sequence[Request], serving: Serving) -> int:
     """The CRC-32 of all that the answer is computed from."""
     contents = {one.name: one.content for one in serving.front.adapters.known}
-    adapters = [(contents.get(one.name), one.scale, one.start) for one in core.adapters]
-    rules = (core.grammar, core.bad_word_ids, core.dry_breakers, core.dry_breaker_sequences, core.eos_ids)
-    return zlib.crc32(repr((serving.fingerprint, core.prompt_ids, core.params, adapters, core.inputs, rules)).encode())
+    checksum = zlib.crc32(repr(serving.fingerprint).encode())
+    for core in cores:
+        adapters = [(contents.get(one.name), one.scale, one.start) for one in core.adapters]
+        rules = (core.grammar, core.bad_word_ids, core.dry_breakers, core.dry_breaker_sequences, core.eos_ids)
+        whole = (core.prompt_ids, core.params, adapters, core.inputs, rules)
+        checksum = zlib.crc32(repr(whole).encode(), checksum)
+    return checksum
 
 
 def _events(data: bytes) -> Iterator[bytes]:

@@ -31,10 +31,13 @@ async def all_of(function: Callable[[S], Awaitable[T]], items: Iterable[S], at_o
         await settle(*tasks)
 
 
-async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) -> AsyncGenerator[tuple[int, T]]:
+async def merge(
+    streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE, ahead: bool = True
+) -> AsyncGenerator[tuple[int, T]]:
     """The items of all streams as they arrive, each with the number of its stream. The first error cancels the rest and
-    is raised. Streams wait while their items are not read; a single one is not read ahead. Close it (aclosing) when
-    leaving early."""
+    is raised. Streams wait while their items are not read; a single one is not read ahead, and none is without `ahead`:
+    a stream then is asked for its next item once the one before has been dealt with. Close it (aclosing) when leaving
+    early."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as items:
             async for item in items:
@@ -47,6 +50,8 @@ async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) ->
         async with gate, aclosing(stream) as items:
             async for item in items:
                 await queue.put((number, item))
+                if not ahead:
+                    await queue.join()
 
     async def ending() -> None:
         """Puts the end marker once all streams have ended or one has failed. Not on cancellation: nothing reads the
@@ -63,6 +68,7 @@ async def merge(streams: Sequence[AsyncGenerator[T]], at_once: int = AT_ONCE) ->
     try:
         while (item := await queue.get()) is not None:
             yield item
+            queue.task_done()
         await everything
     finally:
         await settle(*tasks, everything)

@@ -227,7 +227,7 @@ class LlamaCppJob:
         """The text to send for each delta. A choice that Lines ends is aborted there."""
         streams = [self.serving.front.stream(core, through=self._ids and self._ids.through) for core in self.requests]
         left = len(self.choices)
-        async with aclosing(merge(streams)) as deltas:
+        async with aclosing(merge(streams, ahead=self._ids is None)) as deltas:
             async for i, delta in deltas:
                 core = self.requests[i]
                 choice = self.choices[i * core.params.n + delta.index]
@@ -238,9 +238,8 @@ class LlamaCppJob:
                 if choice.stop_type:
                     left -= 1
                     if not delta.finish_reason:
-                        await self.serving.front.engine.abort(
-                            self._ids.engine_id if self._ids else core.id, delta.index
-                        )
+                        id = self._ids.engine_ids[core.id] if self._ids else core.id
+                        await self.serving.front.engine.abort(id, delta.index)
                 yield choice, text, delta
                 if not left:
                     return

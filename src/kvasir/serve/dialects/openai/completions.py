@@ -62,7 +62,7 @@ async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response
     prompts = await to_requests(wire, serving, request)
     prompts, ids = with_event_ids(request, serving, prompts, stream=bool(wire.stream), prefix="cmpl-")
     job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
-    job = job if ids is None else replace(job, id=ids.core.id, created=ids.created)
+    job = job if ids is None else replace(job, id=ids.id, created=ids.created)
     await charge(serving, prompts, request, whole=not wire.stream, names=(job.id,))
     if wire.stream:
         events = job.events(ids)
@@ -250,7 +250,7 @@ class CompletionJob:
         chunks = Chunks(self.serving, "text_completion", self.id, self.created, with_usage=final_usage)
         usages: list[dict[int, Usage]] = [{} for _ in self.prompts]
         streams = [self.serving.front.stream(core, through=ids and ids.through) for core in self.prompts]
-        async with aclosing(merge(streams)) as deltas:
+        async with aclosing(merge(streams, ahead=ids is None)) as deltas:
             async for i, delta in deltas:
                 check_finish(delta, self.id)
                 is_first = delta.index not in usages[i]
