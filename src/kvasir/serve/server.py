@@ -250,7 +250,7 @@ async def opening(catalogue: Catalogue, port: int) -> Opening:
     names = [card.name for card in await catalogue.cards()]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme, count = "https" if settings.tls else "http", len(settings.all_keys)
-    keys = {0: "no key needed on this machine", 1: "one API key"}.get(count, f"{count} API keys")
+    keys = {0: "no key needed", 1: "one API key"}.get(count, f"{count} API keys")
     line = f"Kvasir {__version__} serves {_listed(names)} at {scheme}://{host}:{port}/v1 ({keys})"
     return Opening(line, tuple(line for serving in catalogue.loaded() for line in serving.front.summary()))
 
