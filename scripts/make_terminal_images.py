@@ -47,7 +47,13 @@ class Terminal:
         self._end, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, SIZE.pack(rows, COLUMNS, 0, 0))
         # Requests for the cursor's position need a terminal that answers them.
-        env = {**os.environ, "TERM": "xterm-256color", "HOME": home, "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": home}
+        env = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "HOME": home,
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "XDG_STATE_HOME": home,
+        }
         command = [Path(sys.executable).with_name("kvasir"), *shlex.split(line)[1:]]
         self._process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=env, cwd=home)
         os.close(inside)
@@ -110,8 +116,14 @@ def _text(row) -> Text:
 
 
 def _style(char: pyte.screens.Char) -> Style:
-    shape = {"bold": char.bold, "italic": char.italics, "underline": char.underscore, "reverse": char.reverse}
-    return Style(color=_color(char.fg), bgcolor=_color(char.bg), **shape)
+    return Style(
+        color=_color(char.fg),
+        bgcolor=_color(char.bg),
+        bold=char.bold,
+        italic=char.italics,
+        underline=char.underscore,
+        reverse=char.reverse,
+    )
 
 
 def _color(name: str) -> str | None:
