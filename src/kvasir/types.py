@@ -164,6 +164,7 @@ class Request:
     eos_ids: the tokenizer's end-of-sequence ids; None for those of the model's own configuration.
     bad_word_ids, dry_breakers, dry_breaker_sequences: the params' texts as ids, as in `plan.SamplingSpec`.
     trace: the W3C traceparent of a traced request, whose deltas have notes; "" for any other.
+    progress: deltas without tokens tell how much of the prompt is computed.
     """
 
     id: str
@@ -197,6 +198,7 @@ class Request:
     dry_breakers: bytes = b""
     dry_breaker_sequences: tuple[tuple[int, ...], ...] = ()
     trace: str = ""
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,14 @@ class TokenLogprob:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a prompt is computed. tokens: including those that were cached. seconds: since the first step."""
+
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +246,7 @@ class Delta:
     refused: whether the error is caused by the request rather than by the engine.
     at: when the tokens were available, in seconds of the engine's time.monotonic; 0 if not known.
     notes: what has happened to a traced request since its last delta.
+    progress: of the prompt, in a delta with nothing else.
     """
 
     id: str
@@ -254,6 +265,7 @@ class Delta:
     accepted: int = field(default=0, compare=False)
     at: float = field(default=0.0, compare=False)
     notes: tuple[Note, ...] = field(default=(), compare=False)
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

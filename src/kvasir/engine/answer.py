@@ -15,7 +15,7 @@ from kvasir.parse.events import Content, Event, ParsedMessage, Reasoning, merged
 from kvasir.text.detokenize import Detokenizer
 from kvasir.text.stop import StopStrings
 from kvasir.text.tokenizer import Tokenizer
-from kvasir.types import Delta, FinishReason, SamplingParams, TokenLogprob, Usage
+from kvasir.types import Delta, FinishReason, Progress, SamplingParams, TokenLogprob, Usage
 
 
 class Candidate(NamedTuple):
@@ -57,6 +57,7 @@ class TextDelta:
     `logprobs` runs parallel to `token_ids` if it was requested. The last delta of a choice has a finish reason;
     `stop_reason` is the stop string or the requested stop id that ended it. `usage` counts this choice only, so far.
     `accepted`: so many of the first `token_ids` had been drafted. `at`: the time of its tokens, as in Delta.
+    `progress`: of the prompt, if the request asks for it; such a delta has nothing else.
     """
 
     index: int
@@ -73,6 +74,7 @@ class TextDelta:
     refused: bool = False  # the error is due to the request itself
     accepted: int = field(default=0, compare=False)
     at: float = field(default=0.0, compare=False)
+    progress: Progress | None = None
 
 
 class AnswerText:
@@ -149,6 +151,7 @@ class AnswerText:
             refused=delta.refused,
             accepted=accepted,
             at=delta.at,
+            progress=delta.progress,
         )
 
     def _count_drafts(self, delta: Delta, taken: int) -> int:

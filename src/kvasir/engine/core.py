@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kvasir.device import raise_fault
 from kvasir.engine.look import MOST_STEPS, load_of, look, record
+from kvasir.engine.prompt_progress import PromptProgress
 from kvasir.engine.step_notes import StepNotes
 from kvasir.kv.changes import CacheChanges, ChangeLog
 from kvasir.plan import Ahead, BlockSink, Capacity, StepPlan, StepResult
@@ -116,6 +117,7 @@ class EngineCore:
         self.step_seconds = 0.0
         self._past: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self._notes: StepNotes | None = None  # once a request was traced
+        self._progress: PromptProgress | None = None  # once a request asked for it
         self.plan_listener: Callable[[StepPlan], None] | None = None  # called with each plan before it runs
         self._pending_step: PendingStep | None = None  # the step in progress
         self._busy = False  # whether sequences ran after the last step
@@ -128,12 +130,17 @@ class EngineCore:
         if request.trace:
             self._notes = self._notes or StepNotes()
             self._notes.add(request)
+        if request.progress:
+            self._progress = self._progress or PromptProgress()
+            self._progress.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Ends one or all choices of a request, without a delta. Unknown ids are ignored."""
         self.scheduler.abort(request_id, index)
         if index is None and self._notes:
             self._notes.forget(request_id)
+        if index is None and self._progress:
+            self._progress.forget(request_id)
 
     def pause(self, request_id: str, whether: bool) -> None:
         """Stops computing a request whose client reads too slowly, or resumes it."""
@@ -223,7 +230,8 @@ class EngineCore:
             deltas += self._finish()
         self._busy = bool(self.scheduler.running)
         self.step_seconds += time.perf_counter() - begun
-        return self._notes.attached(late + deltas) if self._notes else late + deltas
+        added = late + deltas if self._progress is None else self._progress.with_deltas(late + deltas)
+        return self._notes.attached(added) if self._notes else added
 
     def _launch(self, plan: StepPlan | None) -> PendingStep | None:
         if plan is None:
@@ -281,6 +289,9 @@ class EngineCore:
                 proposing = 0.0 if isinstance(result, Exception) else result.proposing
                 self.scheduler.observe(pending_step.plan, StepTime(seconds, period, proposing, pending_step.ahead))
                 self._past.append(record(pending_step.plan, seconds))
+                if self._progress:
+                    plan = pending_step.plan
+                    self._progress.step(self.scheduler.under_way[plan.step].pairs(plan), seconds)
                 if self._notes:
                     self._notes.step(pending_step.plan, self._parts(pending_step.plan), seconds)
             return pending_step.plan, result

@@ -37,6 +37,7 @@ def is_plain(delta: Delta) -> bool:
         and delta.embedding is None
         and delta.prompt_logprobs is None
         and not delta.notes
+        and delta.progress is None
     )
 
 

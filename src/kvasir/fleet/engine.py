@@ -116,6 +116,9 @@ class FleetEngine(Scaling):
                     if entry.moving and delta.finish_reason is FinishReason.ABORT:
                         continue
                     delta = replace(delta, id=entry.request.id)
+                    if delta.progress is not None:
+                        yield delta
+                        continue
                     if entry.notes:
                         delta = replace(delta, notes=(*entry.notes, *delta.notes))
                         entry.notes.clear()

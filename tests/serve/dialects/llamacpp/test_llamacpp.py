@@ -275,7 +275,6 @@ REFUSED = [
     ({"lora": [{"id": 0, "scale": 1.0}]}, "lora.0.id"),
     ({"min_keep": 5}, "min_keep"),
     ({"post_sampling_probs": True}, "post_sampling_probs"),
-    ({"return_progress": True}, "return_progress"),
     ({"adaptive_target": 1.5}, "adaptive_target"),
     ({"adaptive_decay": 1.0}, "adaptive_decay"),
     ({"samplers": "aa"}, "samplers"),

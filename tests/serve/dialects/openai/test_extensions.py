@@ -112,11 +112,6 @@ async def test_the_repetition_penalty_has_two_names(http):
     assert await ask(http, repeat_penalty=1.1)
 
 
-async def test_progress_is_refused_by_name(http):
-    assert (await refused(http, return_progress=True))["param"] == "return_progress"
-    assert await ask(http, return_progress=False)
-
-
 # -- templates and thinking --------------------------------------------------------------------------------
 
 SHOWS = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ verbosity }}<eos>{# <think> #}"

@@ -30,7 +30,7 @@ async def test_an_error_costs_no_thread():
         responses = await asyncio.gather(*(http.post("/v1/completions", content=b"{") for _ in range(20)))
         after = threading.active_count()
     assert {r.status_code for r in responses} == {400}
-    assert after == before
+    assert after <= before  # those of other tests may end meanwhile
 
 
 async def test_a_prefix_that_a_request_keeps_is_no_leak_and_a_request_that_stays_is_one():

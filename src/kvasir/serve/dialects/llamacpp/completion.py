@@ -21,6 +21,7 @@ from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.outcome import check_finish
+from kvasir.serve.conversation.progress import check_numbering, progress_object
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.llamacpp.errors import llamacpp_error
 from kvasir.serve.dialects.llamacpp.lines import Lines
@@ -77,6 +78,7 @@ async def _answer(
     """prompts: per prompt, its ids and the ids that end a choice."""
     requests = await to_requests(wire, prompts, serving, request)
     requests, ids = with_event_ids(request, serving, requests, stream=bool(wire.stream), prefix="cmpl-")
+    check_numbering(wire.return_progress, ids)
     await charge(serving, requests, request, whole=not wire.stream)
     job = LlamaCppJob(wire, serving, requests, ids)
     if not wire.stream:
@@ -126,6 +128,7 @@ async def to_requests(
         raise InvalidRequest(f"n_cmpl is {wire.n_cmpl}", f"at most {settings.max_answers} choices", param="n_cmpl")
     fields = scheduling_fields(wire, serving, request) | speculation_of(wire, wire.speculative_n_max)
     fields["no_cache"] = fields["no_cache"] or wire.cache_prompt is False
+    fields["progress"] = bool(wire.stream and wire.return_progress)
     with renamed(names_of(wire)):
         size = sum(len(token) for token, _ in wire.logit_bias or () if isinstance(token, str))
         biases, never = await front.in_turn(size, partial(_biases, wire, serving))
@@ -216,6 +219,9 @@ class LlamaCppJob:
         async with aclosing(self._deltas()) as deltas:
             async for choice, text, delta in deltas:
                 objects = []
+                if delta.progress is not None and not choice.usage.completion_tokens:
+                    found = partial_object(self.wire, choice, "", delta)
+                    objects.append(found | {"prompt_progress": progress_object(delta)})
                 if not self.only_prompt and (text or delta.token_ids):
                     objects.append(partial_object(self.wire, choice, text, delta))
                 if choice.stop_type:  # in a thread, since it decodes the prompt

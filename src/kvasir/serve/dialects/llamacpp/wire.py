@@ -136,6 +136,7 @@ class Options(Samplers, Drafting):
     n_probs: Annotated[int, Field(ge=0, le=INT32)] | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = None
     response_fields: Annotated[list[Name], Field(max_length=64)] | None = None
     sse_ping_interval: Annotated[int, Field(ge=-1, le=86400)] | None = None
     cache_prompt: bool | None = None
@@ -160,7 +161,6 @@ class Options(Samplers, Drafting):
     min_keep: Any = None
     post_sampling_probs: Any = None
     preserved_tokens: Any = None
-    return_progress: Any = None
 
     REFUSED: ClassVar = {
         "grammar_lazy": ((False,), "use tools of /v1/chat/completions"),
@@ -168,7 +168,6 @@ class Options(Samplers, Drafting):
         "min_keep": ((0, 1), LEAVE_OUT),
         "post_sampling_probs": ((False,), "log-probabilities are of the raw logits"),
         "preserved_tokens": (([],), LEAVE_OUT),
-        "return_progress": ((False,), LEAVE_OUT),
     }
     IGNORED: ClassVar = (
         *("id_slot", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms"),

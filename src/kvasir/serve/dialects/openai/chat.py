@@ -35,6 +35,7 @@ from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.logprobs import chat_logprobs
 from kvasir.serve.conversation.messages import Conversation
 from kvasir.serve.conversation.outcome import check_finish
+from kvasir.serve.conversation.progress import check_numbering, progress_object
 from kvasir.serve.conversation.request import prompt_ids, to_request
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.tools import Tools
@@ -73,6 +74,7 @@ async def chat_completions(wire: ChatRequest, request: HTTPRequest) -> Response:
     begun, created = time.monotonic(), int(time.time())
     core, reading = await _to_core(wire, serving, request)
     [core], ids = with_event_ids(request, serving, [core], stream=bool(wire.stream), prefix=_PREFIX)
+    check_numbering(wire.return_progress, ids)
     await charge(serving, [core], request, whole=not wire.stream)
     if wire.stream:
         events = chat_events(wire, core, reading, serving, ids.created if ids else created, begun, ids)
@@ -141,6 +143,7 @@ async def _to_core(wire: ChatRequest, serving: Serving, request: HTTPRequest) ->
     ids = truncated(ids, wire, serving.front.info.max_model_len)
     fields = scheduling_fields(wire, serving, request, TIERS.get(wire.service_tier or ""))
     fields["no_cache"] |= wire.cache_prompt is False
+    fields["progress"] = bool(wire.stream and wire.return_progress)
     fields |= speculation_of(wire) | await prediction_of(wire.prediction, serving)
     fields |= transfer_fields(wire.kv_transfer_params, serving.front.info, bool(wire.stream))
     length = _length(wire)
@@ -256,6 +259,10 @@ async def chat_events(
     async with aclosing(serving.front.stream(core, reading, ids and ids.through)) as deltas:
         async for delta in deltas:
             check_finish(delta, core.id)
+            if delta.progress is not None:
+                if not usages:  # it is computed again after the engine has died
+                    yield chunks.event([_chunk(delta, {})], prompt_progress=progress_object(delta))
+                continue
             first_of_all, first = not usages, delta.index not in usages
             usages[delta.index] = delta.usage
             usage = total() if always_usage else None

@@ -25,12 +25,14 @@ from kvasir.serve.conversation.event_ids import EventIds, with_event_ids
 from kvasir.serve.conversation.limits import charge, check_logprobs
 from kvasir.serve.conversation.lora_path import PARAM, fields_of_each, for_all
 from kvasir.serve.conversation.outcome import check_finish
+from kvasir.serve.conversation.progress import check_numbering, progress_object
 from kvasir.serve.conversation.ranking import best
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.dialects.openai.extensions import truncated
 from kvasir.serve.dialects.openai.params import check_stream_options, to_params
 from kvasir.serve.dialects.openai.shapes import (
     Chunks,
+    Timings,
     completion_logprobs,
     error_event,
     error_response,
@@ -59,10 +61,12 @@ DEFAULT_MAX_TOKENS = 16
 @router.post("/v1/completions", tags=["openai"], responses=STREAMED)
 async def completions(wire: CompletionRequest, request: HTTPRequest) -> Response:
     serving = await serving_of(request, wire.model, adapter=for_all(wire.lora_path), param=PARAM)
+    begun = time.monotonic()
     prompts = await to_requests(wire, serving, request)
     prompts, ids = with_event_ids(request, serving, prompts, stream=bool(wire.stream), prefix="cmpl-")
-    job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts)
+    job = CompletionJob(wire, serving, f"cmpl-{secrets.token_hex(12)}", int(time.time()), prompts, begun)
     job = job if ids is None else replace(job, id=ids.id, created=ids.created)
+    check_numbering(wire.return_progress, ids)
     await charge(serving, prompts, request, whole=not wire.stream, names=(job.id,))
     if wire.stream:
         events = job.events(ids)
@@ -97,6 +101,7 @@ async def to_requests(wire: CompletionRequest, serving: Serving, request: HTTPRe
         await front.learn(params)
     fields = scheduling_fields(wire, serving, request) | speculation_of(wire)
     fields["no_cache"] |= wire.cache_prompt is False
+    fields["progress"] = bool(wire.stream and wire.return_progress)
     fields |= transfer_fields(wire.kv_transfer_params, front.info, bool(wire.stream), len(given))
     each = await fields_of_each(wire.lora_path, wire.lora, fields, len(given), serving, request)
     requests = []
@@ -160,13 +165,14 @@ def _fit(params: SamplingParams, prompt_tokens: int, context: int) -> SamplingPa
 @dataclass(slots=True)
 class CompletionJob:
     """One HTTP request: its prompts, and how their choices are encoded. Choice i * n + j is the j-th choice of prompt
-    i, the j-th best with best_of > n."""
+    i, the j-th best with best_of > n. begun: in seconds of time.monotonic."""
 
     wire: CompletionRequest
     serving: Serving
     id: str
     created: int
     prompts: list[Request]
+    begun: float = 0.0
 
     @property
     def only_echo(self) -> bool:
@@ -249,15 +255,22 @@ class CompletionJob:
         always_usage = bool(options and options.continuous_usage_stats)
         chunks = Chunks(self.serving, "text_completion", self.id, self.created, with_usage=final_usage)
         usages: list[dict[int, Usage]] = [{} for _ in self.prompts]
+        timings = [Timings(bool(self.wire.timings_per_token), self.begun) for _ in self.prompts]
         streams = [self.serving.front.stream(core, through=ids and ids.through) for core in self.prompts]
         async with aclosing(merge(streams, ahead=ids is None)) as deltas:
             async for i, delta in deltas:
                 check_finish(delta, self.id)
+                if delta.progress is not None:
+                    if not usages[i]:  # it is computed again after the engine has died
+                        choice = {"index": i * self.num_returned + delta.index, "text": "", "logprobs": None}
+                        choice["finish_reason"] = None
+                        yield chunks.event([choice], prompt_progress=progress_object(delta))
+                    continue
                 is_first = delta.index not in usages[i]
                 usages[i][delta.index] = self._usage(delta.usage)
-                choice = self._chunk(i, delta, is_first)
+                choice, timed = self._chunk(i, delta, is_first), timings[i].of(delta)
                 if choice is not None:
-                    yield chunks.event([choice], self._total(usages) if always_usage else None)
+                    yield chunks.event([choice], self._total(usages) if always_usage else None, **timed)
         if final_usage:
             yield chunks.event([], self._total(usages))
         yield DONE

@@ -6,6 +6,7 @@ structure         guided_... (vLLM), regex, ebnf, json_schema (SGLang), grammar,
 sampling          repeat_penalty (llama.cpp)
 prompt            truncate_prompt_tokens, chat_template (vLLM), verbosity (OpenAI)
 cache             cache_prompt (llama.cpp)
+stream            return_progress, timings_per_token (llama.cpp)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvasir.engine.front import Front
 from kvasir.engine.reading import SWITCHES
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.thinking import effort_variables
-from kvasir.serve.http.wire import LEAVE_OUT, Wire, refuse_fields
+from kvasir.serve.http.wire import Wire, refuse_fields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -47,12 +48,11 @@ class ReasoningSettings(Wire):
 class PromptExtensions(Wire):
     """Of completions and chats."""
 
-    REFUSED: ClassVar = {"return_progress": ((False,), LEAVE_OUT)}
-
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     cache_prompt: bool | None = None
     repeat_penalty: float | None = None
-    return_progress: Any = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
 
 class ChatExtensions(Wire):

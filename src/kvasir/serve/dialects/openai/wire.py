@@ -134,9 +134,6 @@ class ChatRequest(Sampling, ChatExtensions, Trust):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
 
-    # llama.cpp's
-    timings_per_token: bool | None = None
-
 
 class EmbeddingRequest(Scheduling):
     """POST /v1/embeddings. prompt_name: of the model's own prompts, put before the texts. lora_path: the name of an
