@@ -89,7 +89,7 @@ class Job:
         each = [[Answer(i) for i in range(prompt.core.params.n)] for prompt in self.prompts]
         firsts = [sum(map(len, each[:i])) for i in range(len(each))]
         streams = [self.serving.front.stream(prompt.core, through=ids and ids.through) for prompt in self.prompts]
-        async with aclosing(merge(streams)) as deltas:
+        async with aclosing(merge(streams, ahead=ids is None)) as deltas:
             async for i, delta in deltas:
                 answer = each[i][delta.index]
                 answer.add(delta)
