@@ -343,8 +343,6 @@ def _check_ranks(options: EngineOptions) -> None:
         raise ConfigError(
             f"{used} are for the program executor on the CPU", f"leave {flag}, or --executor and --device, out"
         )
-    if options.weights_memory:
-        raise ConfigError(f"{used} do not stream weights", f"leave --weights-memory or {flag} out")
 
 
 def _check_cache(options: EngineOptions) -> None:

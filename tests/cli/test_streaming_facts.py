@@ -15,6 +15,7 @@ from kvasir.ops import native
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
 from kvasir.weights.read_rate import read_rate
+from tests.engine.cores import core_of
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
 
@@ -42,6 +43,31 @@ def test_what_is_foreseen_is_what_is_loaded(tmp_path, monkeypatch):
     assert found["bytes_per_step"] == pytest.approx(loaded.stream.per_step, rel=0.02)  # whole pages
     assert 0 < kept < loaded.stream.layers
     loaded.stream.close()
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+def test_what_is_foreseen_of_ranks_and_stages_is_what_they_load(tmp_path, monkeypatch, ranks, stages):
+    monkeypatch.setenv("KVASIR_PACKED", str(tmp_path / "packed"))
+    mesh = "-tp", ranks, "-pp", stages
+    budget = inspect(*mesh)["weights"] * 9 // 10
+    found = inspect("--weights-memory", budget, *mesh)
+    core = core_of(
+        "kvasir-mini", executor="program", threads=ranks * stages, tensor_parallel=ranks, pipeline_parallel=stages,
+        weights_memory=budget,
+    )  # fmt: skip
+    [note] = (line for line in core.summary if "are streamed" in line)
+    core.close()
+    read = note.split("read ")[1].split(" MiB")[0].split(", ")
+    assert len(read) == found["processes"] == ranks * stages
+    assert found["bytes_per_step"] / 2**20 == pytest.approx(sum(map(float, read)), abs=len(read))  # whole MiB
+    assert 0 <= found["layers_in_memory"] < found["layers"] == 4
+
+
+def test_ranks_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="tensor_parallel is 3"):
+        inspect("-tp", 3)
+    with pytest.raises(ConfigError, match="cannot be divided into 5 stages"):
+        inspect("-pp", 5)
 
 
 def test_a_budget_that_is_too_small_is_refused_and_too_little_memory_is_reported(monkeypatch):

@@ -100,7 +100,7 @@ def test_heads_that_draft_change_nothing(tmp_path, monkeypatch, drafter):
     core.close()
     every = lambda sizes, room: streaming.Split(tuple(range(len(sizes))), 1, max(sizes))  # noqa: E731
     monkeypatch.setattr(streaming, "split_layers", every)
-    monkeypatch.setattr("kvasir.runner.load.budget_of", lambda needed, free, wish: needed)
+    monkeypatch.setattr("kvasir.runner.allotment.budget_of", lambda needed, free, wish: needed)
     core = core_of(str(folder), **SMALL, dtype="float32", speculate=speculate)
     assert any("0 of" in line and "are streamed" in line for line in core.summary)
     same(expected, together(core, requests))
@@ -187,8 +187,6 @@ def test_a_process_takes_no_more_memory_than_it_was_given(tmp_path):
     assert whole - streamed > 0.95 * (size - size * 2 // 5)
 
 
-def test_ranks_do_not_stream():
-    with pytest.raises(ConfigError, match="ranks do not stream"):
-        check(EngineOptions("m", tensor_parallel=2, weights_memory=1 << 30))
+def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="weights_memory is 0"):
         check(EngineOptions("m", weights_memory=0))

@@ -15,7 +15,7 @@ from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.quant.gguf_types import GGMLType
 from kvasir.runner import streaming
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
-from kvasir.runner.streaming import Split, WeightStream, budget_of, split_layers
+from kvasir.runner.streaming import Split, WeightStream, split_layers
 from kvasir.weights.find import find_model
 from tests.engine.cores import core_of
 from tests.oracle import mixed_requests, plain, same, together
@@ -23,7 +23,6 @@ from tests.program.made import Driver, bits, program_of
 from tests.program.mini import ids_of, write_mini
 from tests.runner.made import files_of
 
-MIB = 1 << 20
 SMALL = {"executor": "program", "threads": 1, "block_size": 16, "dtype": "float32"}
 
 
@@ -42,7 +41,7 @@ def window(monkeypatch):
         if places:
             split = lambda sizes, room: Split(tuple(range(len(sizes))), min(places, len(sizes)), places * max(sizes))  # noqa: E731
             monkeypatch.setattr(streaming, "split_layers", split)
-        monkeypatch.setattr("kvasir.runner.load.budget_of", lambda needed, free, wish: needed if places else 0)
+        monkeypatch.setattr("kvasir.runner.allotment.budget_of", lambda needed, free, wish: needed if places else 0)
 
     return use
 
@@ -124,17 +123,6 @@ def test_quantized_weights_have_the_same_bits(tmp_path, window, quantize):
 
 
 # -- what is decided
-
-
-def test_what_fits_is_not_streamed():
-    assert budget_of(100, 100, None) == budget_of(100, 200, 100) == 0
-    assert budget_of(100, 90, None) == 45
-    assert budget_of(100, 1000, 60) == 60
-
-
-def test_more_memory_than_there_is_is_refused():
-    with pytest.raises(ConfigError, match=r"weights_memory is 2.0 MiB, and 1.0 MiB of memory are free"):
-        budget_of(4 * MIB, MIB, 2 * MIB)
 
 
 def test_as_many_layers_stay_as_fit_beside_the_places():

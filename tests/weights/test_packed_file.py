@@ -161,12 +161,16 @@ def test_a_folder_that_is_open_to_others_is_refused(tmp_path):
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_last_two_files_of_a_model_are_kept(tmp_path):
+@pytest.mark.parametrize("ends", [("",), ("-0of2", "-1of2")])
+def test_the_files_of_the_last_two_ways_to_run_a_model_are_kept(tmp_path, ends):
     for i, key in enumerate(("m-1", "m-2", "other-1", "m-3")):
-        written(tmp_path, key, layers=1)[0].close()
-        os.utime(tmp_path / f"{key}.weights", (i, i))
-    prune(tmp_path, "m-", "m-1")  # the one in use counts as the newest
-    assert {path.stem for path in tmp_path.iterdir()} == {"m-1", "m-3", "other-1"}
+        for end in ends:
+            written(tmp_path, key + end, layers=1)[0].close()
+            os.utime(tmp_path / f"{key}{end}.weights", (i, i))
+    for end in ends:
+        prune(tmp_path, "m-", f"m-1{end}")  # the one in use counts as the newest
+        left = {path.stem for path in tmp_path.iterdir()}
+        assert left == {key + end for key in ("m-1", "m-3", "other-1") for end in ends}
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path):

@@ -414,6 +414,20 @@ def inspect(
             metavar="SIZE",
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel", "--tensor-parallel-size", "-tp", help="Ranks that share each matrix.", metavar="RANKS"
+        ),
+    ] = 1,
+    pipeline_parallel: Annotated[
+        int,
+        typer.Option(
+            *("--pipeline-parallel", "--pipeline-parallel-size", "-pp"),
+            help="Stages that divide the layers.",
+            metavar="STAGES",
+        ),
+    ] = 1,
     program: Annotated[bool, typer.Option(help="Load the model, and show the native program of a step.")] = False,
     quantize: Annotated[
         str | None, typer.Option(help="Quantize to q8 or q4 while loading, and show each tensor's error.")
@@ -455,7 +469,7 @@ def inspect(
         command.prepare()
         facts = quantize_view.quantize_facts(model, quantize)
         return command.print_json(facts) if json else quantize_view.show_quantized(facts)
-    command.run(model, tensors, max_model_len, json, weights_memory)
+    command.run(model, tensors, max_model_len, json, weights_memory, tensor_parallel, pipeline_parallel)
 
 
 @app.command(rich_help_panel=LOOKING)

@@ -7,6 +7,7 @@ from typing import Any
 from kvasir.cli.model_facts import Needs, Stored, problem_of, read_needs, read_stored
 from kvasir.cli.show import bytes_text, count_text, plain, print_json, print_pairs, print_table
 from kvasir.cli.streaming_facts import StreamingFacts, read_streaming, streaming_dict, streaming_lines
+from kvasir.config import EngineOptions, check
 from kvasir.environment import prepare_torch
 from kvasir.errors import ConfigError, KvasirError
 
@@ -16,12 +17,21 @@ def prepare() -> None:
     prepare_torch()
 
 
-def run(model: str, tensors: bool, max_model_len: int | None, json: bool, weights_memory: int | None = None) -> None:
+def run(
+    model: str,
+    tensors: bool,
+    max_model_len: int | None,
+    json: bool,
+    weights_memory: int | None = None,
+    ranks: int = 1,
+    stages: int = 1,
+) -> None:
+    check(EngineOptions(model, tensor_parallel=ranks, pipeline_parallel=stages))
     stored = read_stored(model)
     needs, streaming, problem = None, None, None
     try:
         needs = read_needs(stored.files, max_model_len)
-        streaming = read_streaming(stored.files, needs, weights_memory)
+        streaming = read_streaming(stored.files, needs, weights_memory, ranks, stages)
     except ConfigError:
         raise
     except KvasirError as error:

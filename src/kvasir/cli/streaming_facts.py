@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ class StreamingFacts:
     """free: bytes of memory. weights: bytes of all, which are not streamed if `fits`. budget: bytes that streamed
     weights take. kept: of the `layers`, those that stay in memory. per_step: bytes that a step reads. rate: bytes per
     second of the model's disk, 0 if unknown. users: at once, with contexts of CONTEXT tokens. problem: why the model
-    cannot even be streamed."""
+    cannot even be streamed. processes: ranks and stages, whose bytes are added up."""
 
     free: int
     weights: int
@@ -34,6 +33,7 @@ class StreamingFacts:
     rate: float = 0.0
     users: int = 0
     problem: str = ""
+    processes: int = 1
 
     @property
     def seconds(self) -> float:
@@ -45,36 +45,45 @@ class StreamingFacts:
         return users / self.seconds if self.seconds else 0.0
 
 
-def read_streaming(files: ModelFiles, needs: Needs, weights_memory: int | None = None) -> StreamingFacts | None:
+def read_streaming(
+    files: ModelFiles, needs: Needs, weights_memory: int | None = None, ranks: int = 1, stages: int = 1
+) -> StreamingFacts | None:
     """The facts for this machine, None for a model that does not run as a program. Reads a part of the model's file if
-    it would be streamed, to measure the disk. Raises ConfigError for a budget that is too small."""
+    it would be streamed, to measure the disk. Raises ConfigError for a budget that is too small, and for a model with
+    too few layers for the stages."""
     from kvasir.memory import host_memory
     from kvasir.models.registry import model_class_for
-    from kvasir.runner.load import open_checkpoint, weight_bytes
-    from kvasir.runner.packing import Packer
-    from kvasir.runner.streaming import budget_of, foresee
+    from kvasir.runner.allotment import allot, budget_of
+    from kvasir.runner.foresight import foresee
+    from kvasir.runner.load import open_checkpoint
+    from kvasir.runner.streaming import split_layers
 
     if needs.executor != "program":
         return None
     config, source = open_checkpoint(files)
     try:
         kind: Any = model_class_for(config)
-        model, sizes = kind(kind.Config.from_hf(config)), Counter[int]()
-        weights = weight_bytes(model, source, needs.auto_dtype, Packer(needs.auto_dtype), sizes)
+        model = kind(kind.Config.from_hf(config))
+        parts = foresee(config, source, needs.auto_dtype, ranks, stages)
     finally:
         source.close()
-    free = host_memory()[1]
+    free, weights, count = host_memory()[1], sum(part.all for part in parts), len(parts)
     budget = budget_of(weights, free, weights_memory)
     if not budget:
-        return StreamingFacts(free, weights, fits=True)
+        return StreamingFacts(free, weights, fits=True, processes=count)
     try:
-        layers, kept, per_step = foresee(budget, weights, model, sizes)
+        budgets = allot(parts, free, weights_memory)
     except ConfigError as error:
         if weights_memory:
             raise
-        return StreamingFacts(free, weights, False, budget, problem=error.message)
+        return StreamingFacts(free, weights, False, budget, problem=error.message, processes=count)
+    splits = [split_layers(part.layers, given - part.fixed) for part, given in zip(parts, budgets, strict=True)]
+    streamed = [split.streamed if split else () for split in splits]
+    per_step = sum(part.layers[i] for part, chosen in zip(parts, streamed, strict=True) for i in chosen)
+    layers = sum(len(part.layers) for part in parts[::ranks])
+    kept = layers - sum(max(map(len, streamed[first : first + ranks])) for first in range(0, count, ranks))
     rate, users = _rate(files), _users(model, needs.auto_dtype, free - budget)
-    return StreamingFacts(free, weights, False, budget, layers, kept, per_step, rate, users)
+    return StreamingFacts(free, weights, False, budget, layers, kept, per_step, rate, users, processes=count)
 
 
 def _rate(files: ModelFiles) -> float:
@@ -96,7 +105,12 @@ def _users(model: Any, dtype: str, left: int) -> int:
 
 def streaming_dict(facts: StreamingFacts) -> dict[str, Any]:
     """The facts as plain values; sizes in bytes."""
-    value: dict[str, Any] = {"free_memory": facts.free, "weights": facts.weights, "fits": facts.fits}
+    value: dict[str, Any] = {
+        "free_memory": facts.free,
+        "weights": facts.weights,
+        "fits": facts.fits,
+        "processes": facts.processes,
+    }
     if facts.fits or facts.problem:
         return value | ({"problem": facts.problem} if facts.problem else {})
     return value | {
@@ -112,14 +126,15 @@ def streaming_dict(facts: StreamingFacts) -> dict[str, Any]:
 
 def streaming_lines(facts: StreamingFacts) -> Iterator[str]:
     """The facts for users."""
+    of = f" of {facts.processes} processes" if facts.processes > 1 else ""
     if facts.fits:
-        yield f"the weights, {bytes_text(facts.weights)}, fit into memory: {bytes_text(facts.free)} are free"
+        yield f"the weights{of}, {bytes_text(facts.weights)}, fit into memory: {bytes_text(facts.free)} are free"
         return
     if facts.problem:
         yield f"{bytes_text(facts.free)} of memory are free: {facts.problem}"
         return
     yield (
-        f"the weights, {bytes_text(facts.weights)}, are streamed through {bytes_text(facts.budget)} of memory: "
+        f"the weights{of}, {bytes_text(facts.weights)}, are streamed through {bytes_text(facts.budget)} of memory: "
         f"{facts.kept} of {facts.layers} layers stay, and a step reads {bytes_text(facts.per_step)}"
     )
     if not facts.rate:

@@ -28,6 +28,7 @@ from kvasir.program.program import Program
 from kvasir.program.remote import RemoteProgram
 from kvasir.program.staged import StagedProgram
 from kvasir.runner import make
+from kvasir.runner.allotment import Needs
 from kvasir.runner.footprint import footprint_of
 from kvasir.runner.load import LoadedModel, LoadOptions, load_model
 from kvasir.runner.numerics import numerics_version
@@ -36,6 +37,8 @@ from kvasir.speculation import MAX_DRAFTED, parse
 from kvasir.types import ModelInfo, Task
 from kvasir.weights.find import find_model
 from kvasir.weights.local import ModelFiles
+
+Agree = Callable[[Needs], int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,18 @@ def load(options: EngineOptions, progress: Progress | None, on_loss: Callable[[s
         return _load(options, progress, device, options.threads or device.threads)
     ranks = RankProcesses(options, device, on_loss)
     try:
-        model = _load(options, progress, device, ranks.threads, ranks.mesh)
+        model = _load(options, progress, device, ranks.threads, ranks.mesh, ranks.agree)
         return replace(model, ranks=ranks, loaded=ranks.shared(model.loaded))
     except BaseException:
         ranks.close()
         raise
 
 
-def load_part(options: EngineOptions, threads: int, mesh: Mesh) -> LoadedModel:
-    """What a rank of another process loads."""
+def load_part(options: EngineOptions, threads: int, mesh: Mesh, agree: Agree) -> LoadedModel:
+    """What a rank of another process loads. agree: see LoadOptions."""
     files = find_model(options.model, options.revision)
     _prepare(threads)
-    return load_model(files, options.dtype, "cpu", None, _load_options(options, threads, mesh))
+    return load_model(files, options.dtype, "cpu", None, _load_options(options, threads, mesh, agree))
 
 
 def _prepare(threads: int) -> None:
@@ -89,7 +92,7 @@ def _prepare(threads: int) -> None:
         native.force_isa(isa)  # raises if unavailable: an explicit request is never silently ignored
 
 
-def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptions:
+def _load_options(options: EngineOptions, threads: int, mesh: Mesh, agree: Agree) -> LoadOptions:
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
     executor = options.executor if mesh.size == mesh.stages == 1 else "program"
     drafters, leads = parse(options.speculate), mesh.rank == 0 and mesh.stage == mesh.stages - 1
@@ -97,13 +100,17 @@ def _load_options(options: EngineOptions, threads: int, mesh: Mesh) -> LoadOptio
     return LoadOptions(
         executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
         mtp=drafters.weights == "mtp" and leads, tables=tables, weights_memory=options.weights_memory,
+        agree=agree,
     )  # fmt: skip
 
 
-def _load(options: EngineOptions, progress: Progress | None, device: Device, threads: int, mesh: Mesh = SOLO) -> Model:
+def _load(
+    options: EngineOptions, progress: Progress | None, device: Device, threads: int, mesh: Mesh = SOLO,
+    agree: Agree = None,
+) -> Model:  # fmt: skip
     _prepare(threads)
     files = find_model(options.model, options.revision)
-    load_options, drafters = _load_options(options, threads, mesh), parse(options.speculate)
+    load_options, drafters = _load_options(options, threads, mesh, agree), parse(options.speculate)
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
         loaded = with_drafter(loaded, drafters, options, device.kind, threads, progress)

@@ -20,11 +20,13 @@ from kvasir.errors import KvasirError
 from kvasir.models.drafting import TARGET
 from kvasir.parallel.channel import Channel
 from kvasir.program.cache import NativeCache
+from kvasir.program.calls import NO_HOOKS
 from kvasir.program.following import Follower
 from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank, end_with_parent
 from kvasir.program.staged import StagedProgram
 from kvasir.program.trace import trace
+from kvasir.runner.allotment import Needs
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_program import held_layout, program_of
 
@@ -53,11 +55,12 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
     size, stages = spec.options.tensor_parallel, spec.options.pipeline_parallel
     mesh = SharedRank(spec.segment, spec.rank, size, spec.spins, spec.seconds, spec.stage, stages)
     try:
-        loaded = _load(spec, mesh)
+        loaded = _load(spec, mesh, channel)
     except KvasirError as error:
         channel.send(messages.encode(messages.RankFailed(error.message, error.hint)))
         return 2
-    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped, loaded.weight_bytes_read)))
+    streamed = loaded.stream.per_step if loaded.stream else -1
+    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped, loaded.weight_bytes_read, streamed)))
     program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads, spec.options.pin)
     follower = Follower(program, mesh, spec.steps, spec.rows, spec.pipe, channel, Channel.of(spec.packing))
     channel.send(messages.encode(messages.RankReady()))
@@ -67,13 +70,20 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
         log.exception("rank %d of stage %d failed", spec.rank, spec.stage)
         mesh.abort()
         return 1
+    finally:
+        if loaded.stream:
+            loaded.stream.close()
     return 0
 
 
-def _load(spec: messages.RankSpec, mesh: SharedRank) -> LoadedModel:
+def _load(spec: messages.RankSpec, mesh: SharedRank, channel: Channel) -> LoadedModel:
     from kvasir.engine import parts
 
-    return parts.load_part(spec.options, spec.threads, mesh)
+    def agree(needs: Needs) -> int:
+        channel.send(messages.encode(messages.RankNeeds(needs.fixed, needs.layers)))
+        return messages.decode_share(channel.receive()).budget
+
+    return parts.load_part(spec.options, spec.threads, mesh, agree)
 
 
 def _program(
@@ -89,6 +99,7 @@ def _program(
     return program_of(
         loaded, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
         max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, pin=pin, samples=False,
+        hooks=loaded.stream.hooks if loaded.stream else NO_HOOKS,
     )  # fmt: skip
 
 

@@ -33,11 +33,25 @@ class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RankLoaded(_Message, frozen=True):
     """The model is loaded. held, mapped: bytes, as in LoadedModel. read: bytes of weights that a step of one row
-    reads."""
+    reads. streamed: bytes of them that each step reads from disk, -1 if they are not streamed."""
 
     held: int
     mapped: int
     read: int
+    streamed: int
+
+
+class RankNeeds(_Message, frozen=True):
+    """The rank asks how much memory its weights get (runner.allotment.Needs); answered with a RankShare."""
+
+    fixed: int
+    layers: tuple[int, ...]
+
+
+class RankShare(_Message, frozen=True):
+    """Bytes for the weights of the rank, if they are streamed; 0 if they are not."""
+
+    budget: int
 
 
 class RankFailed(_Message, frozen=True):
@@ -65,8 +79,9 @@ class RankSizes(msgspec.Struct, frozen=True):
     exports: tuple[str, ...] = ()
 
 
-RankEvent = RankLoaded | RankFailed | RankReady
+RankEvent = RankNeeds | RankLoaded | RankFailed | RankReady
 encode = msgspec.msgpack.Encoder().encode
 decode_event = msgspec.msgpack.Decoder(RankEvent).decode
 decode_spec = msgspec.json.Decoder(RankSpec).decode
+decode_share = msgspec.msgpack.Decoder(RankShare).decode
 decode_sizes = msgspec.msgpack.Decoder(RankSizes).decode

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +39,10 @@ from kvasir.program.remote import RemoteProgram
 from kvasir.program.shared import SharedRank, memory_file, segment_bytes
 from kvasir.program.staged import StagedProgram
 from kvasir.program.trace import Trace, trace_correct
+from kvasir.runner.allotment import Needs, allot
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import draft_traces
+from kvasir.runner.streaming import held_folder
 
 log = logging.getLogger("kvasir.engine")
 
@@ -72,6 +75,10 @@ def _of_draft(loaded: LoadedModel) -> Iterator[Trace | None]:
     yield trace_correct(loaded.draft) if drafts_blocks(loaded.draft) else None
 
 
+def _mib(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{size / 2**20:.0f}" for size in sizes)
+
+
 def _not_by_id(model: Any) -> str:
     """Why the ranks do not share the model's experts by id; "" if they do."""
     shares = [part.share for _, part in model.walk() if isinstance(part, MoE)]
@@ -92,7 +99,8 @@ class RankProcesses:
         count = size * stages
         self.read = 0
         self.size, self._stages, self._on_loss, self._reason, self._closing = size, stages, on_loss, "", False
-        self._by_expert = options.expert_parallel
+        self._by_expert, self._weights_memory = options.expert_parallel, options.weights_memory
+        self._folder, self._streams = ExitStack(), False
         self._made = self._waits = False  # whether the others wait for commands, and rank 0 for them before that
         self.threads = max(1, (options.threads or device.threads) // count)
         spins = count * self.threads <= device.processors
@@ -143,6 +151,19 @@ class RankProcesses:
 
     # -- the start
 
+    def agree(self, needs: Needs) -> int:
+        """Divides the memory for weights between all processes, of which rank 0 has these needs; returns its own share
+        (see runner.load.LoadOptions). If weights are streamed, no other engine packs any until all ranks have loaded
+        their parts. Raises ConfigError."""
+        theirs = [Needs(event.fixed, event.layers) for event in self._events() if isinstance(event, messages.RankNeeds)]
+        own, *others = allot([needs, *theirs], devices.available("cpu"), self._weights_memory)
+        self._streams = own > 0
+        if self._streams:
+            self._folder.enter_context(held_folder())
+        for channel, budget in zip(self._channels, others, strict=True):
+            self._send([channel], messages.encode(messages.RankShare(budget)))
+        return own
+
     def shared(self, loaded: LoadedModel) -> LoadedModel:
         """The model with the bytes of all ranks, once all have loaded their parts. Raises ConfigError if one cannot, or
         if there is nothing that they can share."""
@@ -160,19 +181,24 @@ class RankProcesses:
                 "use another drafter, like draft=MODEL, ngram or suffix",
             )
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
+        self._folder.close()
         held = [loaded.held, *(event.held for event in theirs)]
         who = "ranks" if self._stages == 1 else "stages, from the last to the first,"
-        note = f"{who} hold {', '.join(f'{size / 2**20:.0f}' for size in held)} MiB of weights"
+        note, notes = f"{who} hold {_mib(held)} MiB of weights", loaded.notes
+        if loaded.stream:
+            read = _mib([loaded.stream.per_step, *(event.streamed for event in theirs)])
+            note = f"the weights are streamed: {note}, and read {read} MiB from {loaded.stream.folder} in each step"
+            notes = tuple(one for one in notes if one != loaded.stream.note)
         mapped = loaded.mapped + sum(event.mapped for event in theirs)
         self.read = loaded.weight_bytes_read + sum(event.read for event in theirs)
-        return replace(loaded, held=sum(held), mapped=mapped, notes=(*loaded.notes, note))
+        return replace(loaded, held=sum(held), mapped=mapped, notes=(*notes, note))
 
     def make(self, program: Program | StagedProgram, sizes: messages.RankSizes) -> RemoteProgram:
         """The program of all ranks, led by rank 0's own."""
         self.send(messages.encode(sizes))
         self._events()
         self._made = True
-        return RemoteProgram(program, self)
+        return RemoteProgram(program, self, whole=self._streams)
 
     def _events(self) -> list[messages.RankEvent]:
         self._waits = True
@@ -265,6 +291,7 @@ class RankProcesses:
         if self._closing:
             return
         self._closing = True
+        self._folder.close()
         self.mesh.abort()
         for channel in (*self._channels, *self._packing):
             channel.close()

@@ -35,8 +35,8 @@ class Hooks:
 
     def nodes(self, trace: Trace) -> list[Node]:
         """The ops of a trace, with calls inserted at the borders of its layers."""
-        nodes, borders = [*trace.graph.nodes], [*pairwise((0, *trace.ends))]
-        for layer, (begin, end) in reversed([*enumerate(borders)]):
+        nodes = [*trace.graph.nodes]
+        for layer, begin, end in reversed([*trace.layers]):
             if self.after_layer:
                 x = trace.batch.layers[f"layers.{layer}"]
                 nodes.insert(end, Node("call", (partial(self.after_layer, layer), x), None))

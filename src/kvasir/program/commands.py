@@ -100,10 +100,12 @@ class StepMemory:
     """Where rank 0 writes the steps of all. fd: a file in memory, which grows to what is needed. max_rows, max_tokens:
     as of a Program.
 
-    Stages compute a step in parts. divided: the pieces of all parts, of which some are cut. ends: of each part.
+    Stages compute a step in parts. divided: the pieces of all parts, of which some are cut. ends: of each part. whole:
+    whether there is one part.
     """
 
-    def __init__(self, fd: int, max_rows: int, max_tokens: int):
+    def __init__(self, fd: int, max_rows: int, max_tokens: int, whole: bool = False):
+        self.whole = whole
         parts = {
             "header": np.zeros(_HEADER, np.int64),
             "chosen": np.zeros(MAX_ROWS_OF_LOGITS, np.int64),
@@ -149,7 +151,7 @@ class StepMemory:
         self.write(STEP, count, end)
         if stages == 1:
             return 0
-        found, ends = divide(pieces, stages)
+        found, ends = (pieces, [count]) if self.whole else divide(pieces, stages)
         self.divided[: len(found)], self.ends[: len(ends)] = found, ends
         self.header[3] = len(ends)
         return len(ends)

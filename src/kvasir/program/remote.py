@@ -128,11 +128,12 @@ class RemoteCache:
 
 class RemoteProgram:
     """The program of rank 0, which leads those of the other ranks: it samples, and they compute what it says. States,
-    pieces and results are its own. After the loss of a rank every call raises DeviceFault."""
+    pieces and results are its own. After the loss of a rank every call raises DeviceFault. whole: whether stages
+    compute a step in one part, since they read weights from disk for each."""
 
-    def __init__(self, lead: Program | StagedProgram, others: Others):
+    def __init__(self, lead: Program | StagedProgram, others: Others, whole: bool = False):
         self.lead, self._others, self._mesh = lead, others, others.mesh
-        self._memory = StepMemory(others.steps, len(lead.states), lead.struct.max_tokens)
+        self._memory = StepMemory(others.steps, len(lead.states), lead.struct.max_tokens, whole)
         self._calls = Calls(others, self._memory)
         if isinstance(lead, StagedProgram):
             lead.join(others.mesh, others.pipe, self._memory)

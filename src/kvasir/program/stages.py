@@ -48,6 +48,7 @@ def cut(trace: Trace, borders: Sequence[int], number: int, layout: KVLayout) -> 
         return replace(
             trace,
             graph=Graph(runs[run]),
+            first=at[run],
             elsewhere=trace.elsewhere | elsewhere,
             received=() if run == 0 else crossing[run],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from kvasir.layers.adapters import Slot, head_slot, linears, slots
@@ -107,8 +108,8 @@ class Trace:
     hidden states, by name, that can also be read after a run. slots: adapter slots, by the `id()` of the
     weight. names: of the linears, by the `id()` of the weight. experts: slots of experts, in the same way; elsewhere:
     the names of those that other ranks have. modules: norms and tables that adapters may change, with their paths, by
-    the `id()` of the weight. received: values that another stage computes; written before a run, as `rows`. The ops of
-    layer i are [ends[i - 1], ends[i]), from 0 for the first layer.
+    the `id()` of the weight. received: values that another stage computes; written before a run, as `rows`. first: the
+    number of ops of the whole forward before those of this trace.
     """
 
     graph: Graph
@@ -123,11 +124,19 @@ class Trace:
     elsewhere: frozenset[str] = frozenset()
     modules: Mapping[int, tuple[str, Module]] = field(default_factory=dict)
     received: tuple[Traced, ...] = ()
+    first: int = 0
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """For each layer, the index after its last op."""
+        """For each layer of the model, the number of ops of the whole forward up to its end."""
         return tuple(self.batch.ends)
+
+    @property
+    def layers(self) -> Iterator[tuple[int, int, int]]:
+        """(number, begin, end) of each layer that this trace has: its ops are [begin, end)."""
+        for layer, (begin, end) in enumerate(pairwise((0, *self.ends))):
+            if begin >= self.first and end - self.first <= len(self.graph.nodes):
+                yield layer, begin - self.first, end - self.first
 
     @property
     def results(self) -> tuple[Traced, ...]:

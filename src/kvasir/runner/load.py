@@ -36,9 +36,10 @@ from kvasir.program.lower import lower
 from kvasir.program.marshal import prepared
 from kvasir.program.stages import Stage, cut
 from kvasir.program.trace import Trace, trace
+from kvasir.runner.allotment import Needs, allot, needs_of
 from kvasir.runner.packing import Packer, Report, stored_kind
 from kvasir.runner.staging import divide
-from kvasir.runner.streaming import PackedLayers, WeightStream, budget_of, foresee, packed_layers
+from kvasir.runner.streaming import PackedLayers, WeightStream, packed_layers
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
@@ -108,7 +109,8 @@ class LoadOptions:
     in EngineOptions. hidden: outputs that work may want: "layers.<i>", "last" or "attention.<i>". mesh: the rank to
     load for. overrides: of the config. mtp: whether the head for multi-token prediction is loaded, too. weights_memory:
     as in EngineOptions. tables: those of `models.tables` that this process has whole, for a head that it computes
-    alone."""
+    alone. agree: gives this process's bytes for weights that are streamed, 0 if they are not, of its needs, once all
+    processes of the mesh have asked; without it, all are taken to need as much."""
 
     executor: str = "eager"
     block_size: int = 64
@@ -121,6 +123,7 @@ class LoadOptions:
     mtp: bool = False
     weights_memory: int | None = None
     tables: tuple[str, ...] = ()
+    agree: Callable[[Needs], int] | None = None
 
 
 def load_model(
@@ -322,20 +325,20 @@ def _load(
         shared = [model] if tables else [model, *drafting]
         parameters = sum(split(part, mesh, source, weights_dtype, hold) for part in shared)
     leads = mesh.rank == 0 and mesh.stage == mesh.stages - 1
-    ranks = mesh.size * mesh.stages if leads else 1  # it sees to it that all parts fit
+    ranks = mesh.size * mesh.stages
     sizes: Counter[int] = Counter()
-    needed = ranks * weight_bytes(model, source, weights_dtype, hold, sizes)
-    needed += sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in drafting)
-    budget = 0
-    if isinstance(hold, Packer) and mesh.size == mesh.stages == 1:
-        budget = budget_of(needed, devices.available(device), options.weights_memory)
-        if budget:
-            foresee(budget, needed, model, sizes)  # refuses a budget that is too small
-    if not budget:
+    own = weight_bytes(model, source, weights_dtype, hold, sizes)
+    drafts = sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in drafting)
+    needed, budget = (ranks if leads else 1) * own + drafts, 0  # the process that leads sees to it that all parts fit
+    if isinstance(hold, Packer):
+        alike = lambda needs: allot([needs] * ranks, devices.available(device), options.weights_memory)[0]  # noqa: E731
+        budget = (options.agree or alike)(needs_of(model, own + drafts, sizes))
+    else:
         check_room(needed, device)
     place = place_of(hold, weights_dtype, device)
-    facts = (weights_dtype, options.quantize, repr(options.overrides), str(bool(mtp)))
-    with packed_layers(model, files, needed, facts) if budget else nullcontext() as layers:
+    facts = (weights_dtype, options.quantize, repr(options.overrides))
+    packed = packed_layers(model, files, needed, facts, mesh, options.agree is not None) if budget else nullcontext()
+    with packed as layers:
         if layers and isinstance(hold, Packer):
             hold.layers = layers
         if tables and isinstance(hold, Packer):

@@ -7,28 +7,28 @@ costs the same for one row as for hundreds (FlexGen, Sheng et al., 2023; ZeRO-In
 
 from __future__ import annotations
 
-import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvasir.environment import contents_dir, packed_dir
 from kvasir.errors import ConfigError, DeviceFault, ModelFileError
-from kvasir.layers.linear import Head, Linear
 from kvasir.ops import native
 from kvasir.ops.linear.native import FORMATS
 from kvasir.ops.linear.packed import PackedMatrix, allocate
+from kvasir.parallel import SOLO, Mesh
 from kvasir.program.calls import NO_HOOKS, Hooks
 from kvasir.program.trace import Trace
 from kvasir.quant.inputs import Inputs
+from kvasir.runner.allotment import layer_modules, mib, too_little
 from kvasir.runner.numerics import package_digest
 from kvasir.weights.content import identity_of
 from kvasir.weights.local import ModelFiles
@@ -43,57 +43,11 @@ from kvasir.weights.packed_file import (
     prune,
     unusable,
 )
-from kvasir.weights.packed_names import model_key
+from kvasir.weights.packed_names import file_key, model_key
 from kvasir.weights.window import LayerWindow
 
 MOST_PLACES = 3  # for streamed layers: one that is computed, one that is read, one for when a read takes long
 ENOUGH = 8  # layers that fit from which on there is a third place
-SHARE = 0.5  # of the free memory that weights take if they are streamed and the user has not said how much
-_LAYER = re.compile(r"layers\.(\d+)\.")
-
-
-def budget_of(needed: int, free: int, weights_memory: int | None) -> int:
-    """The bytes that weights of `needed` bytes may take if they are streamed; 0 if they are not. free: bytes of memory.
-    weights_memory: the user's wish. Raises ConfigError."""
-    most = min(weights_memory or free, free)
-    if needed <= most:
-        return 0
-    if not hasattr(os, "preadv"):
-        raise ConfigError("weights cannot be streamed on this system", "use a smaller model, or quantize it")
-    if weights_memory and weights_memory > free:
-        raise ConfigError(f"weights_memory is {_mib(weights_memory)}, and {_mib(free)} of memory are free", "lower it")
-    return weights_memory or int(free * SHARE)
-
-
-def foresee(budget: int, needed: int, model: Any, sizes: Mapping[int, int]) -> tuple[int, int, int]:
-    """How many layers there are, how many will stay in memory, and the bytes of a step, before any weight is read.
-    needed: bytes of all weights. sizes: of the matrices of each module, by its `id()`. Raises ConfigError if not even
-    one layer fits into the budget beside what is not streamed."""
-    layers: Counter[int] = Counter()
-    for module, (_, layer) in _of_layers(model).items():
-        layers[layer] += sizes.get(module, 0)
-    fixed, each = needed - layers.total(), [layers[layer] for layer in sorted(layers)]
-    split = split_layers(each, budget - fixed)
-    if split is None:
-        raise _too_little(budget, fixed + max(each, default=0))
-    return len(each), len(each) - len(split.streamed), sum(each[i] for i in split.streamed)
-
-
-def _too_little(budget: int, least: int) -> ConfigError:
-    return ConfigError(
-        f"weights of {_mib(budget)} in memory are too few: this model needs {_mib(least)}, for the embedding table, "
-        "the head and one layer",
-        "raise --weights-memory or the memory limit",
-    )
-
-
-def _of_layers(model: Any) -> dict[int, tuple[str, int]]:
-    """The path and the layer of each module that has matrices of a layer, by its `id()`."""
-    return {
-        id(leaf): (path, int(found[1]))
-        for path, leaf in model.walk()
-        if isinstance(leaf, Linear) and not isinstance(leaf, Head) and (found := _LAYER.match(path))
-    }
 
 
 class PackedLayers:
@@ -103,7 +57,7 @@ class PackedLayers:
     def __init__(self, model: Any, file: PackedFile | None, writer: PackedWriter | None):
         self.file, self._writer = file, writer
         self.matrices: dict[str, PackedMatrix] = {}
-        self._names = _of_layers(model)
+        self._names = layer_modules(model)
 
     def find(self, leaf: Any, name: str, shape: tuple[int, int], inputs: Inputs | None) -> PackedMatrix | None:
         """The matrix, without its bytes, if the file has it. Raises ModelFileError if the file has another one."""
@@ -167,36 +121,57 @@ def _without_bytes(stored: StoredMatrix, inputs: Inputs | None) -> PackedMatrix:
 
 
 @contextmanager
-def packed_layers(model: Any, files: ModelFiles, needed: int, facts: Sequence[str]) -> Iterator[PackedLayers]:
-    """What a Packer of the model packs layers through. needed: bytes of all matrices. facts: what decides, besides the
-    files, how they are packed. Raises ConfigError."""
+def packed_layers(
+    model: Any, files: ModelFiles, needed: int, facts: Sequence[str], mesh: Mesh = SOLO, is_held: bool = False
+) -> Iterator[PackedLayers]:
+    """What a Packer of the model packs layers through. needed: bytes of the disk. facts: what decides, besides the
+    files and the mesh, how they are packed. is_held: whether another process of the mesh holds the folder for this one.
+    Raises ConfigError."""
+    with nullcontext(_folder()) if is_held else held_folder() as folder, _explained():
+        model_key, key = _keys(files, facts, mesh)
+        file = open_packed(folder, key)
+        if file is None:
+            check_disk(folder, needed)
+        layers = PackedLayers(model, file, None if file else PackedWriter(folder, key))
+        try:
+            yield layers
+            layers.finish()
+        except BaseException:
+            layers.close()
+            raise
+        prune(folder, model_key, key)
+
+
+@contextmanager
+def held_folder() -> Iterator[Path]:
+    """The folder of packed files, in which only processes of this mesh write. Raises ConfigError."""
+    with _explained(), packed_folder(_folder()) as folder:
+        yield folder
+
+
+def _folder() -> Path:
     try:
-        folder = packed_dir()
-        model_key, key = _keys(files, facts)
-        with packed_folder(folder):
-            file = open_packed(folder, key)
-            if file is None:
-                check_disk(folder, needed)
-            layers = PackedLayers(model, file, None if file else PackedWriter(folder, key))
-            try:
-                yield layers
-                layers.finish()
-            except BaseException:
-                layers.close()
-                raise
-            prune(folder, model_key, key)
-    except OSError as error:
-        raise unusable(error) from error
+        return packed_dir()
     except RuntimeError as error:  # there is no home
         raise ConfigError(f"packed weights cannot be kept: {error}", "set KVASIR_PACKED to a folder") from error
 
 
-def _keys(files: ModelFiles, facts: Sequence[str]) -> tuple[str, str]:
-    """Of a model, and of its packed file, whose key begins with that of the model."""
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unusable(error) from error
+
+
+def _keys(files: ModelFiles, facts: Sequence[str], mesh: Mesh) -> tuple[str, str]:
+    """Of a model, and of its packed file, whose key begins with that of the model. The files of all processes of a mesh
+    have keys that differ at their ends."""
     model = model_key(files.weights)
     read = (*files.weights, *([files.config] if files.config else ()))
+    shape = f"{mesh.size} ranks, {mesh.stages} stages"
     what = (*(identity_of(path, contents_dir()) for path in read), native.sources_digest(), package_digest(), *facts)
-    return model, f"{model}-{_digest(what)[:32]}"
+    return model, file_key(model, _digest((*what, shape)), mesh.stage * mesh.size + mesh.rank, mesh.size * mesh.stages)
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -243,7 +218,7 @@ class WeightStream:
         fixed = held + sum(size for number, size in sizes.items() if number not in groups)
         split = split_layers([sizes[number] for number in ordered], budget - fixed)
         if split is None:
-            raise _too_little(budget, fixed + max((sizes[number] for number in ordered), default=0))
+            raise too_little(budget, fixed + max((sizes[number] for number in ordered), default=0))
         streamed = [ordered[i] for i in split.streamed]
         self.held, self.layers = fixed - held + split.nbytes, len(sizes)
         self.per_step = sum(sizes[number] for number in streamed)
@@ -293,11 +268,16 @@ class WeightStream:
         return Hooks(window.before, lambda layer, _: window.after(layer))
 
     @property
+    def folder(self) -> Path:
+        """Where its file is."""
+        return self._file.path.parent
+
+    @property
     def note(self) -> str:
         """What was decided, for users."""
         return (
             f"the weights are streamed: {self.layers - len(self.streamed)} of {self.layers} layers stay in memory, "
-            f"{len(self.streamed)} ({_mib(self.per_step)}) are read from {self._file.path} in each step, "
+            f"{len(self.streamed)} ({mib(self.per_step)}) are read from {self._file.path} in each step, "
             f"{self.places} at a time"
         )
 
@@ -333,7 +313,3 @@ def _matrices(inputs: Iterable[Any]) -> Iterator[PackedMatrix]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _matrices(value)
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:.1f} MiB"

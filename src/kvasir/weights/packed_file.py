@@ -25,11 +25,12 @@ import msgspec
 import numpy as np
 
 from kvasir.errors import ConfigError
+from kvasir.weights.packed_names import set_of
 
 ALIGN = 4096  # bytes: of layers and matrices in a file, and of the memory that they are read into
 CHUNK = 8 << 20  # bytes that are read and verified at a time
 READERS = 2  # chunks that are read at once
-KEPT = 2  # files of a model, the one in use included
+KEPT = 2  # sets of files of a model, the one in use included
 MAX_INDEX_BYTES = 256 << 20
 _FLUSHED = 256 << 20  # bytes that are written before they are put on the disk
 _SPARE = 1 << 30  # bytes of the disk that stay free
@@ -309,13 +310,20 @@ def unusable(error: OSError) -> ConfigError:
 
 
 def prune(folder: Path, model: str, key: str) -> None:
-    """Removes files of the same model, whose keys all begin with `model`, but for that of `key` and the last before."""
+    """Removes files of the same model, whose keys all begin with `model`, but for the set of `key` and the last before.
+    Other processes of its set may do the same."""
+    used: dict[str, float] = {}
     with contextlib.suppress(OSError):
         os.utime(folder / f"{key}.weights")
-        found = sorted(folder.glob(f"{model}*.weights"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in found[KEPT:]:
-            path.with_suffix(".json").unlink(missing_ok=True)
-            path.unlink()
+        found = list(folder.glob(f"{model}*.weights"))
+        for path in found:
+            name = set_of(path.stem)
+            used[name] = max(used.get(name, 0.0), path.stat().st_mtime)
+        kept = sorted(used, key=lambda name: used[name], reverse=True)[:KEPT]
+        for path in found:
+            if set_of(path.stem) not in kept:
+                path.with_suffix(".json").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
 
 
 def check_disk(folder: Path, nbytes: int) -> None:

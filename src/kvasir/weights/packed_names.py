@@ -1,4 +1,7 @@
-"""Which files of packed weights (packed_file.py) belong to a model: their names begin with the model's key."""
+"""Which files of packed weights (packed_file.py) belong to a model, and which to the same way of running it.
+
+A single process has MODEL-SET, one of several processes that share a model MODEL-SET-1of2.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,23 @@ from pathlib import Path
 from kvasir.environment import packed_dir
 
 _KEY_DIGITS = 16
+_SET_DIGITS = 32
 
 
 def model_key(weights: Iterable[Path]) -> str:
     """The key of the model in these files, by where they are."""
     return sha256("".join(f"{path.resolve()}\n" for path in weights).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def file_key(model: str, digest: str, number: int, count: int) -> str:
+    """The key of a file. digest: of what decides the bytes of the files of all `count` processes, of which this one is
+    `number`."""
+    return f"{model}-{digest[:_SET_DIGITS]}" + (f"-{number}of{count}" if count > 1 else "")
+
+
+def set_of(key: str) -> str:
+    """What the keys of the processes that share a model have in common."""
+    return "-".join(key.split("-")[:2])
 
 
 def remove_packed(weights: Iterable[Path]) -> int:
