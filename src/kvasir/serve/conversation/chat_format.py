@@ -11,7 +11,7 @@ from kvasir.engine.front import Front
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.messages import TemplateMessage
 from kvasir.serve.conversation.tools import ToolChoice, Tools
-from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire, refuse_fields
+from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire
 
 CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool
 
@@ -77,14 +77,26 @@ class FunctionDefinition(Wire):
     strict: bool | None = None
 
 
-class CustomDefinition(Wire):
-    """A tool whose calls have a text instead of arguments. format: of that text; only free text is supported."""
+class CustomGrammar(Wire):
+    """The grammar of a custom tool's text. definition: a regular expression that the whole text matches."""
 
-    REFUSED: ClassVar = {"format": (({"type": "text"},), "grammars of custom tools are not supported: use a function")}
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1)]
+
+
+class CustomFormat(Wire):
+    """Of a custom tool's text. grammar: for the type `grammar`."""
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+
+class CustomDefinition(Wire):
+    """A tool whose calls have a text instead of arguments. format: of that text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
-    format: Any = None
+    format: CustomFormat | None = None
 
 
 class ChatTool(Wire):
@@ -144,11 +156,29 @@ def _to_tool(tool: ChatTool, where: str) -> dict[str, Any]:
     """A tool as templates read it. A custom one is a function of a single text."""
     if tool.type == "function":
         return {"type": "function", "function": _named(tool, where).model_dump(exclude_none=True)}
-    custom = _named(tool, where)
-    refuse_fields(custom, f"{where}.custom")
-    text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
-    about = {"description": custom.description} if custom.description is not None else {}
+    custom: CustomDefinition = _named(tool, where)
+    pattern = _pattern(custom.format, f"{where}.custom.format")
+    input = {"type": "string", **({"pattern": pattern} if pattern else {})}
+    text = {"type": "object", "properties": {CUSTOM_INPUT: input}, "required": [CUSTOM_INPUT]}
+    about: dict[str, Any] = {"description": custom.description} if custom.description is not None else {}
+    if pattern:
+        about["strict"] = True  # a pattern that cannot be enforced is refused
+        text["additionalProperties"] = False
     return {"type": "function", "function": {"name": custom.name, **about, "parameters": text}}
+
+
+def _pattern(format: CustomFormat | None, where: str) -> str | None:
+    """The pattern of a custom tool's text, None for any text. Raises InvalidRequest."""
+    if format is None or format.type == "text":
+        if format is not None and format.grammar is not None:
+            raise InvalidRequest("a grammar of the type text", "set the type grammar", param=f"{where}.grammar")
+        return None
+    if format.grammar is None:
+        raise InvalidRequest("the grammar is missing", "give grammar", param=f"{where}.grammar")
+    if format.grammar.syntax == "lark":
+        hint = "the text is a string in JSON, which only a regular expression can constrain: use the syntax regex"
+        raise InvalidRequest("grammars in Lark are not supported for tools", hint, param=f"{where}.grammar.syntax")
+    return f"^(?:{format.grammar.definition})$"
 
 
 def _named(wire: ChatTool | NamedChoice | ToolCall, where: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -260,6 +261,11 @@ QUERY = 'SELECT "é" FROM t'
 ASKED = f'<tool_call>\n{{"name": "sql", "arguments": {json.dumps({"input": QUERY}, ensure_ascii=False)}}}\n</tool_call>'
 
 
+def grammar_tool(syntax: str, definition: str, kind: str = "grammar") -> dict:
+    format = {"type": kind, "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "x", "format": format}}
+
+
 async def test_custom_tools_are_called_with_a_text():
     async with client(front=front()) as http:
         choice = await ask_tools(http, reply=ASKED, tools=[CUSTOM])
@@ -284,14 +290,37 @@ async def test_custom_calls_of_the_history_reach_the_model():
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
-        ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools.0.custom.format"),
+        ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools.0.custom.format.grammar"),
+        (grammar_tool("lark", 'start: "x"'), "tools.0.custom.format.grammar.syntax"),
+        (grammar_tool("ebnf", "x"), "tools.0.custom.format.grammar.syntax"),
+        (grammar_tool("regex", ""), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("regex", "("), "tools"),
+        (grammar_tool("regex", r"(?=x)"), "tools"),
+        (grammar_tool("regex", "x", "text"), "tools.0.custom.format.grammar"),
         ({"type": "custom", "function": {"name": "x"}}, "tools.0.custom"),
         ({"type": "function", "function": {"name": "x"}, "custom": {"name": "x"}}, "tools.0.function"),
         ({"type": "function"}, "tools.0.function"),
     ],
 )
-async def test_a_tool_that_cannot_be_is_refused(http, tool, param):
-    assert (await refused(http, tools=[tool]))["param"] == param
+async def test_a_tool_that_cannot_be_is_refused(tool, param):
+    async with client(front=front()) as http:
+        assert (await refused(http, tools=[tool]))["param"] == param
+
+
+async def test_the_text_of_a_custom_tool_follows_its_regular_expression():
+    tool = grammar_tool("regex", r"SELECT \"[a-z]{2}\"; -- é\n")
+    choice = {"type": "custom", "custom": {"name": "x"}}
+    async with client(front=front()) as http:
+        required = {"tool_choice": choice, "thinking_token_budget": 0, "max_tokens": 200}
+        found = await ask_tools(http, reply="no", tools=[tool], **required)
+        [call] = found["message"]["tool_calls"]
+        assert re.fullmatch('SELECT "[a-z]{2}"; -- é\n', call["custom"]["input"]), call
+        named = '<tool_call>\n{"name": "x", "arguments": {"input": "SELECT \\"ab'
+        found = await ask_tools(http, reply=named, tools=[tool], max_tokens=200)
+        [call] = found["message"]["tool_calls"]
+        assert call["custom"]["input"] == 'SELECT "ab"; -- é\n', "a call that the model begins by itself follows it"
+            "a call that the model begins by itself follows it, too"
+        )
 
 
 # -- fields that no server knows ---------------------------------------------------------------------------
