@@ -319,8 +319,6 @@ async def test_the_text_of_a_custom_tool_follows_its_regular_expression():
         found = await ask_tools(http, reply=named, tools=[tool], max_tokens=200)
         [call] = found["message"]["tool_calls"]
         assert call["custom"]["input"] == 'SELECT "ab"; -- é\n', "a call that the model begins by itself follows it"
-            "a call that the model begins by itself follows it, too"
-        )
 
 
 # -- fields that no server knows ---------------------------------------------------------------------------
