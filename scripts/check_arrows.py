@@ -62,7 +62,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "lora": ("layers", "models", "weights"),
     "sampling": ("ops",),
     "program": ("ops", "layers", "parallel", "sampling"),
-    "graph": ("ops", "layers", "program", "sampling"),
+    "graph": ("ops", "layers", "parallel", "program", "sampling"),
     "runner": COMPUTING,
     "engine": (*THINKING, *COMPUTING),
     "fleet": (

@@ -13,7 +13,8 @@ from kvasir.layers.embedding import Embedding
 from kvasir.layers.linear import QKV, Head, Linear
 from kvasir.layers.tensors import TensorPlace, torch_dtype
 from kvasir.models.registry import model_class_for
-from kvasir.ops.linear.triton_matrix import CHUNK, GGUF, LAYOUTS, DeviceMatrix, choose_segments, stacked, unit
+from kvasir.ops.linear.triton_matrix import CHUNK, GGUF, LAYOUTS, DeviceMatrix, stacked
+from kvasir.runner.device_packing import segments_of
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -47,13 +48,13 @@ FORMATS = ("BF16", "F8_BLOCK", "Q4_K", "F8_ROW", "Q8_0", "Q4_0")
 _RMS = {"F8_BLOCK": 68.5, "F8_ROW": 68.5, "Q8_0": 73.9, "Q4_0": 4.64, "Q4_K": 4.61 * 36.7}
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
-MakeMatrix = Callable[[Any, int, int, bool], DeviceMatrix]
+MakeMatrix = Callable[[Any, int, int], DeviceMatrix]
 
 
 def model_with(config: dict[str, Any], make: MakeMatrix, device: Any) -> Any:
     """The model of a config, all norms 1.
 
-    make: of a leaf, the rows, columns and whether its consumer joins segments, its matrix.
+    make: of a leaf, the rows and columns, its matrix.
     """
     kind = model_class_for(config)
     model = kind(kind.Config.from_hf(config))
@@ -62,7 +63,7 @@ def model_with(config: dict[str, Any], make: MakeMatrix, device: Any) -> Any:
         for tensor, shape in leaf.expects().items():
             if isinstance(leaf, Linear | Embedding) and tensor.rpartition(".")[2] == "weight":
                 rows, cols = shape
-                leaf.hold(tensor, make(leaf, rows, cols, getattr(leaf, "reduces", False) or isinstance(leaf, QKV)))
+                leaf.hold(tensor, make(leaf, rows, cols))
             else:
                 leaf.put(tensor, torch.ones(shape, device=device), place)
         if isinstance(leaf, QKV):
@@ -70,12 +71,6 @@ def model_with(config: dict[str, Any], make: MakeMatrix, device: Any) -> Any:
             whole = stacked([held[part] for part in leaf.outputs])
             held.update(zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True))
     return model
-
-
-def segments_of(leaf: Any, rows: int, cols: int, format: str, reduces: bool) -> int:
-    """The segments of a leaf's matrix, as the packer of checkpoints chooses them."""
-    programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else rows
-    return choose_segments(programs, cols, unit(format), reduces)
 
 
 def config_of(shape: str, layers: int = 0) -> dict[str, Any]:
@@ -88,9 +83,9 @@ def random_model(config: dict[str, Any], format: str, device: Any) -> Any:
     checkpoints in those formats."""
     width, vocab = config["hidden_size"], config["vocab_size"]
 
-    def make(leaf: Any, rows: int, cols: int, reduces: bool) -> DeviceMatrix:
+    def make(leaf: Any, rows: int, cols: int) -> DeviceMatrix:
         own = "BF16" if format.startswith("F8") and (rows, cols) == (vocab, width) else format
-        return random_matrix(rows, cols, segments_of(leaf, rows, cols, own, reduces), own, device)
+        return random_matrix(rows, cols, segments_of(leaf, rows, cols, own), own, device)
 
     torch.manual_seed(0)
     return model_with(config, make, device)

@@ -339,9 +339,12 @@ def _check_ranks(options: EngineOptions) -> None:
     used, flag = ("ranks", "--tensor-parallel") if size > 1 else ("stages", "--pipeline-parallel")
     if sys.platform != "linux":
         raise ConfigError(f"{used} need Linux: they meet in shared memory", f"leave {flag} out")
-    if options.executor not in ("auto", "program") or options.device == "cuda":
+    if options.executor == "eager":
+        raise ConfigError(f"the eager executor has no {used}", f"leave {flag} or --executor out")
+    if stages > 1 and (options.executor == "graph" or options.device == "cuda"):
         raise ConfigError(
-            f"{used} are for the program executor on the CPU", f"leave {flag}, or --executor and --device, out"
+            "stages are for the program executor on the CPU",
+            "leave --pipeline-parallel, or --executor and --device, out",
         )
 
 

@@ -17,13 +17,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvasir.caches import CacheKind
 from kvasir.fields import CARRYING, SamplerFields
 from kvasir.inputs import NONE, Inputs
 
-Bytes = bytes | memoryview  # read-only
+if TYPE_CHECKING:
+    Bytes = bytes | memoryview  # read-only
+else:
+    Bytes = bytes  # what a decoder of messages makes
 # A row of a pending step, and ids that follow its known ones: sampled by the step, then guessed -> the mask of the next
 # id, None if every id is allowed, empty if none is.
 Ahead = Callable[[int, Sequence[int]], "bytes | None"]

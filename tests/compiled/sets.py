@@ -16,15 +16,25 @@ from kvasir.graph.triton import take_rows
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, plan_attention, tiles_of
+from kvasir.ops.collective.triton import pick, side_by_side
 from kvasir.ops.columns.triton import take_columns
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.heads.triton import join_heads
 from kvasir.ops.launch import Launch, recording
 from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
-from kvasir.ops.linear.triton_matrix import CHUNK, LAYOUTS, DeviceMatrix, choose_segments, unit
+from kvasir.ops.linear.triton_matrix import (
+    CHUNK,
+    LAYOUTS,
+    DeviceMatrix,
+    choose_segments,
+    launch_parts,
+    most_segments,
+    unit,
+)
 from kvasir.ops.moe.triton import TILE_FIELDS, combine, expert_down, expert_gated, most_tiles, route, sort_by_expert
 from kvasir.ops.norm.triton import join_norm, norm
 from kvasir.ops.rope.triton import rope, rope_store, store_kv
+from kvasir.parallel import cut
 from tests.compiled.shapes import BLOCK_SIZE, SHAPES, forward_of
 
 BUCKETS = (1, 16, 32, 64, 128, 256, 512)
@@ -108,6 +118,8 @@ def products(
                 whole_product(x, weight, meta(count, rows))
             else:
                 product(x, weight, meta(weight.segments, count, rows))
+            whole = matrix(format, rows, cols, most_segments(cols, unit(format)), dtype)
+            product(x, whole, meta(launch_parts(rows, whole.segments), count, rows))
         x = meta(count, 4096, dtype=dtype)
         product(x, unsplit, meta(1, count, 4096))
         gate, up = (matrix(format, inner, 4096, 1, dtype) for _ in range(2))
@@ -131,6 +143,7 @@ def experts(format: str, dtype: str = "bfloat16", counts: Iterable[int] = (1, 16
         expert_gated(meta(count, width, dtype=dtype), gate, up, order, found, number, hidden, "silu")
         expert_down(hidden, down, order, found, number, parts)
         combine(parts, weights, meta(count, width))
+        combine(meta(4, pairs, width), weights, meta(count, width), ids, total)  # of four ranks
 
 
 # -- attention
@@ -204,6 +217,8 @@ def small(dtype: str = "bfloat16") -> None:
         lookup(ids, matrix(format, 1024, 4096, 1, dtype), meta(64, 4096))
     lookup(ids, matrix(FLOATS[dtype], 1024, 2304, 1, dtype), meta(64, 2304), scale=48.0)
     lookup(ids, matrix(FLOATS[dtype], 1024, 2304, 1, dtype), meta(64, 2304), or_first=True)
+    pick(meta(4, 64, 4096), ids, meta(64, 4096), cut(1024, 4, 16), 16)
+    side_by_side(meta(4, 64 * 256), meta(64, 1024), cut(1024, 4, 16))
     take_rows(meta(512, 4096), chosen, meta(64, 4096, dtype=dtype))
     take_rows(meta(512, 4096), chosen, meta(64, 4096))
     join_heads(meta(64, 1, 4096), meta(64, 1, 4096), meta(64, 1, 8192, dtype=dtype))

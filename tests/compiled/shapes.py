@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.models import SHAPES, config_of, model_with, segments_of
+from benchmarks.gpu.models import SHAPES, config_of, model_with
 from kvasir.graph.fold import fold
 from kvasir.graph.forward import Forward, StepBuffers
 from kvasir.layers.kv_cache import KVCache
@@ -17,6 +17,7 @@ from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.launch import Launch, recording
 from kvasir.ops.linear.triton_matrix import DeviceMatrix, matrix_from_floats
 from kvasir.program.trace import trace
+from kvasir.runner.device_packing import segments_of
 
 __all__ = ["SHAPES", "Launches", "forward_of", "launches_of", "model_of"]
 BLOCK_SIZE = 64
@@ -35,8 +36,8 @@ def matrix(rows: int, cols: int, segments: int, dtype: str) -> DeviceMatrix:
 def model_of(name: str, dtype: str, layers: int = 0) -> Any:
     """The model, its weights on torch's `meta` device. layers: how many, 0 for all."""
 
-    def make(leaf: Any, rows: int, cols: int, reduces: bool) -> DeviceMatrix:
-        return matrix(rows, cols, segments_of(leaf, rows, cols, "F32", reduces), dtype)
+    def make(leaf: Any, rows: int, cols: int) -> DeviceMatrix:
+        return matrix(rows, cols, segments_of(leaf, rows, cols, "F32"), dtype)
 
     return model_with(config_of(name, layers), make, "meta")
 

@@ -199,9 +199,9 @@ def test_an_engine_in_this_process_dies_with_a_rank_and_leaves_no_process():
     [
         ({"tensor_parallel": 3}, "expected 1, 2, 4 or 8"),
         ({"tensor_parallel": 0}, "expected 1, 2, 4 or 8"),
-        ({"tensor_parallel": 2, "executor": "eager"}, "program executor"),
-        ({"tensor_parallel": 2, "executor": "graph"}, "program executor"),
-        ({"tensor_parallel": 2, "device": "cuda"}, "program executor"),
+        ({"tensor_parallel": 2, "executor": "eager"}, "the eager executor has no ranks"),
+        ({"pipeline_parallel": 2, "executor": "graph"}, "stages are for the program executor"),
+        ({"pipeline_parallel": 2, "device": "cuda"}, "stages are for the program executor"),
         ({"expert_parallel": True}, "without ranks"),
     ],
 )

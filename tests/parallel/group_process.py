@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 
 import numpy as np
 import torch
@@ -44,21 +43,20 @@ def main() -> None:
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
         torch.cuda.set_device(int(rank))
-    distributed.init_process_group(
-        backend, init_method=f"file://{file}", rank=int(rank), world_size=int(size), timeout=timedelta(minutes=5)
-    )  # fmt: skip
+    mesh = GroupRank(int(rank), int(size))
+    mesh.connect(file, backend, seconds=300)
     if what == "collectives":
-        found = collectives(GroupRank(), device)
+        found = collectives(mesh, device)
     else:
         from kvasir.runner.load import LoadOptions, load_model
         from kvasir.weights.find import find_model
         from tests.models.test_ranks import hidden
 
-        loaded = load_model(find_model(what), "float32", options=LoadOptions(mesh=GroupRank()))
+        loaded = load_model(find_model(what), "float32", options=LoadOptions(mesh=mesh))
         found = [hidden(loaded.model)]
     np.savez(out, *found)
     distributed.barrier()
-    distributed.destroy_process_group()
+    mesh.close()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,17 @@ The vendor's names (torch.cuda) occur only here.
 """
 
 from kvasir.device.capability import Device, core_counts, detect, has_driver, processors_by_core
-from kvasir.device.control import allocated, available, memory_for, raise_fault, set_threads, synchronize, target
+from kvasir.device.control import (
+    allocated,
+    available,
+    count,
+    memory_for,
+    raise_fault,
+    set_threads,
+    synchronize,
+    target,
+    use,
+)
 from kvasir.device.topology import memory_nodes, shares, stay_on
 from kvasir.device.torch_extra import INSTALL_TORCH, has_torch, need_torch
 from kvasir.device.triton_extra import no_triton, rounds_float32
@@ -16,6 +26,7 @@ __all__ = [
     "allocated",
     "available",
     "core_counts",
+    "count",
     "detect",
     "has_driver",
     "has_torch",
@@ -32,4 +43,5 @@ __all__ = [
     "stay_on",
     "synchronize",
     "target",
+    "use",
 ]

@@ -50,6 +50,21 @@ def available(kind: str) -> int:
     return torch.cuda.mem_get_info()[0]
 
 
+def count() -> int:
+    """The number of GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def use(kind: str, number: int) -> None:
+    """Makes a GPU, by its number, the one of this process. Nothing to do for a CPU."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(number)
+
+
 def allocated(kind: str) -> int:
     """Bytes of tensors on a GPU; 0 on the CPU, where torch does not count them."""
     if kind != "cuda":

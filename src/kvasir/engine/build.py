@@ -69,7 +69,7 @@ def _core(
 
     facts = parts.facts_of(model, options, progress)
     with memory_for("the buffers of a step"):
-        config = resolve(options, facts, parts.device_facts(model.device))
+        config = resolve(options, facts, parts.device_facts(model))
     info = parts.describe(model, config)
     runner = parts.make_runner(model, config, info)
     tier = exchange = weights = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from kvasir import device as devices
 from kvasir import ops
@@ -24,9 +25,7 @@ from kvasir.models.overrides import read_overrides
 from kvasir.ops import Choice, native
 from kvasir.parallel import SOLO, Mesh
 from kvasir.plan import CacheGroup, Capacity
-from kvasir.program.program import Program
-from kvasir.program.remote import RemoteProgram
-from kvasir.program.staged import StagedProgram
+from kvasir.program.shared import SharedRank
 from kvasir.runner import make
 from kvasir.runner.allotment import Needs
 from kvasir.runner.footprint import footprint_of
@@ -72,18 +71,18 @@ def load(options: EngineOptions, progress: Progress | None, on_loss: Callable[[s
         return _load(options, progress, device, options.threads or device.threads)
     ranks = RankProcesses(options, device, on_loss)
     try:
-        model = _load(options, progress, device, ranks.threads, ranks.mesh, ranks.agree)
+        model = _load(options, progress, device, ranks.threads, ranks.model_mesh, ranks.agree)
         return replace(model, ranks=ranks, loaded=ranks.shared(model.loaded))
     except BaseException:
         ranks.close()
         raise
 
 
-def load_part(options: EngineOptions, threads: int, mesh: Mesh, agree: Agree) -> LoadedModel:
-    """What a rank of another process loads. agree: see LoadOptions."""
+def load_part(options: EngineOptions, threads: int, mesh: Mesh, device: str, agree: Agree) -> LoadedModel:
+    """What a rank of another process loads. device: its kind. agree: see LoadOptions."""
     files = find_model(options.model, options.revision)
     _prepare(threads)
-    return load_model(files, options.dtype, "cpu", None, _load_options(options, threads, mesh, agree))
+    return load_model(files, options.dtype, device, None, _load_options(options, threads, mesh, agree))
 
 
 def _prepare(threads: int) -> None:
@@ -94,9 +93,12 @@ def _prepare(threads: int) -> None:
 
 def _load_options(options: EngineOptions, threads: int, mesh: Mesh, agree: Agree) -> LoadOptions:
     overrides = read_overrides(options.rope_scaling, options.hf_overrides)
-    executor = options.executor if mesh.size == mesh.stages == 1 else "program"
+    several = mesh.size * mesh.stages > 1
+    executor = options.executor
+    if several:
+        executor = "program" if isinstance(mesh, SharedRank) else "graph"
     drafters, leads = parse(options.speculate), mesh.rank == 0 and mesh.stage == mesh.stages - 1
-    tables = lent_tables(drafters) if leads and mesh.size * mesh.stages > 1 else ()
+    tables = lent_tables(drafters) if leads and several and executor == "program" else ()
     return LoadOptions(
         executor, options.block_size, options.kv_dtype, options.quantize or "", threads, mesh=mesh, overrides=overrides,
         mtp=drafters.weights == "mtp" and leads, tables=tables, weights_memory=options.weights_memory,
@@ -114,10 +116,10 @@ def _load(
     with devices.memory_for("the model's weights"):
         loaded = load_model(files, options.dtype, device.kind, progress, load_options)
         loaded = with_drafter(loaded, drafters, options, device.kind, threads, progress)
-    kernels = ops.choose(device, loaded.dtype)
+    kernels, sharing = ops.choose(device, loaded.dtype), 1 if device.kind == "cuda" else mesh.size
     kv_dtype = loaded.dtype if options.kv_dtype == "auto" else options.kv_dtype
     groups = tuple(
-        replace(group, bytes_per_block=mesh.size * group.bytes_per_block)
+        replace(group, bytes_per_block=sharing * group.bytes_per_block)
         for group in make.cache_groups_of(loaded, options.block_size, kv_dtype)
     )
     generation = read_generation_config(files.root if files.kind == "hf" else "", loaded.config)
@@ -140,14 +142,16 @@ def facts_of(model: Model, options: EngineOptions, progress: Progress | None) ->
             loaded, kind=model.device.kind, tokens=tokens, rows=options.max_num_seqs, threads=model.threads,
             block_size=options.block_size, kv_dtype=model.kv_dtype, progress=compiled,
             adapters=options.expects_adapters,
-        )),
+        ), model.device.kind),
     )  # fmt: skip
 
 
-def device_facts(device: Device) -> DeviceFacts:
+def device_facts(model: Model) -> DeviceFacts:
     """What `resolve` must know of the machine, now that the weights are loaded."""
-    _, host_available = devices.host_memory()
+    device, (_, host_available) = model.device, devices.host_memory()
     available = devices.available(device.kind)
+    if model.ranks and device.kind == "cuda":
+        available = min(available, model.ranks.available)
     return DeviceFacts(device.kind, available, device.threads, device.processors, host_available)
 
 
@@ -195,23 +199,21 @@ def make_runner(model: Model, config: EngineConfig, info: ModelInfo) -> Runner:
         config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size,
         model.groups, config.num_blocks, info.vocab_size, config.max_loras, MAX_DRAFTED,
     )  # fmt: skip
-    exports = tuple(model.loaded.trace.exports) if model.loaded.trace else ()
-    share = partial(_share, model.ranks, exports, config, capacity) if model.ranks else None
+    share = _share(model, config, capacity) if model.ranks else None
     with devices.memory_for("the KV cache and the buffers of a step"):
         return make.make_runner(model.loaded, config, capacity, info, model.device.kind, share)
 
 
-def _share(
-    ranks: RankProcesses, exports: tuple[str, ...], config: EngineConfig, capacity: Capacity,
-    program: Program | StagedProgram,
-) -> RemoteProgram:  # fmt: skip
-    return ranks.make(
-        program,
-        RankSizes(
-            config.num_blocks, config.block_size, config.kv_dtype, config.max_model_len, capacity.max_tokens_per_step,
-            capacity.max_rows, capacity.max_drafted, exports,
-        ),
+def _share(model: Model, config: EngineConfig, capacity: Capacity) -> Callable[[Any], Any]:
+    """Makes what all ranks compute of what rank 0 does: see `RankProcesses.make` and `lead`."""
+    ranks, traced = model.ranks, model.loaded.trace
+    assert ranks is not None and traced is not None
+    sizes = RankSizes(
+        config.num_blocks, config.block_size, config.kv_dtype, config.max_model_len, capacity.max_tokens_per_step,
+        capacity.max_rows, capacity.max_drafted, tuple(traced.exports),
     )  # fmt: skip
+    share = ranks.lead if model.loaded.executor == "graph" else ranks.make
+    return lambda own: share(own, sizes)
 
 
 def kernels_line(model: Model) -> str:

@@ -12,23 +12,29 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kvasir import device as devices
 from kvasir.engine import rank_messages as messages
 from kvasir.environment import prepare_torch
 from kvasir.errors import KvasirError
 from kvasir.models.drafting import TARGET
+from kvasir.parallel import Mesh
 from kvasir.parallel.channel import Channel
+from kvasir.plan import Capacity
 from kvasir.program.cache import NativeCache
 from kvasir.program.calls import NO_HOOKS
 from kvasir.program.following import Follower
-from kvasir.program.program import Program
 from kvasir.program.shared import SharedRank, end_with_parent
-from kvasir.program.staged import StagedProgram
 from kvasir.program.trace import trace
+from kvasir.runner import make
 from kvasir.runner.allotment import Needs
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_program import held_layout, program_of
+
+if TYPE_CHECKING:
+    from kvasir.parallel.group import GroupRank
+    from kvasir.runner.graph_follower import GraphFollower
 
 log = logging.getLogger("kvasir.engine")
 
@@ -54,15 +60,17 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
         devices.stay_on(spec.processors)
     size, stages = spec.options.tensor_parallel, spec.options.pipeline_parallel
     mesh = SharedRank(spec.segment, spec.rank, size, spec.spins, spec.seconds, spec.stage, stages)
+    group = _group(spec)
     try:
-        loaded = _load(spec, mesh, channel)
+        loaded = _load(spec, group or mesh, channel)
     except KvasirError as error:
         channel.send(messages.encode(messages.RankFailed(error.message, error.hint)))
         return 2
-    streamed = loaded.stream.per_step if loaded.stream else -1
-    channel.send(messages.encode(messages.RankLoaded(loaded.held, loaded.mapped, loaded.weight_bytes_read, streamed)))
-    program = _program(loaded, messages.decode_sizes(channel.receive()), spec.threads, spec.options.pin)
-    follower = Follower(program, mesh, spec.steps, spec.rows, spec.pipe, channel, Channel.of(spec.packing))
+    channel.send(messages.encode(_loaded(loaded, devices.available(spec.device))))
+    sizes = messages.decode_sizes(channel.receive())
+    follower = (
+        _executor(loaded, sizes, spec, group, mesh, channel) if group else _program(loaded, sizes, spec, mesh, channel)
+    )
     channel.send(messages.encode(messages.RankReady()))
     try:
         follower.serve()
@@ -76,31 +84,69 @@ def _run(channel: Channel, spec: messages.RankSpec) -> int:
     return 0
 
 
-def _load(spec: messages.RankSpec, mesh: SharedRank, channel: Channel) -> LoadedModel:
+def _loaded(loaded: LoadedModel, available: int) -> messages.RankLoaded:
+    streamed = loaded.stream.per_step if loaded.stream else -1
+    return messages.RankLoaded(loaded.held, loaded.mapped, loaded.weight_bytes_read, streamed, available)
+
+
+def _group(spec: messages.RankSpec) -> GroupRank | None:
+    """This process's rank of the group in which ranks of the graph executor meet; None for a program."""
+    if not spec.meeting:
+        return None
+    from kvasir.parallel.group import GroupRank
+
+    devices.use(spec.device, spec.rank)
+    return GroupRank(spec.rank, spec.options.tensor_parallel)
+
+
+def _load(spec: messages.RankSpec, mesh: Mesh, channel: Channel) -> LoadedModel:
     from kvasir.engine import parts
 
     def agree(needs: Needs) -> int:
         channel.send(messages.encode(messages.RankNeeds(needs.fixed, needs.layers)))
         return messages.decode_share(channel.receive()).budget
 
-    return parts.load_part(spec.options, spec.threads, mesh, agree)
+    return parts.load_part(spec.options, spec.threads, mesh, spec.device, agree)
+
+
+def _of_sizes(loaded: LoadedModel, sizes: messages.RankSizes) -> LoadedModel:
+    """The model as rank 0 has traced it, for contexts of its length."""
+    for rope in loaded.ropes():
+        rope.serve(sizes.max_model_len)
+    return replace(loaded, trace=trace(loaded.model, sizes.exports))
 
 
 def _program(
-    loaded: LoadedModel, sizes: messages.RankSizes, threads: int, pin: bool
-) -> Program | StagedProgram:  # fmt: skip
-    loaded = replace(loaded, trace=trace(loaded.model, sizes.exports))
-    for rope in loaded.ropes():
-        rope.serve(sizes.max_model_len)
+    loaded: LoadedModel, sizes: messages.RankSizes, spec: messages.RankSpec, mesh: SharedRank, channel: Channel
+) -> Follower:
+    loaded = _of_sizes(loaded, sizes)
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's
     # Groups after the model's own are those of a draft model, which only rank 0 has.
     num_blocks = sizes.num_blocks[: len(loaded.layout.groups)]
     cache = NativeCache(held_layout(loaded), num_blocks, sizes.block_size, sizes.kv_dtype)
-    return program_of(
+    program = program_of(
         loaded, cache.of(TARGET), max_tokens=sizes.max_tokens, max_rows=sizes.max_rows,
-        max_positions=sizes.max_model_len + 1, threads=threads, max_drafted=sizes.max_drafted, pin=pin, samples=False,
-        hooks=loaded.stream.hooks if loaded.stream else NO_HOOKS,
+        max_positions=sizes.max_model_len + 1, threads=spec.threads, max_drafted=sizes.max_drafted,
+        pin=spec.options.pin, samples=False, hooks=loaded.stream.hooks if loaded.stream else NO_HOOKS,
     )  # fmt: skip
+    return Follower(program, mesh, spec.steps, spec.rows, spec.pipe, channel, Channel.of(spec.packing))
+
+
+def _executor(
+    loaded: LoadedModel, sizes: messages.RankSizes, spec: messages.RankSpec, group: GroupRank, mesh: SharedRank,
+    channel: Channel,
+) -> GraphFollower:  # fmt: skip
+    from kvasir.runner.graph_follower import GraphFollower
+    from kvasir.runner.make_graph import make_following
+
+    group.connect(spec.meeting, "nccl" if spec.device == "cuda" else "gloo", spec.seconds)
+    groups = make.cache_groups_of(loaded, sizes.block_size, sizes.kv_dtype)
+    capacity = Capacity(
+        sizes.max_rows, sizes.max_tokens, sizes.max_model_len, sizes.block_size, groups,
+        sizes.num_blocks[: len(groups)], loaded.model.config.vocab_size, max_drafted=sizes.max_drafted,
+    )  # fmt: skip
+    executor = make_following(_of_sizes(loaded, sizes), capacity, sizes.kv_dtype, spec.device)
+    return GraphFollower(executor, mesh, channel)
 
 
 if __name__ == "__main__":

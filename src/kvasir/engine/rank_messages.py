@@ -9,7 +9,8 @@ from kvasir.config import EngineOptions
 
 class RankSpec(msgspec.Struct, frozen=True):
     """What a rank's process is. parent: the id of the engine's process. packing: the open file of the channel for
-    adapters. segment, steps, rows, pipe: open files. threads: of this rank. spins: see SharedRank. processors: that it
+    adapters. segment, steps, rows, pipe: open files. threads: of this rank. spins: see SharedRank. meeting: the file
+    where the ranks of a group find each other, "" if they meet in the segment. device: its kind. processors: that it
     runs on, None for any."""
 
     options: EngineOptions
@@ -24,6 +25,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     threads: int
     spins: bool
     seconds: float
+    meeting: str = ""
+    device: str = "cpu"
     processors: list[int] | None = None
 
 
@@ -33,12 +36,14 @@ class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RankLoaded(_Message, frozen=True):
     """The model is loaded. held, mapped: bytes, as in LoadedModel. read: bytes of weights that a step of one row
-    reads. streamed: bytes of them that each step reads from disk, -1 if they are not streamed."""
+    reads. streamed: bytes of them that each step reads from disk, -1 if they are not streamed. available: free bytes of
+    the device."""
 
     held: int
     mapped: int
     read: int
     streamed: int
+    available: int
 
 
 class RankNeeds(_Message, frozen=True):

@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,6 +46,10 @@ from kvasir.runner.load import LoadedModel
 from kvasir.runner.program_draft import draft_traces
 from kvasir.runner.streaming import held_folder
 
+if TYPE_CHECKING:
+    from kvasir.parallel.group import GroupRank
+    from kvasir.runner.graph_executor import GraphExecutor
+
 log = logging.getLogger("kvasir.engine")
 
 STDERR = 2
@@ -54,10 +60,11 @@ LONGEST_WAIT = 600.0  # seconds of a meeting without a watcher
 END_SECONDS = 3.0  # until a rank that was asked to stop is killed
 
 
-def of_ranks(size: int, stages: int, one: Footprint) -> Footprint:
-    """The memory of `size` ranks in each of `stages` besides their weights, of what one needs. Only one samples."""
+def of_ranks(size: int, stages: int, one: Footprint, kind: str = "cpu") -> Footprint:
+    """The memory of `size` ranks in each of `stages` besides their weights, of what one needs. Only one samples. kind:
+    of the device; GPUs have memory of their own."""
     count = size * stages
-    if count == 1:
+    if count == 1 or kind == "cuda":
         return one
     return replace(one, buffers=count * one.buffers + segment_bytes(size, stages), angles=count * one.angles)
 
@@ -87,9 +94,38 @@ def _not_by_id(model: Any) -> str:
     return "" if all(share and share.experts.parts > 1 for share in shares) else "a mixture has fewer experts"
 
 
+def executor_of(options: EngineOptions, device: devices.Device) -> str:
+    """The executor of a model with ranks or stages. Raises ConfigError if the device has too few GPUs for it."""
+    if options.executor == "auto":
+        executor = "program" if device.kind == "cpu" else "graph"
+    else:
+        executor = options.executor
+    size = options.tensor_parallel
+    if executor == "program":
+        if device.kind != "cpu":
+            raise ConfigError("the program executor runs on the CPU", "use --device cpu")
+        return executor
+    if options.pipeline_parallel > 1:
+        raise ConfigError(
+            "the graph executor has no pipeline stages", "leave --pipeline-parallel out, or use --device cpu"
+        )
+    if options.expects_adapters:
+        raise ConfigError(
+            "ranks of the graph executor have no adapters yet", "merge the adapter, or use one GPU or --device cpu"
+        )
+    if device.kind == "cuda" and (found := devices.count()) < size:
+        raise ConfigError(
+            f"{size} ranks need as many GPUs, and this machine has {found}",
+            "set --tensor-parallel to the number of GPUs, or use --device cpu",
+        )
+    return executor
+
+
 class RankProcesses:
-    """The other ranks and stages of a model, as `program.remote.Others`. Processes are numbered from the last stage to
-    the first, the engine's as 0. threads: of each process. read: bytes of weights that a step of one row reads.
+    """The other ranks and stages of a model, as `program.remote.Others` and `runner.graph_ranks.Others`. Processes are
+    numbered from the last stage to the first, the engine's as 0. threads: of each process. read: bytes of weights that
+    a step of one row reads. available: free bytes of the fullest of their devices. mesh: counts commands, and the ranks
+    of programs meet there. model_mesh: for which the model is loaded: `mesh`, or rank 0 of a group.
 
     on_loss(reason) is called on a thread of its own when a rank is lost, after all waits have ended.
     """
@@ -97,7 +133,7 @@ class RankProcesses:
     def __init__(self, options: EngineOptions, device: devices.Device, on_loss: Callable[[str], None] | None = None):
         size, stages = options.tensor_parallel, options.pipeline_parallel
         count = size * stages
-        self.read = 0
+        self.read = self.available = 0
         self.size, self._stages, self._on_loss, self._reason, self._closing = size, stages, on_loss, "", False
         self._by_expert, self._weights_memory = options.expert_parallel, options.weights_memory
         self._folder, self._streams = ExitStack(), False
@@ -108,6 +144,16 @@ class RankProcesses:
         self.steps, self.rows, self.pipe = (memory_file(name) for name in ("steps", "rows", "pipe"))
         self._files = segment, self.steps, self.rows, self.pipe
         self.mesh = SharedRank(segment, 0, size, spins, LONGEST_WAIT, stages - 1, stages)
+        self.model_mesh: Mesh = self.mesh
+        self._group: GroupRank | None = None
+        self._store = ""
+        self._kind = executor_of(options, device)
+        if self._kind == "graph":
+            from kvasir.parallel.group import GroupRank
+
+            self.model_mesh = self._group = GroupRank(0, size)
+            self._store = tempfile.mkdtemp(prefix="kvasir-ranks-")  # only this user can read it
+        self._backend = "nccl" if device.kind == "cuda" else "gloo"
         nodes = devices.memory_nodes()
         shares = devices.shares(nodes, count) if len(nodes) > 1 or options.pin else None
         self._channels: list[Channel] = []
@@ -119,7 +165,7 @@ class RankProcesses:
                 self._packing.append(own)
                 spec = messages.RankSpec(
                     options, number % size, stages - 1 - number // size, os.getpid(), theirs.fileno(), *self._files,
-                    self.threads, spins, LONGEST_WAIT, shares[number] if shares else None,
+                    self.threads, spins, LONGEST_WAIT, self._meeting, device.kind, shares[number] if shares else None,
                 )  # fmt: skip
                 self._spawn(spec)
                 theirs.close()
@@ -143,6 +189,11 @@ class RankProcesses:
         self._processes.append(process)
         theirs.close()
         own.send(msgspec.json.encode(spec))
+
+    @property
+    def _meeting(self) -> str:
+        """The file where the ranks of a group find each other; "" without one."""
+        return os.path.join(self._store, "store") if self._store else ""
 
     @property
     def pids(self) -> list[int]:
@@ -181,6 +232,7 @@ class RankProcesses:
                 "use another drafter, like draft=MODEL, ngram or suffix",
             )
         theirs = [event for event in self._events() if isinstance(event, messages.RankLoaded)]
+        self.available = min((event.available for event in theirs), default=0)
         self._folder.close()
         held = [loaded.held, *(event.held for event in theirs)]
         who = "ranks" if self._stages == 1 else "stages, from the last to the first,"
@@ -191,14 +243,33 @@ class RankProcesses:
             notes = tuple(one for one in notes if one != loaded.stream.note)
         mapped = loaded.mapped + sum(event.mapped for event in theirs)
         self.read = loaded.weight_bytes_read + sum(event.read for event in theirs)
+        if self._backend == "nccl":  # each has memory of its own
+            return replace(loaded, notes=(*notes, note))
         return replace(loaded, held=sum(held), mapped=mapped, notes=(*notes, note))
 
     def make(self, program: Program | StagedProgram, sizes: messages.RankSizes) -> RemoteProgram:
         """The program of all ranks, led by rank 0's own."""
         self.send(messages.encode(sizes))
+        self._ready()
+        return RemoteProgram(program, self, whole=self._streams)
+
+    def lead(self, make: Callable[[], GraphExecutor], sizes: messages.RankSizes) -> GraphExecutor:
+        """The executor that `make` makes, which leads those of the other ranks: all of them record their launches at
+        the same time."""
+        from kvasir.runner.graph_ranks import Lead
+
+        assert self._group is not None
+        self.send(messages.encode(sizes))
+        self._waits = True
+        self._group.connect(self._meeting, self._backend, LONGEST_WAIT)
+        executor = make()
+        self._ready()
+        executor.lead = Lead(self, len(executor.forward.cache.groups))
+        return executor
+
+    def _ready(self) -> None:
         self._events()
         self._made = True
-        return RemoteProgram(program, self, whole=self._streams)
 
     def _events(self) -> list[messages.RankEvent]:
         self._waits = True
@@ -213,6 +284,10 @@ class RankProcesses:
 
     def send(self, message: Bytes) -> None:
         self._send(self._channels, message)
+
+    def send_each(self, messages: Sequence[Bytes]) -> None:
+        for channel, message in zip(self._channels, messages, strict=True):
+            self._send((channel,), message)
 
     def receive(self) -> Sequence[Bytes]:
         return self._receive(self._channels)
@@ -304,5 +379,8 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._group:
+            self._group.close()
+            shutil.rmtree(self._store, ignore_errors=True)
         for fd in self._files:
             os.close(fd)

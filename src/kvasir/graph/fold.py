@@ -11,7 +11,8 @@ A dense layer comes to eight launches:
     product       of the down projection, by segments
     join          the same as above, with the next layer's first norm
 
-What does not fit a pattern is computed op by op.
+Where ranks share the sum of a product, `gather` between it and `join` collects the segments of all. What does not fit a
+pattern is computed op by op.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SINGLE = (
     *ACTIVATIONS,
     *("add", "multiply", "add_vector", "scale", "softcap", "embedding", "rms_norm", "layer_norm", "linear", "rope"),
     *("store_kv", "paged_attention", "choose", "route", "experts"),
-    *("join_heads", "grouped_rms_norm", "take_columns"),
+    *("join_heads", "grouped_rms_norm", "take_columns", "all_reduce", "all_gather", "pick_rows"),
 )
 
 
@@ -66,7 +67,8 @@ def _values(node: Node) -> Iterator[Traced]:
 
 @dataclass(frozen=True, slots=True)
 class _Projected:
-    """A chain linear [-> add_vector] [-> norm] [-> rope] that ends in a value used only once. at: its nodes."""
+    """A chain linear [-> all_reduce] [-> add_vector] [-> norm] [-> rope] that ends in a value used only once. shared:
+    the ranks that share the sum, and the number of its parts. at: its nodes."""
 
     x: Traced
     weight: Any
@@ -74,6 +76,7 @@ class _Projected:
     norm: Any
     eps: float
     rope: Any
+    shared: tuple[Any, int] | None
     at: tuple[int, ...]
 
 
@@ -121,6 +124,8 @@ class _Folder:
         q, k, v = chains
         if q is None or k is None or v is None or v.rope or v.norm is not None or q.rope is not k.rope:
             return
+        if q.shared or k.shared or v.shared:
+            return
         if len({id(chain.x.base) for chain in (q, k, v)}) > 1 or len({chain.eps for chain in (q, k)}) > 1:
             return
         if len({part.weight.format for part in (q, k, v)}) > 1 or (q.norm is None) != (k.norm is None):
@@ -145,8 +150,8 @@ class _Folder:
 
     def _projected(self, value: Any) -> _Projected | None:
         at: list[int] = []
-        found: dict[str, Any] = {"norm": None, "eps": 0.0, "rope": None, "bias": None}
-        for op in ("rope", "rms_norm", "add_vector", "linear"):
+        found: dict[str, Any] = {"norm": None, "eps": 0.0, "rope": None, "bias": None, "shared": None}
+        for op in ("rope", "rms_norm", "add_vector", "all_reduce", "linear"):
             made = self._single_use(value)
             if made is None or (node := self.nodes[made]).op != op:
                 if op == "linear":
@@ -161,6 +166,8 @@ class _Folder:
                     return None
             elif op == "add_vector":
                 found["bias"] = node.inputs[1]
+            elif op == "all_reduce":
+                found["shared"] = node.inputs[1:3]
             else:
                 if node.inputs[2] is not None:
                     return None
@@ -213,13 +220,12 @@ class _Folder:
                 takes |= {"norm_bias": follower.inputs[2] if follower.op == "layer_norm" else None}
                 writes = (node.out, follower.out)
                 self.done.add(norm)
-            self._replace(
-                (*at, i),
-                [
-                    Call("product", (product.x,), (parts,), {"weight": product.weight}),
-                    Call("join", (parts, residual), writes, takes),
-                ],
-            )
+            calls = [Call("product", (product.x,), (parts,), {"weight": product.weight})]
+            if product.shared:
+                mesh, count = product.shared
+                local, parts = parts, product.x.graph.value(node.out.domain, parts.shape)
+                calls.append(Call("gather", (local,), (parts,), {"mesh": mesh, "parts": count}))
+            self._replace((*at, i), [*calls, Call("join", (parts, residual), writes, takes)])
             return
 
     def _product(self, value: Any) -> tuple[tuple[int, ...], _Projected, dict[str, Any]] | None:
@@ -297,9 +303,9 @@ def _attention(node: Node) -> Call:
 
 def _embedding(node: Node) -> Call:
     ids, weight, first, or_first = node.inputs
-    if first is not None and not (or_first and first == 0):
-        raise CannotTrace("a part of a vocabulary has no Triton kernel")
-    return Call("embedding", (ids,), _outs(node), {"weight": weight, "or_first": bool(or_first)})
+    return Call(
+        "embedding", (ids,), _outs(node), {"weight": weight, "or_first": bool(or_first), "first": first or 0}
+    )  # fmt: skip
 
 
 def _route(node: Node) -> Call:
@@ -312,17 +318,41 @@ def _route(node: Node) -> Call:
 def _experts(node: Node) -> Call:
     """Also writes the order of the pairs, each pair's inner row, and the segments of its output."""
     x, ids, weights, gate, up, down, act, share, biases, weigh_inputs, _, limit = node.inputs
-    if share is not None:
-        raise CannotTrace("experts split over ranks have no Triton kernel")
     if biases or weigh_inputs or limit or not up or act.name not in ACTIVATIONS:
         raise CannotTrace(
             f"experts with biases, weighted inputs, limits, no gates or {act.__name__} have no Triton kernel"
         )
-    top, first = ids.width, down[0]
-    sizes = top, top * gate[0].rows, first.segments * top * first.rows
+    top, down_ = ids.width, down[0]
+    row = top * down_.rows
+    sizes = [top, top * gate[0].rows, down_.segments * row]
+    if share is not None:  # of this rank, and of all
+        by_id = share.experts.parts > 1
+        sizes += [row, share.experts.parts * row] if by_id else [share.parts * down_.segments * row]
     scratch = tuple(x.graph.value(x.domain, (size,)) for size in sizes)
-    takes = {"gate": gate, "up": up, "down": down, "act": act.name, "top": top}
+    takes = {"gate": gate, "up": up, "down": down, "act": act.name, "top": top, "share": share}
     return Call("experts", (x, ids, weights), (node.out, *scratch), takes)
+
+
+def _all_reduce(node: Node) -> Call:
+    """Also writes the sums of all ranks."""
+    x, mesh, parts, *_ = node.inputs
+    scratch = x.graph.value(x.domain, (parts * x.width,))
+    return Call("all_reduce", (x,), (*_outs(node), scratch), {"mesh": mesh, "parts": parts})
+
+
+def _all_gather(node: Node) -> Call:
+    """Also writes the columns of all ranks. width: of the widest part, which each rank sends."""
+    x, mesh, columns = node.inputs
+    width = max(last - first for first, last in map(columns.range, range(columns.parts)))
+    scratch = x.graph.value(x.domain, (columns.parts * width,))
+    return Call("all_gather", (x,), (*_outs(node), scratch), {"mesh": mesh, "columns": columns, "width": width})
+
+
+def _pick_rows(node: Node) -> Call:
+    """Also writes the rows of all ranks."""
+    x, ids, mesh, table = node.inputs
+    scratch = x.graph.value(x.domain, (table.parts * x.width,))
+    return Call("pick_rows", (x, ids), (*_outs(node), scratch), {"mesh": mesh, "table": table})
 
 
 _SINGLES: dict[str, Callable[[Node], Call]] = {
@@ -336,4 +366,7 @@ _SINGLES: dict[str, Callable[[Node], Call]] = {
     "embedding": _embedding,
     "route": _route,
     "experts": _experts,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "pick_rows": _pick_rows,
 }

@@ -22,15 +22,18 @@ from kvasir.graph.fold import ACTIVATIONS, Call
 from kvasir.graph.layout import BYTES, Layout, lay_out
 from kvasir.graph.matrices import adjoining, of_experts
 from kvasir.graph.triton import expand, take_rows
+from kvasir.layers.embedding import PANEL
 from kvasir.layers.kv_cache import KVCache
 from kvasir.layers.rope import Rope
 from kvasir.layers.tensors import torch_dtype
 from kvasir.ops.activation.triton import elementwise
 from kvasir.ops.attention.triton import ITEM_FIELDS, attend, least_items, plan_attention, tiles_of
+from kvasir.ops.collective.triton import pick, side_by_side
 from kvasir.ops.columns.triton import take_columns
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.graph import CHOSEN, ROWS, CannotTrace, Traced
 from kvasir.ops.heads.triton import join_heads
+from kvasir.ops.launch import call as call_on_stream
 from kvasir.ops.linear.triton import Delta, gated_product, product, whole_product
 from kvasir.ops.linear.triton_in_effect import LEVELS, ROW_FIELDS, InEffect
 from kvasir.ops.moe.triton import (
@@ -44,6 +47,7 @@ from kvasir.ops.moe.triton import (
 )
 from kvasir.ops.norm.triton import join_norm, norm
 from kvasir.ops.rope.triton import rope, rope_store, store_kv
+from kvasir.parallel import ExpertShare
 from kvasir.program.trace import Trace
 
 MAX_ITEMS = 2048  # chunks of a step that programs of their own compute: enough for any device
@@ -212,10 +216,10 @@ class Forward:
         return self.memory[offset : offset + size].view(torch_dtype(dtype)).view(shape)
 
     def _parts(self, value: Traced, count: int) -> Tensor:
-        """The parts of a product, [S, count, width]."""
+        """The parts of a product, [P, count, width]."""
         seat = self.layout.seats[id(value.base)]
-        segments = 1 if count >= WHOLE_FROM else seat.parts
-        return self._view(seat.offset, seat.dtype, (segments, count, value.width))
+        parts = seat.ranks if count >= WHOLE_FROM else seat.parts
+        return self._view(seat.offset, seat.dtype, (parts, count, value.width))
 
     def _ids(self, value: Traced, count: int) -> Tensor:
         return (self.step.ids_T if value.base is self._tokens else self.step.positions_T)[:count]
@@ -253,6 +257,40 @@ class Forward:
             return {"stacks": stacks, "experts": experts}
         return {}
 
+    # -- what ranks exchange
+
+    def _gather(self, call: Call, count: int) -> None:
+        everyones, mine = self._parts(call.writes[0], count), self._parts(call.reads[0], count)
+        self._exchange(everyones, mine, call.takes["mesh"], call.takes["parts"])
+
+    def _all_reduce(self, call: Call, count: int) -> None:
+        [x], (out, scratch), parts = call.reads, call.writes, call.takes["parts"]
+        everyones = self._scratch(scratch, (parts, count, x.width))
+        self._exchange(everyones, self.value(x, count), call.takes["mesh"], parts)
+        join_norm(everyones, None, None, None, 0.0, total=self.value(out, count))
+
+    def _all_gather(self, call: Call, count: int) -> None:
+        [x], (out, scratch), columns = call.reads, call.writes, call.takes["columns"]
+        size = count * call.takes["width"]
+        everyones = self._scratch(scratch, (columns.parts, size))
+        self._exchange(everyones, self._scratch(x, (size,)), call.takes["mesh"], columns.parts)
+        side_by_side(everyones, self.value(out, count), columns)
+
+    def _pick_rows(self, call: Call, count: int) -> None:
+        (x, ids), (out, scratch), table = call.reads, call.writes, call.takes["table"]
+        everyones = self._scratch(scratch, (table.parts, count, x.width))
+        self._exchange(everyones, self.value(x, count), call.takes["mesh"], table.parts)
+        pick(everyones, self._ids(ids, count), self.value(out, count), table, PANEL)
+
+    def _exchange(self, everyones: Tensor, mine: Tensor, mesh: Any, parts: int) -> None:
+        call_on_stream(mesh.gather_into, everyones, mine, parts, bytes=2 * everyones.numel() * everyones.element_size())
+
+    def _scratch(self, value: Traced, shape: tuple[int, ...]) -> Tensor:
+        """The memory of a float32 value in a shape of its own."""
+        return self._view(self.layout.seats[id(value.base)].offset, "float32", shape)
+
+    # -- calls of one rank
+
     def _work(self, call: Call) -> AttentionWork:
         """The work list of attention, shared by the layers of a kind."""
         kind = self.cache.spec[call.takes["layer"]]
@@ -282,7 +320,7 @@ class Forward:
     def _embedding(self, call: Call, count: int) -> None:
         out, takes = self.value(call.writes[0], count), call.takes
         ids = self._ids(call.reads[0], count)
-        lookup(ids, takes["weight"], out, or_first=takes["or_first"])
+        lookup(ids, takes["weight"], out, or_first=takes["or_first"], first=takes["first"])
         if self._effect and self.adapters:
             self.adapters.change_lookup(call, ids, out, self._effect)
 
@@ -299,7 +337,7 @@ class Forward:
     def _multiply(self, call: Call, count: int, weight: Any) -> None:
         out_STN = self._parts(call.writes[0], count)
         for x, rows, delta in self._inputs(call, count):
-            if len(out_STN) < weight.segments:
+            if len(out_STN) == 1:
                 whole_product(x, weight, out_STN[0, rows], delta=delta)
             else:
                 product(x, weight, out_STN[:, rows], delta=delta)
@@ -405,19 +443,40 @@ class Forward:
         route(logits, ids.view(torch.int32), weights, takes["normalise"], takes["scales"])
 
     def _experts(self, call: Call, count: int, stacks: dict[str, Any], experts: int) -> None:
-        (x, ids, weights), (out, order, inner, parts) = call.reads, call.writes
+        (x, ids, weights), (out, order, inner, parts, *shared) = call.reads, call.writes
         gate, up, down = stacks["gate"], stacks["up"], stacks["down"]
-        pairs = count * call.takes["top"]
+        pairs, share = count * call.takes["top"], call.takes["share"]
+        ids_Tk = self.value(ids, count).view(torch.int32)
         order_p = self.value(order, count).view(torch.int32).view(-1)
         inner_pI = self._view(self.layout.seats[id(inner.base)].offset, gate.dtype, (pairs, gate.rows))
-        shape = down.segments, pairs, down.rows
-        parts_SpD = self._view(self.layout.seats[id(parts.base)].offset, "float32", shape)
+        parts_SpD = self._scratch(parts, (down.segments, pairs, down.rows))
         tiles, number = self._tiles, self._num_tiles
         assert tiles is not None
-        sort_by_expert(self.value(ids, count).view(torch.int32), order_p, tiles, number, experts=experts)
+        first = share.held[0] if share else 0
+        sort_by_expert(ids_Tk, order_p, tiles, number, experts=experts, first=first)
         expert_gated(self.value(x, count), gate, up, order_p, tiles, number, inner_pI, call.takes["act"])
         expert_down(inner_pI, down, order_p, tiles, number, parts_SpD)
-        combine(parts_SpD, self.value(weights, count), self.value(out, count))
+        chosen = {}
+        if share:
+            parts_SpD, chosen = self._shared(share, parts_SpD, shared, ids_Tk)
+        combine(parts_SpD, self.value(weights, count), self.value(out, count), **chosen)
+
+    def _shared(
+        self, share: ExpertShare, parts_SpD: Tensor, values: Sequence[Traced], ids_Tk: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """What `combine` takes where ranks share the experts."""
+        segments, pairs, width = parts_SpD.shape
+        if share.experts.parts == 1:
+            everyones = self._scratch(values[0], (share.parts * segments, pairs, width))
+            self._exchange(everyones, parts_SpD, share.mesh, share.parts)
+            return everyones, {}
+        joined, everyones = values
+        rows_pD = self._scratch(joined, (pairs, width))
+        join_norm(parts_SpD, None, None, None, 0.0, total=rows_pD)
+        holders = share.experts.parts
+        found = self._scratch(everyones, (holders, pairs, width))
+        self._exchange(found, rows_pD, share.mesh, holders)
+        return found, {"ids": ids_Tk, "experts": share.experts.size}
 
     def _table(self, layer: int) -> Tensor:
         return self.step.tables[self.cache.group_of(layer)]

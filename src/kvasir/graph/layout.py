@@ -1,7 +1,7 @@
 """Places the values of calls in one range of device memory, each from its first to its last use.
 
 A value of float32 rows may be stored in the dtype of the matrices' inputs if only matrix products read it: they would
-round it to that dtype anyway. The parts of a split product take S times the room of a value.
+round it to that dtype anyway. The parts of a split product take so many times the room of a value.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from kvasir.graph.fold import Call
 from kvasir.ops.graph import Traced
+from kvasir.ops.linear.triton_matrix import launch_parts
 from kvasir.program.lower import Arena
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -20,12 +21,13 @@ PRODUCTS = ("qkv", "gated", "product", "linear", "experts")  # their first value
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The memory of a value. offset: bytes. dtype: of its elements. parts: 0, or the number of segments of a product
-    whose sum is still to be joined."""
+    """The memory of a value. offset: bytes. dtype: of its elements. parts: 0, or the number of parts of a product whose
+    sum is still to be joined. ranks: of these, the number that ranks have gathered of each other."""
 
     offset: int
     dtype: str
     parts: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class _Layout:
         self.last = {id(v.base): i for i, call in enumerate(calls) for v in (*call.reads, *call.writes)}
         self.last |= {id(value.base): len(calls) for value in results}
         self.results = {id(value.base) for value in results}
+        self.sent = {id(call.reads[0].base): call.takes["width"] for call in calls if call.kind == "all_gather"}
         self.rounded = self._rounded()
 
     def run(self, given: Sequence[Traced]) -> Layout:
@@ -97,11 +100,22 @@ class _Layout:
         if call.kind == "join" and out is call.writes[0] and (there := self._reused(at, call.reads[1])):
             self.seats[base] = there
             return
-        split = call.kind in ("qkv", "product")
-        parts = weights_of(call)[0].segments if split else 0
+        parts, ranks = self._parts(call), 1
+        if call.kind == "gather":
+            ranks = call.takes["parts"]
+            parts = ranks * self.seats[id(call.reads[0].base)].parts
         dtype = self.dtype if base in self.rounded else "float32"
-        size = max(parts, 1) * self.rows[out.domain] * out.width * BYTES[dtype]
-        self.seats[base] = Seat(self.arena.take(size), dtype, parts)
+        width = max(out.width, self.sent.get(base, 0))
+        size = max(parts, 1) * self.rows[out.domain] * width * BYTES[dtype]
+        self.seats[base] = Seat(self.arena.take(size), dtype, parts, ranks)
+
+    @staticmethod
+    def _parts(call: Call) -> int:
+        """Of a product whose sum another call joins."""
+        if call.kind not in ("qkv", "product"):
+            return 0
+        weights = weights_of(call)
+        return launch_parts(sum(weight.rows for weight in weights), weights[0].segments)
 
     def _reused(self, at: int, residual: Traced) -> Seat | None:
         """The seat of a residual that is read for the last time: the sum takes its place."""

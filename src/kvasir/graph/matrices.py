@@ -46,7 +46,8 @@ def stack_experts(model: Module) -> None:
     stay, for no kernel computes them."""
     for _, moe in model.walk():
         if isinstance(moe, MoE) and all(isinstance(expert, GatedMLP) for expert in moe.experts):
-            gate_up, down = [e.gate_up.weights for e in moe.experts], [e.down.weights for e in moe.experts]
+            held = moe.held()
+            gate_up, down = [e.gate_up.weights for e in held], [e.down.weights for e in held]
             for holders, part in ((gate_up, "gate"), (gate_up, "up"), (down, "weight")):
                 _stack(holders, part)
 

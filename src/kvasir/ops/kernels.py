@@ -40,6 +40,12 @@ def joined(parts, offsets, mask, stride, S: tl.constexpr):
 
 
 @triton.jit
+def part_of(item, PARTS: tl.constexpr, units):
+    """The part of `parallel.cut(units, PARTS)` that an item is in."""
+    return ((item + 1) * PARTS - 1) // units
+
+
+@triton.jit
 def activated(x, ACT: tl.constexpr):
     """An activation function of float32 values. ACT: a name of `ops.activation`, "" for none."""
     if ACT == "silu":

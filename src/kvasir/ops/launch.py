@@ -2,6 +2,7 @@
 counted, and kernels can be compiled for machines that are not there.
 
     launch(kernel, grid, x, y, WIDTH=64)         runs the kernel; with `recording`, notes it first
+    call(function, x, y)                         the same for what a library puts on the stream, like a collective
     with recording(dry=True) as launches: ...    only notes it, so the tensors may lie on torch's `meta` device
 
 Floating-point fusion is always off: a kernel that wants a fused multiply-add writes `fma`.
@@ -63,7 +64,8 @@ def _capability() -> tuple[int, int]:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. args: positional ones, tensors or numbers. constants: values of the kernel's constexpr
-    parameters. options: of the compiler. bytes: read and written, if the caller has counted them."""
+    parameters. options: of the compiler. bytes: read and written, if the caller has counted them. grid: () for a call
+    of a function instead, see `call`."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -113,6 +115,15 @@ def launch(kernel: Any, grid: Sequence[int], *args: Any, bytes: int = 0, **named
     kernel[tuple(grid)](*args, **named, enable_fp_fusion=False)
 
 
+def call(function: Callable[..., None], *args: Any, bytes: int = 0) -> None:
+    """Calls a function that puts work on the device's stream as a launch does. bytes: read and written by it."""
+    if found := _recording.get():
+        found.launches.append(Launch(function, (), args, {}, {}, bytes))
+        if found.dry:
+            return
+    function(*args)
+
+
 def recorded(run: Callable[[], None]) -> Callable[[], None]:
     """A replay of the launches of `run`, as a CUDA graph's: nothing but kernels runs again, with the same arguments."""
     with recording(dry=True) as launches:
@@ -120,6 +131,9 @@ def recorded(run: Callable[[], None]) -> Callable[[], None]:
 
     def replay() -> None:
         for found in launches:
+            if not found.grid:
+                call(found.kernel, *found.args, bytes=found.bytes)
+                continue
             launch(found.kernel, found.grid, *found.args, bytes=found.bytes, **found.constants, **found.options)
 
     return replay

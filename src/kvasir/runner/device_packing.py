@@ -28,6 +28,7 @@ from kvasir.ops.linear.triton_matrix import (
     choose_segments,
     matrix_from_floats,
     matrix_from_gguf,
+    most_segments,
     stacked,
     unit,
 )
@@ -60,6 +61,8 @@ class DevicePacker:
     def __call__(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
         if not _is_matrix(leaf, name):
             return False
+        if not all(leaf.shard(name).shape):
+            return True  # all of it is on other ranks
         matrix = self._matrix(leaf, name, source, stored, take)
         leaf.hold(name, matrix)
         source.drop(stored)
@@ -75,7 +78,7 @@ class DevicePacker:
         """Bytes that a tensor of type `kind` takes on the device, None if it is not a matrix."""
         if not _is_matrix(leaf, name):
             return None
-        rows, cols = leaf.expects()[name]
+        rows, cols = leaf.shard(name).shape
         if kind not in GGUF:
             return rows * cols * _ITEM_BYTES[_dtype_of(leaf, self.dtype)]
         # codes, the scale of each group of 32, and what a block of 256 may have in addition
@@ -83,32 +86,42 @@ class DevicePacker:
         return rows * (chunks * (CHUNK * LAYOUTS[kind].bits // 8 + 8) + (4 * -(-cols // 256) if kind == "Q4_K" else 0))
 
     def segments(self, leaf: Any, kind: str) -> int:
-        raise CannotTrace("the graph executor runs on one rank")
+        """Into how many parts ranks may cut a reducing linear's sum, for a tensor of type `kind`: whole segments of
+        whole blocks of the file."""
+        rows, cols = leaf.expects()["weight"]
+        segments = segments_of(leaf, rows, cols, kind)
+        block = GGMLType[kind].block_size if kind in GGUF else 1
+        while cols // segments % block:
+            segments //= 2
+        return segments
 
     def _matrix(self, leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> DeviceMatrix:
-        kind, (rows, cols) = source.info(stored).dtype, leaf.expects()[name]
-        reduces = getattr(leaf, "reduces", False) or isinstance(leaf, QKV)
-        programs = sum(leaf.outputs.values()) if isinstance(leaf, QKV) else rows
+        kind, (rows, cols), shard = source.info(stored).dtype, leaf.expects()[name], leaf.shard(name)
         dtype = _dtype_of(leaf, self.dtype)
-        segments = choose_segments(programs, cols, unit(kind), reduces)
+        segments = segments_of(leaf, rows, cols, kind) // shard.parts
         if kind in _FLOATS:
             array = source.array(stored)
-            array = np.ascontiguousarray(take.of(array) if take else array)
+            array = np.ascontiguousarray(shard.of(take.of(array) if take else array))
             return matrix_from_floats(array, dtype, segments, self._put)
         if kind not in GGMLType.__members__:
             raise UnsupportedModel(f"tensor {quoted(stored)} is stored as {kind}, which no GPU kernel reads")
         if (inputs := source.info(stored).inputs) and inputs.order is not None:
             self._note("matrices with activation order are decoded on a GPU")
             array = source.array(stored).astype(np.float32)
-            return matrix_from_floats(take.of(array) if take else array, dtype, segments, self._put)
+            return matrix_from_floats(shard.of(take.of(array) if take else array), dtype, segments, self._put)
         raw = source.raw(stored)
-        raw = np.ascontiguousarray(take.of_rows(raw) if take else raw)
+        raw = np.ascontiguousarray((take.of_rows(raw) if take else raw)[slice(*shard.rows)])
         if kind == ROUNDED_ROWS:
             raise CannotTrace(f"no Triton kernel rounds the rows of {kind} matrices")
+        ggml = GGMLType[kind]
         if kind in GGUF:
-            return matrix_from_gguf(kind, raw, rows, cols, segments, dtype, self._put)
+            first, last = (ggml.row_bytes(column) for column in shard.columns)
+            return matrix_from_gguf(
+                kind, np.ascontiguousarray(raw[:, first:last]), len(raw), shard.shape[1], segments, dtype, self._put
+            )  # fmt: skip
         self._note(f"{kind} has no kernels of its own on a GPU: its weights are rounded to {dtype}")
-        return matrix_from_floats(dequantize(raw, GGMLType[kind], (rows, cols)), dtype, segments, self._put)
+        values = dequantize(raw, ggml, (len(raw), cols))[:, slice(*shard.columns)]
+        return matrix_from_floats(values, dtype, segments, self._put)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
         """A copy of the array on the device."""
@@ -124,12 +137,24 @@ class DevicePacker:
         del self._open[id(leaf)]
         if len({m.format for m in parts.values()}) == 1:
             whole = stacked([parts[name] for name in leaf.outputs])
-            for name, rows in zip(leaf.outputs, split_rows(whole, list(leaf.outputs.values())), strict=True):
+            sizes = [parts[name].rows for name in leaf.outputs]
+            for name, rows in zip(leaf.outputs, split_rows(whole, sizes), strict=True):
                 leaf.hold(f"{name}.weight", rows)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def segments_of(leaf: Any, rows: int, cols: int, kind: str) -> int:
+    """The segments of the sums of a leaf's whole matrix [rows, cols], of which ranks may have parts. kind: of its
+    weights."""
+    if isinstance(leaf, QKV):
+        return choose_segments(sum(leaf.outputs.values()), cols, unit(kind), reduces=True)
+    if not getattr(leaf, "reduces", False):
+        return 1
+    # The products of experts have a program for each segment.
+    return most_segments(cols, unit(kind)) if leaf.own_inputs else choose_segments(rows, cols, unit(kind), reduces=True)
 
 
 def _is_matrix(leaf: Any, name: str) -> bool:

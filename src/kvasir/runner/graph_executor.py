@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -23,12 +24,13 @@ from kvasir.graph.forward import Forward
 from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.kv_cache import KVCache
 from kvasir.lora import Adapter
-from kvasir.plan import Join
+from kvasir.plan import Join, StepPlan
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
 from kvasir.runner.computed import refuse
 from kvasir.runner.device_rows import DeviceRows
 from kvasir.runner.executor import Entry, ExecutorStep, Taken
+from kvasir.runner.graph_ranks import Lead, SharedBlocks
 from kvasir.runner.graph_replays import Record, Replays
 from kvasir.runner.graph_sampling import GraphSampler, Sampling
 from kvasir.runner.rows import Row, Rows
@@ -49,7 +51,9 @@ class Results:
 
 class GraphExecutor:
     """model: pools embeddings. max_tokens, max_chosen: the largest buckets. record: makes a replay of launches. copies:
-    transfers blocks while the device computes."""
+    transfers blocks while the device computes. lead: tells the other ranks, None if there are none."""
+
+    lead: Lead | None = None
 
     computes = frozenset(("drafted", "adapters"))
     queues = True
@@ -73,8 +77,13 @@ class GraphExecutor:
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
     @property
-    def cache(self) -> KVCache:
-        return self.forward.cache
+    def cache(self) -> KVCache | SharedBlocks:
+        return SharedBlocks(self.forward.cache, self.lead.size, self._export) if self.lead else self.forward.cache
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.forward.device
 
     @property
     def overlaps(self) -> bool:
@@ -94,12 +103,14 @@ class GraphExecutor:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
     def check_adapter(self, adapter: Adapter) -> None:
+        if self.lead:
+            refuse(NAME, "an adapter on several ranks")
         if what := self.forward.places.unknown(adapter):
             refuse(NAME, what)
 
     def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
         self.check_adapter(adapter)
-        return pack(self.forward.places, adapter, self.cache.device)
+        return pack(self.forward.places, adapter, self.device)
 
     def set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
@@ -109,7 +120,7 @@ class GraphExecutor:
         """Makes room for adapters, and records the launches for them."""
         if self.forward.adapters is None:
             self.forward.add_adapters()
-            if self.cache.device.type == "cuda":
+            if self.device.type == "cuda":
                 self.replays.record_all()
         assert self.forward.adapters is not None
         return self.forward.adapters
@@ -118,6 +129,8 @@ class GraphExecutor:
         self._thread.shutdown()
         if self._copies:
             self._copies.close()
+        if self.lead:
+            self.lead.close()
 
     def submit(self, *call: Any) -> Future:
         return self._thread.submit(*call)
@@ -131,6 +144,14 @@ class GraphExecutor:
     @torch.inference_mode()
     def compute(self, step: ExecutorStep) -> Results:
         """Follows the step's plan, moves its blocks, then computes its works."""
+        with self.lead.step(step) if self.lead else nullcontext():
+            return self._compute(step)
+
+    def _export(self, plan: StepPlan) -> memoryview:
+        """The block that a plan saves, which does nothing else."""
+        return self.start(ExecutorStep(plan, (), (0,), (), ())).saved()[0]
+
+    def _compute(self, step: ExecutorStep) -> Results:
         if self.sampler:
             # What earlier steps drew is on the host already.
             self.sampler.collect(under_way=self._latest, rows={work.row for work in step.plan.work})
@@ -139,7 +160,7 @@ class GraphExecutor:
         if self.sampler:
             for join in step.plan.joined:
                 self.sampler.enter(join.row)
-        found = Results(saved=move_blocks(self._blocks, step.plan))
+        found = Results(saved=move_blocks(self._blocks, self.lead.own(step.plan) if self.lead else step.plan))
         if step.works:
             self._write_pieces(step)
             self._choose_launches(step)
@@ -190,9 +211,17 @@ class GraphExecutor:
     @torch.inference_mode()
     def draw(self, handle: GraphHandle, at: Sequence[int], masks: Sequence[bytes | None]) -> Sampling:
         """Samples works with their masks."""
-        found = handle.future.result().sampling
-        assert self.sampler is not None and found is not None
-        return self.sampler.sample_masked(found, handle.step, at, masks)
+        results = handle.future.result()
+        with self.lead.draw(at, masks) if self.lead else nullcontext():
+            return self.draw_works(results, handle.step, at, masks)
+
+    @torch.inference_mode()
+    def draw_works(
+        self, results: Results, step: ExecutorStep, at: Sequence[int], masks: Sequence[bytes | None]
+    ) -> Sampling:
+        """Samples works of the last step with their masks, on this rank."""
+        assert self.sampler is not None and results.sampling is not None
+        return self.sampler.sample_masked(results.sampling, step, at, masks)
 
 
 @dataclass(slots=True)
@@ -236,7 +265,8 @@ class GraphHandle:
         return self.future.result().hidden[at, name].tobytes()
 
     def saved(self) -> tuple[memoryview, ...]:
-        return wait_all(self.future.result().saved)
+        saved, lead = wait_all(self.future.result().saved), self.executor.lead
+        return lead.whole(self.step.plan, saved) if lead else saved
 
 
 def _host(rows: Tensor) -> np.ndarray:

@@ -21,7 +21,7 @@ def run(executor: GraphExecutor) -> str:
 
     Overwrites the first blocks of the cache, which must be free.
     """
-    step, cache = executor.forward.step, executor.cache
+    step, cache = executor.forward.step, executor.forward.cache
     blocks = -(-_WIDE // cache.block_size)
     if cache.device.type == "cpu" or len(step.ids) < 4 or step.ids.shape[1] <= _WIDE:
         return "untested"

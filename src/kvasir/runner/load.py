@@ -155,7 +155,7 @@ def load_model(
             return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
             reason = str(error)
-    if options.executor != "eager" and not auto:
+    if options.executor != "eager" and (not auto or options.mesh.size > 1):
         raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", OTHER)
     if options.quantize:
         why = _no_program(options, device) or reason
@@ -191,8 +191,6 @@ def _no_graph(options: LoadOptions, device: str) -> str:
         return "it does not quantize"
     if options.weights_memory:
         return "it does not stream weights"
-    if options.mesh.size > 1:
-        return "it runs on one rank"
     return devices.no_triton(device)
 
 
@@ -329,7 +327,8 @@ def _load(
     sizes: Counter[int] = Counter()
     own = weight_bytes(model, source, weights_dtype, hold, sizes)
     drafts = sum(weight_bytes(part, source, weights_dtype, hold, sizes) for part in drafting)
-    needed, budget = (ranks if leads else 1) * own + drafts, 0  # the process that leads sees to it that all parts fit
+    # The process that leads sees to it that all parts fit, unless each has a device of its own.
+    needed, budget = (ranks if leads and device == "cpu" else 1) * own + drafts, 0
     if isinstance(hold, Packer):
         alike = lambda needs: allot([needs] * ranks, devices.available(device), options.weights_memory)[0]  # noqa: E731
         budget = (options.agree or alike)(needs_of(model, own + drafts, sizes))

@@ -14,8 +14,6 @@ from kvasir.ops.attention.native import FORMATS
 from kvasir.plan import CacheGroup, Capacity
 from kvasir.program.cache import NativeCache, cache_groups
 from kvasir.program.calls import NO_HOOKS
-from kvasir.program.program import Program
-from kvasir.program.staged import StagedProgram
 from kvasir.runner import selftest
 from kvasir.runner.adapters import ModelAdapters
 from kvasir.runner.block_proposals import proposer_of
@@ -40,10 +38,11 @@ def cache_groups_of(loaded: LoadedModel, block_size: int, kv_dtype: str) -> tupl
 
 def make_runner(
     loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str = "cpu",
-    share: Callable[[Program | StagedProgram], Any] | None = None,
+    share: Callable[[Any], Any] | None = None,
 ) -> Runner:  # fmt: skip
     """Allocates the cache and makes the runner. Its `info` has the grade of the start-up self-test. device: the kind,
-    "cpu" for a program. share: makes the program of all ranks of that of rank 0, if there are several."""
+    "cpu" for a program. share: makes what all ranks compute, if there are several, of rank 0's program, or of a
+    function that makes rank 0's graph executor."""
     if loaded.executor == "eager":
         from kvasir.runner.make_eager import make_eager_runner
 
@@ -51,7 +50,7 @@ def make_runner(
     if loaded.executor == "graph":
         from kvasir.runner.make_graph import make_graph_runner
 
-        return make_graph_runner(loaded, config, capacity, info, device)
+        return make_graph_runner(loaded, config, capacity, info, device, share)
     assert loaded.trace is not None
     devices.set_threads(1)  # torch's threads, if it is loaded, must not compete with the program's pool
     cache = NativeCache(held_layout(loaded), config.num_blocks, config.block_size, config.kv_dtype)

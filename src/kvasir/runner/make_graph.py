@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,34 +26,60 @@ from kvasir.runner.graph_memory import most_chosen
 from kvasir.runner.graph_replays import Record
 from kvasir.runner.load import LoadedModel
 from kvasir.runner.make_eager import copies_of
+from kvasir.runner.rows import Rows
 from kvasir.runner.runner import Runner
 from kvasir.types import ModelInfo
 
 
 def make_graph_runner(
-    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str
-) -> Runner:
+    loaded: LoadedModel, config: EngineConfig, capacity: Capacity, info: ModelInfo, device: str,
+    share: Callable[[Callable[[], GraphExecutor]], GraphExecutor] | None = None,
+) -> Runner:  # fmt: skip
     """See `make.make_runner`."""
     assert loaded.trace is not None
     devices.set_threads(1 if device == "cpu" else config.threads)
-    target = torch.device(device)
-    dtype = torch_dtype(config.kv_dtype)
-    cache = KVCache(loaded.layout, config.num_blocks, config.block_size, dtype, target)
-    options = {"overlaps": config.overlap, "copies": copies_of(config, cache), "adapters": config.expects_adapters}
-    executor = make_executor(loaded, cache, capacity, **options)
-    draft = make_draft(loaded, cache, capacity, executor) if loaded.draft else None
-    if device == "cuda":
-        executor.replays.record_all()
-        if draft:
+    cache = KVCache(
+        loaded.layout, config.num_blocks, config.block_size, torch_dtype(config.kv_dtype), torch.device(device)
+    )  # fmt: skip
+    grade = ""
+
+    def make() -> GraphExecutor:
+        nonlocal grade
+        options = {"overlaps": config.overlap, "copies": copies_of(config, cache), "adapters": config.expects_adapters}
+        executor = make_executor(loaded, cache, capacity, **options)
+        grade = _prepared(executor)
+        return executor
+
+    executor = share(make) if share else make()
+    proposer = None
+    if loaded.draft:
+        draft = make_draft(loaded, cache, capacity, executor)
+        if device == "cuda":
             draft.record_all()
-    info, proposer = replace(info, grade=graph_selftest.run(executor)), None
-    if draft:
         proposer = graph_proposer(
             draft, cache.groups, cache.block_size, capacity.vocab_size, config.draft_max_model_len
         )
-    return Runner(
-        executor, capacity, info, proposer, ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
-    )
+    adapters = ModelAdapters(loaded.model, loaded.config, executor, config.max_lora_rank)
+    return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)
+
+
+def make_following(loaded: LoadedModel, capacity: Capacity, kv_dtype: str, device: str) -> GraphExecutor:
+    """The executor of a rank that follows rank 0, with rows of its own. capacity: with the model's own cache groups."""
+    devices.set_threads(1)
+    cache = KVCache(
+        loaded.layout, capacity.num_blocks, capacity.block_size, torch_dtype(kv_dtype), torch.device(device)
+    )  # fmt: skip
+    executor = make_executor(loaded, cache, capacity)
+    _prepared(executor)
+    executor.bind(Rows(capacity, executor.computes | {"propose"}))
+    return executor
+
+
+def _prepared(executor: GraphExecutor) -> str:
+    """Records the launches, on a GPU, and returns the grade of the self-test. Ranks do this together."""
+    if executor.device.type == "cuda":
+        executor.replays.record_all()
+    return graph_selftest.run(executor)
 
 
 def make_executor(

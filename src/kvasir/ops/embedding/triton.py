@@ -45,13 +45,13 @@ def _element(data, scales, mins, row, d, D, inside, FORMAT: tl.constexpr, BITS: 
 
 @triton.jit
 def _lookup(
-    ids, data, scales, mins, out, scale, N, D, FORMAT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    ids, data, scales, mins, out, scale, first, N, D, FORMAT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     SCALED: tl.constexpr, OR_FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(ids + t + tl.zeros_like(d)).to(tl.int64)  # a vector: the interpreter's masks are not scalars
+    row = tl.load(ids + t + tl.zeros_like(d)).to(tl.int64) - first  # a vector: the interpreter's masks are not scalars
     if OR_FIRST:
         row = tl.where((row >= 0) & (row < N), row, 0)
     inside = (d < D) & (row >= 0) & (row < N)
@@ -61,16 +61,18 @@ def _lookup(
     tl.store(out + t * D + d, tl.where(inside, values, 0.0), mask=d < D)
 
 
-def lookup(ids: Tensor, weight: DeviceMatrix, out: Tensor, scale: float | None = None, or_first: bool = False) -> None:
+def lookup(
+    ids: Tensor, weight: DeviceMatrix, out: Tensor, scale: float | None = None, or_first: bool = False, first: int = 0
+) -> None:
     """out = scale * the rows of the table, float32 [T, D]. ids: int32 or int64 [T]; rows for ids outside the table are
-    zeros, or with or_first its first row."""
+    zeros, or with or_first its first row. first: the id of the table's first row."""
     rows, width = weight.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     layout = LAYOUTS.get(weight.format)
     launch(
         _lookup,
         (len(ids), triton.cdiv(width, block)),
-        *(ids, weight.data, weight.scales, weight.mins, out, 1.0 if scale is None else scale, rows, width),
+        *(ids, weight.data, weight.scales, weight.mins, out, 1.0 if scale is None else scale, first, rows, width),
         FORMAT=weight.format,
         BITS=layout.bits if layout else 0,
         GROUP=(layout.group or 0) if layout else 0,

@@ -1,6 +1,6 @@
 """Triton kernels of matrix products with weights on the device.
 
-    product        each segment's sum, [S, T, N]: the consumer joins the segments (ops/kernels.joined)
+    product        the sums of parts of the segments, [P, T, N]: the consumer joins them (ops/kernels.joined)
     whole_product  the segments computed and joined in one program: the same bits, for many rows
     gated_product  act(x gate^T) * (x up^T)
 
@@ -326,16 +326,18 @@ def _whole(
 ):  # fmt: skip
     begin(PDL)
     n, rows, t, live, x_offsets = _rows(x_stride, count, N, BLOCK_N, BLOCK_T)
+    part = tl.program_id(2)
     # A balanced tree: sums of 1, 2 and 4 segments wait for their neighbours.
     acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     one, two, four = acc, acc, acc
     for s in tl.range(0, S, num_stages=1):
+        first = (part * S + s) * width
         acc = _chain(
-            x, x_offsets, live, data, scales, mins, rows, K, s * width, (s + 1) * width,
+            x, x_offsets, live, data, scales, mins, rows, K, first, first + width,
             FORMAT, DTYPE, BLOCK_N, BLOCK_T, BLOCK_K, EVEN, UPCAST,
         )  # fmt: skip
         if delta is not None:
-            acc = _adapted(acc, delta, factors, applied_T, n, t, live, N, s == 0)
+            acc = _adapted(acc, delta, factors, applied_T, n, t, live, N, first == 0)
         if S >= 2:
             if s % 2 == 0:
                 one = acc
@@ -351,7 +353,7 @@ def _whole(
                 four = acc
             if s == 7:
                 acc = four + acc
-    _store(acc, bias, out, n, t, live, N, UPCAST)
+    _store(acc, bias, out + part.to(tl.int64) * count * N, n, t, live, N, UPCAST)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -388,23 +390,33 @@ def _gated(
 def product(
     x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None, delta: Delta | None = None
 ) -> None:
-    """out[s] = the sum of x W^T over segment s, float32 [S, T, N]. x: [T, K], float32 or the matrix's dtype. bias:
-    float32 [N], added if there is one segment; the consumer of several adds it. delta: changes the sum,
-    and is added to the first segment."""
-    if bias is not None and weight.segments > 1:
-        raise ValueError("a bias is added where the segments are joined")
-    hip = on_hip()
-    tile = tiles(weight, len(x), hip=hip)
-    _run(_product, x, weight, out, bias, delta, weight.segments, tile, _options(weight, tile))
+    """out[p] = the sum of x W^T over part p of the segments, float32 [P, T, N], where P divides S. x: [T, K], float32
+    or the matrix's dtype. bias: float32 [N], added if there is one part; the consumer of several adds it. delta:
+    changes the sum, and is added to the first segment."""
+    parts = len(out)
+    if weight.segments % parts or (bias is not None and parts > 1):
+        raise ValueError(f"{weight.segments} segments in {parts} parts; a bias is added where parts are joined")
+    if parts < weight.segments:
+        _joining(x, weight, out, bias, delta, parts)
+        return
+    tile = tiles(weight, len(x), hip=on_hip())
+    _run(_product, x, weight, out, bias, delta, parts, tile, _options(weight, tile))
 
 
 def whole_product(
     x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None = None, delta: Delta | None = None
 ) -> None:
     """out = x W^T + bias, [T, N] in float32 or rounded to a 16-bit dtype: the bits of the joined parts of `product`."""
-    hip = on_hip()
-    tile = tiles(weight, len(x), _accumulators(weight.segments, delta is not None), hip)
-    _run(_whole, x, weight, out, bias, delta, 1, tile, {"S": weight.segments} | _options(weight, tile))
+    _joining(x, weight, out, bias, delta, 1)
+
+
+def _joining(
+    x: Tensor, weight: DeviceMatrix, out: Tensor, bias: Tensor | None, delta: Delta | None, parts: int
+) -> None:
+    """The segments of each part computed and joined in one program."""
+    segments = weight.segments // parts
+    tile = tiles(weight, len(x), _accumulators(segments, delta is not None), on_hip())
+    _run(_whole, x, weight, out, bias, delta, parts, tile, {"S": segments} | _options(weight, tile))
 
 
 def _accumulators(segments: int, adapted: bool) -> int:

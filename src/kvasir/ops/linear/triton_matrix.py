@@ -123,15 +123,22 @@ def choose_segments(rows: int, cols: int, group: int, reduces: bool) -> int:
     The least S that fills the device with programs of 64 rows, of whole steps of SEGMENT columns or more. A matrix too
     small for that has segments of at least 32 columns.
     """
-    if not reduces:
-        return 1
+    return launch_parts(rows, most_segments(cols, group)) if reduces else 1
+
+
+def most_segments(cols: int, group: int) -> int:
+    """The most segments of a sum over `cols` that are worth a program each, as in `choose_segments`: ranks may share
+    these."""
     for least, multiple in ((SEGMENT, lcm(group, STEP)), (32, lcm(group, 32))):
-        found = [s for s in (1, 2, 4, MAX_SEGMENTS) if cols % (s * multiple) == 0 and cols // s >= least]
-        if enough := [s for s in found if -(-rows // 64) * s >= PROGRAMS]:
-            return enough[0]
-        if found and found[-1] > 1:
-            return found[-1]
+        for segments in (MAX_SEGMENTS, 4, 2):
+            if cols % (segments * multiple) == 0 and cols // segments >= least:
+                return segments
     return 1
+
+
+def launch_parts(rows: int, segments: int) -> int:
+    """The least number of parts of the segments that fills the device with programs of 64 rows and one part."""
+    return next((s for s in (1, 2, 4) if s < segments and -(-rows // 64) * s >= PROGRAMS), segments)
 
 
 def matrix_from_floats(values: Any, dtype: str, segments: int, put: Put) -> DeviceMatrix:

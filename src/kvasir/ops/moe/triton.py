@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from kvasir.ops.kernels import activated, begin, joined, rounded
+from kvasir.ops.kernels import activated, begin, joined, part_of, rounded
 from kvasir.ops.launch import launch, on_hip
 from kvasir.ops.linear.triton import _chain, _dot, _inputs, _options, _weights, tiles
 
@@ -61,7 +61,7 @@ def _route(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _sort(
-    ids, order, found, num_tiles, pairs,
+    ids, order, found, num_tiles, pairs, first_id,
     E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_T: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +71,8 @@ def _sort(
     experts, lanes = tl.arange(0, EXPERTS), tl.arange(0, BLOCK)
     counts = tl.zeros([EXPERTS], tl.int32)
     for base in range(0, pairs, BLOCK):
-        id = tl.load(ids + base + lanes, mask=base + lanes < pairs, other=EXPERTS)
-        counts += tl.sum((id[None, :] == experts[:, None]).to(tl.int32), 1)
+        id = tl.load(ids + base + lanes, mask=base + lanes < pairs, other=-1) - first_id
+        counts += tl.sum(((id[None, :] == experts[:, None]) & (experts < E)[:, None]).to(tl.int32), 1)
     tiles = (counts + BLOCK_T - 1) // BLOCK_T
     first = tl.sum(tl.where(experts < own, counts, 0), 0)
     first_tile = tl.sum(tl.where(experts < own, tiles, 0), 0)
@@ -89,7 +89,7 @@ def _sort(
     if count > 0:
         seen = first
         for base in range(0, pairs, BLOCK):
-            mine = tl.load(ids + base + lanes, mask=base + lanes < pairs, other=EXPERTS) == own
+            mine = tl.load(ids + base + lanes, mask=base + lanes < pairs, other=-1) - first_id == own
             rank = tl.cumsum(mine.to(tl.int32), 0)
             tl.store(order + seen + rank - 1, base + lanes, mask=mine)
             seen += tl.sum(mine.to(tl.int32), 0)
@@ -170,8 +170,8 @@ def _expert_down(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _combine(
-    parts, weights, out, pairs, D: tl.constexpr, TOP: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, weights, ids, out, pairs, E, D: tl.constexpr, TOP: tl.constexpr, S: tl.constexpr, HOLDERS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -179,7 +179,10 @@ def _combine(
     mask = lanes < D
     total = tl.zeros([BLOCK], tl.float32)
     for j in range(TOP):
-        value = joined(parts, (row * TOP + j) * D + lanes, mask, pairs.to(tl.int64) * D, S)
+        at = (row * TOP + j) * D + lanes
+        if HOLDERS > 1:
+            at += part_of(tl.load(ids + row * TOP + j), HOLDERS, E).to(tl.int64) * pairs * D
+        value = joined(parts, at, mask, pairs.to(tl.int64) * D, S)
         total = total + tl.load(weights + row * TOP + j) * value
     tl.store(out + row * D + lanes, total, mask=mask)
 
@@ -210,17 +213,20 @@ def most_tiles(pairs: int, experts: int) -> int:
     return min(experts, pairs) + pairs // rows_of(pairs, experts)
 
 
-def sort_by_expert(ids: Tensor, order: Tensor, found: Tensor, num_tiles: Tensor, *, experts: int) -> None:
+def sort_by_expert(
+    ids: Tensor, order: Tensor, found: Tensor, num_tiles: Tensor, *, experts: int, first: int = 0
+) -> None:
     """Pairs in the order of their experts.
 
-    ids: int32 [T, k] of `route`. Written: order int32 [T * k], the pairs by expert, then ascending; found int32
+    ids: int32 [T, k] of `route`. experts, first: how many there are here, and the id of the first; pairs of others are
+    left out. Written: order int32 [T * k], the pairs by expert, then ascending; found int32
     [at least `most_tiles`, 3], tiles of pairs that share an expert: (expert, first place in `order`, count); num_tiles
     int32 [1].
     """
     pairs = ids.numel()
     assert ids.is_contiguous() and len(order) == pairs and len(found) >= most_tiles(pairs, experts)
     launch(
-        _sort, (experts,), ids, order, found, num_tiles, pairs,
+        _sort, (experts,), ids, order, found, num_tiles, pairs, first,
         E=experts, EXPERTS=triton.next_power_of_2(experts + 1), BLOCK_T=rows_of(pairs, experts), FIELDS=TILE_FIELDS,
         BLOCK=_BLOCK, num_warps=4, bytes=4 * (2 * pairs + found.numel()),
     )  # fmt: skip
@@ -272,18 +278,20 @@ def expert_down(x: Tensor, down: DeviceMatrix, order: Tensor, found: Tensor, num
     )  # fmt: skip
 
 
-def combine(parts: Tensor, weights: Tensor, out: Tensor) -> None:
+def combine(parts: Tensor, weights: Tensor, out: Tensor, ids: Tensor | None = None, experts: int = 0) -> None:
     """out[t] = the sum of weights[t, j] * joined(parts)[t * k + j] over j, ascending, from zero.
 
-    parts: float32 [S, T * k, D], of `expert_down`. weights: float32 [T, k]. out: float32 [T, D].
+    parts: float32 [S, T * k, D], of `expert_down`. weights: float32 [T, k]. out: float32 [T, D]. ids: int32 [T, k], if
+    parts are the joined ones of ranks that hold runs of `experts`, of which the pair's holder has its row.
     """
     segments, pairs, D = parts.shape
+    holders = segments if ids is not None else 1
     T, top = weights.shape
     assert pairs == T * top and parts.is_contiguous() and weights.is_contiguous() and out.is_contiguous()
     BLOCK = min(1024, triton.next_power_of_2(D))
     launch(
-        _combine, (T, triton.cdiv(D, BLOCK)), parts, weights, out, pairs,
-        D=D, TOP=top, S=segments, BLOCK=BLOCK, num_warps=4,
+        _combine, (T, triton.cdiv(D, BLOCK)), parts, weights, ids, out, pairs, experts,
+        D=D, TOP=top, S=segments // holders, HOLDERS=holders, BLOCK=BLOCK, num_warps=4,
         bytes=4 * (parts.numel() + weights.numel() + out.numel()),
     )  # fmt: skip
 
