@@ -2,12 +2,14 @@
 
     python -m benchmarks.streamed_weights                        qwen3-0.6b in bfloat16, in 500 MiB
     python -m benchmarks.streamed_weights --quantize q8 --memory 300 --users 1 32 128
+    python -m benchmarks.streamed_weights --ranks 2              shared by ranks, each with a file of its own
 
-The limit is the rate at which the layers of a step are read and checked with nothing else to do; it is measured before
-and after each row, since disks of virtual machines vary, and reads go past the page cache. A step is not shorter than
-the bytes of a step divided by this rate; `of the limit` is that bound over the median step. `waits` is the share of the
-time in which the computing threads waited for a layer. Memory is what the process has touched (RssAnon) since before
-the model was loaded; the KV cache and the buffers of a step are part of it.
+The limit is the rate at which layers are read and checked with nothing else to do, from the files of all processes at
+the same time; it is measured before and after each row, since disks of virtual machines vary, and reads go past the
+page cache. A step is not shorter than the bytes of a step divided by this rate; `of the limit` is that bound over the
+median step. `waits` is the share of the time in which the computing threads of the engine's process waited for a layer.
+Memory is what all processes have touched (RssAnon) beyond what this one had before; the KV cache and the buffers of a
+step are part of it.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ import gc
 import os
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 from benchmarks import shapes
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
 from kvasir.ops.linear.packed import allocate
-from kvasir.runner.load import LoadOptions, load_model
 from kvasir.types import Request, SamplingParams
-from kvasir.weights.find import find_model
 from kvasir.weights.packed_file import PackedFile, open_packed
 
 PROMPT = 16
@@ -40,6 +44,8 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=500, help="MiB for the weights")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=12, help="of an answer")
+    parser.add_argument("--ranks", type=int, choices=(1, 2, 4, 8), default=1)
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary one)")
     args = parser.parse_args()
@@ -50,53 +56,42 @@ def main() -> None:
 
 
 def measure(model: str, args: argparse.Namespace) -> None:
-    budget = args.memory << 20
-    wish = LoadOptions("program", quantize=args.quantize or "", threads=args.threads, weights_memory=budget)
     begun = time.perf_counter()
-    loaded = load_model(find_model(model), options=wish)  # packs the file
-    assert loaded.stream, f"the weights fit into {args.memory} MiB"
+    start(model, args).close()  # packs the files
     packing = time.perf_counter() - begun
-    layers, per_step = loaded.stream.numbers, loaded.stream.per_step
-    loaded.stream.close()
-    del loaded
     gc.collect()
     before = resident()
-    core = build_core(
-        EngineOptions(
-            model, quantize=args.quantize, threads=args.threads, weights_memory=budget, max_model_len=512,
-            max_num_seqs=max(args.users), speculate="off", prefix_cache=False,
-        )
-    )  # fmt: skip
-    [path] = Path(os.environ["KVASIR_PACKED"]).glob("*.weights")
-    file = open_packed(path.parent, path.stem)
-    assert file
+    core = start(model, args)
+    stream = core.runner.executor.stream  # type: ignore[attr-defined]
+    assert stream and stream.window, f"the weights fit into {args.memory} MiB"
+    files = [open_packed(path.parent, path.stem) for path in Path(os.environ["KVASIR_PACKED"]).glob("*.weights")]
     print(*core.summary, sep="\n")
-    print(f"packed in {packing:.1f} s; a step reads {per_step / 1e6:.0f} MB\n")
+    print(f"packed in {packing:.1f} s; a step reads {stream.of_all / 1e6:.0f} MB\n")
     print("| users | disk | step | tokens per second | of the limit | waits | memory |\n" + "|---" * 7 + "|")
     for number, users in enumerate(args.users):
-        print_row(core, file, layers, per_step, users, args.tokens, number, before)
-    file.close()
+        print_row(core, [file for file in files if file], users, args.tokens, number, before)
     core.close()
 
 
-def print_row(
-    core: EngineCore,
-    file: PackedFile,
-    layers: list[int],
-    per_step: int,
-    users: int,
-    tokens: int,
-    number: int,
-    before: int,
-) -> None:
-    window = core.runner.executor.stream.window  # type: ignore[attr-defined]
-    first, waited = disk_rate(file, layers), window.waited
+def start(model: str, args: argparse.Namespace) -> EngineCore:
+    return build_core(
+        EngineOptions(
+            model, quantize=args.quantize, threads=args.threads, weights_memory=args.memory << 20, max_model_len=512,
+            max_num_seqs=max(args.users), speculate="off", prefix_cache=False, executor="program",
+            tensor_parallel=args.ranks, pipeline_parallel=args.stages,
+        )
+    )  # fmt: skip
+
+
+def print_row(core: EngineCore, files: Sequence[PackedFile], users: int, tokens: int, number: int, before: int) -> None:
+    stream = core.runner.executor.stream  # type: ignore[attr-defined]
+    first, waited = disk_rate(files, stream.numbers), stream.read[1]
     steps = run(core, users, tokens, number)
-    waited = (window.waited - waited) / sum(steps)
-    rate = (first + disk_rate(file, layers)) / 2
+    waited = (stream.read[1] - waited) / sum(steps)
+    rate = (first + disk_rate(files, stream.numbers)) / 2
     step = median(steps[1:])
     print(
-        f"| {users} | {rate / 1e9:.2f} GB/s | {step:.3f} s | {users / step:.2f} | {per_step / rate / step:.0%} "
+        f"| {users} | {rate / 1e9:.2f} GB/s | {step:.3f} s | {users / step:.2f} | {stream.of_all / rate / step:.0%} "
         f"| {waited:.0%} | {(resident() - before) / 2**20:.0f} MiB |",
         flush=True,
     )
@@ -116,20 +111,34 @@ def run(core: EngineCore, users: int, tokens: int, number: int) -> list[float]:
     return times[1 - tokens :]
 
 
-def disk_rate(file: PackedFile, layers: list[int]) -> float:
-    """Bytes per second of reading and checking these layers."""
-    memory = allocate(max(file.layers[layer].nbytes for layer in layers))
-    memory[:] = 0
+def disk_rate(files: Sequence[PackedFile], layers: Sequence[int]) -> float:
+    """Bytes per second of reading and checking these layers, or as many others if a file has other layers, from all
+    files at once."""
+    chosen = {file: [one for one in layers if one in file.layers] or [*file.layers][: len(layers)] for file in files}
+    places = {file: allocate(max(layer.nbytes for layer in file.layers.values())) for file in files}
+    for place in places.values():
+        place[:] = 0
+
+    def read(file: PackedFile) -> int:
+        for layer in chosen[file]:
+            file.read(layer, places[file])
+        return sum(file.layers[layer].nbytes for layer in chosen[file])
+
     begun = time.perf_counter()
-    for layer in layers:
-        file.read(layer, memory)
-    return sum(file.layers[layer].nbytes for layer in layers) / (time.perf_counter() - begun)
+    with ThreadPoolExecutor(len(files)) as pool:
+        total = sum(pool.map(read, files))
+    return total / (time.perf_counter() - begun)
 
 
 def resident() -> int:
-    """Bytes of anonymous memory of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+    """Bytes of anonymous memory of this process and those that it started."""
+    own = psutil.Process()
+    return sum(map(_resident, (own.pid, *(child.pid for child in own.children()))))
+
+
+def _resident(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
 
 
 if __name__ == "__main__":

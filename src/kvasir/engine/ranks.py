@@ -238,8 +238,11 @@ class RankProcesses:
         who = "ranks" if self._stages == 1 else "stages, from the last to the first,"
         note, notes = f"{who} hold {_mib(held)} MiB of weights", loaded.notes
         if loaded.stream:
-            read = _mib([loaded.stream.per_step, *(event.streamed for event in theirs)])
-            note = f"the weights are streamed: {note}, and read {read} MiB from {loaded.stream.folder} in each step"
+            read = [loaded.stream.per_step, *(event.streamed for event in theirs)]
+            loaded.stream.of_all = sum(read)
+            note = (
+                f"the weights are streamed: {note}, and read {_mib(read)} MiB from {loaded.stream.folder} in each step"
+            )
             notes = tuple(one for one in notes if one != loaded.stream.note)
         mapped = loaded.mapped + sum(event.mapped for event in theirs)
         self.read = loaded.weight_bytes_read + sum(event.read for event in theirs)

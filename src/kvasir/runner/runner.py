@@ -72,9 +72,10 @@ class Runner:
 
     @property
     def weights_read(self) -> tuple[int, float]:
-        """Bytes of weights that were read from disk for steps, and the seconds that steps waited for them."""
+        """Bytes of weights that were read from disk for steps, and the seconds that steps waited for those of this
+        process."""
         stream = getattr(self.executor, "stream", None)
-        return (stream.window.bytes_read, stream.window.waited) if stream and stream.window else (0, 0.0)
+        return stream.read if stream else (0, 0.0)
 
     def read_adapter(self, path: str) -> AdapterInfo:
         """A description, without a name, of the adapter in a folder or file, checked against the model and for what the

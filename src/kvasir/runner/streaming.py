@@ -204,8 +204,8 @@ def split_layers(sizes: Sequence[int], room: int) -> Split | None:
 
 class WeightStream:
     """The weights of layers that pass through memory during each step. held: bytes that they take there. streamed: the
-    layers of the trace that are read in each step, `per_step` bytes; numbers: theirs in the file. Closed with the
-    executor."""
+    layers of the trace that are read in each step, `per_step` bytes; of_all: these bytes of all processes of the model.
+    numbers: of the streamed layers in the file. Closed with the executor."""
 
     def __init__(self, layers: PackedLayers, trace: Trace, budget: int, held: int):
         """budget: bytes for all weights, of which `held` are taken. Moves the matrices to where they will be. Raises
@@ -221,7 +221,7 @@ class WeightStream:
             raise too_little(budget, fixed + max((sizes[number] for number in ordered), default=0))
         streamed = [ordered[i] for i in split.streamed]
         self.held, self.layers = fixed - held + split.nbytes, len(sizes)
-        self.per_step = sum(sizes[number] for number in streamed)
+        self.per_step = self.of_all = sum(sizes[number] for number in streamed)
         self.places = split.places
         homes: dict[int, np.ndarray] = {}
         try:
@@ -266,6 +266,14 @@ class WeightStream:
             return NO_HOOKS
         window = self.window
         return Hooks(window.before, lambda layer, _: window.after(layer))
+
+    @property
+    def read(self) -> tuple[int, float]:
+        """Bytes that all processes have read for steps, in which each reads its share, and the seconds that steps have
+        waited for those of this process."""
+        if self.window is None:
+            return 0, 0.0
+        return self.window.bytes_read * self.of_all // self.per_step, self.window.waited
 
     @property
     def folder(self) -> Path:
