@@ -305,3 +305,13 @@ def test_the_share_of_foreign_load_is_between_0_and_1():
     load = ForeignLoad()
     sum(i * i for i in range(2_000_000))
     assert 0.0 <= load.share() <= 1.0
+
+
+def test_a_model_is_named_as_for_other_commands(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVASIR_MODELS", str(tmp_path / "store"))
+    made = CliRunner().invoke(app, ["pull", str(find_model("kvasir-mini").root), "--name", "mine"])
+    assert made.exit_code == 0, made.output
+    lengths = ["--repeats", "1", "--input-len", "8", "--output-len", "4", "--num-blocks", "8"]
+    done = CliRunner().invoke(app, ["bench", "mine", *lengths, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert [path for path in tmp_path.glob("mine*.json")], [*tmp_path.iterdir()]

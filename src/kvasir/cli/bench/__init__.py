@@ -12,6 +12,7 @@ from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
 from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, typical_probe, write
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
+from kvasir.cli.resolve import resolve
 from kvasir.cli.show import bytes_text, count_text
 from kvasir.cli.simulate import progress_bar
 from kvasir.cli.waiting import loaded, print_decided
@@ -39,7 +40,7 @@ def run(
     if request_rate < 0:
         raise ConfigError(f"request_rate is {request_rate}", "give requests per second, or 0 for all at once")
     shape = Shape(input_len, output_len, 1 if mode == "latency" else num_prompts, request_rate)
-    bench(AsyncLLM(**asdict(without_drafters(engine))), mode, shape, repeats, out, verbose)
+    bench(AsyncLLM(**asdict(resolve(without_drafters(engine))[0])), mode, shape, repeats, out, verbose)
 
 
 def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None = None, verbose: bool = False) -> dict:

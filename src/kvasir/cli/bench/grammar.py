@@ -23,6 +23,7 @@ from kvasir.cli.bench.grammars import grammars
 from kvasir.cli.bench.measure import SEED
 from kvasir.cli.bench.probe import ForeignLoad
 from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.resolve import resolve
 from kvasir.cli.show import print_table
 from kvasir.cli.simulate import progress_bar, report
 from kvasir.config import EngineOptions
@@ -52,7 +53,7 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
     tokenizer is measured too. Raises KvasirError."""
     named: dict[str, Tokenizer] = {}
     if engine:
-        own, _ = load_text(engine)
+        own, _ = load_text(resolve(engine)[0])
         if own is None:
             raise ConfigError(f"{engine.model} has no tokenizer", "give a model with one, or --tokenizer-folder")
         named[Path(engine.model).name] = own

@@ -33,6 +33,7 @@ from kvasir.cli.bench.workloads import (
     play,
 )
 from kvasir.cli.machine import machine_facts, software_facts
+from kvasir.cli.resolve import resolve
 from kvasir.cli.show import number_text, print_table
 from kvasir.cli.simulate import progress_bar, report
 from kvasir.cli.waiting import print_decided
@@ -79,6 +80,7 @@ def run(
             "the prefix cache is disabled", "bench prefix runs with and without the cache: leave --no-prefix-cache out"
         )
     names = [name for name in WORKLOADS if name in (workloads or WORKLOADS)]
+    engine = resolve(without_drafters(engine))[0]
     result = asyncio.run(_measure(engine, load, repeats, names, verbose))
     _print(result)
     if out:

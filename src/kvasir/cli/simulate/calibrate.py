@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 
+from kvasir.cli.resolve import resolve
 from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import Asked, Prompts
@@ -56,7 +57,7 @@ class Calibration:
 
 def calibrate(model: str, threads: int | None = None) -> Calibration:
     """Loads a model and computes with it for a few minutes. Raises KvasirError."""
-    core = build_core(EngineOptions(model, threads=threads, overlap=False, speculate="off"))
+    core = build_core(resolve(EngineOptions(model, threads=threads, overlap=False, speculate="off"))[0])
     found = fit(measure(core))
     return replace(found, run=foresee(core, found.costs))
 
