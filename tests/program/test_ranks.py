@@ -276,16 +276,17 @@ def test_adapters_of_every_kind_are_equal_or_refused_by_name(folders):
     shapes = {"embed": (300, 64), "layers.0.attn.out": (64, 256), "layers.1.attn.out": (64, 256)}
     saved = {f"{name}.weight": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     replaced = replace(given, tables={}, tokens={}, saved=saved)
+    # The norms of a table's columns are of all rows, of which each rank has some.
+    magnitude = np.linspace(0.5, 2, 64, dtype=np.float32)
+    scaled = replace(given, tables={"embed": replace(given.tables["embed"], magnitude=magnitude)})
     program = program_of(model)
-    expected = [of_everything(program, adapter) for adapter in (given, replaced)]
-    assert not same(*expected)
+    expected = [of_everything(program, adapter) for adapter in (given, replaced, scaled)]
+    assert not same(*expected[:2]) and not same(expected[0], expected[2])
     for size in (2, 4):
         program = ranked_of(folders("qwen3-moe"), size)
         assert same(of_everything(program, given), expected[0])
         assert same(of_everything(program, replaced), expected[1])
-        # The norms of a table's columns are of all rows.
-        scaled = {"embed": replace(given.tables["embed"], magnitude=np.ones(64, np.float32))}
-        assert "DoRA" in program.lacks(replace(given, tables=scaled))
+        assert same(of_everything(program, scaled), expected[2])
         program.close()
     program = ranked_of(folders("qwen3-moe"), 8)  # each rank has a part of each expert
     assert "layers.0.mlp.experts.0" in program.lacks(given)

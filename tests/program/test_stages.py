@@ -118,14 +118,15 @@ def test_adapters_on_every_slot(folders, kind, size):
     program.close()
 
 
-def test_adapters_of_every_kind(folders):
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_adapters_of_every_kind(folders, size):
     """Changes of experts, tables, norms and biases; each stage packs its own, and all refuse what none of them has."""
     model = whole(folders("qwen3-moe"))
     given = everything(model.model, 1)
     scaled = {"embed": replace(given.tables["embed"], magnitude=np.linspace(0.5, 2, 64, dtype=np.float32))}
     given = replace(given, tables={**given.tables, **scaled})
     expected = of_everything(program_of(model), given)
-    program = staged_of(folders("qwen3-moe"), 2)
+    program = staged_of(folders("qwen3-moe"), 2, size)
     assert same(of_everything(program, given), expected)
     unknown = replace(given, saved={"layers.1.mlp.router.bias": np.zeros(6, np.float32)})
     with pytest.raises(ValueError, match="cannot compute"):

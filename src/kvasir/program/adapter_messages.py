@@ -65,7 +65,8 @@ class Changes(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Squares(msgspec.Struct, array_like=True, frozen=True):
-    """A rank's part of the sums of squares of a matrix's rows, whose columns [first, last) it has."""
+    """A rank's part of the sums of squares of a matrix's rows, whose columns [first, last) it has, or of a table's
+    columns, whose ids [first, last) it has."""
 
     first: int
     last: int
@@ -73,7 +74,7 @@ class Squares(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Offer(_Message, frozen=True):
-    """An adapter, which is kept by its key. Answered with the Squares of matrices of which a rank has some columns."""
+    """An adapter, which is kept by its key. Answered with the Squares of what a rank has a part of."""
 
     key: int
     changes: Changes

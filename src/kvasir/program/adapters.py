@@ -9,7 +9,7 @@ import numpy as np
 
 from kvasir.layers.adapters import ModelChanges, Slot, check_id
 from kvasir.program import native
-from kvasir.program.changes import PackedAdapter, pack, squares_of, unknown
+from kvasir.program.changes import PackedAdapter, pack, squares_of, table_squares, unknown
 from kvasir.program.places import Places
 from kvasir.program.products import Product
 from kvasir.program.trace import Trace
@@ -73,9 +73,18 @@ class Adapters:
         return self.places.slots
 
     def squares(self, adapter: ModelChanges) -> dict[str, np.ndarray]:
-        """`changes.squares_of` this rank's part of each linear with a magnitude."""
-        scaled = self.places.scaled(adapter.matrices)
-        return {name: squares_of(slot, matrix, adapter.matrices[name]) for name, (slot, matrix) in scaled.items()}
+        """`changes.squares_of` this rank's part of each matrix with a magnitude, `table_squares` of each table."""
+        scaled, tables = self.places.scaled(adapter.matrices), self.places.tables
+        found = {name: squares_of(slot, matrix, adapter.matrices[name]) for name, (slot, matrix) in scaled.items()}
+        return found | {
+            path: table_squares(tables[path], change)
+            for path, change in adapter.tables.items()
+            if change.magnitude is not None and path in tables
+        }
+
+    def part_of(self, name: str) -> tuple[int, int] | None:
+        """See Places.part_of."""
+        return self.places.part_of(name)
 
     def pack(self, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> PackedAdapter:
         """See changes.pack. Raises ValueError for what the program cannot compute."""

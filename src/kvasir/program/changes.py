@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -13,11 +14,13 @@ import numpy as np
 
 from kvasir.errors import quoted
 from kvasir.layers.adapters import Change, ModelChanges, Replaced, Slot, factors_of
+from kvasir.layers.embedding import PANEL
 from kvasir.layers.places import HostPlace
 from kvasir.ops.linear.native import change_squares, lookup
 from kvasir.ops.linear.packed import PackedMatrix, allocate, pack_rows, packed_bytes
+from kvasir.parallel import MAX_RANKS, cut
 from kvasir.program import native
-from kvasir.program.places import Places
+from kvasir.program.places import Places, Table
 
 MAX_RANK = 4096  # of csrc/adapters.h
 _LINE = 64
@@ -51,9 +54,6 @@ def unknown(places: Places, adapter: ModelChanges) -> str:
     for path in (*adapter.tables, *adapter.tokens):
         if path not in places.tables and path not in places.elsewhere and not (path == _HEAD and path in places.slots):
             return f"a change of the table {quoted(path)}"
-    for path, change in adapter.tables.items():
-        if change.magnitude is not None and path in places.tables and not places.tables[path].whole:
-            return f"a magnitude (DoRA) of the table {quoted(path)}, whose rows ranks share"
     return next(
         (f"a tensor that replaces {quoted(full)}" for full in adapter.saved if not _replaceable(places, full)), ""
     )
@@ -71,13 +71,13 @@ def _replaceable(places: Places, full: str) -> bool:
 
 def pack(places: Places, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> PackedAdapter:
     """Packs this rank's part of an adapter, of which nothing is `unknown`. squares: by place with a magnitude,
-    `squares_of` the whole rows. A and B keep 16-bit numbers if B's are still exact with the scale in them. Raises
-    ValueError for shapes that do not fit."""
+    `squares_of` the whole rows, or `table_squares` of the whole table. A and B keep 16-bit numbers if B's are still
+    exact with the scale in them. Raises ValueError for shapes that do not fit."""
     packing = _Packing(places)
     for name, change in adapter.matrices.items():
         packing.change(name, change, squares.get(name))
     for path, change in adapter.tables.items():
-        packing.change_table(path, change)
+        packing.change_table(path, change, squares.get(path))
     for name, array in adapter.saved.items():
         packing.replace(name, array)
     for path, rows in adapter.tokens.items():
@@ -90,6 +90,16 @@ def squares_of(slot: Slot, weight: PackedMatrix, change: Change) -> np.ndarray:
     part = slot.part(change)
     a, b = np.ascontiguousarray(part.a, np.float32), np.ascontiguousarray(_scaled(part.b, part.scale), np.float32)
     return change_squares(weight.present(), a, b, slot.segments)
+
+
+def table_squares(table: Table, change: Change) -> np.ndarray:
+    """The sums of squares of the columns of a table with its change, float64 [cols, segments]: of the ids that each of
+    MAX_RANKS ranks would have, row after row, for those that this rank has."""
+    _check_table(table, change)
+    borders = cut(table.size, MAX_RANKS, PANEL).borders
+    own = [(first, last) for first, last in pairwise(borders) if table.rows[0] <= first < last <= table.rows[1]]
+    b = np.ascontiguousarray(_scaled(change.b, change.scale), np.float32)
+    return np.stack([_column_squares(table, change.a, b, *segment) for segment in own], 1)
 
 
 class _Packing:
@@ -138,17 +148,16 @@ class _Packing:
         self._vector(entry, "bias", bias)
         self._vector(entry, "factors", factors)
 
-    def change_table(self, path: str, change: Change) -> None:
+    def change_table(self, path: str, change: Change, squares: np.ndarray | None) -> None:
         """Of a table, whose rows are looked up in the transposed A."""
         if path in self.places.elsewhere:
             return
-        entry, (table, rows, size) = self._entry(path), self.places.tables[path]
-        if (change.a.shape[1:], change.b.shape[:1]) != ((size,), (table.cols,)):
-            raise ValueError(f"{path} needs A [rank, {size}] and B [{table.cols}, rank]")
-        self._matrix(entry, "a", change.a.T[slice(*rows)])
+        entry, table = self._entry(path), self.places.tables[path]
+        _check_table(table, change)
+        self._matrix(entry, "a", change.a.T[slice(*table.rows)])
         self._matrix(entry, "b", _scaled(change.b, change.scale))
-        if change.magnitude is not None:
-            self._vector(entry, "factors", factors_of(change.magnitude, np.sqrt(_column_squares(table, change))))
+        if change.magnitude is not None and squares is not None:
+            self._vector(entry, "factors", factors_of(change.magnitude, np.sqrt(_total(squares))))
 
     # -- replaced
 
@@ -208,20 +217,29 @@ def _vectors(part: Change, squares: np.ndarray | None) -> tuple[np.ndarray | Non
     bias = None if part.bias is None else np.float32(part.scale) * part.bias.astype(np.float32)
     if part.magnitude is None or squares is None:
         return bias, None
+    return bias, factors_of(part.magnitude, np.sqrt(_total(squares)))
+
+
+def _total(squares: np.ndarray) -> np.ndarray:
+    """The sums over segments, in their order."""
     total = np.zeros(len(squares))
     for column in squares.T:
         total = total + column
-    return bias, factors_of(part.magnitude, np.sqrt(total))
+    return total
 
 
-def _column_squares(table: PackedMatrix, change: Change) -> np.ndarray:
-    """The sums of squares of the columns of a table with its change, float64 [cols], row after row."""
-    b = np.ascontiguousarray(_scaled(change.b, change.scale), np.float32)
-    total = np.zeros(table.cols)
-    for first in range(0, table.rows, _ROWS):
-        ids = np.arange(first, min(first + _ROWS, table.rows))
+def _check_table(table: Table, change: Change) -> None:
+    if (change.a.shape[1:], change.b.shape[:1]) != ((table.size,), (table.matrix.cols,)):
+        raise ValueError(f"a table needs A [rank, {table.size}] and B [{table.matrix.cols}, rank]")
+
+
+def _column_squares(table: Table, a: np.ndarray, b: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Of the ids [begin, end), float64 [cols]. b: with the scale in it."""
+    total = np.zeros(table.matrix.cols)
+    for first in range(begin, end, _ROWS):
+        ids = np.arange(first, min(first + _ROWS, end))
         with np.errstate(over="ignore", invalid="ignore"):
-            changed = lookup(table, ids) + change.a[:, ids].astype(np.float32).T @ b.T
+            changed = lookup(table.matrix, ids - table.rows[0]) + a[:, ids].astype(np.float32).T @ b.T
         total += np.square(changed.astype(np.float64)).sum(0)
     return total
 

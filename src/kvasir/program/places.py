@@ -32,10 +32,6 @@ class Table(NamedTuple):
     rows: tuple[int, int]
     size: int
 
-    @property
-    def whole(self) -> bool:
-        return self.rows == (0, self.size)
-
 
 class Places:
     """The places of a program, collected while it is built.
@@ -100,6 +96,14 @@ class Places:
             assert slot is not None
             self.experts[slot.name] = Expert(name, number, slot, matrix)
         return self._place(name)
+
+    def part_of(self, name: str) -> tuple[int, int] | None:
+        """The columns of a matrix, or the ids of a table, of which this rank has only a part; None if it has all."""
+        if name in self.tables:
+            table = self.tables[name]
+            return None if table.rows == (0, table.size) else table.rows
+        slot = self.slots.get(name) or (self.experts[name].slot if name in self.experts else None)
+        return slot.shard.columns if slot and slot.shard.parts > 1 else None
 
     def scaled(self, changes: Mapping[str, Any]) -> dict[str, tuple[Slot, PackedMatrix]]:
         """Slot and matrix of each change with a magnitude, by name."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvasir.layers.adapters import ModelChanges, Slot
+from kvasir.layers.adapters import ModelChanges
 from kvasir.parallel.channel import Channel
 from kvasir.plan import Bytes
 from kvasir.program import adapter_messages as messages
@@ -22,22 +22,21 @@ from kvasir.program.adapter_messages import Changes, Squares
 class Adapters(Protocol):
     """Of the programs of a process: adapters.Adapters, staged.StagedAdapters."""
 
-    @property
-    def slots(self) -> Mapping[str, Slot]: ...
+    def part_of(self, name: str) -> tuple[int, int] | None: ...
     def check(self, adapter: ModelChanges) -> None: ...
     def squares(self, adapter: ModelChanges) -> dict[str, np.ndarray]: ...
     def pack(self, adapter: ModelChanges, squares: Mapping[str, np.ndarray]) -> Any: ...
 
 
 def shared_squares(adapters: Adapters, own: Mapping[str, np.ndarray]) -> dict[str, Squares]:
-    """Those of a rank's squares of which it has only some columns."""
-    slots = adapters.slots
-    columns = {name: slots[name].shard for name in own if name in slots}
-    return {name: Squares(*shard.columns, own[name]) for name, shard in columns.items() if shard.parts > 1}
+    """Those of a rank's squares of which it has only a part."""
+    parts = {name: adapters.part_of(name) for name in own}
+    return {name: Squares(*part, own[name]) for name, part in parts.items() if part}
 
 
 def whole_squares(everyones: Iterable[Mapping[str, Squares]]) -> dict[str, np.ndarray]:
-    """The squares of whole rows, float64 [rows, segments]. Several ranks may have the same columns."""
+    """The squares of whole rows, float64 [rows, segments], or of whole columns of tables. Several ranks may have the
+    same part."""
     found: dict[str, dict[int, np.ndarray]] = {}
     for squares in everyones:
         for name, part in squares.items():

@@ -67,6 +67,10 @@ class StagedAdapters:
         """Of linears that this stage has."""
         return {name: slot for one in self.each for name, slot in one.slots.items()}
 
+    def part_of(self, name: str) -> tuple[int, int] | None:
+        """See Places.part_of."""
+        return next(filter(None, (one.part_of(name) for one in self.each)), None)
+
     def lacks(self, adapter: ModelChanges) -> str:
         """See Program.lacks."""
         return next(filter(None, (one.lacks(adapter) for one in self.each)), "")
