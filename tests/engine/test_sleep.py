@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import psutil
 import pytest
 
+from kvasir import LLM
 from kvasir.engine.client import Sleeps
 from kvasir.engine.fake import FakeEngine
+from kvasir.engine.host import EngineHost
+from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, EngineAsleep, EngineDead, InvalidRequest
 from kvasir.fleet.engine import FleetEngine
+from kvasir.types import SamplingParams
 from tests.engine.hosting import Hosted
 from tests.engine.test_process import FAKE, collect, expected, until
 from tests.sched.drive import request
@@ -22,11 +27,12 @@ ASLEEP = "asleep"
 MAKES = {
     "process": lambda: ProcessEngine(fake=FAKE),
     "remote": lambda: Hosted(ProcessEngine(fake=FAKE)),
+    "inproc": lambda: FakeEngine(**FAKE),
     "fleet": lambda: FleetEngine(lambda i: ProcessEngine(fake=FAKE, hands_over=True), 2),
 }
 
 
-@pytest.fixture(params=MAKES)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "fleet")) for name in MAKES])
 async def engine(request):
     engine = MAKES[request.param]()
     await engine.start()
@@ -34,16 +40,24 @@ async def engine(request):
     await engine.stop()
 
 
-def children() -> int:
-    return sum("kvasir.engine.worker" in " ".join(p.cmdline()) for p in psutil.Process().children())
+class Restless(FakeEngine):
+    """An engine that cannot sleep."""
+
+    sleep = None  # type: ignore[assignment]
+
+
+def engines() -> int:
+    """Processes and threads of engines."""
+    processes = sum("kvasir.engine.worker" in " ".join(p.cmdline()) for p in psutil.Process().children())
+    return processes + sum(thread.name == "kvasir-engine" for thread in threading.enumerate())
 
 
 async def test_a_sleeping_engine_has_no_process_and_computes_again_when_woken(engine):
     asked = request("r", [1, 2, 3], max_tokens=20)
-    before = children()
+    before = engines()
     assert await collect(engine, asked) == expected(asked)
     await engine.sleep()
-    assert children() < before
+    assert engines() < before
     await until(lambda: engine.state.status == ASLEEP)
     assert not engine.ended
     for call in (engine.stats, engine.look, engine.reset_prefix_cache):
@@ -53,12 +67,12 @@ async def test_a_sleeping_engine_has_no_process_and_computes_again_when_woken(en
         await collect(engine, asked)
     await engine.sleep()
     await engine.wake_up()
-    assert children() == before
+    assert engines() == before
     await until(lambda: engine.state.status == "ok")
     assert await collect(engine, asked) == expected(asked)
     await engine.wake_up()
     stats = await engine.stats()
-    assert stats.finished == 2, "the counters go on"
+    assert stats.finished == (1 if isinstance(engine, FakeEngine) else 2), "in processes the counters go on"
     await engine.check()
 
 
@@ -107,9 +121,10 @@ async def test_a_stop_ends_a_wake_up():
     await engine.stop()
     with pytest.raises(EngineDead):
         await asyncio.wait_for(waking, 30)
-    assert children() == 0
+    assert engines() == 0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_start_sleeps_on():
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
@@ -151,7 +166,7 @@ async def test_a_dead_engine_does_not_sleep():
 
 
 async def test_a_fleet_that_cannot_sleep_as_a_whole_stays_awake():
-    fleet = FleetEngine(lambda i: FakeEngine(**FAKE) if i else ProcessEngine(fake=FAKE), 2)
+    fleet = FleetEngine(lambda i: Restless(**FAKE) if i else ProcessEngine(fake=FAKE), 2)
     await fleet.start()
     try:
         assert not isinstance(fleet.replicas[1].engine, Sleeps)
@@ -174,6 +189,47 @@ async def test_a_sleeping_fleet_is_not_operated():
         await fleet.stop()
 
 
+async def test_servers_in_front_of_the_same_replicas_sleep_and_wake_together(tmp_path):
+    engine = ProcessEngine(fake=FAKE, hands_over=True)
+    host = EngineHost(engine)
+    await engine.start()
+    await host.listen_unix(tmp_path / "s")
+    fleets = [FleetEngine(lambda i: RemoteEngine(HostAddress(tmp_path / "s")), 1) for _ in range(2)]
+    asked = request("r", [1], max_tokens=5)
+    try:
+        for one in fleets:
+            await one.start()
+        await fleets[0].sleep()
+        await until(lambda: fleets[1].state.status == ASLEEP)
+        for one in fleets:
+            with pytest.raises(EngineAsleep):
+                await collect(one, asked)
+        await fleets[1].wake_up()
+        for one in fleets:
+            await until(lambda one=one: one.state.status == "ok")
+            assert await collect(one, asked) == expected(asked)
+            assert [view.restarts for view in one.views] == [0]
+    finally:
+        for one in fleets:
+            await one.stop()
+        await host.close()
+        await engine.stop()
+
+
+def test_the_bundled_model_sleeps_in_this_process():
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with LLM("kvasir-mini", max_num_seqs=4, num_blocks=64, threads=1) as llm:
+        said = lambda: llm.generate("Once upon a time", params)[0].outputs[0].token_ids  # noqa: E731
+        before = said()
+        for _ in range(2):
+            llm.sleep(level=2)
+            with pytest.raises(EngineAsleep):
+                said()
+            llm.wake_up(tags=["weights"])
+            assert said() == before
+        llm.sleep()
+
+
 def test_what_sleeps():
-    assert issubclass(ProcessEngine, Sleeps) and not issubclass(FakeEngine, Sleeps)
+    assert issubclass(ProcessEngine, Sleeps) and issubclass(FakeEngine, Sleeps) and not issubclass(Restless, Sleeps)
     assert issubclass(EngineAsleep, EngineDead) and not issubclass(ConfigError, EngineDead)

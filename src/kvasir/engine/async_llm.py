@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 from kvasir.adapters import AdapterOption, Lora, chosen_adapters, given_adapters, of_model, parse_adapters
 from kvasir.config import EngineOptions
 from kvasir.engine.answer import Answer
-from kvasir.engine.client import Engine
+from kvasir.engine.client import ASLEEP, Engine, Sleeps
 from kvasir.engine.extras import Extras, extra_fields, one_of
 from kvasir.engine.front import Front
 from kvasir.engine.inproc import InProcessEngine
@@ -128,6 +128,22 @@ class AsyncLLM:
         """Forgets all cached prefixes. Changes no result; the next requests compute their whole prompts."""
         await self.front.engine.reset_prefix_cache()
         return True
+
+    async def sleep(self, level: int = 1) -> None:
+        """Frees the memory of the model; requests raise EngineAsleep until `wake_up`. level: as in vLLM; all are the
+        same. Raises EngineDead."""
+        if not isinstance(engine := self.front.engine, Sleeps):
+            raise InvalidRequest("this engine cannot sleep", "stop it instead")
+        await engine.sleep()
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Loads the model again. tags: as in vLLM; everything comes back, whatever they name. Raises KvasirError."""
+        if isinstance(engine := self.front.engine, Sleeps):
+            await engine.wake_up()
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.front.engine.state.status == ASLEEP
 
     async def start(self) -> AsyncLLM:
         """Loads the model; returns this object. Raises KvasirError."""

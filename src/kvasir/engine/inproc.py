@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 
 from kvasir.engine.adapters import Adapters, TakesAdapters
-from kvasir.engine.client import EngineState
+from kvasir.engine.client import ASLEEP, EngineState
 from kvasir.engine.core import EngineCore
+from kvasir.engine.rest import asleep
 from kvasir.engine.streams import Streams
 from kvasir.engine.wire import AHEAD
 from kvasir.errors import EngineDead, KvasirError
@@ -53,6 +54,8 @@ class InProcessEngine(TakesAdapters):
         self._info: ModelInfo | None = None
         self.summary: tuple[str, ...] = ()
         self._dead: str | None = "the engine has not been started"
+        self._asleep = False
+        self._changing = asyncio.Lock()  # while it falls asleep or wakes up
 
     @property
     def info(self) -> ModelInfo:
@@ -65,7 +68,9 @@ class InProcessEngine(TakesAdapters):
 
     @property
     def state(self) -> EngineState:
-        return EngineState("ended", self._dead) if self._dead is not None else EngineState()
+        if self._dead is not None:
+            return EngineState("ended", self._dead)
+        return EngineState(ASLEEP) if self._asleep else EngineState()
 
     def launch(self) -> None:
         """Starts the thread, which builds the core while the caller prepares the rest; `start` waits for it. Call
@@ -101,6 +106,8 @@ class InProcessEngine(TakesAdapters):
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._asleep:
+            raise asleep()
         request = self._adapters.names.resolve(request)
         stream = self._streams.run(request, self._send, self._abort)
         try:
@@ -120,6 +127,8 @@ class InProcessEngine(TakesAdapters):
     def _send(self, request: Request) -> None:
         if self._dead is not None:  # since `submit`
             raise EngineDead(self._dead)
+        if self._asleep:
+            raise asleep()
 
         def add(core: EngineCore) -> None:
             try:
@@ -173,6 +182,8 @@ class InProcessEngine(TakesAdapters):
     async def _ask(self, question: Callable):
         if self._dead is not None:
             raise EngineDead(self._dead)
+        if self._asleep:
+            raise asleep()
         answer: asyncio.Future = asyncio.get_running_loop().create_future()
 
         def command(core: EngineCore) -> None:
@@ -184,13 +195,45 @@ class InProcessEngine(TakesAdapters):
         self._commands.put(command)
         return await answer
 
+    async def sleep(self, drain: float = 0.0) -> None:
+        async with self._changing:
+            if self._asleep:
+                return
+            if self._dead is not None:
+                raise EngineDead(self._dead)
+            self._asleep = True
+            await self._drain(drain)
+            self._streams.fail_all(asleep())
+            await asyncio.to_thread(self.end, LAST_STEP)
+
+    async def wake_up(self) -> None:
+        async with self._changing:
+            if not self._asleep or self._dead is not None:
+                return
+            self.launch()
+            self._launched = False
+            try:
+                self._info, self.summary = await asyncio.wrap_future(self._ready)
+            except BaseException:
+                self._commands.put(None)  # the unusable core ends itself once it is built
+                raise
+            self._streams.all_left()  # aborts that came too late for the core before
+            self._asleep = False
+            self._adapters.pin_again()
+            if self._follower:
+                self.follow_cache(self._follower)
+
+    async def _drain(self, seconds: float) -> None:
+        """Waits for the end of all requests, for up to `seconds`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while len(self._streams) and loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
     async def stop(self, drain: float = 0.0) -> None:
         if self._thread is None:
             return
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + drain
-        while len(self._streams) and loop.time() < deadline:
-            await asyncio.sleep(0.02)
+        await self._drain(drain)
         self._dead = "the engine has been stopped"
         self._streams.fail_all(EngineDead(self._dead))
         await asyncio.to_thread(self.end, LAST_STEP)

@@ -181,6 +181,14 @@ class LLM:
         """As `AsyncLLM.reset_prefix_cache`."""
         return self._wait(self._llm.reset_prefix_cache())
 
+    def sleep(self, level: int = 1) -> None:
+        """As `AsyncLLM.sleep`."""
+        self._wait(self._llm.sleep(level))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `AsyncLLM.wake_up`."""
+        self._wait(self._llm.wake_up(tags))
+
     def stats(self):
         """The engine's current statistics."""
         return self._wait(self._llm.front.stats())

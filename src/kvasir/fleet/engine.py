@@ -78,7 +78,7 @@ class FleetEngine(Scaling):
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if self._sleeping:
+        if self.sleeping:
             raise asleep()
         request = self._adapters.names.resolve(request)
         if request.id in self._open:
@@ -169,7 +169,7 @@ class FleetEngine(Scaling):
         while True:
             if self._dead is not None:
                 raise EngineDead(self._dead)
-            if self._sleeping:
+            if self.sleeping:
                 raise asleep()
             now = self._clock()
             if entry.aborted.intersection(entry.open) or entry.is_overdue(now):
@@ -246,7 +246,7 @@ class FleetEngine(Scaling):
         """Of all replicas. Raises EngineDead if one does not answer; the others have forgotten theirs then."""
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if self._sleeping:
+        if self.sleeping:
             raise asleep()
         asked = [r for r in self.replicas if not r.engine.ended]
         freed = await asyncio.gather(*map(self._reset, asked))
@@ -291,7 +291,7 @@ class FleetEngine(Scaling):
         """Raises EngineDead if there are none."""
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if self._sleeping:
+        if self.sleeping:
             raise asleep()
         if not (found := [r for r in self.replicas if r.answers]):
             hint = "a request starts one" if self.asleep else "try again later"

@@ -38,7 +38,7 @@ class Members:
         self._adapters = FleetAdapters(lambda: [r.engine for r in self.replicas if r.answers])
         self._info: ModelInfo | None = None
         self._dead: str | None = "the fleet has not been started"
-        self._sleeping = False  # it is asleep, falls asleep or wakes up
+        self._falling_asleep = False
         self._tasks: set[asyncio.Task] = set()
         self._operating = asyncio.Lock()
         self._gone: dict[int, Replica] = {}  # replicas that were taken away, by index
@@ -65,11 +65,17 @@ class Members:
         return self._dead is not None and self._info is not None
 
     @property
+    def sleeping(self) -> bool:
+        """Whether it was put to sleep: by this server, or all its replicas by another one."""
+        there = [replica.engine.state.status for replica in self.replicas]
+        return self._falling_asleep or (bool(there) and set(there) == {ASLEEP})
+
+    @property
     def state(self) -> EngineState:
         """ "ok" while a replica is ready; else the state of the one that is likely to be ready first."""
         if self.ended:
             return EngineState("ended", self._dead or "")
-        if self._sleeping:
+        if self.sleeping:
             return EngineState(ASLEEP)
         states = [r.engine.state for r in self.replicas]
         if any(r.takes for r in self.replicas):
@@ -155,7 +161,7 @@ class Members:
         """Notes what has changed in a replica since the last look."""
         if not replica.answers and (replica.welcome or replica.refused):
             replica.welcome, replica.refused = False, ""
-            replica.restarts += not (replica.draining or self._sleeping)
+            replica.restarts += not (replica.draining or replica.engine.state.status == ASLEEP)
             replica.map.forget()
         if replica.answers and not replica.welcome and not replica.refused and not replica.welcoming:
             self._begin(self._welcome(replica))

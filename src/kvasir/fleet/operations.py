@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvasir.engine.client import ReplicaView, Sleeps
+from kvasir.engine.client import ASLEEP, ReplicaView, Sleeps
 from kvasir.engine.rest import asleep
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
 from kvasir.fleet.members import TICK, Members
@@ -56,7 +56,7 @@ class Operations(Members):
             async with self._operating:
                 if self._dead is not None:
                     raise EngineDead(self._dead)
-                if self._sleeping and not asleep_too:
+                if self.sleeping and not asleep_too:
                     raise asleep()
                 await work()
 
@@ -77,30 +77,37 @@ class Operations(Members):
         await self._operate(self._wake_up, asleep_too=True)
 
     async def _sleep(self, drain: float) -> None:
-        if self._sleeping:
+        if self.sleeping:
             return
+        if not self.replicas:
+            raise EngineDead("no replica runs", "a request starts one")
         if wrong := [str(r.index) for r in self.replicas if not isinstance(r.engine, Sleeps)]:
             raise InvalidRequest(f"replica {', '.join(wrong)} cannot sleep", "restart it instead")
-        self._sleeping = True
-        self._wake()  # requests that wait for a replica end
-        calls = (r.engine.sleep(drain) for r in self.replicas if isinstance(r.engine, Sleeps))
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for replica, error in zip(self.replicas, results, strict=True):
-            if error is not None:
-                await self._wake_up()
-                raise EngineDead(f"replica {replica.index} does not sleep: {error}", "try again later") from error
+        self._falling_asleep = True
+        try:
+            self._wake()  # requests that wait for a replica end
+            calls = (r.engine.sleep(drain) for r in self.replicas if isinstance(r.engine, Sleeps))
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                if error is not None:
+                    await self._wake_replicas()
+                    raise error
+            while not all(r.engine.state.status in (ASLEEP, "ended") for r in self.replicas):
+                await asyncio.sleep(TICK)
+        finally:
+            self._falling_asleep = False
 
     async def _wake_up(self) -> None:
-        if not self._sleeping:
-            return
+        if self.sleeping:
+            await self._wake_replicas()
+            while any(not (r.takes or r.refused or r.engine.ended) for r in self.replicas):
+                await asyncio.sleep(TICK)
+
+    async def _wake_replicas(self) -> None:
+        """Raises KvasirError if one cannot start."""
         calls = (r.engine.wake_up() for r in self.replicas if isinstance(r.engine, Sleeps))
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        self._sleeping = False
-        for error in results:
+        for error in await asyncio.gather(*calls, return_exceptions=True):
             if error is not None:
                 raise error
-        while not all(r.takes for r in self.replicas) and self._dead is None:
-            await asyncio.sleep(TICK)
 
     async def _replace_all(self, grace: float) -> None:
         for replica in list(self.replicas):

@@ -97,7 +97,7 @@ class Scaling(Operations):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._missing.wait(), PERIOD)
             self._missing.clear()
-            if self._sleeping:
+            if self.sleeping:
                 continue
             now = self._clock()
             facts = self._facts(now)
