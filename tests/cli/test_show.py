@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir.cli.show import bytes_text, count_text, json_text, number_text, plain, print_table
+from kvasir.cli.show import bytes_text, count_text, fitted, json_text, number_text, plain, print_table, wrapped
 
 
 @given(st.text())
@@ -53,3 +54,23 @@ def test_a_table_escapes_control_characters(capsys):
     shown = capsys.readouterr().out
     assert "[bold]not markup[/]" in shown and "\x1b" not in shown and "Title" in shown
     assert "red line" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("one two three four", ["one two three", "four"]),
+        ("  /set NAME", ["  /set NAME"]),
+        ("  /ab   what is set", ["  /ab   what is", "        set"]),
+        ("  indented text here", ["  indented text", "  here"]),
+        ("averylongword_thatdoesnotfit", ["averylongword_thatdoesnotfit"]),
+        ("a\n\nb", ["a", "", "b"]),
+        ("", [""]),
+    ],
+)
+def test_lines_are_broken_between_words_and_continue_below_their_column(text, lines):
+    assert wrapped(text, 17).split("\n") == lines
+
+
+def test_text_for_a_file_is_not_broken():
+    assert fitted("word " * 100, io.StringIO()) == "word " * 100

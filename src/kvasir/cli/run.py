@@ -11,6 +11,7 @@ from kvasir.adapters import for_all_requests
 from kvasir.cli.check import check_asked, check_length
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
+from kvasir.cli.show import fitted
 from kvasir.cli.waiting import loaded, print_decided
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
@@ -127,9 +128,9 @@ async def print_answer(front: Front, request: Request, quiet: bool) -> None:
         rate = f" at {pace.rate:.1f}/s" if pace.rate else ""
         if drafted := usage.accepted_tokens + usage.rejected_tokens:
             rate += f", {usage.accepted_tokens} of {drafted} drafts right"
-        print(
+        line = (
             f"{len(request.prompt_ids)} prompt tokens, first token after {pace.first - pace.begun:.3f} s, "
             f"{pace.count} token{'s' * (pace.count != 1)}{rate}, ended by {reason.value if reason else '?'}, "
-            f"seed {request.params.seed}",
-            file=sys.stderr,
+            f"seed {request.params.seed}"
         )
+        print(fitted(line, sys.stderr), file=sys.stderr)

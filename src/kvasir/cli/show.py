@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 _WIDTH_OF_FILES = 160  # columns if the output is not a terminal
 _VISIBLE = "\ufffd"
+_COLUMN = re.compile(r" *(?:\S(?:[^ ]| (?! ))* {2,})?")  # up to a second column, or the indent
 _SURROGATES = range(0xD800, 0xE000)  # no terminal encoding can represent them
 _CONTROLS = {i: _VISIBLE for i in (*range(32), *range(127, 160), *_SURROGATES) if chr(i) not in "\n\t"}
 
@@ -20,6 +24,24 @@ def plain(text: str) -> str:
     Newlines and tabs stay.
     """
     return text.translate(_CONTROLS)
+
+
+def fitted(text: str, file: TextIO) -> str:
+    """The text with lines broken between words at the width of the terminal; as it is if the file is none."""
+    return wrapped(text, shutil.get_terminal_size().columns) if file.isatty() else text
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words. What is broken continues below its column: that after two or more spaces."""
+    lines = []
+    for line in text.split("\n"):
+        found = _COLUMN.match(line)
+        indent = " " * (len(found[0]) if found and len(found[0]) <= width // 2 else 0)
+        breaks = textwrap.TextWrapper(
+            width, subsequent_indent=indent, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
+        )
+        lines += breaks.wrap(line) or [""]
+    return "\n".join(lines)
 
 
 def bytes_text(count: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, 
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.resolve import resolve
-from kvasir.cli.show import bytes_text, count_text
+from kvasir.cli.show import bytes_text, count_text, fitted
 from kvasir.cli.simulate import progress_bar
 from kvasir.cli.waiting import loaded, print_decided
 from kvasir.config import EngineOptions
@@ -54,7 +55,7 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
     work = _work(llm)
     rows = summarize(runs, limits(_machine(llm, work, shape, typical_probe(runs)), mode, shape))
     print_report(f"{llm.info.name}, {mode}: {_shape_text(mode, shape)}, {repeats} runs", rows, runs)
-    print(_limit_text(work))
+    print(fitted(_limit_text(work), sys.stdout))
     facts = {
         "mode": mode,
         "shape": asdict(shape),

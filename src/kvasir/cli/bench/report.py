@@ -15,7 +15,7 @@ from kvasir.cli.bench.measure import SEED
 from kvasir.cli.bench.plots import plot
 from kvasir.cli.bench.probe import ARITHMETIC_METHOD, BANDWIDTH_METHOD, Probe
 from kvasir.cli.bench.rows import BenchRun, ReportRow
-from kvasir.cli.show import json_text, number_text, print_table
+from kvasir.cli.show import fitted, json_text, number_text, print_table
 from kvasir.errors import ConfigError
 
 
@@ -46,10 +46,11 @@ def print_report(title: str, rows: Sequence[ReportRow], runs: Sequence[BenchRun]
         title,
     )
     probe, foreign = typical_probe(runs), [run.foreign_cpu for run in runs]
-    print(
+    line = (
         f"\nreads {probe.bytes_per_s / 1e9:.1f} GB/s, computes {probe.macs_per_s * 2 / 1e9:.0f} GFLOP/s "
         f"(medians); other processes used {min(foreign):.0%} to {max(foreign):.0%} of the CPU during the runs"
     )
+    print(fitted(line, sys.stdout))
 
 
 def as_dict(rows: Sequence[ReportRow], runs: Sequence[BenchRun], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ async def _help(session: Session, argument: str) -> None:
     for name, command in COMMANDS.items():
         note(f"  {name + ' ' + command.argument:<22} {command.help}")
     note('Begin and end a text of several lines with """, or end a line with a backslash, or begin one with Esc-Enter.')
-    note("The arrow keys edit the line and recall earlier ones. Ctrl-C stops the response and keeps the text so far,")
-    note("Ctrl-D exits.")
+    note("The arrow keys edit the line and recall earlier ones.")
+    note("Ctrl-C stops the response and keeps the text so far, Ctrl-D exits.")
 
 
 async def _exit(session: Session, argument: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvasir.cli.chat.markdown import MarkdownView
-from kvasir.cli.show import plain
+from kvasir.cli.show import fitted, plain
 from kvasir.environment import env
 
 if TYPE_CHECKING:
@@ -116,11 +116,10 @@ class Screen:
         print(text, end="", flush=True)
 
     def note(self, text: str) -> None:
-        text = plain(text)
+        text = fitted(plain(text), sys.stderr)
         print(f"{_DIM}{text}{_NORMAL}" if self._dim_notes else text, file=sys.stderr, flush=True)
 
     def error(self, error: Exception) -> None:
         message, hint = getattr(error, "message", str(error)), getattr(error, "hint", "")
-        print(f"error: {plain(message)}", file=sys.stderr, flush=True)
-        if hint:
-            print(f"  try: {plain(hint)}", file=sys.stderr, flush=True)
+        lines = [f"error: {plain(message)}", *([f"  try: {plain(hint)}"] if hint else [])]
+        print(fitted("\n".join(lines), sys.stderr), file=sys.stderr, flush=True)
