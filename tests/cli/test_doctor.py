@@ -138,7 +138,15 @@ def test_a_self_test_that_was_not_run_is_reported(monkeypatch):
 
 
 def test_the_report_is_readable_text(quick, capsys):
-    doctor.show(*doctor.examine())
+    found = doctor.examine()
+    doctor.show(*found, verbose=False)
+    short = capsys.readouterr().out
+    assert "[bench]" in short and "rms_norm" not in short and "msgspec" not in short
+    doctor.show({"software": {"numpy": "2", "msgspec": ""}}, [], verbose=False)
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if "MISSING" in line] == [
+        ["msgspec", "MISSING"]
+    ]
+    doctor.show(*found)
     shown = capsys.readouterr().out
     for text in ("processor", "memory", "rms_norm", "[bench]", "on cpu, grade exact, numerics 0123456789abcdef\n"):
         assert text in shown

@@ -14,7 +14,8 @@ def main() -> None:
     try:
         app(spread(sys.argv[1:]))
     except KvasirError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"  try: {error.hint}", file=sys.stderr)
+        from kvasir.cli.show import fitted
+
+        lines = [f"error: {error.message}", *([f"  try: {error.hint}"] if error.hint else [])]
+        print(fitted("\n".join(lines), sys.stderr), file=sys.stderr)
         sys.exit(2)

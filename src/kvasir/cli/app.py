@@ -475,7 +475,10 @@ def inspect(
 @app.command(rich_help_panel=LOOKING)
 def doctor(
     models: Annotated[list[str] | None, typer.Argument(help="Models whose chat templates to check as well.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json: AsJson = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also the versions of all packages, and how each op is computed.")
+    ] = False,
 ) -> None:
     """Check this machine: hardware, executors, kernels and exactness grade, and the tool-call formats of the
     stored and the named models.
@@ -484,7 +487,7 @@ def doctor(
     """
     from kvasir.cli import doctor as command
 
-    command.run(json, models or ())
+    command.run(json, models or (), verbose)
 
 
 app.command(rich_help_panel=LOOKING)(simulate)

@@ -10,7 +10,8 @@ from typing import Any
 
 from kvasir.cli.formats import formats
 from kvasir.cli.machine import machine_facts, software_facts, versions
-from kvasir.cli.show import bytes_text, plain, print_json, print_pairs, print_table
+from kvasir.cli.show import bytes_text, fitted, plain, print_json, print_pairs, print_table
+from kvasir.cli.waiting import spinner
 from kvasir.config import GIB, EngineOptions
 from kvasir.device import INSTALL_TORCH, has_driver, has_torch
 from kvasir.engine.build import need_executor
@@ -56,13 +57,15 @@ class Start:
     numerics: str = ""
 
 
-def run(json: bool, models: Sequence[str] = ()) -> None:
-    """models: additional models, besides the store's, whose chat templates are examined."""
-    facts, problems = examine(models)
+def run(json: bool, models: Sequence[str] = (), verbose: bool = False) -> None:
+    """models: additional models, besides the store's, whose chat templates are examined. verbose: shows the versions of
+    all packages, and how each op is computed."""
+    with spinner("Checking this machine"):
+        facts, problems = examine(models)
     if json:
         print_json({**facts, "problems": [asdict(problem) for problem in problems]})
     else:
-        show(facts, problems)
+        show(facts, problems, verbose)
     sys.exit(any(problem.fatal for problem in problems))
 
 
@@ -180,20 +183,22 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
         yield Problem(f"kvasir serve cannot create its socket: {error}", hint, fatal=True)
 
 
-def show(facts: dict[str, Any], problems: list[Problem]) -> None:
-    software = facts["software"]
+def show(facts: dict[str, Any], problems: list[Problem], verbose: bool = True) -> None:
+    software = {name: version for name, version in facts["software"].items() if verbose or not version}
     if "machine" in facts:
         _show_machine(facts)
-    print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
+    if software:
+        print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
     if facts.get("formats"):
         rows = ((f["model"], f["tools"], f["reasoning"]) for f in facts["formats"])
         print_table(("model", "tool calls", "reasoning"), rows, "Formats detected in the chat templates")
-    if "ops" in facts:
+    if verbose and "ops" in facts:
         print_table(
             ("op", "device", "runs as", "why no other format"),
             ((o["op"], o["device"], o["chosen"], _reasons(o["refused"])) for o in facts["ops"]),
             "Ops of the eager executor; programs use native kernels",
         )
+    if "extras" in facts:
         print_table(
             ("extra", "for", "installed"),
             ((f"[{extra}]", EXTRAS[extra][1], version or "no") for extra, version in facts["extras"].items()),
@@ -201,8 +206,8 @@ def show(facts: dict[str, Any], problems: list[Problem]) -> None:
         )
     print("\nno problems found" if not problems else f"\n{len(problems)} problems")
     for problem in problems:
-        print(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}")
-        print(f"    try: {plain(problem.next)}")
+        print(fitted(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}", sys.stdout))
+        print(fitted(f"    try: {plain(problem.next)}", sys.stdout))
 
 
 def _executor(native: dict[str, Any], cores: int) -> Iterator[tuple[str, str]]:

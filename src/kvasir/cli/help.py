@@ -26,11 +26,17 @@ Rows = list[tuple[str, str]]
 
 
 class Command(TyperCommand):
+    def get_usage(self, ctx: Any) -> str:
+        return _usage(self, ctx)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print_help(self, ctx)
 
 
 class Group(TyperGroup):
+    def get_usage(self, ctx: Any) -> str:
+        return _usage(self, ctx)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print_help(self, ctx)
 
@@ -54,7 +60,7 @@ def _print_help(command: Any, ctx: Any) -> None:
 
     console = Console(highlight=False)
     console = Console(highlight=False, width=min(console.width, WIDEST))
-    console.print(Padding(Text(_usage(command, ctx), style="bold"), (1, 1, 0, 1)))
+    console.print(Padding(Text(command.get_usage(ctx), style="bold"), (1, 1, 0, 1)))
     for paragraph in _paragraphs(command.help or ""):
         console.print(Padding(_described(paragraph), (1, 1, 0, 1)))
     console.print()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvasir.cli.show import bytes_text, print_pairs, print_table
+from kvasir.cli.show import bytes_text, fitted, print_pairs, print_table
 
 _ROWS = 512
 _LONGEST = 1024  # instructions of a part that is folded
@@ -75,7 +76,8 @@ def show_program(facts: dict[str, Any]) -> None:
         rows += [(begin + i, repeated, *listed[begin + i]) for i in range(length)]
     print_table((">#", "times", "over", "", "instruction"), rows, "Instructions (| threads meet before it)")
     if len(rows) < len(listed):
-        print("\nInstructions of equal layers are listed once, with the number of times; --json lists them all.")
+        line = "\nInstructions of equal layers are listed once, with the number of times; --json lists them all."
+        print(fitted(line, sys.stdout))
 
 
 def fold(items: Sequence[object]) -> list[tuple[int, int, int]]:

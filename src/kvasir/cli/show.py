@@ -89,7 +89,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
     """Prints one line per (name, value) pair."""
     for name, value in pairs:
-        print(f"{plain(name):<14} {plain(str(value))}".rstrip())
+        print(fitted(f"{plain(name):<14} {plain(str(value))}".rstrip(), sys.stdout))
 
 
 def print_json(value: Any) -> None:
