@@ -26,7 +26,7 @@ from tests.engine.cores import core_of
 from tests.graph.models import folder_of, graph_core
 from tests.oracle import plain, same, together
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*matmul")]
+pytestmark = pytest.mark.slow
 
 # Sums of 256 columns have eight segments; heads and experts are enough for eight ranks.
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -37,12 +37,14 @@ CASES = [
 ]
 
 
-def outputs(size: int, folder: Path, dtype: str, models: Sequence[str]) -> list[dict[str, np.ndarray]]:
+def outputs(size: int, backend: str, folder: Path, dtype: str, models: Sequence[str]) -> list[dict[str, np.ndarray]]:
     """What each rank computes for the models, see tests.graph.rank_process."""
     outs = [folder / f"{size}-{rank}.npz" for rank in range(size)]
     command = [sys.executable, "-m", "tests.graph.rank_process"]
     running = [
-        subprocess.Popen([*command, str(rank), str(size), str(folder / f"store{size}"), str(out), dtype, *models])
+        subprocess.Popen(
+            [*command, str(rank), str(size), backend, str(folder / f"store{size}"), str(out), dtype, *models]
+        )
         for rank, out in enumerate(outs)
     ]
     try:
@@ -54,10 +56,10 @@ def outputs(size: int, folder: Path, dtype: str, models: Sequence[str]) -> list[
     return [dict(np.load(out)) for out in outs]
 
 
-def assert_same(models: Sequence[str], folder: Path, dtype: str, sizes: Sequence[int]) -> None:
-    [expected] = outputs(1, folder, dtype, models)
+def assert_same(models: Sequence[str], folder: Path, dtype: str, sizes: Sequence[int], backend: str = "gloo") -> None:
+    [expected] = outputs(1, backend, folder, dtype, models)
     for size in sizes:
-        for found in outputs(size, folder, dtype, models):
+        for found in outputs(size, backend, folder, dtype, models):
             for name, value in expected.items():
                 same_bits = np.array_equal(value.view(np.uint32), found[name].view(np.uint32))
                 assert same_bits, f"{models[int(name.split()[0])]} on {size} ranks"
@@ -75,6 +77,20 @@ def test_every_rank_has_the_bits_of_one_alone(tmp_path, dtype, sizes, families):
 def test_formats_of_files(tmp_path):
     files = [str(need("models", "gguf", f"TinyStories-656K-{kind}.gguf")) for kind in ("Q8_0", "Q4_0", "BF16")]
     assert_same(files, tmp_path, "bfloat16", (2,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_gpus_have_the_bits_of_one(tmp_path, size):
+    import torch
+
+    if (found := torch.cuda.device_count()) < size:
+        pytest.skip(f"torch sees {found} GPUs, {size} are needed")
+    models = []
+    for family in ("llama", "mixtral", "gemma2"):
+        (tmp_path / family).mkdir()
+        models.append(folder_of(tmp_path / family, family, **SIZES))
+    assert_same(models, tmp_path, "bfloat16", (size,), "nccl")
 
 
 # -- engines -------------------------------------------------------------------------------------------
