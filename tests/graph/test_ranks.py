@@ -20,10 +20,16 @@ pytest.importorskip("triton", reason="the extra gpu is not installed")
 
 from kvasir.engine.core import EngineCore
 from kvasir.errors import ConfigError, DeviceFault, UnsupportedModel
+from kvasir.inputs import Adapter
+from kvasir.runner.load import LoadOptions, load_model
 from kvasir.types import Request, SamplingParams
+from kvasir.weights.find import find_model
 from tests._shared import need
 from tests.engine.cores import core_of
 from tests.graph.models import folder_of, graph_core
+from tests.graph.test_adapter_kinds import asking, computed
+from tests.lora.kinds import everything
+from tests.lora.served import adapted_core
 from tests.oracle import plain, same, together
 
 pytestmark = pytest.mark.slow
@@ -158,6 +164,45 @@ def test_a_draft_model_of_rank_0(tmp_path):
     assert core.stats().accepted_tokens > 0
 
 
+def adapters_of(folder: str) -> dict[str, Any]:
+    """Adapters of everything that ranks compute."""
+    model = load_model(find_model(folder), device="cpu", options=LoadOptions("eager")).model
+    made = {name: computed(everything(model, seed)) for seed, name in enumerate("xy")}
+    plain_tables = {
+        name: {path: replace(change, magnitude=None) for path, change in adapter.tables.items()}
+        for name, adapter in made.items()
+    }
+    return {name: replace(adapter, tables=plain_tables[name]) for name, adapter in made.items()}
+
+
+@pytest.mark.parametrize(("family", "size"), [("llama", 2), ("llama-biased-tied", 4)])
+def test_adapters(tmp_path, family, size):
+    folder = folder_of(tmp_path, family, **{**SIZES, "num_hidden_layers": 1})
+    asked = [
+        asking("none"),
+        asking("x", [Adapter("x")]),
+        asking("both", [Adapter("y"), Adapter("x", 0.5, 9)], 15),
+    ]
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 40, "max_num_batched_tokens": 64}
+    one = adapted_core(folder, "graph", adapters_of(folder), **options, max_num_seqs=1)
+    expected = plain(one, asked)
+    one.close()
+    ranks = adapted_core(folder, "graph", adapters_of(folder), **options, max_num_seqs=4, tensor_parallel=size)
+    same(expected, answers(ranks, asked))
+    assert len({str(answer.logprobs) for answer in expected.values()}) == len(asked)
+
+
+def test_a_table_with_a_magnitude_is_refused(tmp_path):
+    folder = folder_of(tmp_path, "llama", **{**SIZES, "num_hidden_layers": 1})
+    core = graph_core(folder, tensor_parallel=2)
+    model = load_model(find_model(folder), device="cpu", options=LoadOptions("eager")).model
+    adapter = computed(everything(model, 0))
+    tables = {path: replace(change, magnitude=np.ones(64, np.float32)) for path, change in adapter.tables.items()}
+    with pytest.raises(UnsupportedModel, match="magnitude of 'embed'"):
+        core.runner.executor.pack_adapter(replace(adapter, tables=tables))  # type: ignore[attr-defined]
+    core.close()
+
+
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_loss_of_a_rank_ends_the_engine(tmp_path, signal_):
     core = graph_core(folder_of(tmp_path, "llama", **SIZES), tensor_parallel=2)
@@ -176,9 +221,8 @@ def test_the_loss_of_a_rank_ends_the_engine(tmp_path, signal_):
 
 def test_what_ranks_of_graphs_cannot_do_is_refused(tmp_path):
     folder = folder_of(tmp_path, "llama", **SIZES)
-    for options, reason in (({"loads_adapters": True}, "no adapters"), ({"quantize": "q4"}, "does not quantize")):
-        with pytest.raises(ConfigError, match=reason):
-            graph_core(folder, tensor_parallel=2, **options)
+    with pytest.raises(ConfigError, match="does not quantize"):
+        graph_core(folder, tensor_parallel=2, quantize="q4")
     assert not ranks_of()
 
 

@@ -145,8 +145,10 @@ def _executor(
         sizes.max_rows, sizes.max_tokens, sizes.max_model_len, sizes.block_size, groups,
         sizes.num_blocks[: len(groups)], loaded.model.config.vocab_size, max_drafted=sizes.max_drafted,
     )  # fmt: skip
-    executor = make_following(_of_sizes(loaded, sizes), capacity, sizes.kv_dtype, spec.device)
-    return GraphFollower(executor, mesh, channel)
+    executor = make_following(
+        _of_sizes(loaded, sizes), capacity, sizes.kv_dtype, spec.device, adapters=spec.options.expects_adapters
+    )
+    return GraphFollower(executor, mesh, channel, Channel.of(spec.packing))
 
 
 if __name__ == "__main__":

@@ -109,10 +109,6 @@ def executor_of(options: EngineOptions, device: devices.Device) -> str:
         raise ConfigError(
             "the graph executor has no pipeline stages", "leave --pipeline-parallel out, or use --device cpu"
         )
-    if options.expects_adapters:
-        raise ConfigError(
-            "ranks of the graph executor have no adapters yet", "merge the adapter, or use one GPU or --device cpu"
-        )
     if device.kind == "cuda" and (found := devices.count()) < size:
         raise ConfigError(
             f"{size} ranks need as many GPUs, and this machine has {found}",
@@ -267,7 +263,7 @@ class RankProcesses:
         self._group.connect(self._meeting, self._backend, LONGEST_WAIT)
         executor = make()
         self._ready()
-        executor.lead = Lead(self, len(executor.forward.cache.groups))
+        executor.lead = Lead(self, len(executor.forward.cache.groups), executor.packing)
         return executor
 
     def _ready(self) -> None:

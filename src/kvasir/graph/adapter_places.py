@@ -24,9 +24,10 @@ HEAD = "head"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A call whose products adapters may change. first: the number of its first matrix. rows, cols: of the matrices.
-    apart: whether they have results of their own, as gate and up do. dtype: of rows that replace those of the matrices.
-    domain: of the call."""
+    """A call whose products adapters may change. first: the number of its first matrix. rows, cols: of the whole
+    matrices, of which ranks may have columns. apart: whether they have results of their own, as gate and up do. dtype:
+    of rows that replace those of the matrices. domain: of the call. shared: the ranks that share its sum, and the
+    number of its parts; None if they do not."""
 
     first: int
     rows: tuple[int, ...]
@@ -34,6 +35,12 @@ class Change:
     apart: bool
     dtype: str
     domain: str
+    shared: tuple[Any, int] | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank adds what adapters add to the sum: the first part does."""
+        return self.shared is None or self.shared[0].part(self.shared[1]) == 0
 
     def inner(self, count: int) -> tuple[int, ...]:
         """The shape of the products a x, for `count` rows, without the levels and ranks of each."""
@@ -47,7 +54,8 @@ class Change:
 class Places:
     """calls: by the `id()` of each call that adapters may change. count: of the places. numbers: of the places of each
     name, a slot or the path of a table; several where calls share it. chosen: places of calls for rows of logits.
-    slots: by name. matrices, tables: those of slots and of tables. biases: of linear layers, by slot. norms: by path.
+    slots: by name. matrices, tables: those of slots and of tables. firsts, sizes: of each table, the id of the first
+    row that this rank has, and how many there are in all. biases: of linear layers, by slot. norms: by path.
     others: by the `id()` of each call of a table or a norm, its place."""
 
     calls: dict[int, Change] = field(default_factory=dict)
@@ -57,6 +65,8 @@ class Places:
     slots: dict[str, Slot] = field(default_factory=dict)
     matrices: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
+    firsts: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)
     norms: dict[str, Module] = field(default_factory=dict)
     others: dict[int, int] = field(default_factory=dict)
@@ -65,34 +75,44 @@ class Places:
     def of(cls, trace: Trace, calls: Sequence[Call]) -> Places:
         """Raises CannotTrace if a slot's matrix is read by another kind of call."""
         places, made = cls(), dict[int, list[str]]()
+        shared = {
+            id(call.reads[0].base): (call.takes["mesh"], call.takes["parts"])
+            for call in calls
+            if call.kind in ("gather", "all_reduce")
+        }
         for call in calls:
+            if call.kind in ("gather", "all_reduce"):
+                made[id(call.writes[0].base)] = made.get(id(call.reads[0].base), [])
             weight = id(call.takes.get("weight"))
             if weight in trace.modules and call.kind in _OTHERS:
                 places._add_other(call, *trace.modules[weight])
             elif call.kind not in _OTHERS and (
                 slots := [trace.slots[id(weight)] for weight in weights_of(call) if id(weight) in trace.slots]
             ):
-                places._add_products(call, slots)
+                places._add_products(call, slots, shared.get(id(call.writes[0].base)))
                 made[id(call.writes[0].base)] = [slot.name for slot in slots]
             source = call.writes if call.kind == "linear" else call.reads
             places._add_biases(made.get(id(source[0].base), ()) if source else (), _biases_of(call))
         return places
 
-    def _add_products(self, call: Call, slots: Sequence[Slot]) -> None:
+    def _add_products(self, call: Call, slots: Sequence[Slot], shared: tuple[Any, int] | None) -> None:
         weights = weights_of(call)
         if call.kind not in _KINDS or len(slots) < len(weights):
             raise CannotTrace(f"no Triton kernel for an adapter of {slots[0].name}")
         rows, first = tuple(weight.rows for weight in weights), weights[0]
-        self.calls[id(call)] = Change(self.count, rows, first.cols, call.kind == "gated", first.dtype, call.domain)
+        self.calls[id(call)] = Change(
+            self.count, rows, slots[0].shape[1], call.kind == "gated", first.dtype, call.domain, shared
+        )  # fmt: skip
         for slot, weight in zip(slots, weights, strict=True):
             self._number(slot.name, call)
             self.slots[slot.name], self.matrices[slot.name] = slot, weight
 
-    def _add_other(self, call: Call, path: str, module: Module) -> None:
+    def _add_other(self, call: Call, path: str, module: Any) -> None:
         self.others[id(call)] = self.count
         self._number(path, call)
         if call.kind == "embedding":
-            self.tables[path] = call.takes["weight"]
+            self.tables[path], self.firsts[path] = call.takes["weight"], call.takes["first"]
+            self.sizes[path] = module.size
         else:
             self.norms[path] = module
 
@@ -107,8 +127,6 @@ class Places:
         self.numbers.setdefault(name, []).append(self.count)
         self.count += 1
 
-    def _add_table(self, trace: Trace, call: Call) -> None: ...
-
     def unknown(self, adapter: ModelChanges) -> str:
         """What of an adapter the kernels cannot compute; empty if they can."""
         for name, change in adapter.matrices.items():
@@ -119,6 +137,9 @@ class Places:
         for path in (*adapter.tables, *adapter.tokens):
             if path not in self.tables and not (path == HEAD and path in self.slots and path in adapter.tokens):
                 return f"a change of the table {quoted(path)}"
+        scaled = (path for path, change in adapter.tables.items() if change.magnitude is not None)
+        if shared := next((path for path in scaled if self.tables[path].rows < self.sizes[path]), ""):
+            return f"a magnitude of {quoted(shared)}, whose rows several ranks share,"
         if both := next((path for path in adapter.tokens if f"{path}.weight" in adapter.saved), ""):
             return f"rows of {quoted(both)} and all of it"
         return next(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,15 @@ from kvasir.graph.adapter_packing import PackedAdapter
 from kvasir.graph.adapter_places import Change, Places
 from kvasir.graph.fold import Call
 from kvasir.layers.adapters import check_id
+from kvasir.ops.collective.triton import side_by_side
 from kvasir.ops.embedding.triton_changes import change_lookup
 from kvasir.ops.graph import CHOSEN, ROWS
+from kvasir.ops.launch import call as call_on_stream
 from kvasir.ops.linear.triton import Delta
 from kvasir.ops.linear.triton_in_effect import LEVELS, TABLE_FIELDS, InEffect, find_in_effect
 from kvasir.ops.linear.triton_low_rank import MAX_RANK, grow, shrink
 from kvasir.ops.norm.triton_changes import change_norm
+from kvasir.parallel import cut
 
 MAX_ADAPTERS = 1 << 12  # as in a program
 CHUNK = 512  # rows of a product whose changes are computed at a time
@@ -50,13 +54,19 @@ class Adapters:
         self._inner = zeros(
             max((prod(change.inner(count)) for change, count in changes), default=0) * LEVELS * MAX_RANK
         )
+        # Where ranks share a sum: the inputs that they gather, and deltas that change nothing.
+        shared = [(change, count) for change, count in changes if change.shared]
+        self._gathered, self._inputs = (zeros(max((c.cols * n for c, n in shared), default=0)) for _ in range(2))
+        self._nothing = zeros(max((prod(change.delta(n)) for change, n in shared if not change.leads), default=0))
+        self._nothing.neg_()
         self._set: dict[int, PackedAdapter] = {}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the tables and buffers, without the adapters' own matrices."""
         found = [part for effect in self._found.values() for part in effect]
-        tensors = (self.tables, self._delta, self._factors, self._inner, *found)
+        own = self._delta, self._factors, self._inner, self._gathered, self._inputs, self._nothing
+        tensors = (self.tables, *own, *found)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def set(self, adapter: int, packed: PackedAdapter | None) -> None:
@@ -96,7 +106,7 @@ class Adapters:
         """Changes the rows that a call has looked up."""
         if (place := self.places.others.get(id(call))) is not None:
             table = call.takes["weight"]
-            change_lookup(ids, effect, self.tables, place, out, table.rows, table.dtype)
+            change_lookup(ids, effect, self.tables, place, out, table.rows, table.dtype, call.takes["first"])
 
     def change_norm(self, call: Call, x: Tensor, out: Tensor, effect: InEffect) -> None:
         """Computes a norm again for the rows whose adapters replace its weights. x, out: [rows, width]."""
@@ -108,9 +118,20 @@ class Adapters:
         parts, segments, count = change.inner(len(x))
         inner = _view(self._inner, (parts, segments, LEVELS, count, MAX_RANK))
         delta, factors = (_view(buffer, change.delta(count)) for buffer in (self._delta, self._factors))
+        if change.shared:
+            x = self._whole(x, change.cols, *change.shared)
         shrink(x, effect, self.tables, change.first, inner)
         grow(x, inner, effect, self.tables, change.first, delta, factors, change.rows, change.dtype)
-        return Delta(delta, factors, effect.applied_T)
+        return Delta(delta if change.leads else _view(self._nothing, change.delta(count)), factors, effect.applied_T)
+
+    def _whole(self, x: Tensor, cols: int, mesh: Any, parts: int) -> Tensor:
+        """Input rows with the columns of all ranks."""
+        mine = x.view(torch.float32 if x.element_size() == 4 else torch.int16)
+        everyones = self._gathered.view(mine.dtype)[: len(x) * cols].view(parts, -1)
+        call_on_stream(mesh.gather_into, everyones, mine, parts, bytes=2 * everyones.numel() * mine.element_size())
+        whole = self._inputs.view(mine.dtype)[: len(x) * cols].view(len(x), cols)
+        side_by_side(everyones, whole, cut(cols, parts))
+        return whole.view(x.dtype)
 
 
 def _view(buffer: Tensor, shape: tuple[int, ...]) -> Tensor:

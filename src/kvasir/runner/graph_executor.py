@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvasir.graph.adapter_packing import PackedAdapter, pack
+from kvasir.graph.adapter_packing import PackedAdapter, Packing
 from kvasir.graph.adapters import Adapters
 from kvasir.graph.draws import Draws
 from kvasir.graph.forward import Forward
@@ -25,6 +25,7 @@ from kvasir.graph.triton import NO_TOKEN
 from kvasir.layers.kv_cache import KVCache
 from kvasir.lora import Adapter
 from kvasir.plan import Join, StepPlan
+from kvasir.program.shared_packing import SharedAdapter
 from kvasir.runner import host_sampling
 from kvasir.runner.blocks import BlockCache, Copies, Exported, StagedBlocks, move_blocks, wait_all
 from kvasir.runner.computed import refuse
@@ -74,6 +75,7 @@ class GraphExecutor:
         self.after: Callable[[ExecutorStep], None] = lambda step: None  # called when a step's rows are launched
         self._latest = -1  # the number of the last step
         self.sampler: GraphSampler | None = None  # after `bind`, if the model has logits
+        self.packing = Packing(forward.places, forward.device)
         self._thread = ThreadPoolExecutor(1, "kvasir-runner")
 
     @property
@@ -103,16 +105,16 @@ class GraphExecutor:
         return GraphHandle(self, step, self.submit(self.compute, step))
 
     def check_adapter(self, adapter: Adapter) -> None:
-        if self.lead:
-            refuse(NAME, "an adapter on several ranks")
         if what := self.forward.places.unknown(adapter):
             refuse(NAME, what)
 
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter | SharedAdapter:
         self.check_adapter(adapter)
-        return pack(self.forward.places, adapter, self.device)
+        if self.lead:
+            return self.lead.pack_adapter(adapter)
+        return self.packing.pack(adapter, self.packing.squares(adapter))
 
-    def set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
+    def set_adapter(self, adapter: int, packed: Any) -> None:
         """As EagerExecutor.set_adapter. Without `add_adapters` before, the first one makes room for all."""
         self.submit(self._set_adapter, adapter, packed).result()
 
@@ -137,7 +139,12 @@ class GraphExecutor:
 
     # -- on the thread
 
-    def _set_adapter(self, adapter: int, packed: PackedAdapter | None) -> None:
+    def _set_adapter(self, adapter: int, packed: Any) -> None:
+        with self.lead.install(adapter, packed) if self.lead else nullcontext(packed) as own:
+            self.install(adapter, own)
+
+    def install(self, adapter: int, packed: PackedAdapter | None) -> None:
+        """As `set_adapter`, on this rank and its thread."""
         self.add_adapters().set(adapter, packed)
         (self.rows.host.adapters.add if packed is not None else self.rows.host.adapters.discard)(adapter)
 

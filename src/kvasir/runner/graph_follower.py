@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from kvasir.parallel.channel import Channel
 from kvasir.program.shared import SharedRank
+from kvasir.program.shared_packing import FollowingPacking
 from kvasir.runner.blocks import wait_all
 from kvasir.runner.executor import ExecutorStep
 from kvasir.runner.graph_executor import GraphExecutor, Results
-from kvasir.runner.graph_ranks import Draw, Saved, Step, decode, encode
+from kvasir.runner.graph_ranks import Draw, Install, Saved, Step, decode, encode
 
 
 class GraphFollower:
-    """The work of a rank that follows rank 0. channel: to rank 0. mesh: counts the commands."""
+    """channel, packing: to rank 0, the latter for adapters. mesh: counts the commands."""
 
-    def __init__(self, executor: GraphExecutor, mesh: SharedRank, channel: Channel):
+    def __init__(self, executor: GraphExecutor, mesh: SharedRank, channel: Channel, packing: Channel):
         self._executor, self._mesh, self._channel = executor, mesh, channel
+        self._packing = FollowingPacking(executor.packing, packing)
         self._step: ExecutorStep | None = None
         self._results: Results | None = None
 
@@ -31,4 +33,7 @@ class GraphFollower:
                 case Draw(at, masks):
                     assert self._step is not None and self._results is not None
                     self._executor.draw_works(self._results, self._step, at, masks)
+                case Install(adapter, key, dropped):
+                    self._executor.install(adapter, None if key is None else self._packing.take(key, 0))
+                    self._packing.drop(dropped)
             self._mesh.done()

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kvasir.errors import DeviceFault
+from kvasir.graph.adapter_packing import PackedAdapter, Packing
+from kvasir.layers.adapters import ModelChanges
 from kvasir.layers.kv_layout import Bank
 from kvasir.plan import Bytes, StepPlan, Work
 from kvasir.program.shared import SharedRank
+from kvasir.program.shared_packing import SharedAdapter, SharedPacking
 from kvasir.runner.executor import ExecutorStep
 
 if TYPE_CHECKING:
@@ -45,6 +48,15 @@ class Draw(_Message, frozen=True):
     masks: list[bytes | None]
 
 
+class Install(_Message, frozen=True):
+    """Gives a packed adapter, by its key, to an adapter id, or removes what has it (None). dropped: keys of packed
+    adapters that no longer exist."""
+
+    adapter: int
+    key: int | None
+    dropped: list[int]
+
+
 class Saved(_Message, frozen=True):
     """A rank's shards of the blocks that a plan saves."""
 
@@ -53,7 +65,7 @@ class Saved(_Message, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(Step | Draw).decode
+decode = msgspec.msgpack.Decoder(Step | Draw | Install).decode
 _decode_saved = msgspec.msgpack.Decoder(Saved).decode
 
 
@@ -71,6 +83,11 @@ class Others(Protocol):
         """The answers of all, by rank. Raises as `send_each`."""
         ...
 
+    def ask(self, message: Bytes) -> Callable[[], Sequence[Bytes]]:
+        """Sends a message about an adapter to each; returns a function that waits for their answers. For any thread,
+        one message at a time. Raises as `send_each`."""
+        ...
+
     def lost(self) -> str:
         """Why the ranks were aborted."""
         ...
@@ -81,10 +98,12 @@ class Others(Protocol):
 
 
 class Lead:
-    """Rank 0's side. groups: number of the model's own cache groups; only rank 0 has those of a draft model."""
+    """Rank 0's side. groups: number of the model's own cache groups; only rank 0 has those of a draft model. packing:
+    of rank 0's parts of adapters."""
 
-    def __init__(self, others: Others, groups: int):
+    def __init__(self, others: Others, groups: int, packing: Packing):
         self._others, self._groups = others, groups
+        self._packing = SharedPacking(packing, others.ask)
 
     @property
     def size(self) -> int:
@@ -104,6 +123,17 @@ class Lead:
         found = [None if mask is None else bytes(mask) for mask in masks]
         with self._given([encode(Draw([*at], found))] * (self.size - 1)):
             yield
+
+    def pack_adapter(self, adapter: ModelChanges) -> SharedAdapter:
+        """Each rank packs its part. For any thread. Raises ValueError."""
+        return self._packing.pack(adapter)
+
+    @contextmanager
+    def install(self, adapter: int, packed: SharedAdapter | None) -> Iterator[PackedAdapter | None]:
+        """The others install their parts of an adapter, or remove it, too; gives rank 0's own. As `step`."""
+        message = encode(Install(adapter, packed.key if packed else None, self._packing.dropped()))
+        with self._given([message] * (self.size - 1)):
+            yield packed.own if packed else None
 
     @contextmanager
     def _given(self, messages: Sequence[Bytes]) -> Iterator[None]:

@@ -63,13 +63,16 @@ def make_graph_runner(
     return Runner(executor, capacity, replace(info, grade=grade), proposer, adapters)
 
 
-def make_following(loaded: LoadedModel, capacity: Capacity, kv_dtype: str, device: str) -> GraphExecutor:
-    """The executor of a rank that follows rank 0, with rows of its own. capacity: with the model's own cache groups."""
+def make_following(
+    loaded: LoadedModel, capacity: Capacity, kv_dtype: str, device: str, *, adapters: bool = False
+) -> GraphExecutor:
+    """The executor of a rank that follows rank 0, with rows of its own. capacity: with the model's own cache groups.
+    adapters: with room for them."""
     devices.set_threads(1)
     cache = KVCache(
         loaded.layout, capacity.num_blocks, capacity.block_size, torch_dtype(kv_dtype), torch.device(device)
     )  # fmt: skip
-    executor = make_executor(loaded, cache, capacity)
+    executor = make_executor(loaded, cache, capacity, adapters=adapters)
     _prepared(executor)
     executor.bind(Rows(capacity, executor.computes | {"propose"}))
     return executor

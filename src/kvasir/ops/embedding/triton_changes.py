@@ -34,14 +34,14 @@ _A, _B, _RANK, _FACTOR, _REPLACING, _PLACES = map(tl.constexpr, (A, B, RANK, FAC
 
 @triton.jit(do_not_specialize=["place"])
 def _change_lookup(
-    ids, adapters_TL, scales_TL, applied_T, tables, out, place, N, D, LEVELS: tl.constexpr, FIELDS: tl.constexpr,
+    ids, adapters_TL, scales_TL, applied_T, tables, out, place, first, N, D, LEVELS: tl.constexpr, FIELDS: tl.constexpr,
     SCALES: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = d < D
-    id = tl.load(ids + t).to(tl.int64)
+    id = tl.load(ids + t).to(tl.int64) - first
     levels = tl.load(applied_T + t) % SCALES
     if (levels > 0) & (id >= 0) & (id < N):
         total = tl.load(out + t * D + d, mask=real, other=0.0)
@@ -70,17 +70,17 @@ def _change_lookup(
 
 
 def change_lookup(
-    ids: Tensor, effect: InEffect, tables: Tensor, place: int, out: Tensor, rows: int, dtype: str
+    ids: Tensor, effect: InEffect, tables: Tensor, place: int, out: Tensor, rows: int, dtype: str, first: int = 0
 ) -> None:
     """Changes looked-up rows, in place, as the adapters of the tokens change the table, whose number is `place`.
 
     An entry's A is transposed, float32 [rows, rank], so is B, [rank, D]. out: float32 [T, D], of `lookup`. rows: of the
-    table. dtype: of rows that replace those of the table.
+    table. dtype: of rows that replace those of the table. first: the id of the table's first row.
     """
     count, width = out.shape
     block = min(BLOCK, triton.next_power_of_2(width))
     launch(
-        _change_lookup, (count, triton.cdiv(width, block)), ids, *effect, tables, out, place, rows, width,
+        _change_lookup, (count, triton.cdiv(width, block)), ids, *effect, tables, out, place, first, rows, width,
         LEVELS=LEVELS, FIELDS=ENTRY_FIELDS, SCALES=SCALES, DTYPE=DTYPES[dtype], BLOCK=block, num_warps=4,
         bytes=8 * count * width,
     )  # fmt: skip
