@@ -8,6 +8,7 @@ from typing import Any
 
 from kvasir.cli.bench.measure import AT
 from kvasir.cli.bench.rows import BenchRun, ReportRow
+from kvasir.cli.show import number_text
 
 # Name of a time -> what it is, for people.
 _TIMES = {"ttft": "first token", "tpot": "each later token", "e2e": "whole answer"}
@@ -22,6 +23,7 @@ _NAMES = {
     "read_gb_per": "memory read per second",
 }
 _BLUE, _GRAY = "tab:blue", "tab:gray"
+_BELOW = {"fontsize": 8, "frameon": False, "loc": "upper center", "bbox_to_anchor": (0.5, -0.15)}  # hides no curve
 _COLOURS = ("tab:blue", "tab:orange", "tab:green")
 
 
@@ -54,16 +56,16 @@ def _latencies(panel: Any, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) 
     for colour, (name, values) in zip(_COLOURS, _samples(runs).items(), strict=False):
         shares = [100 * (i + 1) / len(values) for i in range(len(values))]
         middle = 1e3 * values[len(values) // 2]
-        label = f"{_TIMES[name]} (median {middle:.3g} ms)"
+        label = f"{_TIMES[name]} (median {number_text(middle)} ms)"
         panel.step([1e3 * value for value in values], shares, where="post", color=colour, label=label)
         if name in limits:
             panel.axvline(1e3 * limits[name], color=colour, linestyle=":", linewidth=1)
     dotted = " (dotted: the machine's limit)" if limits.keys() & _TIMES.keys() else ""
     panel.set(xscale="log", ylim=(0, 103), xlabel=f"milliseconds{dotted}", ylabel="% of requests")
-    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_major_formatter("{x:,g}")
     panel.set_title("Latency: share of requests that took at most so long", fontsize=10)
     _finish(panel)
-    panel.legend(fontsize=8)
+    panel.legend(**_BELOW)
 
 
 def _load(panel: Any, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> None:
@@ -78,7 +80,7 @@ def _load(panel: Any, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> No
     panel.set(ylim=(0, None), xlabel="requests at once", ylabel="output tokens per second, of all requests")
     panel.set_title("Throughput against load", fontsize=10)
     _finish(panel)
-    panel.legend(fontsize=8)
+    panel.legend(**_BELOW)
 
 
 def _limits(panel: Any, rows: Sequence[ReportRow], runs: Sequence[BenchRun]) -> None:
@@ -115,4 +117,5 @@ def _named(name: str) -> str:
 
 def _finish(panel: Any) -> None:
     panel.grid(alpha=0.3)
+    panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
