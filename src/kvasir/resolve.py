@@ -224,6 +224,11 @@ def _reachable(
     least = 2 * sum(model.bytes_per_block)
     while not (options.num_blocks or _budget(options, model, device, footprint, length) >= least):
         if options.max_model_len or model.bidirectional or length <= options.block_size:
+            if options.kv_memory:
+                raise ConfigError(
+                    f"kv_memory is {options.kv_memory} bytes; two blocks, the least, take {least}",
+                    f"give at least {least}, or leave it out for a share of the free memory",
+                )
             raise ConfigError(
                 f"no memory is left for the KV cache: of {_mib(device.memory_available)} that are free after "
                 f"loading the weights, buffers take {_mib(footprint.to_come(length))}, and {_mib(HEADROOM)} stay free",

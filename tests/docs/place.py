@@ -18,7 +18,7 @@ from tests.docs import ROOT
 MINI = find_model("kvasir-mini").root
 # Names in the store, each of which stands for the bundled model there.
 NAMES = (
-    "MODEL", "mine", "qwen3", "qwen3-0.6b", "qwen3-8b", "qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0",
+    "MODEL", "mario", "mine", "qwen3", "qwen3-0.6b", "qwen3-8b", "qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF:Q8_0",
     "sentence-transformers/all-MiniLM-L6-v2",
 )  # fmt: skip
 REQUEST = {"model": "kvasir-mini", "prompt": "Once", "max_tokens": 4}

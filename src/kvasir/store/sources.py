@@ -76,7 +76,7 @@ def find_source(refs: Sequence[str], places: Places, base: Path | None = None) -
     if name.repository is None:
         raise InvalidRequest(
             f"{ref} is not a model name of the hub",
-            "write org/repo, org/repo:Q4_K_M for one GGUF file of several, or a path",
+            "write org/repo, org/repo:Q4_K_M for one GGUF file of several, a short name (qwen3:0.6b), or a path",
             param="model",
         )
     pulled = pull_from_hub(name, places.models, places.report, places.stop)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -33,6 +34,11 @@ from kvasir.serve.http.wire import Wire
 
 log = logging.getLogger("kvasir.serve")
 
+_LEAVE_OUT = "leave it out; a server with --ignore-unknown-fields lists such fields and serves the request"
+_NO_ROUTE = {
+    404: "there is no such route (/docs and /openapi.json list all)",
+    405: "the route does not take this method (/docs and /openapi.json list those of each)",
+}
 _NAMES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 431: "too_large"}
 
 
@@ -135,7 +141,9 @@ def fault_of(error: BaseException) -> Fault:
             return _of_validation(error)
         case HTTPException():
             code = _NAMES.get(error.status_code, "http_error")
-            return Fault(error.status_code, str(error.detail), code, headers=dict(error.headers or {}))
+            plain = error.detail == HTTPStatus(error.status_code).phrase
+            message = _NO_ROUTE.get(error.status_code, error.detail) if plain else error.detail
+            return Fault(error.status_code, str(message), code, headers=dict(error.headers or {}))
     log.error("a request failed%s", ids_for_logs(), exc_info=error)
     return Fault(500, "an internal server error; see the server's log", "internal_error")
 
@@ -156,7 +164,7 @@ def _of_validation(error: RequestValidationError) -> Fault:
     if wrong["type"] == "json_invalid":
         return Fault(400, f"the body is not valid JSON: {wrong['ctx']['error']}", "invalid_json")
     if wrong["type"] == "extra_forbidden":
-        return Fault(400, f"unrecognized field: {param}", "unknown_field", param)
+        return Fault(400, f"unrecognized field: {param} ({_LEAVE_OUT})", "unknown_field", param)
     if wrong["type"] == "missing":
         return Fault(400, f"missing field: {param or 'the JSON body'}", "missing_field", param)
     return Fault(400, f"{param or 'the body'}: {wrong['msg']}", "invalid_value", param)
