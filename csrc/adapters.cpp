@@ -115,6 +115,19 @@ void expand_one(const LowRank& change, const float* inner, float scale, float* o
     kernels().expand(job, 0, panels(*change.b));
 }
 
+// What a row's adapter of a level changes in an expert; null for nothing.
+const LowRank* expert_change(const Adapters& all, int64_t slot, int64_t expert, InEffect found) {
+    const LowRank* experts = found.id ? all.tables[found.id][slot].experts : nullptr;
+    return experts && experts[expert].b ? experts + expert : nullptr;
+}
+
+void shrink_one(const LowRank& change, const float* x, float scale, float* inner) {
+    Jobs jobs;
+    for (int64_t panel = 0; panel < panels(*change.a); ++panel) {
+        jobs.add({change.a, panel, x, inner + panel * PANEL, scale});
+    }
+}
+
 // The groups of one level, with their rows.
 void list_level(const Adapters& all, AdaptedRows& to, int64_t level, const int64_t* tokens, int64_t rows) {
     const int64_t first_group = level ? to.ends[level - 1] : 0;
@@ -277,18 +290,28 @@ void change_lookup(const Adapters& all, int64_t slot, const TableRows& table, co
 void change_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, const float* x, float* out) {
     const InEffect* found = all.in_effect + row * MAX_APPLIED;
     for (int64_t level = 0; level < MAX_APPLIED && found[level].id; ++level) {
-        const LowRank* experts = all.tables[found[level].id][slot].experts;
-        if (!experts || !experts[expert].b) continue;
-        const LowRank& change = experts[expert];
+        const LowRank* change = expert_change(all, slot, expert, found[level]);
+        if (!change) continue;
         float inner[MAX_RANK];
-        {
-            Jobs jobs;
-            for (int64_t panel = 0; panel < panels(*change.a); ++panel) {
-                jobs.add({change.a, panel, x, inner + panel * PANEL, found[level].scale});
-            }
-        }
-        expand_one(change, inner, found[level].scale, out);
+        shrink_one(*change, x, found[level].scale, inner);
+        expand_one(*change, inner, found[level].scale, out);
     }
+}
+
+void shrink_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, int64_t level, const float* x,
+                   float* inner) {
+    std::memset(inner, 0, static_cast<size_t>(all.rank) * sizeof *inner);
+    const LowRank* change = expert_change(all, slot, expert, all.in_effect[row * MAX_APPLIED + level]);
+    if (change) shrink_one(*change, x, 1.0f, inner);
+}
+
+void expand_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, int64_t level, float* inner,
+                   float* out) {
+    const InEffect found = all.in_effect[row * MAX_APPLIED + level];
+    const LowRank* change = expert_change(all, slot, expert, found);
+    if (!change) return;
+    kernels().scale(inner, inner, found.scale, change->a->rows);
+    expand_one(*change, inner, found.scale, out);
 }
 
 }  // namespace kvasir

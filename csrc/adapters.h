@@ -95,6 +95,13 @@ struct TableRows {
 void change_lookup(const Adapters& all, int64_t slot, const TableRows& table, const int64_t* ids, float* out,
                    int64_t width, int64_t first, int64_t last);
 
+// Writes A x of the change of an expert that a row has at a level to inner [rank of all], zeros if it has none.
+void shrink_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, int64_t level, const float* x,
+                   float* inner);
+// Applies that change to a product. inner: A x, overwritten.
+void expand_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, int64_t level, float* inner,
+                   float* out);
+
 // Applies the low-rank changes of one expert, `expert` of those of this rank, to its product for a token row.
 void change_expert(const Adapters& all, int64_t slot, int64_t expert, int64_t row, const float* x, float* out);
 

@@ -76,26 +76,59 @@ Range share_slots(const Experts& e, const Team& team) {
     return {begin + mine.begin, begin + mine.end};
 }
 
+// Calls f(slot, expert) for the slots of a range.
+template <typename F>
+void each_slot(const Experts& e, Range slots, F f) {
+    for (int64_t expert = 0; expert < e.held; ++expert) {
+        const int64_t* begins = e.begins + e.first + expert;
+        const int64_t end = begins[1] < slots.end ? begins[1] : slots.end;
+        for (int64_t s = begins[0] > slots.begin ? begins[0] : slots.begin; s < end; ++s) f(s, expert);
+    }
+}
+
 // Applies adapters, then the biases, to products of these slots. x: their input rows [.., K], by slot or, with `sources`,
 // by row. first: the token row of the pass.
 void change_products(const Experts& e, const ExpertChanges& changes, const Product* products, int64_t num_products,
                      const float* x, const int64_t* sources, int64_t first, Range slots) {
-    for (int64_t expert = 0; expert < e.held; ++expert) {
-        const int64_t* begins = e.begins + e.first + expert;
-        const int64_t begin = begins[0] > slots.begin ? begins[0] : slots.begin;
-        const int64_t end = begins[1] < slots.end ? begins[1] : slots.end;
-        for (int64_t s = begin; s < end; ++s) {
-            for (int64_t i = 0; i < num_products; ++i) {
-                const Matrix& m = products[i].matrices[expert];
-                float* out = products[i].out + s * m.rows;
-                const float* mine = x + (sources ? sources[s] : s) * m.cols;
-                if (products[i].slot >= 0) {
-                    change_expert(*changes.all, products[i].slot, expert, first + e.sources[s], mine, out);
-                }
-                if (products[i].biases) kernels().add(out, out, products[i].biases[expert], m.rows);
+    each_slot(e, slots, [&](int64_t s, int64_t expert) {
+        for (int64_t i = 0; i < num_products; ++i) {
+            const Matrix& m = products[i].matrices[expert];
+            float* out = products[i].out + s * m.rows;
+            const float* mine = x + (sources ? sources[s] : s) * m.cols;
+            if (products[i].slot >= 0) {
+                change_expert(*changes.all, products[i].slot, expert, first + e.sources[s], mine, out);
             }
+            if (products[i].biases) kernels().add(out, out, products[i].biases[expert], m.rows);
         }
+    });
+}
+
+// Whether ranks have parts of the sums of down.
+bool splits_down(const Experts& e) { return e.meeting ? e.meeting->parts > 1 : e.meet_inner != nullptr; }
+
+// Applies adapters to complete products of down, of whose inputs each rank has some columns: as change_products, level
+// by level. first: the token row of the pass.
+void change_split(const Experts& e, const ExpertChanges& changes, int64_t first, int64_t num_slots, Range slots,
+                  const Team& team) {
+    const Adapters& all = *changes.all;
+    for (int64_t level = 0; level < all.tokens.levels; ++level) {
+        each_slot(e, slots, [&](int64_t s, int64_t expert) {
+            shrink_expert(all, changes.slots[2], expert, first + e.sources[s], level, e.gate_out + s * e.inner,
+                          all.inner + s * all.rank);
+        });
+        team.barrier();
+        if (e.meeting) {
+            meet_sum(*e.meeting, all.inner, all.inner, num_slots, all.rank, nullptr, team);
+        } else if (team.thread == 0) {
+            e.meet_inner(nullptr, num_slots);
+        }
+        team.barrier();
+        each_slot(e, slots, [&](int64_t s, int64_t expert) {
+            expand_expert(all, changes.slots[2], expert, first + e.sources[s], level, all.inner + s * all.rank,
+                          e.down_out + s * e.width);
+        });
     }
+    team.barrier();
 }
 
 // Writes the weighted inputs of all slots to down_out, which is free until the last product.
@@ -188,7 +221,8 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
     const Product down[] = {{e.down, e.down_bias, e.down_out, changes.slots[2]}};
     multiply(e, down, 1, !changed, team);
     team.barrier();
-    if (changed) {
+    const bool split = changed && splits_down(e);
+    if (changed && !split) {
         change_products(e, changes, down, 1, e.gate_out, nullptr, first, slots);
         team.barrier();
     }
@@ -199,6 +233,7 @@ void run_pass(const Experts& e, float* out, const float* x, const int32_t* ids, 
         if (team.thread == 0) e.meet(nullptr, rows * e.top_k);
         team.barrier();
     }
+    if (split && changes.slots[2] >= 0) change_split(e, changes, first, rows * e.top_k, slots, team);
     const Range mine = share(team, rows);
     for (int64_t r = mine.begin; r < mine.end; ++r) combine(e, out + r * e.width, weights + r * e.top_k, r);
 }

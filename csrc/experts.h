@@ -36,6 +36,9 @@ struct Experts {
     // Called on thread 0 in each pass, once begins and sources hold the rows of the experts, and gate_out the inputs of
     // their down. first: the token row that sources are relative to. Null: no call.
     void (*inputs)(void* context, int64_t first);
+    // Called on thread 0 where the sums of down are split and the ranks do not share memory: adds up the ranks' products
+    // with A in Adapters.inner, `slots` rows.
+    void (*meet_inner)(void* context, int64_t slots);
 };
 
 enum Scores : int32_t { SCORES_SOFTMAX = 0, SCORES_SIGMOID = 1, SCORES_SQRT_SOFTPLUS = 2, SCORES_SPARSEMIXER = 3 };

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from kvasir.config import EngineOptions
 from kvasir.engine.core import EngineCore
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, DeviceFault
+from kvasir.inputs import Adapter
 from kvasir.ops import native
 from tests.engine.cores import core_of, random_model
 from tests.engine.test_rank_processes import answer, asked, children, gone
+from tests.lora.kinds import everything
+from tests.lora.served import adapted_core, log_probabilities
 from tests.oracle import mixed_requests, plain, same, together
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.reason())
@@ -113,6 +117,30 @@ def test_an_engine_that_packs_waits_for_another():
     start.join(60)
     assert cores
     cores[0].close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "size", "stages"), [("llama", 2, 1), ("mixtral", 8, 1), ("qwen3-moe", 2, 2)])
+@pytest.mark.parametrize("streams", [False, True])
+def test_adapters_of_every_kind_change_nothing(tmp_path, monkeypatch, kind, size, stages, streams):
+    """With magnitudes of the table, whose rows ranks share, and on experts of which each of 8 ranks has parts."""
+    folder, found = random_model(kind, tmp_path), []
+    whole = core_of(folder, executor="program", threads=1, dtype="float32").runner.executor.model  # type: ignore[attr-defined]
+    adapters = {name: everything(whole, seed) for seed, name in enumerate("xy")}
+    for adapter in adapters.values():
+        width = np.linspace(0.5, 2, len(adapter.tables["embed"].b), dtype=np.float32)
+        adapter.tables["embed"] = replace(adapter.tables["embed"], magnitude=width)  # type: ignore[index]
+    if streams:
+        some = lambda needs, free, wish: [one.least + 8 * 4096 for one in needs]  # noqa: E731
+        monkeypatch.setattr("kvasir.engine.ranks.allot", some)
+    for shape in ({}, {"threads": size * stages, "tensor_parallel": size, "pipeline_parallel": stages}):
+        core = adapted_core(folder, "program", adapters, **shape)
+        assert any("weights are streamed" in line for line in core.summary) == bool(streams and shape)
+        ids = [5, 9, 200, 31, 7, 7]
+        found.append([log_probabilities(core, ids, *(Adapter(name) for name in names)) for names in ("", "x", "yx")])
+        core.close()
+    for before, after in zip(*found, strict=True):
+        assert np.array_equal(before.view(np.uint32), after.view(np.uint32))
 
 
 # -- losses --------------------------------------------------------------------------------------------

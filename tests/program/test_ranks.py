@@ -269,7 +269,7 @@ def test_a_single_rank_has_no_meetings(folders):
     assert same(results(program), results(program_of(whole(folders("mixtral")))))
 
 
-def test_adapters_of_every_kind_are_equal_or_refused_by_name(folders):
+def test_adapters_of_every_kind_are_equal(folders):
     model = whole(folders("qwen3-moe"))
     given = everything(model.model, 1)
     random = np.random.default_rng(3)
@@ -282,15 +282,12 @@ def test_adapters_of_every_kind_are_equal_or_refused_by_name(folders):
     program = program_of(model)
     expected = [of_everything(program, adapter) for adapter in (given, replaced, scaled)]
     assert not same(*expected[:2]) and not same(expected[0], expected[2])
-    for size in (2, 4):
+    for size in (2, 4, 8):  # each of 8 ranks has a part of each expert
         program = ranked_of(folders("qwen3-moe"), size)
         assert same(of_everything(program, given), expected[0])
         assert same(of_everything(program, replaced), expected[1])
         assert same(of_everything(program, scaled), expected[2])
         program.close()
-    program = ranked_of(folders("qwen3-moe"), 8)  # each rank has a part of each expert
-    assert "layers.0.mlp.experts.0" in program.lacks(given)
-    program.close()
 
 
 def of_everything(program: Any, adapter: Any) -> list[np.ndarray]:

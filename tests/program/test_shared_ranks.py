@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,21 @@ import pytest
 
 pytest.importorskip("torch")
 
+from kvasir.lora import Adapter, LowRank
+from kvasir.plan import Adapted
 from kvasir.program import lower
 from kvasir.program.native import OP
 from kvasir.program.shared import SUM, SharedRank
 from kvasir.runner.load import LoadOptions, load_model
 from kvasir.weights.find import find_model
-from tests.program.made import SMALL, program_of
-from tests.program.ranked import ranked
+from tests.lora.kinds import everything
+from tests.program.made import SMALL, Company, program_of
+from tests.program.ranked import parts_of, ranked
 from tests.program.shared_ranks import SharedRanks
 from tests.program.test_adapters import made
 from tests.program.test_ranks import (
     FEW,
+    IDS,
     SIZES,
     company_of,
     folders,
@@ -32,12 +37,17 @@ from tests.program.test_ranks import (
 __all__ = ["folders"]  # a fixture
 
 
-def shared_of(folder: Any, size: int, dtype: str = "float32", **wish: Any) -> Any:
+def shared_of(folder: Any, size: int, dtype: str = "float32", **options: Any) -> Any:
     ranks, files = SharedRanks(size), find_model(str(folder))
     return ranked(
         ranks,  # type: ignore[arg-type]
-        [load_model(files, dtype, options=LoadOptions("program", mesh=mesh, **wish)) for mesh in ranks.meshes],
+        [load_model(files, dtype, options=LoadOptions("program", mesh=mesh)) for mesh in ranks.meshes],
+        **options,
     )
+
+
+def local_of(folder: Any, size: int, **options: Any) -> Any:
+    return ranked(*parts_of(folder, size), **options)
 
 
 @pytest.mark.few(4)
@@ -66,6 +76,39 @@ def test_adapters_on_every_slot(folders, kind):
         program = shared_of(folders(kind), size)
         assert same(company_of(program, pairs), expected)
         program.close()
+
+
+def changed(program: Any, adapters: Any) -> list[np.ndarray]:
+    """Hidden rows of three sequences, of which two have adapters: more rows than a pass of the experts has."""
+    for id, adapter in enumerate(adapters, 1):
+        program.set_adapter(id, program.pack_adapter(adapter))
+    rows = [Adapted(1), Adapted(2, 0.5, 7)], [Adapted(2, -1.0)], []
+    found = Company(program, [IDS[:45]] * 3, rows).step(*((row, 0, 45) for row in range(3)))
+    program.close()
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_adapters_of_experts_of_which_ranks_have_parts(folders, threads):
+    """In shared memory and in Python, several adapters of a row, all with magnitudes and biases."""
+    model = whole(folders("mixtral"))
+    given = [with_vectors(everything(model.model, seed, rank)) for seed, rank in ((1, 5), (2, 20))]
+    without = [
+        replace(one, matrices={name: x for name, x in one.matrices.items() if not name.endswith("down")})
+        for one in given
+    ]
+    expected = changed(program_of(model, rows=256), given)
+    assert not same(changed(program_of(model, rows=256), without), expected)
+    for of in (shared_of, local_of)[: 3 - threads]:
+        assert same(changed(of(folders("mixtral"), 8, rows=256, threads=threads), given), expected)
+
+
+def with_vectors(adapter: Adapter) -> Adapter:
+    def of(change: LowRank) -> LowRank:
+        outputs = np.linspace(0.5, 1.5, len(change.b), dtype=np.float32)
+        return replace(change, magnitude=outputs, bias=outputs[::-1] / 8)
+
+    return replace(adapter, matrices={name: of(change) for name, change in adapter.matrices.items()})
 
 
 def test_several_threads_of_each_rank(folders):

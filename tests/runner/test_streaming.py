@@ -165,6 +165,13 @@ def test_weights_take_the_memory_that_was_agreed(tmp_path):
     assert len(seen) > 2
 
 
+def test_a_share_for_all_weights_streams_nothing(tmp_path, packed):
+    packed.mkdir(mode=0o700)
+    loaded, stream = program_model(files_of(tmp_path, "llama"), agree=lambda needs: needs.all + (1 << 20))
+    assert stream.streamed == () and stream.read == (0, 0.0) and loaded.held > 0
+    stream.close()
+
+
 def base_of(array: np.ndarray) -> np.ndarray:
     while isinstance(array.base, np.ndarray):
         array = array.base

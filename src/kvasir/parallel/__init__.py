@@ -129,3 +129,7 @@ class ExpertShare:
             first, last = (begins[e] for e in self.experts.range(part))
             if self.experts.parts > 1:
                 rows_SD[first:last] = theirs[first:last]
+
+    def add_up(self, rows_SD: np.ndarray) -> None:
+        """Adds up in place the ranks' parts of sums, [S, D]."""
+        rows_SD[:] = tree_sum(self.mesh.meet(rows_SD), self.parts)

@@ -61,6 +61,10 @@ class Adapters:
             return np.empty((0, 0), np.float32)
         return self._buffers["inner"][: self.struct.tokens.count * self.struct.rank].reshape(-1, self.struct.rank)
 
+    def first_inner(self, count: int) -> np.ndarray:
+        """The first products A x of a pass over experts, float32 [count, rank]."""
+        return self._buffers["inner"][: count * self.struct.rank].reshape(count, -1)
+
     def scales(self) -> np.ndarray:
         """The scale of each row of `inner`."""
         return self._buffers["token_scales"][: self.struct.tokens.count]

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvasir.ops.linear.packed import PackedMatrix
 from kvasir.program import native
+from kvasir.program.adapters import Adapters
 from kvasir.program.calls import Hooks, NativeCalls, for_experts
 from kvasir.program.lower import Instruction
 from kvasir.program.memory import ProgramMemory, aligned
@@ -39,10 +40,11 @@ class ExpertMarshal:
         self._room = [aligned(size) for size in _sizes(instructions)] if instructions else []
         self._keep.append(self._room)
 
-    def args(self, instruction: Instruction) -> native.Experts:
+    def args(self, instruction: Instruction, adapters: Adapters) -> native.Experts:
         """The operands of one of the instructions."""
         x, ids, _, gate, up, down, act, share, biases, weigh_inputs, _, limit = instruction.inputs
         inner, top_k, slots = gate[0].rows, ids.width, AT_ONCE * ids.width
+        assert not share or share.parts == 1 or top_k <= native.MAX_APPLIED, "no room for the products of adapters"
         first, count = (share.held[0], share.experts.size) if share else (0, len(gate))
         function = native.FUNCTION[getattr(act, "name", None) or act.__name__]
         args = native.Experts(count, top_k, x.width, inner, AT_ONCE, first, len(gate), function)
@@ -64,6 +66,8 @@ class ExpertMarshal:
         elif share:
             rows = down_out.view(np.float32)[: slots * x.width].reshape(slots, x.width)
             args.meet = self._calls.address(lambda slots: share.complete(rows[:slots], begins))
+            if share.parts > 1:
+                args.meet_inner = self._calls.address(lambda slots: share.add_up(adapters.first_inner(slots)))
         if self._inputs:
             held = begins[first : first + len(gate) + 1]
             args.inputs = self._calls.address(self._call(self._inputs, instruction, held, sources))

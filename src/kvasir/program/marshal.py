@@ -390,7 +390,7 @@ class Marshal:
         self._set(instr, "route", p, [])
 
     def _experts(self, instr: native.Instr, instruction: Instruction) -> None:
-        args = self._expert_marshal.args(instruction)
+        args = self._expert_marshal.args(instruction, self.adapters)
         numbers = [1 + self.adapters.places.mixture(stack) for stack in instruction.inputs[3:6]]
         self._set(instr, "experts", [ctypes.addressof(args), *self._rows(instruction)], numbers)
 

@@ -176,6 +176,7 @@ class Experts(ctypes.Structure):
         ("meet", c_void_p),
         ("meeting", c_void_p),
         ("inputs", c_void_p),
+        ("meet_inner", c_void_p),
     )
 
 
@@ -300,7 +301,7 @@ class ThreadPool:
         self.close()
 
 
-# Callbacks: of OP_CALL, function(context, rows); Experts.meet(null, slots); Experts.inputs(null, first).
+# Callbacks: of OP_CALL, function(context, rows); Experts.meet and meet_inner(null, slots); Experts.inputs(null, first).
 CALL = ctypes.CFUNCTYPE(None, c_void_p, c_int64)
 
 

@@ -84,9 +84,9 @@ class Places:
         return self._place(path)
 
     def mixture(self, stack: Sequence[PackedMatrix]) -> int:
-        """The number of the matrices of all experts of this rank; -1 if there are none, or ranks share their sums."""
+        """The number of the matrices of all experts of this rank; -1 if there are none."""
         slots = [self._trace.experts.get(id(matrix)) for matrix in stack]
-        if not slots or not all(slot is not None and slot.shard.parts == 1 for slot in slots):
+        if not slots or not all(slots):
             return -1
         found = _EXPERT.fullmatch(slots[0].name)  # type: ignore[union-attr]
         assert found is not None

@@ -231,7 +231,7 @@ class WeightStream:
         except Damaged as error:
             raise ModelFileError(str(error), "start again: the file is then written anew") from error
         place = max((sizes[number] for number in streamed), default=0)
-        memory = allocate(place * split.places)
+        memory = allocate(place * split.places) if streamed else np.empty(0, np.uint8)
         memory[:] = 0  # it is taken from what is free now
         places = [memory[i * place : (i + 1) * place] for i in range(split.places)]
         homes |= {number: places[k % len(places)] for k, number in enumerate(streamed)}
