@@ -39,3 +39,18 @@ def test_a_server_on_a_terminal_shows_a_spinner_and_then_one_line():
         server.end()
     last = server.shown.rpartition("\x1b[2K")[2]  # after the spinner
     assert re.fullmatch(r"Kvasir \S+ serves kvasir-mini at http://127\.0\.0\.1:\d+/v1 \(.*\)\r\n", last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("bench kvasir-mini --repeats 1 --output-len 8", "latency, runs"),
+        ("bench grammar kvasir-mini --repeats 1", "grammars"),
+        ("inspect kvasir-mini --quantize q8", "Quantizing kvasir-mini"),
+        ("doctor", "Checking this machine"),
+    ],
+)
+def test_long_commands_show_progress_on_a_terminal(line, shown):
+    with Terminal("kvasir.cli", *line.split()) as command:
+        command.wait_for(shown)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from kvasir.adapters import for_all_requests
 from kvasir.cli.resolve import resolve
-from kvasir.cli.waiting import print_decided
+from kvasir.cli.waiting import print_decided, spinner
 from kvasir.config import EngineOptions
 from kvasir.engine.llm import LLM
 from kvasir.errors import ConfigError
@@ -20,7 +20,9 @@ def embed(
     """Prints a line of JSON for each text. Raises KvasirError."""
     given = _texts(texts)
     with _engine(engine, quiet, verbose) as llm:
-        for output in llm.embed(given, dimensions=dimensions, prompt_name=prompt_name):
+        with spinner(f"Computing {len(given)} embeddings"):
+            found = llm.embed(given, dimensions=dimensions, prompt_name=prompt_name)
+        for output in found:
             print(json.dumps({"text": output.prompt, "embedding": output.embedding}, ensure_ascii=False))
 
 
@@ -37,7 +39,9 @@ def rerank(
     """Prints the documents with their scores, best first. Raises KvasirError."""
     given = _texts(documents)
     with _engine(engine, quiet, verbose) as llm:
-        for index, score in llm.rerank(query, given, top_n=top_n, instruction=instruction):
+        with spinner(f"Comparing {len(given)} documents"):
+            best = llm.rerank(query, given, top_n=top_n, instruction=instruction)
+        for index, score in best:
             if as_json:
                 found = {"index": index, "score": score, "text": given[index]}
                 print(json.dumps(found, ensure_ascii=False))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvasir.cli.show import bytes_text, fitted, print_pairs, print_table
+from kvasir.cli.waiting import loading, spinner
 
 _ROWS = 512
 _LONGEST = 1024  # instructions of a part that is folded
@@ -24,7 +25,8 @@ def program_facts(model: str, quantize: str = "", dtype: str = "auto") -> dict[s
     from kvasir.runner.load import LoadOptions, load_model
     from kvasir.weights.find import find_model
 
-    loaded = load_model(find_model(model), dtype, options=LoadOptions("program", quantize=quantize))
+    with spinner(loading(model)):
+        loaded = load_model(find_model(model), dtype, options=LoadOptions("program", quantize=quantize))
     assert loaded.trace is not None
     spec = loaded.model.cache_spec()
     kv_dtype = "float32" if loaded.dtype == "float32" else "bfloat16"

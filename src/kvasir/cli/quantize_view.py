@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvasir.cli.show import bytes_text, count_text, print_pairs, print_table
+from kvasir.cli.show import bytes_text, count_text, plain, print_pairs, print_table
+from kvasir.cli.waiting import spinner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,8 @@ def quantize_facts(model: str, quantize: str, dtype: str = "auto") -> dict[str, 
         )
 
     options = LoadOptions("program", quantize=quantize, threads=detect("cpu").threads)
-    loaded = load_model(find_model(model), dtype, options=options, report=report)
+    with spinner(f"Quantizing {plain(model)}"):
+        loaded = load_model(find_model(model), dtype, options=options, report=report)
     size = sum(t["bytes"] for t in tensors)
     return {
         "model": model,

@@ -60,6 +60,20 @@ def print_decided(lines: tuple[str, ...], verbose: bool) -> None:
 
 
 @contextmanager
+def progress_bar(name: str, total: int, still: bool = False) -> Iterator:
+    """Yields a function that takes how many of `total` are done. still: nothing is drawn in between, so that a
+    measurement has the processors for itself."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    shown = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
+    with Progress(*columns, auto_refresh=not still, **shown) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.update(task, completed=done, refresh=still)
+
+
+@contextmanager
 def spinner(text: str) -> Iterator[Status | None]:
     """A spinner on standard error, which disappears at the end; None if that is no terminal."""
     if not sys.stderr.isatty():

@@ -15,8 +15,7 @@ from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.model_facts import TokenWork, read_stored, token_work
 from kvasir.cli.resolve import resolve
 from kvasir.cli.show import bytes_text, count_text, fitted
-from kvasir.cli.simulate import progress_bar
-from kvasir.cli.waiting import loaded, print_decided
+from kvasir.cli.waiting import loaded, print_decided, progress_bar
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front

@@ -25,7 +25,8 @@ from kvasir.cli.bench.probe import ForeignLoad
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.resolve import resolve
 from kvasir.cli.show import print_table
-from kvasir.cli.simulate import progress_bar, report
+from kvasir.cli.simulate import report
+from kvasir.cli.waiting import progress_bar
 from kvasir.config import EngineOptions
 from kvasir.engine.load_text import load_text
 from kvasir.errors import ConfigError

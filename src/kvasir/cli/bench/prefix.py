@@ -35,8 +35,8 @@ from kvasir.cli.bench.workloads import (
 from kvasir.cli.machine import machine_facts, software_facts
 from kvasir.cli.resolve import resolve
 from kvasir.cli.show import number_text, print_table
-from kvasir.cli.simulate import progress_bar, report
-from kvasir.cli.waiting import print_decided
+from kvasir.cli.simulate import report
+from kvasir.cli.waiting import print_decided, progress_bar
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from kvasir.cli.simulate.coarse_world import CoarseWorld
 from kvasir.cli.simulate.replica import POLICIES, Setup
 from kvasir.cli.simulate.trace import Asked, Prompts, read_trace
 from kvasir.cli.simulate.world import World
+from kvasir.cli.waiting import progress_bar
 from kvasir.errors import ConfigError
 from kvasir.fleet.cost import POLICIES as ROUTERS
 
@@ -197,17 +196,3 @@ def _numbers(name: str, text: str, zero: bool = False) -> list[float]:
     if not all((n > 0 or (zero and n == 0)) and n < math.inf for n in found):
         raise ConfigError(f"{name} is {text!r}", "expected positive numbers separated by commas")
     return found
-
-
-@contextmanager
-def progress_bar(name: str, total: int, still: bool = False) -> Iterator:
-    """Yields a function that takes how many of `total` are done. still: nothing is drawn in between, so that a
-    measurement has the processors for itself."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    shown = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
-    with Progress(*columns, auto_refresh=not still, **shown) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda done: bar.update(task, completed=done, refresh=still)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -17,6 +17,7 @@ from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.report import summarize
 from kvasir.cli.simulate.trace import Asked, Prompts
 from kvasir.cli.simulate.world import SimulatedShares, World
+from kvasir.cli.waiting import loading, progress_bar, spinner
 from kvasir.config import EngineOptions
 from kvasir.engine.build import build_core
 from kvasir.engine.core import EngineCore
@@ -29,6 +30,7 @@ from kvasir.types import Delta, Request, SamplingParams
 SEED = 0
 WAVES = (1, 2, 4, 8, 16, 32)  # concurrent requests
 ROUNDS = 5  # identical repetitions of each wave: the median of a step's times counts
+_WAVES = (1, *WAVES * ROUNDS)
 LONGEST, SHORTEST = 4096, 256  # maximum tokens of a request: alone, among many
 STAGGER = 6  # steps before the second half of a wave arrives, so that prefill and decode share steps
 SWEEPS = 200  # iterations of the solver
@@ -57,22 +59,26 @@ class Calibration:
 
 def calibrate(model: str, threads: int | None = None) -> Calibration:
     """Loads a model and computes with it for a few minutes. Raises KvasirError."""
-    core = build_core(resolve(EngineOptions(model, threads=threads, overlap=False, speculate="off"))[0])
-    found = fit(measure(core))
+    with spinner(loading(model)):
+        core = build_core(resolve(EngineOptions(model, threads=threads, overlap=False, speculate="off"))[0])
+    with progress_bar("measuring", len(_WAVES), still=True) as progress:
+        found = fit(measure(core, progress))
     return replace(found, run=foresee(core, found.costs))
 
 
 # -- steps -------------------------------------------------------------------------------------------------
 
 
-def measure(core: EngineCore) -> list[Measured]:
+def measure(core: EngineCore, progress: Callable[[int], None] = lambda done: None) -> list[Measured]:
     """Waves of requests of random lengths; each distinct step with the median of its times, planning included. The
-    scheduler learns nothing meanwhile, so that its plans are the same in all rounds. The first wave warms up."""
+    scheduler learns nothing meanwhile, so that its plans are the same in all rounds. The first wave warms up.
+    progress: is told how many waves are done."""
     service, times = core.scheduler.service, defaultdict[StepLoad, list[float]](list)
     plans: list[StepPlan] = []
     listen, service.observe, core.plan_listener = service.observe, lambda plan, seconds: None, plans.append
     try:
-        for number, wave in enumerate((1, *WAVES * ROUNDS)):
+        for number, wave in enumerate(_WAVES):
+            progress(number)
             for load, seconds in _wave(core, min(wave, core.scheduler.capacity.max_rows), number, plans):
                 if number:
                     times[load].append(seconds)

@@ -8,10 +8,11 @@ from typing import Any
 
 from kvasir.cli.machine import software_facts
 from kvasir.cli.show import count_text, print_table
-from kvasir.cli.simulate import check_memory, progress_bar, report
+from kvasir.cli.simulate import check_memory, report
 from kvasir.cli.simulate.replica import Setup
 from kvasir.cli.simulate.trace import Asked, Prompts, ideal_hits, read_trace
 from kvasir.cli.simulate.world import Progress, World
+from kvasir.cli.waiting import progress_bar
 from kvasir.errors import ConfigError
 
 IDEAL = (
