@@ -322,6 +322,18 @@ async def test_a_launched_process_is_the_one_that_start_waits_for():
     await engine.stop()
 
 
+async def test_a_process_that_is_interrupted_at_once_starts():
+    engine = ProcessEngine(fake=FAKE)
+    engine.launch()
+    assert engine.pid
+    os.kill(engine.pid, signal.SIGINT)  # as Ctrl-C on a terminal does, before it can ignore it
+    await asyncio.sleep(0.1)
+    os.kill(engine.pid, signal.SIGINT)
+    await engine.start()
+    assert await collect(engine, asked := request("a", [1, 2], max_tokens=5)) == expected(asked)
+    await engine.stop()
+
+
 def socket_folders() -> set[Path]:
     return set(socket_base().glob(f"kvasir-engine-{os.getpid()}-*"))
 

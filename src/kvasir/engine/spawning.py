@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,11 +24,23 @@ def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
     """A process that runs what the spec describes and connects to the socket at the address."""
     command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{address}"]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
+    with _interrupts_wait():
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(spec) + b"\n")
     process.stdin.flush()
     return process
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Blocks SIGINT in this thread; a process that it starts never gets it. Ctrl-C goes to all processes of a terminal,
+    and would end an engine that has not begun to ignore it, with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pause_after(attempts: int) -> float:
