@@ -8,6 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, DeviceFault
 from kvasir.inputs import Adapter
 from kvasir.ops import native
+from kvasir.runner.streaming import held_folder
 from tests.engine.cores import core_of, random_model
 from tests.engine.test_rank_processes import answer, asked, children, gone
 from tests.lora.kinds import everything
@@ -102,12 +104,9 @@ def test_too_little_memory_for_all_ranks_is_refused_and_ends_them():
 
 
 @pytest.mark.slow
-def test_an_engine_that_packs_waits_for_another():
-    """No rank writes while another engine has the folder, and the wait of one is not the death of the others."""
-    from threading import Thread
-
-    from kvasir.runner.streaming import held_folder
-
+def test_an_engine_that_packs_waits_for_another(monkeypatch):
+    """No rank writes while another engine has the folder, and no rank is taken for dead meanwhile."""
+    monkeypatch.setattr("kvasir.engine.ranks.LOAD_SECONDS", 0.5)
     cores: list[EngineCore] = []
     start = Thread(target=lambda: cores.append(core_with("kvasir-mini", 2, 1, dtype="bfloat16", weights_memory=MINI)))
     with held_folder() as folder:

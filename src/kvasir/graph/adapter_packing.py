@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvasir.graph.adapter_places import Places
-from kvasir.layers.adapters import Change, ChangePart, ModelChanges, Replaced, Slot, factors_of
+from kvasir.layers.adapters import Change, ChangePart, ModelChanges, Replaced, factors_of
 from kvasir.layers.tensors import TensorPlace, tensor_of, torch_dtype
 from kvasir.ops.embedding.triton import lookup
 from kvasir.ops.linear.triton_in_effect import (
@@ -57,10 +57,10 @@ class Packing:
     def __init__(self, places: Places, device: torch.device):
         self._places, self._device = places, device
 
-    @property
-    def slots(self) -> Mapping[str, Slot]:
-        """See Places."""
-        return self._places.slots
+    def part_of(self, name: str) -> tuple[int, int] | None:
+        """The columns of a matrix, if this rank has only some; None if it has all."""
+        shard = self._places.slots[name].shard
+        return shard.columns if shard.parts > 1 else None
 
     def check(self, adapter: ModelChanges) -> None:
         """Raises ValueError for what the kernels cannot compute."""
