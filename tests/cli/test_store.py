@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def kvasir(*arguments: str, fails: bool = False, stdin: str = "") -> str:
         return f"{result.exception.message} ({result.exception.hint})"
     assert result.exit_code == 0, (result.output, result.exception)
     return result.output
+
+
+def test_the_short_names_are_listed_with_those_of_the_user(place, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place))
+    (place / "kvasir").mkdir()
+    (place / "kvasir/names.toml").write_text('"mine" = "qwen3"\n')
+    places = json.loads(kvasir("list", "--names", "--json"))
+    assert places["qwen3"] == places["qwen3:8b"] == places["mine"] == "Qwen/Qwen3-8B-GGUF:Q4_K_M"
+    assert re.search(r"^mine +Qwen/Qwen3-8B-GGUF:Q4_K_M", kvasir("list", "--names"), re.MULTILINE)
 
 
 def test_from_pull_to_rm(place):

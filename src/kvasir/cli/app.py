@@ -236,14 +236,19 @@ def create(
 
 
 @app.command("list", rich_help_panel=MODELS)
-def list_models(json: AsJson = False) -> None:
+def list_models(
+    json: AsJson = False,
+    names: Annotated[bool, typer.Option("--names", help="Instead: all short names, and where they lead.")] = False,
+) -> None:
     """List the models of the store.
 
     Example: kvasir list
+
+    Example: kvasir list --names
     """
     from kvasir.cli import store as command
 
-    command.list_models(json)
+    command.list_names(json) if names else command.list_models(json)
 
 
 @app.command(rich_help_panel=MODELS)

@@ -24,6 +24,7 @@ from kvasir.store.entry import ModelEntry
 from kvasir.store.files import Stopped
 from kvasir.store.modelfile import MAX_CHARS, Modelfile, parse_modelfile, write_modelfile
 from kvasir.store.progress import PullProgress, Report
+from kvasir.store.short_names import expand, known
 from kvasir.store.store import ModelStore
 
 _ID_DIGITS = 12
@@ -65,6 +66,14 @@ def list_models(as_json: bool) -> None:
         return print_json([_as_json(entry) for entry in entries])
     rows = [(e.name, e.digest[:_ID_DIGITS], bytes_text(e.weights.size), _kind(e), _ago(e.modified)) for e in entries]
     print_table(("name", "id", ">size", "weights", "modified"), rows)
+
+
+def list_names(as_json: bool) -> None:
+    """Prints all short names with the repositories or places that they lead to. Raises ConfigError."""
+    places = {name: expand(name) for name in known()}
+    if as_json:
+        return print_json(places)
+    print_table(("name", "place"), places.items())
 
 
 def _kind(entry: ModelEntry) -> str:
