@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 
+def user_path(name: str | Path) -> Path:
+    """A path with `~` for a user's home folder. Where that is not known, `~` stays: there is no such file then."""
+    return Path(os.path.expanduser(name))
+
+
 def env(name: str, default: str = "") -> str:
     """A variable of the environment. All reads in the package go through here, with a constant name."""
     return os.environ.get(name, default)
@@ -64,13 +69,13 @@ def config_dir() -> Path:
 def models_dir() -> Path:
     """The folder of the model store, which may not exist yet."""
     own, data = env("KVASIR_MODELS"), env("XDG_DATA_HOME")
-    return Path(own).expanduser() if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
+    return user_path(own) if own else Path(data or Path.home() / ".local" / "share") / "kvasir" / "models"
 
 
 def kernels_dir() -> Path:
     """The folder of compiled GPU kernels, which may not exist yet. Raises RuntimeError without a home."""
     own, cache = env("KVASIR_KERNELS"), env("XDG_CACHE_HOME")
-    return Path(own).expanduser() if own else Path(cache or Path.home() / ".cache") / "kvasir" / "kernels"
+    return user_path(own) if own else Path(cache or Path.home() / ".cache") / "kvasir" / "kernels"
 
 
 def contents_dir() -> Path:
@@ -82,7 +87,7 @@ def packed_dir() -> Path:
     """The folder of packed weights of models larger than memory, which may not exist yet. Raises RuntimeError without a
     home."""
     own, cache = env("KVASIR_PACKED"), env("XDG_CACHE_HOME")
-    return Path(own).expanduser() if own else Path(cache or Path.home() / ".cache") / "kvasir" / "packed"
+    return user_path(own) if own else Path(cache or Path.home() / ".cache") / "kvasir" / "packed"
 
 
 def socket_base() -> Path:

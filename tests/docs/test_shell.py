@@ -43,7 +43,7 @@ SERVERS = {
 }
 # Places that only root or several machines have, and a context that is beyond the bundled model's.
 INSTEAD = {
-    "/run/kv": "run/kv", "/etc/kvasir/keys.json": "keys.json", "10.0.0.1": "127.0.0.1", "--ctx-size 4k": "--ctx-size 1k"
+    " /run/kv": " run/kv", "/etc/kvasir/keys.json": "keys.json", "10.0.0.1": "127.0.0.1", "--ctx-size 4k": "--ctx-size 1k"
 }  # fmt: skip
 # Options that make a command shorter.
 SHORTER = {r"kvasir bench (?!--trace)": "--repeats 1 --num-prompts 2 --output-len 4"}

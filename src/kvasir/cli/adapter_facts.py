@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir.cli.show import bytes_text, print_json, print_pairs, print_table
+from kvasir.environment import user_path
 from kvasir.lora import Adapter, AdapterFile, bind, is_adapter, read_adapter
 from kvasir.store.sources import is_path
 from kvasir.store.store import ModelStore
@@ -16,7 +17,7 @@ from kvasir.store.store import ModelStore
 
 def adapter_path(model: str) -> Path | None:
     """The folder or file of an adapter that `model` names, also as the store does; None for anything else."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     if is_adapter(path):
         return path
     entry = None if is_path(model) or path.exists() else ModelStore().find(model)

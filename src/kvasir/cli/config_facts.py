@@ -12,6 +12,7 @@ from kvasir.cli.model_facts import cache_bytes
 from kvasir.cli.show import bytes_text, count_text, print_json, print_pairs, print_table
 from kvasir.config import EngineOptions
 from kvasir.device import available
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError
 from kvasir.parallel import Mesh
 
@@ -56,7 +57,7 @@ class ConfigFacts:
 
 def config_path(model: str) -> Path | None:
     """The config.json that `model` names: the file, or a folder in which no weights lie beside it. None for others."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.suffix == ".json" and path.is_file():
         return path
     if not (path / "config.json").is_file():

@@ -24,6 +24,7 @@ from kvasir.engine.load_text import load_tasks, load_text
 from kvasir.engine.loop_thread import LoopThread
 from kvasir.engine.outputs import raise_fault
 from kvasir.engine.subprocess import ProcessEngine
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError, InvalidRequest, KvasirError, QueueFull
 from kvasir.fleet.engine import FleetEngine
 from kvasir.types import SamplingParams
@@ -69,7 +70,7 @@ class Mapper:
         if replicas < 1:
             raise ConfigError(f"replicas is {replicas}", "expected 1 or more")
         self._replicas = replicas
-        self._checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint).expanduser())
+        self._checkpoint = None if checkpoint is None else Checkpoint(user_path(checkpoint))
         self._under_way: dict[bytes, asyncio.Future[RowAnswer]] = {}
         self._closed = False
         self._loop = LoopThread("kvasir-data")

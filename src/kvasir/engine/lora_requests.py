@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvasir.adapters import AdapterOption, Lora, check_name
+from kvasir.environment import user_path
 from kvasir.errors import InvalidRequest, quoted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LoraRequests:
             return lora
         if lora is not None:
             raise InvalidRequest("both lora and lora_request are given", "give one of them", PARAM)
-        name, path = _field(request, "lora_name"), str(Path(_field(request, "lora_path")).expanduser().absolute())
+        name, path = _field(request, "lora_name"), str(user_path(_field(request, "lora_path")).absolute())
         check_name(name, PARAM)
         again = bool(getattr(request, "load_inplace", False))
         async with self._loading:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvasir.config import EngineConfig, EngineOptions
-from kvasir.environment import contents_dir
+from kvasir.environment import contents_dir, user_path
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import GroupFacts, StoreFacts, layout, short
 from kvasir.kv.tiers.connector import KVConnector
@@ -47,8 +47,7 @@ def identify(options: EngineOptions, config: EngineConfig, files: ModelFiles) ->
 def credentials_of(options: EngineOptions) -> Credentials:
     """What engines that exchange blocks over TCP know each other by. Raises ConfigError."""
     key, cert, authority = (
-        Path(name).expanduser() if name else None
-        for name in (options.transfer_key, options.transfer_cert, options.transfer_ca)
+        user_path(name) if name else None for name in (options.transfer_key, options.transfer_cert, options.transfer_ca)
     )
     return Credentials(read_key(key) if key else b"", cert, authority)
 
@@ -116,7 +115,7 @@ def _peer(
 
 
 def _path(name: str) -> Path:
-    return Path(name).expanduser().absolute()
+    return user_path(name).absolute()
 
 
 def identity(

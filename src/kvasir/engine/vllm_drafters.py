@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kvasir.config import EngineOptions
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError, quoted
 from kvasir.speculation import MAX_DRAFTED, SOURCES, parse
 
@@ -116,7 +116,7 @@ def kind_of(model: str) -> str:
     """Whether a path is an EAGLE-3 head ("eagle3"), a DFlash or DSpark drafter ("dflash"), an assistant of Gemma 4
     ("assistant"), which both engines call a head for multi-token prediction, or a model ("draft"); one that is not on
     this machine is judged by its name."""
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.suffix == ".gguf" and path.is_file():
         from kvasir.weights.gguf import GGUFFile
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError
 from kvasir.serve.auth.keys import Key, check_distinct
 from kvasir.serve.http.networks import check_endpoint, is_loopback, networks
@@ -136,7 +137,7 @@ class ServeSettings:
         if self.lora_resolve and not self.lora_dirs:
             raise ConfigError("lora_resolve without a folder", "give --lora-dir FOLDER")
         for folder in self.lora_dirs:
-            if not folder.expanduser().is_dir():
+            if not user_path(folder).is_dir():
                 raise ConfigError(f"--lora-dir {folder}: there is no such folder", "create it, or name another")
         if self.cors_max_age < 0:
             raise ConfigError(f"cors_max_age is {self.cors_max_age}", "expected 0 or more seconds")

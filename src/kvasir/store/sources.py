@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from kvasir.environment import user_path
 from kvasir.errors import InvalidRequest, ModelFileError
 from kvasir.json_file import read_json_object
 from kvasir.store.blobs import Blobs, parse_digest
@@ -129,7 +130,7 @@ def _expand(ref: str, base: Path, places: Places) -> list[Path]:
     if not places.any_path and not Path(ref).is_absolute():
         raise InvalidRequest(f"{ref[:200]!r} is a relative path", "give an absolute path", param="from")
     try:
-        path = base / Path(ref).expanduser()
+        path = base / user_path(ref)
         if "*" in path.name:
             if not places.any_path:
                 _check_allowed(path.parent, places)

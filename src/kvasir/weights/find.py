@@ -11,6 +11,7 @@ Existing paths take precedence over the hub. Pickled weights (.bin, .pt) and cod
 
 from pathlib import Path
 
+from kvasir.environment import user_path
 from kvasir.errors import ModelFileError
 from kvasir.weights.local import ModelFiles, find_local
 
@@ -30,7 +31,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
     if text in BUNDLED:
         return _bundled(BUNDLED[text])
     try:
-        path = Path(text).expanduser()
+        path = user_path(text)
         exists = bool(text) and path.exists()
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelFileError(f"{text[:200]!r} is not a path: {error}") from error

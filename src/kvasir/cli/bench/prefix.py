@@ -40,6 +40,7 @@ from kvasir.cli.waiting import print_decided, progress_bar
 from kvasir.config import EngineOptions
 from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError, KvasirError
 from kvasir.statistics import EngineStats
 from kvasir.types import SamplingParams
@@ -135,7 +136,7 @@ async def _engines(options: Mapping[str, EngineOptions]) -> AsyncIterator[dict[s
 
 def _folder(inside: str | None) -> tempfile.TemporaryDirectory[str]:
     try:
-        return tempfile.TemporaryDirectory(prefix="kvasir-bench-", dir=Path(inside).expanduser() if inside else None)
+        return tempfile.TemporaryDirectory(prefix="kvasir-bench-", dir=user_path(inside) if inside else None)
     except OSError as error:
         raise ConfigError(f"no folder can be made in {inside}: {error.strerror}", "give another --cache-dir") from error
 

@@ -9,6 +9,7 @@ from kvasir.cli.chat.conversation import read
 from kvasir.cli.chat.session import Session
 from kvasir.cli.resolve import resolve
 from kvasir.config import EngineOptions
+from kvasir.environment import user_path
 from kvasir.errors import InvalidRequest
 from kvasir.store.modelfile import Modelfile
 from kvasir.store.parameters import SAMPLING
@@ -31,7 +32,7 @@ async def save(session: Session, argument: str) -> None:
             "/save needs a name", "for example /save chat.json, or /save NAME for a model of the store"
         )
     if _is_file(argument):
-        path = Path(argument).expanduser()
+        path = user_path(argument)
         session.conversation.save(path, session.front.info.name)
         return session.screen.note(f"{len(session.conversation.turns)} exchanges are in {path}")
     recipe, left = _recipe(session)
@@ -46,7 +47,7 @@ async def load(session: Session, argument: str) -> None:
     if not argument:
         raise InvalidRequest("/load needs a name", "for example /load chat.json, or /load qwen3:0.6b for another model")
     if argument.endswith(".json") or (_is_file(argument) and _is_text(argument)):
-        path = Path(argument).expanduser()
+        path = user_path(argument)
         opening = session.conversation.opening
         session.conversation = read(path)
         session.conversation.opening = opening
@@ -62,7 +63,7 @@ def _is_file(name: str) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    return Path(name).expanduser().is_file() and not name.endswith(".gguf")
+    return user_path(name).is_file() and not name.endswith(".gguf")
 
 
 def _recipe(session: Session) -> tuple[Modelfile, list[str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from kvasir.cli.chat.session import Session, Settings
 from kvasir.cli.sampler import FILES, NUMBERS, structure
+from kvasir.environment import user_path
 from kvasir.errors import InvalidRequest
 from kvasir.store.parameters import SAMPLING
 from kvasir.types import StructuredOutputs
@@ -91,7 +91,7 @@ def _parameter(session: Session, name: str, value: str) -> None:
     if value.strip() == RESET:
         more.pop(key, None)
     elif value:
-        more[key] = structure(name, Path(value.strip()).expanduser()) if name in FILES else _number(name, value.strip())
+        more[key] = structure(name, user_path(value.strip())) if name in FILES else _number(name, value.strip())
     changed = replace(session.settings, more=more)
     changed.params(session.front.info.default_sampling)  # raises for an invalid value
     session.settings = changed

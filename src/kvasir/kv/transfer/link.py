@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvasir.environment import user_path
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers import wire
 from kvasir.kv.tiers.folder import check_private
@@ -52,7 +53,7 @@ class Address:
 def parse_address(text: str) -> Address:
     """Reads PATH (with a slash) or HOST:PORT. Raises ConfigError."""
     if "/" in text:
-        return Address(Path(text).expanduser().absolute())
+        return Address(user_path(text).absolute())
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvasir.adapters import AdapterOption, is_folder_name
 from kvasir.engine.front import Front
+from kvasir.environment import user_path
 from kvasir.errors import InvalidRequest, ModelFileError, UnsupportedModel
 
 _FILES = ("adapter_config.json", "*.safetensors")  # what is read in a folder
@@ -24,7 +25,7 @@ class AdapterFolders:
     when a request first uses it."""
 
     def __init__(self, folders: Sequence[Path] = (), resolves: bool = False):
-        self._folders = tuple(folder.expanduser() for folder in folders)
+        self._folders = tuple(user_path(folder) for folder in folders)
         self.resolves = resolves
         self._loading = asyncio.Lock()
 
