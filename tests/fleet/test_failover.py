@@ -43,6 +43,24 @@ async def test_requests_of_a_killed_replica_continue_on_another(phase):
         assert not any(r.open for r in engine.replicas)
 
 
+async def test_the_counters_of_a_killed_replica_stay_while_it_starts():
+    async with running(2, step_seconds=0.004) as engine:
+        await collect(engine, request("r0", [1], max_tokens=5))
+        await collect(engine, request("r1", [2], max_tokens=5))
+        await until(lambda: sum(v.generated_tokens for v in engine.views) == 10)
+        busiest = max(engine.views, key=lambda view: view.generated_tokens)
+        seen = []
+
+        def restarts() -> bool:
+            seen.append(engine.views[busiest.index])
+            return seen[-1].restarts == 1 and seen[-1].status == "ready"
+
+        kill(engine.replicas[busiest.index])
+        await until(restarts)
+        assert "starting" in {view.status for view in seen}
+        assert {view.generated_tokens for view in seen} == {busiest.generated_tokens}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 async def test_requests_of_a_hung_replica_continue_on_another(phase):

@@ -63,7 +63,7 @@ def view_of(replicas: Sequence[Replica]) -> tuple[ReplicaView, ...]:
 
 
 def _view(replica: Replica, facts: ReplicaFacts) -> ReplicaView:
-    counts, stats = replica.counts, replica.stats if replica.answers else EngineStats()
+    counts, stats = replica.counts, replica.stats if replica.answers else ended(replica.stats)
     return ReplicaView(
         index=replica.index,
         status=replica.status,

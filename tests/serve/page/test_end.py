@@ -44,7 +44,7 @@ def test_the_end_of_an_answer_is_seen(page, server, pieces):
     answers_with(page, stream_of(*[{"content": LINES[i : i + size]} for i in range(0, len(LINES), size)]))
     ask(page, "count")
     assert below(page) < 2
-    expect(page.locator(DONE)).to_be_in_viewport()
+    expect(page.locator(f"{DONE} summary")).to_be_in_viewport()
 
 
 def test_the_fields_for_the_results_of_tools_are_seen(page, server):

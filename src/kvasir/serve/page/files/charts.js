@@ -40,7 +40,7 @@ function axis({ context, width, height }, most, unit) {
     context.moveTo(0, y);
     context.lineTo(width, y);
     context.stroke();
-    if (part) context.fillText(`${+(most * part).toPrecision(3)} ${unit}`, 2, y - 3);
+    if (part) context.fillText(`${(most * part).toLocaleString("en", { maximumSignificantDigits: 3 })}${unit}`, 2, y - 3);
   }
 }
 
@@ -71,7 +71,7 @@ export function drawSteps(canvas, steps) {
   const wide = 4;
   const shown = steps.slice(-Math.floor(width / wide));
   const most = roundUp(Math.max(0.1, ...shown.map((s) => s.ms)));
-  axis(area, most, "ms");
+  axis(area, most, " ms");
   shown.forEach((step, i) => {
     const x = width - (shown.length - i) * wide;
     const tall = Math.max(1, (step.ms / most) * (height - 20));

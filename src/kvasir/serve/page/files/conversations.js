@@ -36,7 +36,7 @@ export class Conversations {
       "li",
       {},
       make("button", { type: "button", class: "entry", title, "aria-current": current, onclick: open }, name, mark),
-      make("button", { type: "button", ...rename, onclick: (event) => this.rename(chat, event.currentTarget) }, "…"),
+      make("button", { type: "button", ...rename, onclick: (event) => this.rename(chat, event.currentTarget) }, pencil()),
       make("button", { type: "button", ...remove, onclick: () => this.remove(chat) }, "×"),
     );
   }
@@ -77,6 +77,16 @@ export class Conversations {
     const { title, messages } = this.actions.chat;
     download("conversation.json", "application/json", JSON.stringify({ title, messages }, null, 2));
   }
+}
+
+function pencil() {
+  const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS(drawing.namespaceURI, "path");
+  drawing.setAttribute("viewBox", "0 0 16 16");
+  drawing.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", "M2.5 13.5l.8-3.2 7.6-7.6 2.4 2.4-7.6 7.6zM9.4 4.2l2.4 2.4");
+  drawing.append(path);
+  return drawing;
 }
 
 /** What a search looks at. */

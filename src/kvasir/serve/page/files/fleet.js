@@ -1,31 +1,32 @@
 // The replicas of the model, one row each. GET /fleet has their state and their counters.
 
 import { get } from "./api.js";
-import { make } from "./dom.js";
+import { announce, make } from "./dom.js";
 import { count, part } from "./tiles.js";
 
 const OVER = 3000; // milliseconds over which a rate is averaged
+const TEXTS = 2; // columns of texts, before those of numbers
 const COLUMNS = [
   ["Replica"],
   ["State"],
-  ["Role"],
   ["Running", "choices in its batch"],
   ["Waiting", "choices in its queue"],
-  ["Backlog", "predicted seconds until it has computed the prompts that it has"],
+  ["Tokens/s", "generated, over three seconds"],
   ["KV in use", "blocks of requests, of all"],
   ["Cached", "blocks of prefixes that no request uses, of all"],
+  ["Backlog", "predicted seconds until it has computed the prompts that it has"],
   ["Hits predicted", "prompt tokens that the router expected in its prefix cache"],
   ["Hits found", "prompt tokens that were in its prefix cache"],
-  ["Tokens/s", "generated, over three seconds"],
-  ["Restarts"],
+  ["Restarts", "and the requests that were there"],
 ];
 
 export class FleetView {
   constructor() {
     this.past = []; // [time, replicas] of the last seconds
+    this.states = new Map(); // of each replica, as last shown
     this.body = make("tbody");
     this.wanted = make("p", { class: "small muted", role: "status" });
-    const head = make("tr", {}, COLUMNS.map(([name, title]) => make("th", { scope: "col", title }, name)));
+    const head = make("tr", {}, COLUMNS.map(([name, title], i) => make("th", { scope: "col", title, ...side(i) }, name)));
     const table = make("table", { class: "requests" }, make("thead", {}, head), this.body);
     this.root = make("div", { class: "fleet" }, make("div", { class: "table", tabindex: 0 }, table), this.wanted);
   }
@@ -36,35 +37,45 @@ export class FleetView {
     const now = performance.now();
     this.past.push([now, new Map(replicas.map((replica) => [replica.index, replica]))]);
     while (this.past.length > 2 && this.past[1][0] <= now - OVER) this.past.shift();
+    for (const replica of replicas) this.tell(replica);
     this.body.replaceChildren(...replicas.map((replica) => this.row(replica, now)));
     const { target, least, most } = scaling ?? {};
     this.wanted.textContent = scaling ? `The load asks for ${target} replicas (${least} to ${most}).` : "";
   }
 
+  /** Tells screen readers of replicas whose state has changed. */
+  tell({ index, status }) {
+    const before = this.states.get(index);
+    this.states.set(index, status);
+    if (before && before !== status) announce(`Replica ${index} is ${status}.`);
+  }
+
   row(replica, now) {
     const { index, status, reason, role, running, waiting, backlog, restarts, lost } = replica;
-    const state = make("span", { class: status === "ready" ? "" : "error" }, reason ? `${status}: ${reason}` : status);
+    const state = make("div", { class: status === "ready" ? "" : "error" }, status);
+    if (reason) state.append(make("div", { class: "why" }, reason));
     const cells = [
-      `${index}`,
+      role ? `${index} (${role})` : `${index}`,
       state,
-      role || "both",
       count(running),
       count(waiting),
-      `${backlog.toFixed(2)} s`,
+      this.pace(replica, now),
       part(replica.blocks_used, replica.blocks_total),
       part(replica.blocks_cached, replica.blocks_total),
+      `${backlog.toFixed(2)} s`,
       count(replica.predicted),
       count(replica.hit),
-      this.pace(replica, now),
-      lost ? `${restarts} (${count(lost)} requests were there)` : `${restarts}`,
+      lost ? `${restarts} (${count(lost)} ${lost === 1 ? "request" : "requests"})` : `${restarts}`,
     ];
-    return make("tr", {}, cells.map((cell) => make("td", {}, cell)));
+    return make("tr", {}, cells.map((cell, i) => make("td", side(i), cell)));
   }
 
   pace({ index, generated_tokens: tokens }, now) {
     const [time, replicas] = this.past[0];
     const before = replicas.get(index);
     if (!before || now <= time || tokens < before.generated_tokens) return "–";
-    return `${Math.round((1000 * (tokens - before.generated_tokens)) / (now - time))}`;
+    return count(Math.round((1000 * (tokens - before.generated_tokens)) / (now - time)));
   }
 }
+
+const side = (column) => (column < TEXTS ? {} : { class: "end" });

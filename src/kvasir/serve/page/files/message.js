@@ -115,7 +115,7 @@ export class MessageView {
       copyButton(() => message.content),
       make("button", { type: "button", class: "quiet", onclick: regenerate }, "Regenerate"),
       ...this.ways(),
-      make("details", { class: "small muted figures" }, make("summary", {}, "Statistics"), figures(message)),
+      ...statistics(message),
     );
   }
 
@@ -151,6 +151,11 @@ function pretty(json) {
   } catch {
     return json;
   }
+}
+
+function statistics(message) {
+  const found = figures(message);
+  return found ? [make("details", { class: "small muted figures" }, make("summary", {}, "Statistics"), found)] : [];
 }
 
 function figures(message) {

@@ -27,7 +27,7 @@ export class Presets {
   draw(chosen) {
     const names = [...Object.keys(OWN), ...Object.keys(presets.read())];
     const option = (value, label = value) => make("option", { value, selected: value === chosen }, label);
-    this.select.replaceChildren(option("", "Choose a preset"), ...names.map((name) => option(name)));
+    this.select.replaceChildren(option("", "Choose one"), ...names.map((name) => option(name)));
     this.remove.disabled = !chosen || Object.hasOwn(OWN, chosen);
   }
 

@@ -5,7 +5,7 @@ import { make } from "./dom.js";
 /** How a number is shown, by its form; null if there is nothing to show. now, before: snapshots. */
 const FORMS = {
   count: ({ stat }, now) => count(now.stats[stat]),
-  rate: ({ stat }, now, before) => `${rate(stat, now, before).toFixed(0)}/s`,
+  rate: ({ stat }, now, before) => `${count(Math.round(rate(stat, now, before)))}/s`,
   share: ({ stat, of }, now) => part(now.stats[stat], now.stats[of]),
   growth: ({ stat, of }, now, before) => {
     const grown = (name) => now.stats[name] - before.stats[name];
