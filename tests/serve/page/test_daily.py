@@ -189,6 +189,22 @@ def test_an_empty_conversation_has_the_models_facts_and_examples(page, server):
     expect(figures).to_contain_text("1 token")
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_statistics_open_below_what_opens_them_and_errors_have_none(browser, server, width):
+    with page_of(browser, server.url, ("400",), viewport={"width": width, "height": 800}) as page:
+        where = "(element) => [element.getBoundingClientRect().x, element.getBoundingClientRect().y]"
+        answers_with(page, stream_of({"content": "68"}), {"error": {"message": "It is full."}})
+        ask(page, "hello")
+        summary = page.locator(".figures summary")
+        before = summary.evaluate(where)
+        summary.click()
+        expect(page.locator(".figures")).to_contain_text("1 token")
+        assert summary.evaluate(where) == before
+        ask(page, "again")
+        expect(page.locator(".message .error")).to_have_text("It is full.")
+        expect(page.locator(".figures")).to_have_count(1)
+
+
 def test_targets_on_a_phone_have_40_pixels(browser, server):
     phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
     with page_of(browser, server.url, **phone) as page:
