@@ -35,3 +35,10 @@ def test_ids_outside_the_table_may_give_its_first_row():
     table = made(10, 20)
     got = looked_up(torch.tensor([-1, 2, 10, 1 << 30]), table, or_first=True)
     assert torch.equal(got, table.data[[0, 2, 0, 0]].float())
+
+
+def test_a_part_of_a_table_begins_at_another_id():
+    table, out = made(10, 20), torch.full((3, 20), torch.nan)
+    embedding.lookup(torch.tensor([5, 7, 15]), table, out, first=6)
+    assert out[0].eq(0).all()
+    assert torch.equal(out[1:], table.data[[1, 9]].float())

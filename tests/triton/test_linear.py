@@ -10,6 +10,7 @@ import torch
 
 from kvasir.ops import activation
 from kvasir.ops.linear import triton as linear
+from kvasir.ops.linear.triton_matrix import launch_parts, most_segments
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -29,8 +30,8 @@ def inputs(count, cols, seed=1):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(count, cols)).astype(np.float32))
 
 
-def parts(x, weight, bias=None):
-    out = torch.full((weight.segments, len(x), weight.rows), torch.nan)
+def parts(x, weight, bias=None, count=0):
+    out = torch.full((count or weight.segments, len(x), weight.rows), torch.nan)
     linear.product(x, weight, out, bias)
     return out
 
@@ -90,6 +91,26 @@ def test_a_whole_product_has_the_bits_of_joined_parts(segments):
     expected = joined(parts(x, weight))
     assert torch.equal(whole(x, weight), expected)
     assert torch.equal(whole(x, weight, bias, torch.bfloat16), (expected + bias).bfloat16())
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_parts_of_several_segments_continue_the_tree(count):
+    weight, x = made(70, 256, segments=8), inputs(3, 256)
+    assert torch.equal(joined(parts(x, weight, count=count)), whole(x, weight))
+
+
+def test_ranks_have_the_segments_of_the_whole():
+    """Each rank's columns are some of the segments, and the tree over their sums is that of one rank."""
+    weight, x = made(20, 256, segments=8), inputs(3, 256)
+    expected = whole(x, weight)
+    for ranks in (2, 4, 8):
+        width = 256 // ranks
+        shards = [
+            linear.matrix_from_floats(weight.data[:, r * width : (r + 1) * width].float(), "bfloat16", 8 // ranks, put)
+            for r in range(ranks)
+        ]
+        sums = [whole(x[:, r * width : (r + 1) * width], shard) for r, shard in enumerate(shards)]
+        assert torch.equal(joined(torch.stack(sums)), expected)
 
 
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
@@ -156,6 +177,12 @@ def test_matrices_come_from_arrays_and_tensors(dtype):
 )
 def test_segments_fill_the_device_with_whole_steps(rows, cols, group, reduces, segments):
     assert linear.choose_segments(rows, cols, group, reduces) == segments
+
+
+def test_few_programs_join_several_segments_of_large_matrices():
+    assert [most_segments(cols, 1) for cols in (16, 64, 256, 512, 28672)] == [1, 2, 8, 2, 8]
+    assert [launch_parts(rows, 8) for rows in (64, 4096, 8192, 16384)] == [8, 4, 2, 1]
+    assert [launch_parts(rows, 2) for rows in (64, 8192, 16384)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -23,6 +23,7 @@ from kvasir.ops.moe.triton import (
     rows_of,
     sort_by_expert,
 )
+from kvasir.parallel import cut
 
 
 def _random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -173,4 +174,32 @@ def test_sum_over_experts_is_in_ascending_id():
     expected = torch.zeros(2, 10)
     for j in range(3):
         expected = expected + weights[:, j, None] * whole[:, j]
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_hold_some_experts_have_the_bits_of_one_that_holds_all(ranks):
+    experts, top = 6, 3
+    weights_of = [_experts(each, "float32") for each in _weights(experts, 16, 32)]
+    x = _random(9, 32)
+    ids = torch.stack([torch.randperm(experts)[:top].sort().values for _ in range(9)]).int()
+    weights = _random(9, top, seed=7)
+    expected = _run(x, ids, weights, *weights_of)
+    joined = []
+    for rank in range(ranks):
+        first, last = cut(experts, ranks).range(rank)
+        gate, up, down = (replace(each, data=each.data[first:last].contiguous()) for each in weights_of)
+        order, found, num_tiles = torch.full((ids.numel(),), -1, dtype=torch.int32), _empty(64, TILE_FIELDS), _empty(1)
+        sort_by_expert(ids, order, found, num_tiles, experts=last - first, first=first)
+        own = ((ids >= first) & (ids < last)).flatten()
+        assert sorted(order[: int(own.sum())].tolist()) == own.nonzero().flatten().tolist()
+        hidden, parts = (
+            torch.full((ids.numel(), 16), torch.nan),
+            torch.full((down.segments, ids.numel(), 32), torch.nan),
+        )
+        expert_gated(x, gate, up, order, found, num_tiles, hidden, "silu")
+        expert_down(hidden, down, order, found, num_tiles, parts)
+        joined.append(parts[0])
+    out = torch.empty(9, 32)
+    combine(torch.stack(joined), weights, out, ids, experts)
     assert torch.equal(out, expected)
