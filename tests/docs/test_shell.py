@@ -43,8 +43,11 @@ SERVERS = {
 }
 # Places that only root or several machines have, and a context that is beyond the bundled model's.
 INSTEAD = {
-    " /run/kv": " run/kv", "/etc/kvasir/keys.json": "keys.json", "10.0.0.1": "127.0.0.1", "--ctx-size 4k": "--ctx-size 1k"
-}  # fmt: skip
+    " /run/kv": " run/kv",
+    "/etc/kvasir/keys.json": "keys.json",
+    "10.0.0.1": "127.0.0.1",
+    "--ctx-size 4k": "--ctx-size 1k",
+}
 # Options that make a command shorter.
 SHORTER = {r"kvasir bench (?!--trace)": "--repeats 1 --num-prompts 2 --output-len 4"}
 STDIN = "Once upon a time\n/bye\n"
