@@ -25,7 +25,8 @@ def test_a_dense_layer_makes_eight_launches(shape, bucket):
 
 def test_each_launch_of_a_layer_has_its_place():
     counts = Counter(launch.name for launch in launches_of(forward_of("8B", "bfloat16", 3), 1).rows)
-    assert counts["_product"] == 3 * 3 and counts["_gated"] == 3 and counts["_attend"] == 3
+    # The output and down projections have more segments than fill a device: each program joins two.
+    assert counts["_product"] == 3 and counts["_whole"] == 3 * 2 and counts["_gated"] == 3 and counts["_attend"] == 3
     assert counts["_rope_store"] == 3 and counts["_join_norm"] == 3 * 2
 
 
