@@ -222,6 +222,20 @@ def test_what_a_step_fills_is_sent_by_the_step(tmp_path):
             assert engines.first.outbox.stats.grown == 10 - sum(most)
 
 
+def test_a_step_reads_no_more_in_pieces_than_its_bound(tmp_path, monkeypatch):
+    """Of all prompts that it computes. The rest is exported by later steps, and all of it arrives."""
+    size, most = SIZE * 8, []
+    monkeypatch.setattr(sending, "GROWN_BYTES", 3 * size)
+    with ExitStack() as stack:
+        engines = Engines(stack, tmp_path, True, grows=True)
+        engines.prefill.plan_listener = lambda plan: most.append(sum(len(work.grows) for work in plan.work))
+        pairs = [engines.pair(name, [i, *PROMPT[:31]]) for i, name in enumerate("ab")]
+        run(engines.prefill, *(one for one, _ in pairs))
+        run(engines.decode, *(whole for _, whole in pairs))
+        assert max(most) == 3 and engines.first.outbox.stats.grown == sum(most) < 8
+        assert engines.decode.stats().tier_loaded_tokens == 2 * 3 * SIZE
+
+
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("grows", [False, True], ids=["blocks", "pieces"])
 def test_a_failed_step_is_sent_again(tmp_path, at, grows):

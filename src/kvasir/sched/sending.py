@@ -6,10 +6,11 @@ cached before are exported too, and the transfer outlives the request. A block t
 sent: the other engine computes it.
 
     prompt     |--- exported ---|--- computed, in the tree ---|--- to be computed ---|
-    next step                    exports up to EXPORT_BYTES    grows those that it fills
+    next step                    exports up to EXPORT_BYTES    grows up to GROWN_BYTES
 
 If the runner can read blocks while a step computes them, the blocks that a step fills *grow*: their layers are sent as
-they are computed (`Work.grows`), and nothing of them is left to export afterwards.
+they are computed (`Work.grows`), and nothing of them is left to export afterwards. What is above the bound is exported
+by later steps.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from kvasir.plan import Bytes, Capacity, Work
 from kvasir.sched.sequence import Sequence, Status
 
 EXPORT_BYTES = 32 << 20  # that a step exports: some milliseconds of copying
+# That a step reads while it computes. A thread copies them beside it, so the bound is wider; the next step waits for
+# what is left of them.
+GROWN_BYTES = 256 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -123,14 +127,17 @@ class Sendings:
         }
         if not sending_of:
             return list(works)
-        return [
-            replace(work, grows=self._grow(step, sending_of[id(seq)], work)) if id(seq) in sending_of else work
-            for seq, work in zip(seqs, works, strict=True)
-        ]
+        grown, budget = list(works), GROWN_BYTES
+        for i, (seq, work) in enumerate(zip(seqs, works, strict=True)):
+            if sending := sending_of.get(id(seq)):
+                grown[i] = replace(work, grows=self._grow(step, sending, work, budget))
+                budget -= sum(self._sizes[group] for group, _ in grown[i].grows)
+        return grown
 
-    def _grow(self, step: int, sending: Sending, work: Work) -> tuple[tuple[int, int], ...]:
+    def _grow(self, step: int, sending: Sending, work: Work, budget: int) -> tuple[tuple[int, int], ...]:
+        """The blocks (group, id) of a work that grow, of at most `budget` bytes."""
         tables, end = sending.seq.blocks.tables, min(work.end, len(sending.ids) // ID_BYTES) // self._block_size
-        room, found = self._exchange.outbox.room - self._under_way, dict[tuple[int, int], Grown]()
+        room, found = min(budget, self._exchange.outbox.room - self._under_way), dict[tuple[int, int], Grown]()
         for index in range(work.start // self._block_size, end):
             for group in self._grows:
                 part, size = (group, index), self._sizes[group]
