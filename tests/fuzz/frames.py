@@ -12,6 +12,7 @@ from kvasir.engine import wire
 from kvasir.errors import KvasirError
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers import wire as tier
+from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.store.manifests import Manifests
 from kvasir.store.names import parse_name
 from kvasir.text import template_worker
@@ -41,7 +42,7 @@ def read_tier(data: bytes) -> None:
     with ours, theirs:
         theirs.sendall(data[:4096])
         theirs.shutdown(socket.SHUT_WR)
-        link = tier.BlockSocket(ours)
+        link = BlockSocket(ours)
         link.begin(5)
         kind, length = link.head(ASKED)
         assert length <= ASKED[kind]
@@ -88,7 +89,7 @@ def read_worker(data: bytes) -> None:
 
 TARGETS = {
     "engine_wire": Target(read_engine, words=("Add", "Abort", "Ask", "Stop", "Ready", "Fault", "Deltas", "Answer")),
-    "tier_wire": Target(read_tier, refusals=(tier.WireError,)),
+    "tier_wire": Target(read_tier, refusals=(WireError,)),
     "record": Target(read_record, refusals=(record.Unusable,), words=(record.MAGIC,)),
     "manifest": Target(
         read_manifest,

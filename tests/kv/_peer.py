@@ -14,8 +14,8 @@ from kvasir.kv.tiers import record, wire
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerTier
-from kvasir.kv.tiers.wire import BlockSocket
 from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.link import Address
 from kvasir.kv.transfer.security import NO_CREDENTIALS
 from tests.kv._tiers import FACTS, blocks_of, payload_of, until
@@ -63,7 +63,7 @@ def hostile(path: Path, behave: Callable[[BlockSocket], None], greet: bool = Tru
     def talk(sock: socket.socket) -> None:
         link = BlockSocket(sock)
         link.begin(30)
-        with suppress(OSError, wire.WireError):
+        with suppress(OSError, WireError):
             if greet:
                 welcome(link)
             behave(link)

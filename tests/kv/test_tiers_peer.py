@@ -19,6 +19,7 @@ from kvasir.errors import ConfigError
 from kvasir.kv.tiers import peer, wire
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.peer import PeerServer, PeerTier
+from kvasir.kv.transfer import block_socket
 from kvasir.kv.transfer.link import Address
 from kvasir.kv.transfer.security import Credentials
 from tests.kv._disk import path_of
@@ -237,7 +238,7 @@ def test_another_user_gets_nothing_even_from_an_open_folder(disk):
 def test_the_socket_of_another_user_is_not_asked(server, disk, path, monkeypatch):
     keep(disk, [BLOCK])
     with asking(path) as tier:
-        monkeypatch.setattr(wire, "of_this_user", lambda sock: False)
+        monkeypatch.setattr(block_socket, "of_this_user", lambda sock: False)
         assert load(tier, BLOCK) == "peer"
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from kvasir.kv.tiers import peer, record, wire
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
 from kvasir.kv.tiers.peer import PeerServer
-from kvasir.kv.tiers.wire import BlockSocket
 from kvasir.kv.transfer import frames
 from kvasir.kv.transfer import link as transfer_link
+from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError
 from kvasir.kv.transfer.link import Address, Link, Refused, _introduce
 from kvasir.kv.transfer.security import NO_CREDENTIALS
 from tests.examples import examples
@@ -57,7 +57,7 @@ def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
 
     def drip(link: BlockSocket) -> None:
         question(link)
-        for byte in wire.FRAME.pack(wire.RECORD, len(SEALED)) + SEALED:
+        for byte in FRAME.pack(wire.RECORD, len(SEALED)) + SEALED:
             link.sock.sendall(bytes([byte]))
             time.sleep(0.02)
 
@@ -97,19 +97,19 @@ def test_closing_does_not_wait_for_a_silent_peer(path, monkeypatch):
 
 
 LIES = {
-    "longer than any record": wire.FRAME.pack(wire.RECORD, record.max_size(FACTS, 0) + 1),
-    "huge": wire.FRAME.pack(wire.RECORD, 1 << 62),
-    "unknown kind": wire.FRAME.pack(99, 4) + b"abcd",
-    "an answer to another question": wire.FRAME.pack(wire.HELD, 1) + b"\x01",
-    "a miss with a body": wire.FRAME.pack(wire.MISS, 1) + b"x",
-    "an empty record": wire.FRAME.pack(wire.RECORD, 0),
-    "cut off": wire.FRAME.pack(wire.RECORD, len(SEALED)) + SEALED[:-1],
+    "longer than any record": FRAME.pack(wire.RECORD, record.max_size(FACTS, 0) + 1),
+    "huge": FRAME.pack(wire.RECORD, 1 << 62),
+    "unknown kind": FRAME.pack(99, 4) + b"abcd",
+    "an answer to another question": FRAME.pack(wire.HELD, 1) + b"\x01",
+    "a miss with a body": FRAME.pack(wire.MISS, 1) + b"x",
+    "an empty record": FRAME.pack(wire.RECORD, 0),
+    "cut off": FRAME.pack(wire.RECORD, len(SEALED)) + SEALED[:-1],
     "half a frame's head": b"\x07\x01",
     "nothing": b"",
-    "shorter frame": wire.FRAME.pack(wire.RECORD, len(SEALED) - 1) + SEALED,
-    "longer frame": wire.FRAME.pack(wire.RECORD, len(SEALED) + 1) + SEALED + b"x",
-    "flipped payload": wire.FRAME.pack(wire.RECORD, len(SEALED)) + SEALED[:-1] + bytes([SEALED[-1] ^ 1]),
-    "huge sizes in the record": wire.FRAME.pack(wire.RECORD, record.PREFIX.size)
+    "shorter frame": FRAME.pack(wire.RECORD, len(SEALED) - 1) + SEALED,
+    "longer frame": FRAME.pack(wire.RECORD, len(SEALED) + 1) + SEALED + b"x",
+    "flipped payload": FRAME.pack(wire.RECORD, len(SEALED)) + SEALED[:-1] + bytes([SEALED[-1] ^ 1]),
+    "huge sizes in the record": FRAME.pack(wire.RECORD, record.PREFIX.size)
     + record.PREFIX.pack(record.MAGIC, record.FORMAT, 1 << 31, 1 << 62, bytes(32)),
 }
 
@@ -186,7 +186,7 @@ def connected(path: Path, greet: bool = True) -> Iterator[Link]:
 
 
 def admits(path: Path) -> bool:
-    with suppress(OSError, wire.WireError), connected(path):
+    with suppress(OSError, WireError), connected(path):
         return True
     return False
 
@@ -202,15 +202,15 @@ def hung_up(link: BlockSocket) -> bool:
 
 HOSTILE_QUESTIONS = {
     "garbage": bytes(range(200)),
-    "a huge frame": wire.FRAME.pack(wire.LOAD, 1 << 62),
-    "too many keys": wire.FRAME.pack(wire.HAS, wire.HAS_BYTES + 1),
-    "too long a name": wire.FRAME.pack(wire.LOAD, wire.LOAD_BYTES + 1),
-    "an answer": wire.FRAME.pack(frames.WELCOME, 0),
-    "half a key": wire.FRAME.pack(wire.HAS, 20) + bytes(20),
-    "no group": wire.FRAME.pack(wire.HAS, 0),
-    "a group that is not there": wire.FRAME.pack(wire.HAS, 36) + struct.pack("<I", 2) + bytes(32),
-    "no msgpack": wire.FRAME.pack(wire.LOAD, 3) + b"\xc1\xc1\xc1",
-    "other ids": wire.FRAME.pack(wire.LOAD, 8) + b"\x94\xc4\x00\xc4\x00\xc4\x00\x00",
+    "a huge frame": FRAME.pack(wire.LOAD, 1 << 62),
+    "too many keys": FRAME.pack(wire.HAS, wire.HAS_BYTES + 1),
+    "too long a name": FRAME.pack(wire.LOAD, wire.LOAD_BYTES + 1),
+    "an answer": FRAME.pack(frames.WELCOME, 0),
+    "half a key": FRAME.pack(wire.HAS, 20) + bytes(20),
+    "no group": FRAME.pack(wire.HAS, 0),
+    "a group that is not there": FRAME.pack(wire.HAS, 36) + struct.pack("<I", 2) + bytes(32),
+    "no msgpack": FRAME.pack(wire.LOAD, 3) + b"\xc1\xc1\xc1",
+    "other ids": FRAME.pack(wire.LOAD, 8) + b"\x94\xc4\x00\xc4\x00\xc4\x00\x00",
 }
 
 
@@ -264,7 +264,7 @@ def test_a_greeting_of_other_facts_is_answered_and_ended(server, path):
 def test_a_question_that_does_not_end_is_not_waited_for(server, path, monkeypatch):
     monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.2)
     with connected(path) as link:
-        link.sock.sendall(wire.FRAME.pack(wire.LOAD, 100) + b"only this")
+        link.sock.sendall(FRAME.pack(wire.LOAD, 100) + b"only this")
         assert hung_up(link)
 
 

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers import wire
-from kvasir.kv.tiers.wire import FRAME, BlockSocket, WireError
 from kvasir.kv.transfer import exchange as exchanges
 from kvasir.kv.transfer import frames, inbox, link, outbox, stream
+from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError
 from kvasir.kv.transfer.exchange import BlockExchange
 from kvasir.kv.transfer.frames import Hello, Part
 from kvasir.kv.transfer.link import Greeting, Link, connect, parse_address

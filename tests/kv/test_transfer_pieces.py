@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvasir.kv.tiers.block import StoredBlock
-from kvasir.kv.tiers.wire import FRAME, WireError
 from kvasir.kv.transfer import exchange as exchanges
 from kvasir.kv.transfer import frames, outbox
 from kvasir.kv.transfer import inbox as inboxes
 from kvasir.kv.transfer.assembly import Assembly
+from kvasir.kv.transfer.block_socket import FRAME, WireError
 from kvasir.kv.transfer.inbox import Inbox
 from kvasir.kv.transfer.outbox import Growing
 from kvasir.types import Transfer

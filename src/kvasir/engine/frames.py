@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from kvasir.errors import KvasirError
-from kvasir.kv.tiers.wire import of_this_user
+from kvasir.kv.transfer.block_socket import of_this_user
 
 T = TypeVar("T")
 

@@ -20,11 +20,11 @@ from kvasir.kv.tiers import record, wire
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
 from kvasir.kv.tiers.record import Unusable
-from kvasir.kv.tiers.socket_file import check_path
 from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
-from kvasir.kv.tiers.wire import BlockSocket, WireError
+from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.link import Address, Greeting, Listener, Refused, connect
 from kvasir.kv.transfer.security import NO_CREDENTIALS, Credentials
+from kvasir.kv.transfer.socket_file import check_path
 from kvasir.memory import QUEUE_BYTES
 from kvasir.statistics import TierStats
 

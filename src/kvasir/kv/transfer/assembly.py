@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from kvasir.kv.tiers.wire import WireError
+from kvasir.kv.transfer.block_socket import WireError
 from kvasir.kv.transfer.frames import checksum_of_pieces
 
 MAX_PIECES = 4096

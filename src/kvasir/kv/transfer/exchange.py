@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from kvasir.errors import ConfigError, InvalidRequest
 from kvasir.kv.tiers.block import StoreFacts
 from kvasir.kv.tiers.later import Identity
-from kvasir.kv.tiers.wire import BlockSocket, WireError
 from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.frames import MAX_ID
 from kvasir.kv.transfer.inbox import Inbox
 from kvasir.kv.transfer.link import Address, Greeting, Link, Listener, Refused, connect, parse_address

@@ -1,4 +1,4 @@
-"""Messages between a sender and a receiver of blocks, in the frames of kv.tiers.wire. The one that connects greets:
+"""Messages between a sender and a receiver of blocks, in the frames of block_socket. The one that connects greets:
 
 client                                     server
 HELLO     digest, nonce, what it wants ->  CHALLENGE   nonce, proof that it has the key
@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kvasir.kv.tiers.block import MAX_BLOCK_SIZE, MAX_NAMESPACE, StoredBlock, StoreFacts
-from kvasir.kv.tiers.wire import WireError
+from kvasir.kv.transfer.block_socket import WireError
 
 VERSION = 2
 HELLO, CHALLENGE, PROOF, WELCOME, REFUSAL, SHARE, PART, SLOT, DONE, TAKEN, PIECE, SLICE, SEAL = range(20, 33)

@@ -18,13 +18,12 @@ import msgspec
 
 from kvasir.environment import user_path
 from kvasir.errors import ConfigError
-from kvasir.kv.tiers import wire
 from kvasir.kv.tiers.folder import check_private
-from kvasir.kv.tiers.socket_file import check_path, listen_private
-from kvasir.kv.tiers.wire import BlockSocket, WireError
-from kvasir.kv.transfer import frames
+from kvasir.kv.transfer import block_socket, frames
+from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.frames import Hello
 from kvasir.kv.transfer.security import Credentials
+from kvasir.kv.transfer.socket_file import check_path, listen_private
 
 GREETING_SECONDS = 5.0
 
@@ -110,7 +109,7 @@ def _socket_to(address: Address, credentials: Credentials) -> socket.socket:
     try:
         sock.settimeout(GREETING_SECONDS)
         sock.connect(os.fspath(address.path))
-        if not wire.of_this_user(sock):
+        if not block_socket.of_this_user(sock):
             raise WireError("the engine belongs to another user")
     except BaseException:
         sock.close()
@@ -173,7 +172,7 @@ class Listener:
         try:
             if self._context:
                 sock = _over_tls(sock, self._context, server=True)
-            elif not wire.of_this_user(sock):
+            elif not block_socket.of_this_user(sock):
                 raise WireError("the client belongs to another user")
             link = Link(sock)
             link.begin(GREETING_SECONDS)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from kvasir.errors import ConfigError
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
-from kvasir.kv.tiers.wire import WireError
 from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.block_socket import WireError
 from kvasir.kv.transfer.frames import Part
 from kvasir.kv.transfer.link import Link, Refused
 from kvasir.kv.transfer.stream import POLL_SECONDS, PartSender

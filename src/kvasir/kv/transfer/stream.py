@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
-from kvasir.kv.tiers.wire import FRAME, WireError
 from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.block_socket import FRAME, WireError
 from kvasir.kv.transfer.frames import DROPPED, INCOMPLETE, KEPT, WINDOW, Part
 from kvasir.kv.transfer.link import Link
 
