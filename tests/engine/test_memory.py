@@ -117,8 +117,9 @@ def limited():
 def serving(folder: Path, limit: int, model: str, *flags: str):
     """A server whose processes all live in the group; yields its port and what it has printed."""
     (folder / "memory.limit_in_bytes").write_text(str(limit))
-    join = f"echo $$ > {folder}/cgroup.procs && exec {sys.executable} -m kvasir.cli serve {model} --port 0 " + " ".join(
-        flags
+    join = (
+        f"echo $$ > {folder}/cgroup.procs && exec {sys.executable} -m kvasir.cli serve {model} --port 0 --verbose "
+        + " ".join(flags)
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(["sh", "-c", join], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -127,11 +128,12 @@ def serving(folder: Path, limit: int, model: str, *flags: str):
     try:
         for line in process.stdout:
             reply.append(line.rstrip())
-            if "http://" in line:
+            if line.strip().startswith("ready"):  # the last line of --verbose
                 break
         else:
             raise AssertionError("\n".join(reply))
-        yield process, reply[-1].split("http://")[1].split()[0].split("/")[0], reply
+        address = next(line for line in reply if "http://" in line)
+        yield process, address.split("http://")[1].split()[0].split("/")[0], reply
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
