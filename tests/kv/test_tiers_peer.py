@@ -274,4 +274,5 @@ def test_closing_ends_connections_and_leaves_no_descriptor(path, disk):
         server.close()
         assert time.monotonic() - begin < 2
         assert load(tier, BLOCK) == "peer"
-    until(lambda: (descriptors(), threading.active_count()) == before)
+    # Tests before this one may still close some of theirs.
+    until(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
