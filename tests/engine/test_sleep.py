@@ -1,4 +1,4 @@
-"""Sleep: engines that give their memory back and take it again, as processes, behind a host, and as a fleet."""
+"""Sleep: engines that give their memory back and take it again, as processes, on a host, and as a fleet."""
 
 from __future__ import annotations
 

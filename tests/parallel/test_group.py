@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvasir.parallel.group import GroupRank  # noqa: E402
 from kvasir.parallel.local import LocalRanks  # noqa: E402
 from tests.parallel.group_process import collectives  # noqa: E402
 
@@ -50,6 +51,14 @@ def same(found: Any, expected: Any) -> bool:
         for mine, theirs in zip(found, expected, strict=True)
         for a, b in zip(mine, theirs, strict=True)
     )
+
+
+def test_a_rank_that_has_not_met_the_others_tries_launches_alone():
+    mesh, everyones = GroupRank(0, 2), torch.full((2, 3), 7.0)
+    mesh.gather_into(everyones, torch.zeros(3), 2)
+    assert everyones.eq(7).all()
+    with pytest.raises(AssertionError, match="not met"):
+        mesh.meet(np.zeros(3, np.float32))
 
 
 @pytest.mark.slow

@@ -92,6 +92,12 @@ class InProcessEngine(TakesAdapters):
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        await self._built()
+        self._dead = None
+        self._adapters.pin_again()
+
+    async def _built(self) -> None:
+        """Waits for the core, whose thread is launched unless it has been. Raises what its construction raises."""
         if not self._launched:
             self.launch()
         self._launched = False
@@ -100,8 +106,6 @@ class InProcessEngine(TakesAdapters):
         except BaseException:
             self._commands.put(None)  # the unusable core ends itself once it is built
             raise
-        self._dead = None
-        self._adapters.pin_again()
 
     async def submit(self, request: Request) -> AsyncIterator[Delta]:
         if self._dead is not None:
@@ -210,13 +214,7 @@ class InProcessEngine(TakesAdapters):
         async with self._changing:
             if not self._asleep or self._dead is not None:
                 return
-            self.launch()
-            self._launched = False
-            try:
-                self._info, self.summary = await asyncio.wrap_future(self._ready)
-            except BaseException:
-                self._commands.put(None)  # the unusable core ends itself once it is built
-                raise
+            await self._built()
             self._streams.all_left()  # aborts that came too late for the core before
             self._asleep = False
             self._adapters.pin_again()

@@ -1,4 +1,4 @@
-"""PromptProgress: tells requests that ask for it how much of their prompts is computed, in deltas without tokens."""
+"""PromptProgress: reports how much of a prompt is computed to requests that ask for it, in deltas without tokens."""
 
 from __future__ import annotations
 

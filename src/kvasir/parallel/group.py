@@ -23,8 +23,8 @@ _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all
 
 
 class GroupRank(Mesh):
-    """Rank `rank` of `size` processes, once all have called `connect`. Raises ConfigError unless there are 1, 2, 4 or 8
-    ranks."""
+    """Rank `rank` of `size` processes, once all have called `connect`. Until then `gather_into` does nothing: rank 0
+    tries its launches alone, to measure their memory. Raises ConfigError unless there are 1, 2, 4 or 8 ranks."""
 
     def __init__(self, rank: int, size: int):
         if size > MAX_RANKS or size & (size - 1):
@@ -56,12 +56,15 @@ class GroupRank(Mesh):
 
     def gather_into(self, everyones: Tensor, mine: Tensor, parts: int) -> None:
         """everyones: contiguous, gets the tensors of all parts, in their order; each is as large as `mine`."""
+        if not self._groups:
+            return
         _all_gather(everyones.view(-1), mine.view(-1), self._groups[parts])
 
     def gather(self, mine: Tensor) -> Sequence[Tensor]:
         """The tensors of all ranks, by rank, each of the same shape and dtype, on the device of `mine`."""
         if self.size == 1:
             return [mine]
+        assert self._groups, "the ranks have not met"
         everyones = torch.empty((self.size, *mine.shape), dtype=mine.dtype, device=mine.device)
         self.gather_into(everyones, mine.contiguous(), self.size)
         return [*everyones]

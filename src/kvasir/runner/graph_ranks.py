@@ -1,8 +1,8 @@
 """Ranks of the graph executor, each a process with a GPU. All of them follow the same plans: each computes its part of
 the model and samples from the same logits, so nothing that a step finds has to be sent.
 
-Rank 0 tells the others what its executor's thread does, in that order, before it does it: collectives wait for all
-ranks. Shared memory counts the commands (`program.shared`), and messages say what they are.
+Rank 0 sends the others each command of its executor's thread before it runs it, in the same order: collectives wait
+for all ranks. Shared memory counts the commands (`program.shared`), and messages say what they are.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def recorded_bytes(
     loaded: LoadedModel, *, kind: str, tokens: int, rows: int, block_size: int, kv_dtype: str,
     progress: Progress | None = None, adapters: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes besides tensors. kind: of the device. tokens: most tokens of a step. rows: most running sequences.
-    progress: of compiling the kernels. adapters: with launches for them."""
+    """Bytes besides tensors, of one rank, which exchanges nothing here. kind: of the device. tokens: most tokens of a
+    step. rows: most running sequences. progress: of compiling the kernels. adapters: with launches for them."""
     layout, dtype = loaded.layout, torch_dtype(kv_dtype)
     groups = cache_groups(layout, block_size, kv_dtype)
     capacity = Capacity(

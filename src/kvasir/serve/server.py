@@ -40,7 +40,7 @@ GRACE = 5  # seconds for requests to end after their engine has ended, and again
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What people are told when a server has started. line: what it serves at which address. decisions: of its engines,
+    """What is printed when a server has started. line: what it serves at which address. decisions: of its engines,
     a line each."""
 
     line: str

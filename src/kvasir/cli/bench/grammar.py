@@ -74,7 +74,7 @@ def run(engine: EngineOptions | None, tokenizers: Sequence[Path], repeats: int, 
 
 
 def measure(tokenizer: Tokenizer, repeats: int, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
-    """Compiles each grammar and draws a text that follows it, `repeats` times. progress: is told how many are done."""
+    """Compiles each grammar and draws a text that follows it, `repeats` times. progress: gets the number done."""
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
     begun = time.perf_counter()
     library = make_tokenizer(vocabulary)

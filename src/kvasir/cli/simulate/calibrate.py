@@ -72,7 +72,7 @@ def calibrate(model: str, threads: int | None = None) -> Calibration:
 def measure(core: EngineCore, progress: Callable[[int], None] = lambda done: None) -> list[Measured]:
     """Waves of requests of random lengths; each distinct step with the median of its times, planning included. The
     scheduler learns nothing meanwhile, so that its plans are the same in all rounds. The first wave warms up.
-    progress: is told how many waves are done."""
+    progress: is called with the number of waves done."""
     service, times = core.scheduler.service, defaultdict[StepLoad, list[float]](list)
     plans: list[StepPlan] = []
     listen, service.observe, core.plan_listener = service.observe, lambda plan, seconds: None, plans.append

@@ -1,4 +1,4 @@
-"""POST /v1/responses/compact: what stays of a conversation, and how it goes on."""
+"""POST /v1/responses/compact: what remains of a conversation, and how it continues."""
 
 from __future__ import annotations
 
