@@ -143,8 +143,7 @@ class RankProcesses:
         self.model_mesh: Mesh = self.mesh
         self._group: GroupRank | None = None
         self._store = ""
-        self._kind = executor_of(options, device)
-        if self._kind == "graph":
+        if executor_of(options, device) == "graph":
             from kvasir.parallel.group import GroupRank
 
             self.model_mesh = self._group = GroupRank(0, size)

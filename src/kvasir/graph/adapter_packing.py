@@ -120,7 +120,8 @@ class _Packing:
         self.entries[places.numbers[name], RANK] = len(a)
         if part.bias is not None:
             self._put(name, BIAS, np.float32(change.scale) * part.bias.astype(np.float32))
-        if part.magnitude is not None and squares is not None:
+        if part.magnitude is not None:
+            assert squares is not None, f"no squares of {name}"
             norms = np.sqrt(reduce(np.add, squares.T))
             self._put(name, FACTOR, torch.from_numpy(factors_of(part.magnitude, norms)))
 

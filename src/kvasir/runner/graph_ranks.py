@@ -114,7 +114,7 @@ class Lead:
     def step(self, step: ExecutorStep) -> Iterator[None]:
         """The others compute a step, too. On the executor's thread. Raises DeviceFault if a rank is gone, or fails here
         alone."""
-        with self._given([encode(self._part(step, rank)) for rank in range(1, self.size)]):
+        with self._given(self._messages(step)):
             yield
 
     @contextmanager
@@ -146,6 +146,12 @@ class Lead:
         except Exception as error:
             self._others.mesh.abort()  # the others have computed it, or wait for this rank
             raise DeviceFault(f"rank 0 failed beside the others ({self._others.lost()}): {error}") from error
+
+    def _messages(self, step: ExecutorStep) -> list[Bytes]:
+        """The step for each other rank. They differ only in the shards of loaded blocks."""
+        if not step.plan.loads:
+            return [encode(self._part(step, 1))] * (self.size - 1)
+        return [encode(self._part(step, rank)) for rank in range(1, self.size)]
 
     def _part(self, step: ExecutorStep, rank: int) -> Step:
         """The step for another rank: without what only rank 0 returns, and with the rank's own shards."""

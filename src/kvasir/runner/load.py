@@ -48,7 +48,8 @@ from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
 
 _TOKEN_HEADS = ("colbert_linear", "sparse_linear")  # files or tensors of BGE-M3
-OTHER = "use --executor auto"  # the hint where the selected executor cannot run a model
+# The hint where the selected executor, or that of ranks and stages, cannot run a model.
+OTHER, ONE_PROCESS = "use --executor auto", "leave --tensor-parallel and --pipeline-parallel out"
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -155,8 +156,9 @@ def load_model(
             return _load_program(files, dtype, progress, options, report)
         except CannotTrace as error:
             reason = str(error)
-    if options.executor != "eager" and (not auto or options.mesh.size > 1):
-        raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", OTHER)
+    if options.executor != "eager" and not auto:
+        alone = options.mesh.size == options.mesh.stages == 1  # else the engine has selected the executor
+        raise ConfigError(f"the {options.executor} executor cannot run this: {reason}", OTHER if alone else ONE_PROCESS)
     if options.quantize:
         why = _no_program(options, device) or reason
         raise ConfigError(f"only the program executor quantizes, and it cannot run this: {why}")
