@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 
 has_compiler() {
   for name in ${CXX:-c++ g++ clang++}; do
-    if echo 'int main() {}' | "$name" -x c++ - -o /dev/null 2>/dev/null; then return 0; fi
+    # A here-string, since a compiler that does not read all of a pipe would fail it.
+    if "$name" -x c++ - -o /dev/null 2>/dev/null <<<'int main() {}'; then return 0; fi
   done
   return 1
 }

@@ -99,29 +99,23 @@ def test_streams_equal_whole_answers(api, fields):
     assert reported(converse(api, streamed, questions, **fields)) == reported(converse(api, whole, questions, **fields))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fresh_api():
-    """Of an engine that has not measured yet whether drafts pay: with so small a model they hardly do."""
+    """Of an engine that has measured no steps: it drafts at once, whatever they will take on this machine."""
     with serving("kvasir-mini") as (base, _):
-        yield openai.OpenAI(base_url=f"{base}/v1", api_key="none")
+        yield openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.8, "seed": 4}], ids=["greedy", "sampled"])
-def test_a_prediction_of_the_answer_is_accepted_and_changes_nothing(fresh_api, fields):
-    asked = dict(model=MODEL, max_tokens=120, **fields)
-    asked |= {
-        "messages": [{"role": "user", "content": "Count from 1 to 30, please."}],
-        "extra_body": {"ignore_eos": True},
-    }
-    off = {"ignore_eos": True, "speculation": {"method": "off"}}
-    plain = fresh_api.chat.completions.create(**{**asked, "extra_body": off})
-    text = plain.choices[0].message.content
-    for _ in range(3):  # measured step times may forbid the first drafts
-        answer = fresh_api.chat.completions.create(**asked, prediction={"type": "content", "content": text})
-        assert answer.choices[0].message.content == text
-        details = answer.usage.completion_tokens_details
-        assert details.accepted_prediction_tokens + details.rejected_prediction_tokens <= 2 * 120
-    assert details.accepted_prediction_tokens >= 30
+def test_a_prediction_of_the_answer_is_accepted_and_changes_nothing(api, fresh_api, fields):
+    asked = dict(model=MODEL, max_tokens=120, extra_body={"ignore_eos": True}, **fields)
+    asked["messages"] = [{"role": "user", "content": "Count from 1 to 30, please."}]
+    text = api.chat.completions.create(**asked).choices[0].message.content
+    answer = fresh_api.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert answer.choices[0].message.content == text
+    details = answer.usage.completion_tokens_details
+    assert 0 < details.accepted_prediction_tokens <= 120
+    assert details.rejected_prediction_tokens <= 120
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
