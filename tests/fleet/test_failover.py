@@ -73,6 +73,23 @@ async def test_requests_of_a_hung_replica_continue_on_another(phase):
         await until(lambda: engine.replicas[0].restarts == 1)
 
 
+async def test_health_and_statistics_do_not_wait_for_a_silent_replica(monkeypatch):
+    monkeypatch.setattr("kvasir.fleet.members.ASK_SECONDS", 0.1)
+    async with running(2, hang_seconds=1e6) as engine:
+        await collect(engine, request("r0", [1], max_tokens=5))
+        silent = engine.replicas[0]
+        kill(silent, signal.SIGSTOP)
+        assert await engine.alive(1e6)
+        await until(lambda: silent.silent)
+        monkeypatch.setattr("kvasir.fleet.members.ASK_SECONDS", 1e6)
+        monkeypatch.setattr("kvasir.fleet.engine.ASK_SECONDS", 1e6)
+        stats, seen = await engine.stats(), await engine.look()
+        assert stats.generated_tokens == seen.stats.generated_tokens == 5
+        assert [stats.replicas[name].ready for name in ("0", "1")] == [0, 1]
+        monkeypatch.undo()
+        kill(silent, signal.SIGCONT)
+
+
 @pytest.mark.slow
 async def test_both_replicas_die_and_streams_continue_once_one_is_back():
     async with running(2, step_seconds=0.004) as engine:

@@ -263,6 +263,7 @@ class FleetEngine(Scaling):
             return None
 
     async def stats(self) -> EngineStats:
+        """Does not wait for replicas that are silent: theirs are those last reported."""
         await asyncio.gather(*map(self._hear, [] if self.asleep else self._answering()))
         return stats_of(self.replicas, self._gone.values(), len(self.adapters))
 
@@ -275,8 +276,17 @@ class FleetEngine(Scaling):
         return look_of(found, stats_of(self.replicas, self._gone.values(), len(self.adapters)))
 
     async def alive(self, timeout: float = 1.0) -> bool:
-        answers = await asyncio.gather(*(r.engine.alive(timeout) for r in self.replicas if r.takes))
-        return self.asleep or any(answers)
+        if self.asleep:
+            return True
+        asked = [asyncio.ensure_future(r.engine.alive(timeout)) for r in self.replicas if r.takes]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if await answer:
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
 
     async def check(self) -> None:
         """Checks that nothing leaked in the replicas that answer. Raises AssertionError."""
@@ -288,7 +298,7 @@ class FleetEngine(Scaling):
                 await replica.engine.check()
 
     def _answering(self) -> list[Replica]:
-        """Raises EngineDead if there are none."""
+        """Those that are not silent, or all. Raises EngineDead if there are none."""
         if self._dead is not None:
             raise EngineDead(self._dead)
         if self.sleeping:
@@ -296,4 +306,4 @@ class FleetEngine(Scaling):
         if not (found := [r for r in self.replicas if r.answers]):
             hint = "a request starts one" if self.asleep else "try again later"
             raise EngineDead("no replica answers", hint)
-        return found
+        return [r for r in found if not r.silent] or found

@@ -23,7 +23,8 @@ from kvasir.types import Task
 
 router = APIRouter(tags=["server"])
 
-ENGINE_SECONDS = 2.0  # timeout of a query to the engine
+ENGINE_SECONDS = 2.0  # for an engine to say that it is there
+STATS_SECONDS = 5.0  # for its statistics: a fleet waits for a replica that has fallen silent, but not so long
 
 
 @router.head("/health", include_in_schema=False)
@@ -103,7 +104,7 @@ async def metrics(request: HTTPRequest) -> Response:
 
 async def _metrics_of(serving: Serving) -> ModelMetrics:
     try:
-        stats = await asyncio.wait_for(serving.front.stats(), ENGINE_SECONDS)
+        stats = await asyncio.wait_for(serving.front.stats(), STATS_SECONDS)
     except (EngineDead, TimeoutError):
         stats = None
     front = serving.front

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def fleet(folder: Path, config: dict, *more: str):
         yield base, process
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(120) in (0, -signal.SIGTERM), (folder / "log").read_text()
+            assert process.wait() in (0, -signal.SIGTERM), (folder / "log").read_text()
     finally:
         process.kill()
         process.wait()
@@ -105,7 +106,13 @@ def cluster():
             yield found[1]
         finally:
             held.stdin.close()
-            held.wait(60)
+            held.wait()
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """The workers of a cluster end when they notice that it has, which takes a busy machine a while."""
+    while any(psutil.pid_exists(pid) for pid in pids):
+        time.sleep(0.1)
 
 
 def actors(base: str) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvasir.cli.app import app
-from tests.cli.cluster.rays import SMALL, actors, cluster, fleet
+from tests.cli.cluster.rays import SMALL, actors, cluster, fleet, wait_until_gone
 from tests.e2e.server import serving
 from tests.fleet.test_serve import ASKED, comparable, ready, streamed, views
 from tests.fleet.test_serve import SMALL as FLAGS
@@ -72,6 +72,4 @@ def test_actors_outlive_their_server_in_a_cluster_that_was_there(tmp_path):
             after = actors(base)
             assert not {*after} & {*before}, "engines with other options"
             assert comparable(streamed(base, "/v1/completions")) == answer
-        for pid in (*before, *after):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
+        wait_until_gone((*before, *after))

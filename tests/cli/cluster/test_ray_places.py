@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.cli.cluster.rays import SMALL, TOKEN, actors, cluster, fleet, free_port, healthy
+from tests.cli.cluster.rays import SMALL, TOKEN, actors, cluster, fleet, free_port, healthy, wait_until_gone
 from tests.cli.running import environment
 from tests.e2e.server import serving
 from tests.fleet.test_serve import SMALL as FLAGS
@@ -94,7 +93,7 @@ def application(address: str, config: Path):
 
         yield deploy
         driver.stdin.close()
-        driver.wait(120)
+        driver.wait()
 
 
 def server_of(config: Path) -> psutil.Process:
@@ -117,7 +116,7 @@ def test_ray_serve_starts_a_server_again_which_finds_its_engines(tmp_path):
         pids, answer = actors(base), asked(base, "kvasir-mini")
         first = server_of(path)
         first.kill()
-        psutil.wait_procs([first], timeout=60)
+        wait_until_gone([first.pid])
         healthy(base, None, log)
         assert actors(base) == pids, "the engines that were there"
         second = server_of(path)
@@ -128,6 +127,5 @@ def test_ray_serve_starts_a_server_again_which_finds_its_engines(tmp_path):
         assert server_of(path).pid != second.pid
         assert actors(base) == pids[:1], "what has not changed goes on"
         assert asked(base, "kvasir-mini") == answer
-        while psutil.pid_exists(pids[1]):
-            time.sleep(0.1)
-    assert not psutil.pid_exists(pids[0]), "the cluster has ended, and all with it"
+        wait_until_gone(pids[1:])
+    wait_until_gone(pids)  # the cluster has ended, and all with it
