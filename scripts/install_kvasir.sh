@@ -36,7 +36,7 @@ without_compiler() {
 if ! has_compiler; then
   without_compiler "installing"
   "$@" torch
-  "$@" --no-build-isolation -C wheel.cmake=false -e '.[demo,torch]'
+  "$@" --no-build-isolation --config-settings=wheel.cmake=false -e '.[demo,torch]'
   without_compiler "installed"
   exit
 fi

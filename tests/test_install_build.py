@@ -62,4 +62,5 @@ def test_an_install_without_a_compiler_ends_with_what_to_do(tmp_path):
     assert done.returncode == 1
     end = (done.stdout + done.stderr).partition("CMake configuration failed")[2]
     assert "install a C++ compiler (g++ or clang++) and run the same command again" in end
+    assert "pip install --config-settings=wheel.cmake=false '.[torch]'" in end
     assert len(end.splitlines()) < 12

@@ -59,6 +59,15 @@ async def test_facts_are_shown(session, subject):
         await obey(session, "/show everything")
 
 
+async def test_each_parameter_is_shown_once(session):
+    await obey(session, "/seed 7")
+    await obey(session, "/temperature 0.5")
+    session.screen.notes.clear()
+    await obey(session, "/show parameters")
+    names = [note.split()[0] for note in session.screen.notes]
+    assert names.count("seed") == names.count("temperature") == 1 and len(set(names)) == len(names)
+
+
 async def test_a_session_becomes_a_model(session):
     session.model = "kvasir-mini"
     await obey(session, "/set system Speak like a fox.")

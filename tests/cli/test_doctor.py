@@ -146,6 +146,9 @@ def test_the_report_is_readable_text(quick, capsys):
     assert [line.split() for line in capsys.readouterr().out.splitlines() if "MISSING" in line] == [
         ["msgspec", "MISSING"]
     ]
+    doctor.show({"software": {"kvasir": "1", "commit": None, "torch": None}}, [doctor.Problem("x", "y")], verbose=False)
+    shown = capsys.readouterr().out
+    assert "commit" not in shown and "torch" not in shown and "1 problem\n" in shown
     doctor.show(*found)
     shown = capsys.readouterr().out
     for text in ("processor", "memory", "rms_norm", "[bench]", "on cpu, grade exact, numerics 0123456789abcdef\n"):

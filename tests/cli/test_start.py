@@ -46,6 +46,12 @@ def test_the_most_common_options_are_in_the_first_panel():
     assert all(name in first for name in "--host --port --api-key --ctx-size --quantize --replicas --lora".split())
 
 
+@pytest.mark.parametrize("command", ["run", "chat", "bench", "pull", "show"])
+def test_the_error_of_a_missing_argument_says_what_it_is(command):
+    result = CliRunner().invoke(app, [command], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and re.search(r"Missing argument 'model'\. \w+", result.output), result.output
+
+
 def _first_panel(command: str) -> str:
     """Of the options, on a terminal of 80 columns."""
     output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output

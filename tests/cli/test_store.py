@@ -52,6 +52,10 @@ def test_the_short_names_are_listed_with_those_of_the_user(place, monkeypatch):
     assert re.search(r"^mine +Qwen/Qwen3-8B-GGUF:Q4_K_M", kvasir("list", "--names"), re.MULTILINE)
 
 
+def test_an_empty_store_says_how_to_fill_it(place):
+    assert "kvasir pull" in kvasir("list") and json.loads(kvasir("list", "--json")) == []
+
+
 def test_from_pull_to_rm(place):
     assert "tiny:latest is in the store: llama" in kvasir("pull", "weights/tiny.gguf")
     assert "mine:1 is in" in kvasir("pull", "weights/tiny.gguf", "--name", "mine:1")

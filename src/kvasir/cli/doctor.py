@@ -25,6 +25,7 @@ NEEDED = """
     numpy ml_dtypes tokenizers huggingface_hub jinja2 llguidance msgspec typer rich fastapi uvicorn
     pydantic pyzmq prometheus-client psutil prompt_toolkit
     """.split()
+OPTIONAL = ("commit", "torch")  # of the facts of software
 # Extra -> (a distribution whose presence shows that it is installed, the feature that needs it).
 EXTRAS = {
     "torch": ("torch", "eager executor: GPUs, machines without the native kernels"),
@@ -184,11 +185,12 @@ def _problems(facts: dict[str, Any], starts: list[Start]) -> Iterator[Problem]:
 
 
 def show(facts: dict[str, Any], problems: list[Problem], verbose: bool = True) -> None:
-    software = {name: version for name, version in facts["software"].items() if verbose or not version}
+    software = {k: v or ("none" if k in OPTIONAL else "MISSING") for k, v in facts["software"].items()}
+    software = {k: v for k, v in software.items() if verbose or v == "MISSING"}
     if "machine" in facts:
         _show_machine(facts)
     if software:
-        print_table(("package", "version"), ((k, v or "MISSING") for k, v in software.items()), "Software")
+        print_table(("package", "version"), software.items(), "Software")
     if facts.get("formats"):
         rows = ((f["model"], f["tools"], f["reasoning"]) for f in facts["formats"])
         print_table(("model", "tool calls", "reasoning"), rows, "Formats detected in the chat templates")
@@ -204,7 +206,7 @@ def show(facts: dict[str, Any], problems: list[Problem], verbose: bool = True) -
             ((f"[{extra}]", EXTRAS[extra][1], version or "no") for extra, version in facts["extras"].items()),
             "Extras",
         )
-    print("\nno problems found" if not problems else f"\n{len(problems)} problems")
+    print(f"\n{len(problems) or 'no'} problem{'s' * (len(problems) != 1)}{' found' * (not problems)}")
     for problem in problems:
         print(fitted(f"  {'ERROR' if problem.fatal else 'note'}: {plain(problem.message)}", sys.stdout))
         print(fitted(f"    try: {plain(problem.next)}", sys.stdout))

@@ -32,6 +32,14 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print_help(self, ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The error of a missing argument says what it is."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message or getattr(error.param, "help", None) or ""
+            raise
+
 
 class Group(TyperGroup):
     def get_usage(self, ctx: Any) -> str:

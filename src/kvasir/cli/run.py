@@ -121,7 +121,7 @@ async def print_answer(front: Front, request: Request, quiet: bool) -> None:
         error = delta.error or error
         usage = delta.usage
         print(delta.text, end="", flush=True)
-    print()
+    print(flush=True)  # before the figures, where both go to one file
     if error:
         raise KvasirError(f"the engine failed: {error}", "run `kvasir doctor` to check this machine")
     if not quiet and pace.first is not None:

@@ -64,6 +64,8 @@ def list_models(as_json: bool) -> None:
     entries = store().list()
     if as_json:
         return print_json([_as_json(entry) for entry in entries])
+    if not entries:
+        return print("the store is empty; to fill it: kvasir pull qwen3:0.6b (kvasir-mini is always there)")
     rows = [(e.name, e.digest[:_ID_DIGITS], bytes_text(e.weights.size), _kind(e), _ago(e.modified)) for e in entries]
     print_table(("name", "id", ">size", "weights", "modified"), rows)
 

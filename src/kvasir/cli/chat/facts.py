@@ -48,7 +48,7 @@ def _parameters(session: Session) -> None:
     neutral = type(params)()
     for f in fields(params):
         value = getattr(params, f.name)
-        if value != getattr(neutral, f.name, None) and isinstance(value, int | float | str | tuple):
+        if f.name != "seed" and value != getattr(neutral, f.name, None) and isinstance(value, int | float | str | tuple):
             session.screen.note(f"{f.name:<24} {value}")
     session.screen.note(f"{'seed':<24} {'random' if session.settings.seed is None else session.settings.seed}")
 
