@@ -46,10 +46,10 @@ def _parameters(session: Session) -> None:
 
     params = session.settings.params(session.front.info.default_sampling)
     neutral = type(params)()
-    for f in fields(params):
-        value = getattr(params, f.name)
-        if f.name != "seed" and value != getattr(neutral, f.name, None) and isinstance(value, int | float | str | tuple):
-            session.screen.note(f"{f.name:<24} {value}")
+    for name in (f.name for f in fields(params) if f.name != "seed"):
+        value = getattr(params, name)
+        if value != getattr(neutral, name, None) and isinstance(value, int | float | str | tuple):
+            session.screen.note(f"{name:<24} {value}")
     session.screen.note(f"{'seed':<24} {'random' if session.settings.seed is None else session.settings.seed}")
 
 
