@@ -146,3 +146,10 @@ def test_paths_that_are_not_there_never_reach_the_hub(ref, tmp_path, monkeypatch
 def test_strings_that_cannot_be_paths_are_refused(ref):
     with pytest.raises(ModelFileError):
         find_model(ref)
+
+
+@pytest.mark.parametrize("host", ["", "hf.co/", "huggingface.co/", "https://huggingface.co/"])
+def test_a_repository_may_be_named_with_its_host(host, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelFileError, match=r"^no-such-org/model:Q8_0: incomplete in the local"):
+        find_model(f"{host}no-such-org/model:Q8_0", allow_download=False)

@@ -97,7 +97,7 @@ MEANINGS: dict[str, str] = {
     "stream_options": "what else a stream contains",
     "include_usage": "a last chunk with the usage",
     "continuous_usage_stats": "the usage so far in every chunk",
-    "timings_per_token": "the engine's times in every chunk",
+    "timings_per_token": "the engine's times in every chunk of a stream",
     "return_progress": "events of the stream tell, in `prompt_progress`, how much of the prompt is computed: `total`, `cache`, `processed`, `time_ms`",
     "return_token_ids": "also return the ids of prompt and answer",
     "return_tokens": "also return the ids of the answer",

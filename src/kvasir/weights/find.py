@@ -5,6 +5,7 @@
     mini, kvasir-mini        the small model that comes with the package
     org/name                 a repository on the Hugging Face hub: from its local cache, else downloaded
     org/name:Q4_K_M          one GGUF model of a repository, by its format's name or by its file's
+    hf.co/org/name           the same repository; also huggingface.co/org/name, and with https:// before it
 
 Existing paths take precedence over the hub. Pickled weights (.bin, .pt) and code are never downloaded or read.
 """
@@ -16,6 +17,7 @@ from kvasir.errors import ModelFileError
 from kvasir.weights.local import ModelFiles, find_local
 
 BUNDLED = {"mini": "kvasir-mini", "kvasir-mini": "kvasir-mini"}
+_HUBS = ("https://", "hf.co/", "huggingface.co/")  # what may stand before org/name, in this order
 ASSETS = Path(__file__).parents[1] / "assets"
 
 
@@ -37,7 +39,8 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
         raise ModelFileError(f"{text[:200]!r} is not a path: {error}") from error
     if exists:
         return _model(find_local(path))
-    if isinstance(ref, Path) or not _is_hub_id(text):
+    hub_id = None if isinstance(ref, Path) else _hub_id(text)
+    if hub_id is None:
         raise ModelFileError(
             f"{text}: there is no such file or folder",
             "give a model folder, a .gguf file, or a hub repository as org/name",
@@ -45,7 +48,7 @@ def find_model(ref: str | Path, revision: str | None = None, allow_download: boo
     # Imported on demand: most starts need neither the hub client nor the network.
     from kvasir.weights.hub import find_on_hub
 
-    return _model(find_on_hub(text, revision, allow_download is not False))
+    return _model(find_on_hub(hub_id, revision, allow_download is not False))
 
 
 def _model(files: ModelFiles) -> ModelFiles:
@@ -62,9 +65,11 @@ def _bundled(name: str) -> ModelFiles:
     return find_local(ASSETS / name)
 
 
-def _is_hub_id(text: str) -> bool:
-    """Whether the text is `org/name`, optionally with `:tag`, and does not look like a path."""
+def _hub_id(text: str) -> str | None:
+    """`org/name`, optionally with `:tag`, of a text that names a repository and does not look like a path."""
+    for prefix in _HUBS:
+        text = text.removeprefix(prefix)
     repository = text.partition(":")[0]
     parts = repository.split("/")
     plain = all(part and part[0] not in ".~" and "\\" not in part for part in parts)
-    return len(parts) == 2 and plain and not repository.endswith(".gguf")
+    return text if len(parts) == 2 and plain and not repository.endswith(".gguf") else None

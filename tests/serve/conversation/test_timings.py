@@ -75,8 +75,10 @@ async def test_each_chunk_of_a_chat_has_the_engines_times(n):
             assert timings["predicted_ms"] >= 9 * (timings["predicted_n"] - 1)
 
 
-async def test_a_whole_chat_has_no_times_per_token():
-    body = {"messages": [{"role": "user", "content": "abc"}], "timings_per_token": True}
+@pytest.mark.parametrize("path, prompt", [("chat/completions", "messages"), ("completions", "prompt")])
+async def test_an_answer_without_chunks_takes_the_field_and_has_no_times_per_token(path, prompt):
+    """As llama.cpp does: clients set the field once, whether they stream or not."""
+    body = {prompt: [{"role": "user", "content": "abc"}] if prompt == "messages" else "abc", "timings_per_token": True}
     async with client() as http:
-        answer = await http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "timings_per_token"
+        answer = await http.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200 and "timings" not in answer.json()

@@ -178,8 +178,6 @@ def _refuse(wire: ChatRequest) -> None:
     check_stream_options(wire)
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-    if wire.timings_per_token and not wire.stream:
-        raise InvalidRequest("timings_per_token needs stream=true", param="timings_per_token")
     if wire.stream and wire.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     if wire.continue_final_message and wire.add_generation_prompt:
