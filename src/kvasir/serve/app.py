@@ -81,7 +81,7 @@ def create_app(catalogue: Catalogue) -> FastAPI:
     own = (models, adapters, administration, fleet, meta, live)
     routers = (*of_dialects, *(part.router for part in own))
     app.state.routes = [*(route for router in routers for route in router.routes)]
-    app.state.routes += static.routes if settings.page else []
+    app.state.routes += static.routes if settings.page else static.without_page
     app.router.routes += app.state.routes  # including the routers would build all routes again for each application
     for kind in (KvasirError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)

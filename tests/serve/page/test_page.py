@@ -44,6 +44,15 @@ TYPES = {
 }
 
 
+@pytest.mark.parametrize("page", [True, False])
+async def test_the_root_answers_without_a_key_with_or_without_the_page(page):
+    async with client(ServeSettings(api_keys=("first-key",), page=page)) as http:
+        root, docs, head = await http.get("/"), await http.get("/docs"), await http.head("/")
+    assert root.status_code == head.status_code == 200 and head.content == b""
+    assert ("html" in root.headers["content-type"]) is page and docs.status_code == (200 if page else 404)
+    assert page or root.text == "Kvasir is running\n"
+
+
 # -- the files ---------------------------------------------------------------------------------------------------
 
 

@@ -68,4 +68,10 @@ async def _send(request: HTTPRequest) -> Response:
     return Response(file.content, media_type=file.media_type, headers=headers)
 
 
+async def _say(request: HTTPRequest) -> Response:
+    return Response("Kvasir is running\n", media_type="text/plain; charset=utf-8")
+
+
 routes = [Route(path, _send, include_in_schema=False) for path in FILES]
+# Instead of the page. Ollama's clients look with HEAD / whether a server is there.
+without_page = [Route("/", _say, include_in_schema=False)]
