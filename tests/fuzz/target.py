@@ -24,6 +24,7 @@ MODULES = {
     "tokenizers": ("sentencepiece", "vocabulary", "tokenizer_files"),
     "answers": ("parser", "schema", "tools", "grammar", "messages", "modelfile"),
     "frames": ("engine_wire", "tier_wire", "record", "manifest", "worker_frame"),
+    "transfer": ("transfer_parts", "transfer_answers", "transfer_greeting", "transfer_hello"),
 }
 NAMES = tuple(name for names in MODULES.values() for name in names)
 

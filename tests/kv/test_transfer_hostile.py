@@ -192,6 +192,17 @@ def test_false_greetings_get_nothing(server, hello):
     assert_sound(server)
 
 
+@pytest.mark.parametrize("said", [b"denied\nINFO forged", b"\x1b[2J", b"", b"other", b"\xff"])
+def test_a_refusal_for_an_unknown_reason_is_an_invalid_frame(where, said):
+    """Reasons are logged."""
+
+    def refuse(found: BlockSocket) -> None:
+        found.send(frames.REFUSAL, said)
+
+    with hostile(where, refuse, greets=False), pytest.raises(WireError):
+        connect(parse_address(str(where)), Greeting(Credentials(), lambda: b"digest"))
+
+
 def test_a_proof_for_another_challenge_is_none(where):
     with exchange(where, credentials=Credentials(b"the key of all engines")) as server:
         greeting = Greeting(Credentials(b"another key than theirs"), server._digest)
@@ -276,8 +287,9 @@ def test_many_silent_connections_keep_nobody_out_for_long(server, monkeypatch):
 
 
 @contextmanager
-def hostile(where: Path, behave: Callable[[BlockSocket], None]) -> Iterator[None]:
-    """Greets everybody as one who has the key, then does what `behave` says."""
+def hostile(where: Path, behave: Callable[[BlockSocket], None], greets: bool = True) -> Iterator[None]:
+    """Greets everybody as one who has the key, then does what `behave` says. greets: False: only hears the
+    greeting before it."""
     done = threading.Event()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(where))
@@ -289,9 +301,10 @@ def hostile(where: Path, behave: Callable[[BlockSocket], None]) -> Iterator[None
         found.begin(10.0)
         with suppress(OSError, WireError):
             said = bytes(found.body(found.head({frames.HELLO: 1000})[1]))
-            found.send(frames.CHALLENGE, bytes(32), Credentials().proof(b"server", said, bytes(32)))
-            found.body(found.head({frames.PROOF: 32})[1])
-            found.send(frames.WELCOME)
+            if greets:
+                found.send(frames.CHALLENGE, bytes(32), Credentials().proof(b"server", said, bytes(32)))
+                found.body(found.head({frames.PROOF: 32})[1])
+                found.send(frames.WELCOME)
             behave(found)
         found.close()
 

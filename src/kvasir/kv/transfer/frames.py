@@ -39,7 +39,7 @@ ANSWER_BYTES = 128
 WINDOW = 4  # parts or pieces on their way to the receiver, at most
 DROPPED, KEPT, INCOMPLETE = range(3)  # what a TAKEN says
 
-FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  # reasons of a REFUSAL
+REASONS = FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  # of a REFUSAL
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -128,6 +128,15 @@ def read_hello(body: bytes | bytearray) -> Hello:
     if hello.version != VERSION or len(hello.nonce) != 32 or len(hello.wants) > MAX_ID:
         raise WireError("the greeting is of another version, or out of bounds")
     return hello
+
+
+def read_reason(body: bytes | bytearray) -> str:
+    """The reason of a refusal, one of REASONS: it is logged, and the other end may not be an engine. Raises
+    WireError."""
+    reason = bytes(body).decode("ascii", "replace")
+    if reason not in REASONS:
+        raise WireError("a refusal for no known reason")
+    return reason
 
 
 def read_name(body: bytes | bytearray, facts: StoreFacts) -> PartName:

@@ -29,7 +29,7 @@ GREETING_SECONDS = 5.0
 
 
 class Refused(Exception):
-    """The other end takes no part in this transfer. reason: of a REFUSAL."""
+    """The other end takes no part in this transfer. reason: one of frames.REASONS."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -133,14 +133,14 @@ def _introduce(link: Link, credentials: Credentials, hello: Hello) -> None:
     kind, length = link.head({frames.CHALLENGE: 64, frames.REFUSAL: frames.ANSWER_BYTES})
     answer = bytes(link.body(length))
     if kind == frames.REFUSAL:
-        raise Refused(frames.read_id(answer))
+        raise Refused(frames.read_reason(answer))
     nonce, proof = answer[:32], answer[32:]
     if not credentials.proves(proof, b"server", said, nonce):
         raise WireError("the other engine has another key")
     link.send(frames.PROOF, credentials.proof(b"client", said, nonce))
     kind, length = link.head({frames.WELCOME: 0, frames.REFUSAL: frames.ANSWER_BYTES})
     if kind == frames.REFUSAL:
-        raise Refused(frames.read_id(link.body(length)))
+        raise Refused(frames.read_reason(link.body(length)))
 
 
 # -- the end that is connected to --------------------------------------------------------------------------------
