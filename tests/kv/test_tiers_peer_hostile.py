@@ -1,5 +1,6 @@
 """PeerTier and PeerServer: a miss in bounded time and memory, however mad the other end is."""
 
+import logging
 import os
 import socket
 import struct
@@ -74,6 +75,25 @@ def test_after_a_failure_the_peer_is_not_asked_for_a_while(path, monkeypatch):
     with hostile(path, seen.append), asking(path) as tier:
         assert [load(tier, BLOCK) for _ in range(20)] == ["peer"] * 20
         assert len(seen) == 1
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_ends(path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "kvasir.kv")
+    monkeypatch.setattr(peer, "FIRST_PAUSE", 1e-9)
+    lives = []
+
+    def dies_twice(link):
+        lives.append(link)
+        question(link)
+        if len(lives) > 2:
+            link.send(wire.MISS)
+
+    with hostile(path, dies_twice), asking(path) as tier:
+        assert [load(tier, BLOCK) for _ in range(3)] == ["peer", "peer", "missing"]
+    assert [record.message for record in caplog.records] == [
+        f"no prefixes from {path} for now, they are computed: the peer has disconnected",
+        f"prefixes come from {path} again",
+    ]
 
 
 def test_closing_does_not_wait_for_a_silent_peer(path, monkeypatch):

@@ -65,17 +65,22 @@ class PeerLink:
             link.begin(EXCHANGE_SECONDS)
             link.send(kind, body)
             result = answer(link)
-        except (OSError, WireError, ConfigError, Refused):
-            self._fail()
+        except (OSError, WireError, ConfigError, Refused) as error:
+            self._fail(error)
             raise Unusable("peer") from None
-        except Unusable:  # the rest of the record was not read
-            self._fail()
+        except Unusable as error:  # the rest of the record was not read
+            self._fail(error)
             raise
+        if self._pause:
+            log.info("prefixes come from %s again", self._address)
         self._pause = 0.0
         return result
 
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
+        """Logs the first failure of several in a row."""
         self._drop()
+        if not self._pause and not self._closed:
+            log.warning("no prefixes from %s for now, they are computed: %s", self._address, error)
         self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
         self._retry_at = time.monotonic() + self._pause
 
@@ -292,7 +297,7 @@ class PeerServer:
             while wants and not self._closing.is_set():
                 self._answer(link)
         except Refused as refused:
-            log.info("refused a peer: %s", refused.reason)
+            log.info("refused a peer: %s", refused)
         except (OSError, WireError) as error:
             log.debug("closing a peer's connection: %s", error)
         except Exception:

@@ -160,7 +160,7 @@ class BlockExchange:
             else:
                 link.close()
         except Refused as refused:
-            log.info("refused another engine's blocks: %s", refused.reason)
+            log.info("refused another engine's blocks: %s", refused)
         except (OSError, WireError) as error:
             log.debug("a link of another engine ended: %s", error)
         except Exception:
@@ -193,7 +193,7 @@ class BlockExchange:
             except Refused as refused:
                 patient = UNKNOWN_SECONDS if refused.reason == frames.UNKNOWN else 0.0
                 if refused.reason != frames.UNREADY and time.monotonic() - begun >= patient:
-                    log.warning("%s gives no blocks to this engine: %s", address, refused.reason)
+                    log.warning("%s gives no blocks to this engine: %s", address, refused)
                     break
             except ConfigError as error:
                 log.warning("no blocks can be fetched from %s: %s", address, error)

@@ -39,7 +39,13 @@ ANSWER_BYTES = 128
 WINDOW = 4  # parts or pieces on their way to the receiver, at most
 DROPPED, KEPT, INCOMPLETE = range(3)  # what a TAKEN says
 
-REASONS = FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"  # of a REFUSAL
+FOREIGN, UNREADY, UNKNOWN, DENIED = "foreign", "unready", "unknown", "denied"
+REASONS = {  # of a REFUSAL, with their meaning for users
+    FOREIGN: "the engines differ in their weights, options or arithmetic",
+    UNREADY: "its weights are not identified yet",
+    UNKNOWN: "it does not offer this",
+    DENIED: "the engines have different keys",
+}
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -32,7 +32,7 @@ class Refused(Exception):
     """The other end takes no part in this transfer. reason: one of frames.REASONS."""
 
     def __init__(self, reason: str):
-        super().__init__(reason)
+        super().__init__(f"{reason}: {frames.REASONS[reason]}")
         self.reason = reason
 
 

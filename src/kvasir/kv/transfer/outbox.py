@@ -286,7 +286,7 @@ class Outbox:
                 continue
             except Refused as refused:
                 if refused.reason != frames.UNREADY:
-                    log.warning("%s takes no blocks from this engine: %s", address, refused.reason)
+                    log.warning("%s takes no blocks from this engine: %s", address, refused)
                     self._give_up(address)
             except ConfigError as error:
                 log.warning("no blocks can be sent to %s: %s", address, error)
