@@ -76,9 +76,14 @@ class WatchedInbox(Inbox):
         self._check()
         return answer
 
+    def done(self, transfer: str) -> None:
+        super().done(transfer)
+        self._check()
+
     def _check(self) -> None:
         held = sum(part[2].nbytes for part in self._parts.values())
         growing = [one.num_bytes for incoming in self._incoming.values() for one in incoming.growing.values()]
+        assert not any(incoming.ended and incoming.growing for incoming in self._incoming.values())
         assert held + sum(growing) == self._num_bytes <= self._max_bytes
 
 
@@ -96,9 +101,11 @@ def read_parts(data: bytes) -> None:
     """The receiver answers, keeps and hands out what the model says, and nothing after a bad frame."""
     choices, sent = data[0] if data else 0, data[1:]
     fd = memory_of(choices)
-    memory = recorded(True)[1] if fd is not None and not choices & (UNSEALED | SHORT) else None
-    ample = not choices & TIGHT
-    model = Model(sent, bool(choices & LOCAL), memory, bool(choices & REPAIRS), ample, "b" if choices & UNTIL else "?")
+    sound, ample = fd is not None and not choices & (UNSEALED | SHORT), not choices & TIGHT
+    model = Model(
+        sent, bool(choices & LOCAL), recorded(True)[1] if fd is not None else None, sound,
+        bool(choices & REPAIRS), ample, "b" if choices & UNTIL else "?",
+    )  # fmt: skip
     model.run()
     inbox = WatchedInbox(FACTS, AMPLE_BYTES if ample else TIGHT_BYTES)
     holders = held(fd)
@@ -138,7 +145,8 @@ def memories() -> tuple[int, int, int]:
     """Descriptors of slots with what a sender has written, of memory that can become shorter, and of too little."""
     sound, loose, short = Slots(LARGEST).fd, os.memfd_create("loose"), Slots(LARGEST - 1).fd
     os.ftruncate(loose, frames.WINDOW * LARGEST)
-    os.pwrite(sound, recorded(True)[1], 0)
+    for fd in (sound, loose):
+        os.pwrite(fd, recorded(True)[1], 0)
     return sound, loose, short
 
 
@@ -331,7 +339,7 @@ def read_greeting(data: bytes) -> None:
         try:
             if found.serves:
                 wants = link._answer(found, Greeting(KNOWN, lambda: DIGEST, lambda transfer: transfer == "held"))
-                hello = frames.read_hello(found.said[FRAME.size :])
+                hello = frames.read_hello(split(said)[0][0][1])
                 assert found.has_key and hello.digest == DIGEST and wants == hello.wants and wants in ("", "held")
             else:
                 link._introduce(found, KNOWN, Hello(frames.VERSION, DIGEST, bytes(32), ""))

@@ -68,9 +68,9 @@ class Body:
 
 @dataclass
 class Model:
-    """`run` goes through the frames of `sent` up to the first one that is not good. memory: of slots, where the link
-    shares sound ones. repairs: checksums other than 0 are made right first. ample: the receiver has room for all parts;
-    otherwise only `claims` is of use. until: the transfer whose end ends the link.
+    """`run` goes through the frames of `sent` up to the first one that is not good. memory: what lies in the slots that
+    come with the frames. sound: whether they may be shared. repairs: checksums but 0 are made right first. ample:
+    the receiver has room for all parts; otherwise only `claims` is of use. until: the transfer whose end ends the link.
 
     heard: the answers. parts: those that can be loaded. claims: (position, byte) of every part in good frames. sent:
     the stream with repaired checksums."""
@@ -78,6 +78,7 @@ class Model:
     sent: bytes
     local: bool
     memory: bytes | None
+    sound: bool
     repairs: bool
     ample: bool
     until: str
@@ -104,8 +105,7 @@ class Model:
     def _frame(self, kind: int, body: bytes, first: bool) -> tuple[tuple[int, ...] | None, bytes]:
         """The answers to a frame, None if it is not good; and its body with the right checksum."""
         if kind == frames.SHARE:
-            sound = first and self.local and self.memory is not None
-            self._shares = sound and body == frames.SHARED.pack(LARGEST, frames.WINDOW)
+            self._shares = first and self.local and self.sound and body == frames.SHARED.pack(LARGEST, frames.WINDOW)
             return () if self._shares else None, body
         if kind == frames.DONE:
             return self._done(body), body
@@ -133,10 +133,9 @@ class Model:
             return self._seal(read, name.transfer, part, name.block)
         offset, wanted = read.span or (0, size)
         payload = self._payload(read, wanted)
-        if payload is None or not wanted or len(payload) != wanted or offset + wanted > size:
-            return None
         where = frames.SPAN.pack(offset, wanted) + zlib.crc32(payload).to_bytes(4, "little")
-        if self._checked(read, read.name + (where if read.span else payload)) is None:
+        right = self._checked(read, read.name + (where if read.span else payload))
+        if not right or not wanted or len(payload) != wanted or offset + wanted > size or not self._there(read):
             return None
         self.claims.setdefault(part, set()).update(enumerate(payload, offset))
         if name.transfer in self._ended:
@@ -146,19 +145,23 @@ class Model:
         self.parts.setdefault(part, (name.block, payload))
         return (frames.KEPT,)
 
-    def _payload(self, read: Body, wanted: int) -> bytes | None:
+    def _payload(self, read: Body, wanted: int) -> bytes:
+        """The bytes that a frame has or names, which may be too few."""
         if read.kind not in SLOTTED:
             return read.rest
-        if read.rest or not self._shares or self.memory is None or read.head[0] >= frames.WINDOW:
-            return None
-        return self.memory[read.head[0] * LARGEST :][: min(wanted, LARGEST)]
+        return (self.memory or b"")[read.head[0] * LARGEST :][: min(wanted, LARGEST)]
 
-    def _checked(self, read: Body, covered: bytes) -> int | None:
-        """The checksum over these bytes; None if the frame has another one."""
+    def _there(self, read: Body) -> bool:
+        """Whether the bytes are where this link may have them."""
+        slotted = not read.rest and self._shares and read.head[0] < frames.WINDOW
+        return read.kind not in SLOTTED or slotted
+
+    def _checked(self, read: Body, covered: bytes) -> bool:
+        """Whether the checksum over these bytes is right."""
         right = zlib.crc32(covered)
         if self.repairs and read.head[-1]:
             read.head[-1] = right
-        return right if read.head[-1] == right else None
+        return read.head[-1] == right
 
     def _piece(self, transfer: str, part: Name, offset: int, payload: bytes) -> tuple[int, ...] | None:
         if part in self.parts:
@@ -179,7 +182,7 @@ class Model:
             return (frames.DROPPED,)
         pieces = sorted(self._pieces.pop((transfer, part), {}).items())
         rows = (frames.SPAN.pack(at, len(p)) + zlib.crc32(p).to_bytes(4, "little") for at, p in pieces)
-        right = self._checked(read, b"".join(rows)) is not None
+        right = self._checked(read, b"".join(rows))
         joined = b"".join(piece for _, piece in pieces)
         if right and len(joined) == FACTS.groups[part[1]].num_bytes:
             self.parts.setdefault(part, (block, joined))
