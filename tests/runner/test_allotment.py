@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.runner.allotment import Needs, allot, budget_of
+from kvasir.runner.allotment import Needs, allot, at_least, budget_of
 
 MIB = 1 << 20
 
@@ -20,6 +20,13 @@ def test_what_fits_is_not_streamed():
 def test_more_memory_than_there_is_is_refused():
     with pytest.raises(ConfigError, match=r"weights_memory is 2.0 MiB, and 1.0 MiB of memory are free"):
         budget_of(4 * MIB, MIB, 2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(1, "1 KiB"), (1025, "2 KiB"), (10 * MIB, "10.0 MiB"), (10 * MIB + 1, "10.1 MiB")]
+)
+def test_what_is_needed_is_named_so_that_it_suffices(size, words):
+    assert at_least(size) == words
 
 
 def test_processes_stream_if_they_do_not_fit_together():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,8 +186,12 @@ def matrices_of(model) -> list[PackedMatrix]:
 
 def test_too_little_memory_is_refused(tmp_path):
     files = files_of(tmp_path, "llama")
-    with pytest.raises(ConfigError, match=r"too few: this model needs .* MiB, for the embedding table"):
+    with pytest.raises(ConfigError, match=r"too few: this model needs [0-9]+ KiB, for the embedding table") as refused:
         load_model(files, "float32", options=LoadOptions("program", weights_memory=1))
+    named = int(re.search(r"needs ([0-9]+) KiB", str(refused.value))[1])
+    load_model(files, "float32", options=LoadOptions("program", weights_memory=named << 10)).stream.close()
+    with pytest.raises(ConfigError, match=f"needs {named} KiB"):
+        load_model(files, "float32", options=LoadOptions("program", weights_memory=(named - 1) << 10))
 
 
 def test_only_programs_stream(tmp_path):

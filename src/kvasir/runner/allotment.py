@@ -83,10 +83,15 @@ def budget_of(needed: int, free: int, weights_memory: int | None) -> int:
 def too_little(budget: int, least: int) -> ConfigError:
     """The error for weights that cannot even be streamed through so many bytes."""
     return ConfigError(
-        f"weights of {mib(budget)} in memory are too few: this model needs {mib(least)}, for the embedding table, "
+        f"weights of {mib(budget)} in memory are too few: this model needs {at_least(least)}, for the embedding table, "
         "the head and one layer",
         "raise --weights-memory or the memory limit",
     )
+
+
+def at_least(size: int) -> str:
+    """Bytes for users who are to give so many: rounded up."""
+    return f"{-(-size >> 10)} KiB" if size < 10 << 20 else f"{-(-size * 10 >> 20) / 10:.1f} MiB"
 
 
 def mib(size: float) -> str:

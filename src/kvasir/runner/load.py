@@ -43,6 +43,7 @@ from kvasir.runner.streaming import PackedLayers, WeightStream, packed_layers
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
+from kvasir.weights.packed_file import ALIGN
 from kvasir.weights.published import unquantized, with_own_file, with_rounded_rows
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
@@ -407,7 +408,8 @@ def weight_bytes(
 ) -> int:
     """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get arrays without
     memory, which a later `fill` replaces, for what is not packed. sizes: gets those of the packed matrices of each
-    module, by its `id()`. Raises UnsupportedModel, or ModelFileError as `fill` does."""
+    module, by its `id()`, as they lie in a file of packed weights. Raises UnsupportedModel, or ModelFileError as `fill`
+    does."""
     total, nowhere = 0, SizePlace(_ITEM_BYTES[dtype])
 
     def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
@@ -422,6 +424,7 @@ def weight_bytes(
         if size is None:
             size = leaf.put(name, no_memory(leaf.expects()[name]), nowhere).nbytes
         elif sizes is not None:
+            size += -size % ALIGN
             sizes[id(leaf)] += size
         total += size
         return True
