@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import psutil
 import pytest
 
 from kvasir.config import EngineOptions, check
+from kvasir.engine import ranks
 from kvasir.engine.core import EngineCore
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, DeviceFault, KvasirError
+from kvasir.memory import Footprint
 from kvasir.ops import native
 from kvasir.types import Request, SamplingParams
 from tests.engine.cores import CLASSIFIERS, core_of, random_model
@@ -210,6 +213,12 @@ def test_what_ranks_cannot_do_is_refused(options, reason):
         check(EngineOptions("kvasir-mini", **options))
     check(EngineOptions("kvasir-mini", tensor_parallel=2, speculate="ngram,draft=kvasir-mini"))
     check(EngineOptions("kvasir-mini", tensor_parallel=2, pipeline_parallel=2, speculate="mtp"))
+
+
+@pytest.mark.parametrize(("size", "communicators"), [(1, 0), (2, 1), (8, 3)])
+def test_ranks_on_gpus_leave_memory_for_their_library(size, communicators):
+    one = Footprint(buffers=10, samplers=3)
+    assert ranks.of_ranks(size, 1, one, "cuda") == replace(one, buffers=10 + communicators * ranks.NCCL_BYTES)
 
 
 @pytest.mark.slow

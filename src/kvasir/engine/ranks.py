@@ -57,6 +57,9 @@ PAUSE = 0.25  # seconds between two looks at the ranks
 IDLE_SECONDS = 10.0  # for which a rank may stand still while the others wait for it
 LOAD_SECONDS = 60.0  # the same while rank 0 has loaded its part and waits for theirs: disks may be remote
 LONGEST_WAIT = 600.0  # seconds of a meeting without a watcher
+# Of a communicator, of which there is one for each number of parts: up to 32 channels of 4 MiB (NCCL_BUFFSIZE) and
+# smaller buffers of other protocols. NCCL takes them when ranks first meet, after the KV cache has its memory.
+NCCL_BYTES = 256 << 20
 END_SECONDS = 3.0  # until a rank that was asked to stop is killed
 
 
@@ -64,8 +67,10 @@ def of_ranks(size: int, stages: int, one: Footprint, kind: str = "cpu") -> Footp
     """The memory of `size` ranks in each of `stages` besides their weights, of what one needs. Only one samples. kind:
     of the device; GPUs have memory of their own."""
     count = size * stages
-    if count == 1 or kind == "cuda":
+    if count == 1:
         return one
+    if kind == "cuda":
+        return replace(one, buffers=one.buffers + NCCL_BYTES * (size.bit_length() - 1))
     return replace(one, buffers=count * one.buffers + segment_bytes(size, stages), angles=count * one.angles)
 
 
