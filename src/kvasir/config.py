@@ -44,14 +44,14 @@ class EngineOptions:
     served_model_name: str | None = option(None, "Name of the model in the API (default: as given).")
     tokenizer: str | None = option(None, "Folder or GGUF file to take the tokenizer from (default: the model's).")
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
-    dtype: str = option("auto", "Arithmetic of the weights: auto, float32, bfloat16 or float16.", unit="format")
+    dtype: str = option("auto", "Arithmetic: auto, float32, bfloat16 (bf16) or float16 (fp16).", unit="format")
     kv_dtype: str = option(
         "auto", "Keys and values: auto (as dtype), float32, bfloat16, float16, int8 or fp8.", unit="format"
     )
     device: str = option("auto", "Where to compute: auto, cpu or cuda.")
     max_model_len: int | None = option(
         None,
-        "Maximum context in tokens (default: what model and memory allow).",
+        "Maximum context in tokens, such as 4k (default: what model and memory allow).",
         "--max-model-len",
         "--ctx-size",
         "-c",
@@ -65,15 +65,17 @@ class EngineOptions:
         None, "Maximum prompt tokens of one sequence per step (default: no extra limit).", unit="tokens"
     )
     block_size: int = option(64, "Tokens in a block of the KV cache: 8, 16, 32, 64 or 128.")
-    kv_memory: int | None = option(None, "KV cache size in bytes (default: a share of the free memory).", unit="bytes")
+    kv_memory: int | None = option(
+        None, "KV cache size, such as 8GB (default: a share of the free memory).", unit="bytes"
+    )
     num_blocks: int | None = option(None, "KV cache size in blocks; for experiments.")
     memory_fraction: float | None = option(
         None, "Share of the free memory for the KV cache (CPU 0.5, CUDA and streamed weights 0.9)."
     )
     weights_memory: int | None = option(
         None,
-        "Bytes of memory for the weights; layers that do not fit are read from disk in each step (CPU; default: all, "
-        "or half of the free memory if that is too little).",
+        "Memory for the weights, such as 8GB; layers that do not fit are read from disk in each step (CPU; default: "
+        "all, or half of the free memory if that is too little).",
         unit="bytes",
     )
     threads: int | None = option(None, "Computing threads (default: the physical cores).")

@@ -390,7 +390,7 @@ def test_arrow_keys_recall_and_edit_earlier_lines(tmp_path):
         terminal.wait_for("tokens of context")
         terminal.wait_for(">")
         terminal.type(f"/save {tmp_path}/c.json\r")
-        terminal.wait_for("exchanges are in")
+        terminal.wait_for("saved 2 exchanges in")
         terminal.wait_for(">")
         terminal.type("/bye\r")
         assert terminal.end() == 0
@@ -413,7 +413,7 @@ def test_several_lines_at_the_prompt(tmp_path, keys, text):
         terminal.wait_for("tokens of context")
         terminal.wait_for(">")
         terminal.type(f"/save {tmp_path}/c.json\r")
-        terminal.wait_for("exchanges are in")
+        terminal.wait_for("saved 1 exchange in")
         terminal.wait_for(">")
         terminal.type("\x04")
         assert terminal.end() == 0

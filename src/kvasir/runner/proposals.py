@@ -13,7 +13,7 @@ beyond the known ones are overwritten before they count, and the draft model's c
 goes wrong here costs guesses, never results.
 
 A head reads hidden rows of the target (`DraftModel.taps`), which exist only until the next step. Those of rows that do
-not ask wait until there are LAG of them, so that drafts that nobody wants cost little.
+not ask wait until there are LAG of them, so that drafts that no request takes cost little.
 
 Where the forward draws on a device, an id that the host does not need yet stays there (LATER takes its place) and is
 read by the next round. All of them come to the host at once, after the last round. Only then do stop ids and errors end

@@ -90,7 +90,7 @@ async def _stats(session: Session, argument: str) -> None:
     note, info = session.screen.note, session.front.info
     engine = await session.front.stats()
     note(f"model    {info.name}: {info.architecture}, {info.dtype} on {info.device}, {info.grade}")
-    note(f"chat     {len(session.conversation.turns)} exchanges")
+    note(f"chat     {session.conversation.counted}")
     note(f"last     {session.figures.text(info.max_model_len) if session.figures else 'no response yet'}")
     tokens = f"{engine.prompt_tokens} prompt and {engine.generated_tokens} output tokens"
     note(f"engine   {tokens} in {engine.steps} steps")

@@ -26,6 +26,10 @@ class ChatHistory:
     turns: list[tuple[str, str]] = field(default_factory=list)
     opening: Sequence[dict[str, str]] = ()
 
+    @property
+    def counted(self) -> str:
+        return f"{len(self.turns)} exchange{'s' * (len(self.turns) != 1)}"
+
     def messages(self, question: str | None = None) -> list[dict[str, str]]:
         """The messages for the chat template, with a new question last."""
         return self._messages(self.opening, question)

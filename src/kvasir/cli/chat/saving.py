@@ -34,7 +34,7 @@ async def save(session: Session, argument: str) -> None:
     if _is_file(argument):
         path = user_path(argument)
         session.conversation.save(path, session.front.info.name)
-        return session.screen.note(f"{len(session.conversation.turns)} exchanges are in {path}")
+        return session.screen.note(f"saved {session.conversation.counted} in {path}")
     recipe, left = _recipe(session)
     entry = await asyncio.to_thread(ModelStore(any_path=True).create, argument, recipe, base=Path.cwd())
     session.screen.note(f"the session is the model {entry.name}: kvasir run {argument}")
@@ -51,7 +51,7 @@ async def load(session: Session, argument: str) -> None:
         opening = session.conversation.opening
         session.conversation = read(path)
         session.conversation.opening = opening
-        return session.screen.note(f"{len(session.conversation.turns)} exchanges from {path}")
+        return session.screen.note(f"loaded {session.conversation.counted} from {path}")
     options, _ = await asyncio.to_thread(resolve, EngineOptions(argument))
     await asyncio.to_thread(find_model, options.model)  # raises before the present model ends
     raise OtherModel(argument)
