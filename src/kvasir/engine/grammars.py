@@ -110,6 +110,8 @@ class Grammars:
         functions = [Function(*function) for function in calling.functions]
         for function in functions:
             function.check()
+            if function.text and function.text.syntax == "lark":  # alone, so that its own lines are quoted
+                self._checker.check(function.text.definition, param=function.text.param)
         try:
             return Rule(self._loosened(grammar, functions), free)
         except InvalidRequest as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvasir.errors import InvalidRequest, QueueFull, TemplateLimit
+from kvasir.guided.text_grammar import TextGrammar
 from kvasir.parse.detect import DetectedFormat, Sample, detect
 from kvasir.parse.format import Format, Style
 from kvasir.parse.parser import Parser
@@ -45,10 +46,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The functions that may be called: name, schema of the arguments, whether all of the schema must be enforced.
-    required: the choice must make a call. parallel: it may make several."""
+    """The functions that may be called: name, schema of the arguments, whether all of the schema must be enforced, the
+    grammar of a single text. required: the choice must make a call. parallel: it may make several."""
 
-    functions: Sequence[tuple[str, Mapping[str, Any], bool]]
+    functions: Sequence[tuple[str, Mapping[str, Any], bool, TextGrammar | None]]
     required: bool
     parallel: bool
 

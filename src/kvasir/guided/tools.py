@@ -15,18 +15,21 @@ from kvasir.guided.lark import NUMBER, TURN, Lark
 from kvasir.guided.marked import MarkedValues
 from kvasir.guided.rule import Free
 from kvasir.guided.schema import prepared
-from kvasir.guided.sources import schema_json
+from kvasir.guided.sources import literals, schema_json
+from kvasir.guided.text_grammar import TextGrammar, between_marks, in_json
 from kvasir.parse.format import Format, GrammarParts, ParameterFormat, Style, grammar_parts
 from kvasir.parse.tape import BLANK
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that may be called. strict: parts of its schema that cannot be enforced are refused, not ignored."""
+    """A function that may be called. strict: parts of its schema that cannot be enforced are refused, not ignored.
+    text: of its only argument."""
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    text: TextGrammar | None = None
 
     def check(self) -> None:
         """Raises InvalidRequest if the parameters are not an object."""
@@ -58,6 +61,7 @@ class Function:
 
 
 _B = f"{BLANK}*"
+_UNQUOTED = (Style.PARAMETERS, Style.MARKED)  # here texts are written as they are
 _TYPES = frozenset(("string", "number", "integer", "boolean", "array", "object", "null"))
 
 
@@ -187,7 +191,9 @@ class _Grammar(Lark):
         function.check()
         name, schema = f"arguments_{number}", function.parameters or {"type": "object", "properties": {}}
         schema = function.checked(prepared(schema, not function.strict))
-        if parts.style is Style.PARAMETERS:
+        if function.text and (function.text.syntax == "lark" or parts.style in _UNQUOTED):
+            self.rule(name, self._text(name, next(iter(schema["properties"])), function.text, parts))
+        elif parts.style is Style.PARAMETERS:
             assert parts.parameters
             self.rule(name, self._parameters(name, schema, parts.parameters, not function.strict))
         elif parts.style is Style.PYTHON:
@@ -204,14 +210,11 @@ class _Grammar(Lark):
 
     def _parameters(self, rule: str, schema: Mapping[str, Any], marks: ParameterFormat, lenient: bool) -> str:
         """Each property between its marks, in the order of the schema; strings as plain text."""
-        line, words = "\n" if marks.lines else "", []
+        words = []
         for i, (key, kind) in enumerate(schema.get("properties", {}).items()):
-            lead, end = marks.key_begin + key + marks.key_end, line + marks.value_end.replace("{key}", key)
-            kinds = marks.kinds[:1] if self._is_text(kind) or self._choices(kind) else marks.kinds[1:]
-            between = (line or "\n" * bool(marks.value_begin)) + marks.value_begin
-            begin = " | ".join(self.words(lead + word + between) for word in kinds or ("",))
-            begin = f"({begin})"
-            if self._is_text(kind):
+            plain = self._is_text(kind)
+            begin, end = self._marks(key, marks, plain or bool(self._choices(kind)))
+            if plain:
                 self.until(f"{rule}_{i}", end)
                 value = f"{rule}_{i}"
             else:
@@ -219,6 +222,33 @@ class _Grammar(Lark):
             word = f'({begin} {value} "\\n")'
             words.append(word if key in schema.get("required", ()) else f"{word}?")
         return " ".join(words)
+
+    def _marks(self, key: str, marks: ParameterFormat, plain: bool) -> tuple[str, str]:
+        """The words before a parameter's value, and the text after it. plain: the value is no JSON."""
+        line = "\n" if marks.lines else ""
+        lead, end = marks.key_begin + key + marks.key_end, line + marks.value_end.replace("{key}", key)
+        kinds = marks.kinds[:1] if plain else marks.kinds[1:]
+        between = (line or "\n" * bool(marks.value_begin)) + marks.value_begin
+        return f"({' | '.join(self.words(lead + word + between) for word in kinds or ('',))})", end
+
+    def _text(self, name: str, key: str, grammar: TextGrammar, parts: GrammarParts) -> str:
+        """A single argument, whose text follows a grammar of the client."""
+        name = f"{name}_text"
+        if parts.style is Style.PARAMETERS:
+            assert parts.parameters
+            begin, end = self._marks(key, parts.parameters, plain=True)
+            text = between_marks(self, name, grammar, self._spelled(end.strip(), parts.parameters.wrap[0]))
+            return f'{begin} {text} {self.words(end)} "\\n"'
+        if parts.style is Style.MARKED:
+            quote = self.format.calls.quote
+            text = between_marks(self, name, grammar, self._spelled(quote))
+            return f"{self.words(f'{{{key}:{quote}')} {text} {self.words(quote + '}')}"
+        begin, end = (f'{key}="', '"') if parts.style is Style.PYTHON else (f'{{"{key}": "', '"}')
+        return f"{json.dumps(begin)} {in_json(self, name, grammar)} {json.dumps(end)}"
+
+    def _spelled(self, *marks: str) -> list[str]:
+        """The marks that begin with text, and not with a special token."""
+        return [mark for mark in marks if mark and not literals(mark, self.specials)[0].startswith("<[")]
 
     def _keywords(self, rule: str, schema: Mapping[str, Any], lenient: bool) -> str:
         """key=value, required keys first; values are JSON, except for True, False and None."""

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvasir.engine.front import Front
+from kvasir.engine.reading import TextGrammar
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.custom import INPUT, Syntax, custom_function, text_grammar
 from kvasir.serve.conversation.messages import TemplateMessage
-from kvasir.serve.conversation.tools import ToolChoice, Tools
+from kvasir.serve.conversation.tools import Tool, ToolChoice, Tools
 from kvasir.serve.http.wire import MAX_PARTS, MAX_TOOLS, Name, Wire
-
-CUSTOM_INPUT = "input"  # the argument of the function that stands for a custom tool
 
 
 class FunctionCall(Wire):
@@ -78,9 +78,9 @@ class FunctionDefinition(Wire):
 
 
 class CustomGrammar(Wire):
-    """The grammar of a custom tool's text. definition: a regular expression that the whole text matches."""
+    """The grammar of a custom tool's text."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Syntax
     definition: Annotated[str, Field(min_length=1)]
 
 
@@ -136,15 +136,16 @@ Choice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | Non
 
 def to_tools(tools: Sequence[ChatTool] | None, choice: Choice = None, parallel: bool | None = None) -> Tools:
     """The tools of a conversation and which of them may be called. Raises InvalidRequest."""
-    shown = [_to_tool(tool, f"tools.{i}") for i, tool in enumerate(tools or ())]
+    texts: dict[str, TextGrammar] = {}
+    shown = [_to_tool(tool, f"tools.{i}", texts) for i, tool in enumerate(tools or ())]
     match choice:
         case NamedChoice():
-            return Tools(shown, ToolChoice.one(chosen_name(choice, "tool_choice")), parallel)
+            return Tools(shown, ToolChoice.one(chosen_name(choice, "tool_choice")), parallel, texts)
         case AllowedChoice():
             where = "tool_choice.allowed_tools.tools"
             names = frozenset(chosen_name(tool, f"{where}.{i}") for i, tool in enumerate(choice.allowed_tools.tools))
-            return Tools(shown, ToolChoice(choice.allowed_tools.mode, names), parallel)
-    return Tools(shown, ToolChoice(choice or "auto"), parallel)
+            return Tools(shown, ToolChoice(choice.allowed_tools.mode, names), parallel, texts)
+    return Tools(shown, ToolChoice(choice or "auto"), parallel, texts)
 
 
 def custom_names(tools: Sequence[ChatTool] | None) -> frozenset[str]:
@@ -152,33 +153,17 @@ def custom_names(tools: Sequence[ChatTool] | None) -> frozenset[str]:
     return frozenset(tool.custom.name for tool in tools or () if tool.custom)
 
 
-def _to_tool(tool: ChatTool, where: str) -> dict[str, Any]:
-    """A tool as templates read it. A custom one is a function of a single text."""
+def _to_tool(tool: ChatTool, where: str, texts: dict[str, TextGrammar]) -> Tool:
+    """A tool as templates read it. texts: gets the grammar of a custom tool."""
     if tool.type == "function":
         return {"type": "function", "function": _named(tool, where).model_dump(exclude_none=True)}
     custom: CustomDefinition = _named(tool, where)
-    pattern = _pattern(custom.format, f"{where}.custom.format")
-    input = {"type": "string", **({"pattern": pattern} if pattern else {})}
-    text = {"type": "object", "properties": {CUSTOM_INPUT: input}, "required": [CUSTOM_INPUT]}
-    about: dict[str, Any] = {"description": custom.description} if custom.description is not None else {}
-    if pattern:
-        about["strict"] = True  # a pattern that cannot be enforced is refused
-        text["additionalProperties"] = False
-    return {"type": "function", "function": {"name": custom.name, **about, "parameters": text}}
-
-
-def _pattern(format: CustomFormat | None, where: str) -> str | None:
-    """The pattern of a custom tool's text, None for any text. Raises InvalidRequest."""
-    if format is None or format.type == "text":
-        if format is not None and format.grammar is not None:
-            raise InvalidRequest("a grammar of the type text", "set the type grammar", param=f"{where}.grammar")
-        return None
-    if format.grammar is None:
-        raise InvalidRequest("the grammar is missing", "give grammar", param=f"{where}.grammar")
-    if format.grammar.syntax == "lark":
-        hint = "the text is a string in JSON, which only a regular expression can constrain: use the syntax regex"
-        raise InvalidRequest("grammars in Lark are not supported for tools", hint, param=f"{where}.grammar.syntax")
-    return f"^(?:{format.grammar.definition})$"
+    format = custom.format or CustomFormat(type="text")
+    parts = (format.grammar.syntax, format.grammar.definition) if format.grammar else (None, None)
+    grammar = text_grammar(format.type, *parts, f"{where}.custom.format.grammar")
+    if grammar:
+        texts[custom.name] = grammar
+    return custom_function(custom.name, custom.description, grammar)
 
 
 def _named(wire: ChatTool | NamedChoice | ToolCall, where: str) -> Any:
@@ -201,7 +186,7 @@ def _to_call(call: ToolCall, where: str) -> dict[str, Any]:
     found = _named(call, where)
     if call.type == "function":
         return {**about, "type": "function", "function": found.model_dump()}
-    return {**about, "type": "function", "function": {"name": found.name, "arguments": {CUSTOM_INPUT: found.input}}}
+    return {**about, "type": "function", "function": {"name": found.name, "arguments": {INPUT: found.input}}}
 
 
 def to_messages(messages: Sequence[ChatMessage], front: Front, tools: Tools) -> list[TemplateMessage]:

@@ -7,12 +7,12 @@ without it such keywords are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvasir.engine.front import Front
-from kvasir.engine.reading import Calling, Reading
+from kvasir.engine.reading import Calling, Reading, TextGrammar
 from kvasir.errors import InvalidRequest
 from kvasir.types import SamplingParams, StructuredOutputs
 
@@ -38,11 +38,12 @@ class ToolChoice:
 @dataclass(frozen=True, slots=True)
 class Tools:
     """all: the tools, in the form that chat templates read. parallel: whether one choice may have several calls; None
-    if the client did not set it."""
+    if the client did not set it. texts: grammars of the texts of custom tools, by the tool's name."""
 
     all: Sequence[Tool] = ()
     choice: ToolChoice = ToolChoice()
     parallel: bool | None = None
+    texts: Mapping[str, TextGrammar] = field(default_factory=dict)
 
     @property
     def shown(self) -> list[Tool] | None:
@@ -97,9 +98,9 @@ def _calling(tools: Tools, front: Front, reading: Reading | None) -> Calling | N
             raise InvalidRequest(message, 'use "auto", without strict or parallel_tool_calls', param="tool_choice")
         return None
     functions = [
-        (t["function"]["name"], t["function"].get("parameters") or {}, bool(t["function"].get("strict")))
-        for t in usable
-    ]  # fmt: skip
+        (f["name"], f.get("parameters") or {}, bool(f.get("strict")), tools.texts.get(f["name"]))
+        for f in (tool["function"] for tool in usable)
+    ]
     return Calling(functions, required, parallel=not tools.choice.single and tools.parallel is not False)
 
 

@@ -291,7 +291,13 @@ async def test_custom_calls_of_the_history_reach_the_model():
     ("tool", "param"),
     [
         ({"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}, "tools.0.custom.format.grammar"),
-        (grammar_tool("lark", 'start: "x"'), "tools.0.custom.format.grammar.syntax"),
+        (grammar_tool("lark", 'start: "x"\nstart: "y"'), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", "start: /a(?=b)/"), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", 'start: %json {"type": "null"}'), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", "start: <|im_end|>"), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", 'start: ("a" | start'), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", "start: " + '"a" ' * 100_000), "tools.0.custom.format.grammar.definition"),
+        (grammar_tool("lark", "start: " + "(" * 10_000), "tools.0.custom.format.grammar.definition"),
         (grammar_tool("ebnf", "x"), "tools.0.custom.format.grammar.syntax"),
         (grammar_tool("regex", ""), "tools.0.custom.format.grammar.definition"),
         (grammar_tool("regex", "("), "tools"),
@@ -319,6 +325,34 @@ async def test_the_text_of_a_custom_tool_follows_its_regular_expression():
         found = await ask_tools(http, reply=named, tools=[tool], max_tokens=200)
         [call] = found["message"]["tool_calls"]
         assert call["custom"]["input"] == 'SELECT "ab"; -- é\n', "a call that the model begins by itself follows it"
+
+
+LARK = r"""
+start: pair ("," pair)~0..2
+pair: NAME "=" (NUMBER | "\"" /[a-z\n]{1,3}/ "\"")
+NAME: /[a-z]{1,4}/
+NUMBER: "1".."3" /[0-9]/?
+%import common.WS
+"""
+PAIR = r'[a-z]{1,4}=("[a-z\n]{1,3}"|[1-3][0-9]?)'
+
+
+async def test_the_text_of_a_custom_tool_follows_its_lark_grammar():
+    fields = {"tools": [grammar_tool("lark", LARK)], "max_tokens": 200}
+    forced = {"tool_choice": {"type": "custom", "custom": {"name": "x"}}, "thinking_token_budget": 0}
+    begun = '<tool_call>\n{"name": "x", "arguments": {"input": "ab=\\"q'
+    async with client(front=front()) as http:
+        for reply, more, beginning in (("no", forced, ""), (begun, {}, 'ab="q')):
+            found = await ask_tools(http, reply=reply, **fields, **more)
+            [call] = found["message"]["tool_calls"]
+            assert call["type"] == "custom" and call["custom"]["input"].startswith(beginning)
+            assert re.fullmatch(f"{PAIR}(,{PAIR}){{0,2}}", call["custom"]["input"]), call
+
+
+async def test_a_bad_lark_grammar_is_refused_with_its_line():
+    async with client(front=front()) as http:
+        for grammar, line in (("start: a\na: B C\n", "a: B C"), ("start: a\na: /x+?y/\n", "a: /x+?y/")):
+            assert line in (await refused(http, tools=[grammar_tool("lark", grammar)]))["message"]
 
 
 # -- fields that no server knows ---------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, ParsedMessage, Reasoning
 from kvasir.serve.conversation.calls import call_id
-from kvasir.serve.conversation.chat_format import CUSTOM_INPUT
+from kvasir.serve.conversation.custom import custom_input
 from kvasir.types import FinishReason
 
 ReasoningText = Literal["apart", "in the content", "left out"]
@@ -123,13 +122,3 @@ class MessageDeltas:
             return []
         start, pieces = self.held.pop(index)
         return [{"tool_calls": [{"index": index, **self.style.call(start.id, start.name, "".join(pieces))}]}]
-
-
-def custom_input(arguments: str) -> str:
-    """The text of a custom tool's call: a member of the arguments, as `to_tools` describes them to the model. If the
-    model broke off inside them, what there is."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return str(found[CUSTOM_INPUT]) if isinstance(found, dict) and CUSTOM_INPUT in found else arguments
