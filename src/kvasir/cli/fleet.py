@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -29,6 +30,7 @@ app = App(cls=ConfigOrCommand, help=HELP)
 
 Url = Annotated[str, typer.Option(help="Where the server is.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Key of the server; changes need the scope management.")]
+Model = Annotated[str | None, typer.Option(help="Which model, on a server of several (default: the first one).")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Grace = Annotated[float, typer.Option(help="Seconds for a replica to finish its requests before they move.", min=0)]
 LONGEST = 3600.0  # seconds that a change may take, besides its grace
@@ -55,18 +57,26 @@ def run(
 
 
 @app.command()
-def status(url: Url = SERVER, api_key: Key = None, json: AsJson = False) -> None:
+def status(
+    model: Annotated[str | None, typer.Option(help="Which model (default: all loaded ones).")] = None,
+    url: Url = SERVER,
+    api_key: Key = None,
+    json: AsJson = False,
+) -> None:
     """List the replicas with their states and loads.
 
     Example: kvasir fleet status
     """
-    _show(url, api_key, "GET", "/fleet", None, json)
+    first = _asked(url, api_key, "GET", "/fleet", model)
+    names = [] if model else [name for name in first["models"] if name != first["model"]]
+    _show([first, *(_asked(url, api_key, "GET", "/fleet", name) for name in names)], json)
 
 
 @app.command()
 def restart(
     replica: Annotated[int | None, typer.Argument(help="Number of a replica (default: all, in turn).", min=0)] = None,
     grace: Grace = 0.0,
+    model: Model = None,
     url: Url = SERVER,
     api_key: Key = None,
     json: AsJson = False,
@@ -76,13 +86,14 @@ def restart(
     Example: kvasir fleet restart --grace 10
     """
     path = "/fleet/restart" if replica is None else f"/fleet/replicas/{replica}/restart"
-    _show(url, api_key, "POST", path, {"grace": grace}, json)
+    _show([_asked(url, api_key, "POST", path, model, {"grace": grace})], json)
 
 
 @app.command()
 def scale(
     replicas: Annotated[int, typer.Argument(help="How many there are to be; at most --max-replicas.", min=0)],
     grace: Grace = 0.0,
+    model: Model = None,
     url: Url = SERVER,
     api_key: Key = None,
     json: AsJson = False,
@@ -91,34 +102,44 @@ def scale(
 
     Example: kvasir fleet scale 4
     """
-    _show(url, api_key, "POST", "/fleet/scale", {"replicas": replicas, "grace": grace}, json)
+    _show([_asked(url, api_key, "POST", "/fleet/scale", model, {"replicas": replicas, "grace": grace})], json)
 
 
-def _show(url: str, key: str | None, method: str, path: str, body: dict[str, Any] | None, as_json: bool) -> None:
-    """Prints the replicas that the server answers with."""
-    from kvasir.cli.show import print_json, print_table
+def _asked(
+    url: str, key: str | None, method: str, path: str, model: str | None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The replicas of a model, None for the first one, as the server answers. Raises KvasirError."""
     from kvasir.cli.store import ask
 
-    seconds = LONGEST + (body or {}).get("grace", 0.0)
-    answer = ask(url, key, method, path, body, seconds)
+    named = f"{path}?model={quote(model, safe='')}" if model else path
+    return ask(url, key, method, named, body, LONGEST + (body or {}).get("grace", 0.0))
+
+
+def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
+    """Prints the replicas of models; with a title for each if there are several."""
+    from kvasir.cli.show import print_json, print_table
+
     if as_json:
-        return print_json(answer)
+        return print_json(answers[0] if len(answers) == 1 else {"models": answers})
     columns = ("replica", "status", ">open", ">backlog", ">routed", ">lost", ">moved", ">hits", ">restarts", ">pid")
-    rows = [
-        (
-            str(r["index"]),
-            f"{r['status']}: {r['reason']}" if r["reason"] else r["status"],
-            str(r["open"]),
-            f"{r['backlog']:.2f} s",
-            str(r["routed"]),
-            str(r["lost"]),
-            str(r["moved"]),
-            f"{r['hit']} of {r['predicted']}",
-            str(r["restarts"]),
-            str(r["pid"] or ""),
-        )
-        for r in answer["replicas"]
-    ]
-    print_table(columns, rows)
-    if scaling := answer.get("scaling"):
-        print("wanted: {target} ({least} to {most})".format(**scaling))
+    for answer in answers:
+        if len(answers) > 1:
+            print("" if answer is answers[0] else "\n", "model ", answer["model"], sep="")
+        print_table(columns, [_row(replica) for replica in answer["replicas"]])
+        if scaling := answer.get("scaling"):
+            print("wanted: {target} ({least} to {most})".format(**scaling))
+
+
+def _row(replica: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(replica["index"]),
+        f"{replica['status']}: {replica['reason']}" if replica["reason"] else replica["status"],
+        str(replica["open"]),
+        f"{replica['backlog']:.2f} s",
+        str(replica["routed"]),
+        str(replica["lost"]),
+        str(replica["moved"]),
+        f"{replica['hit']} of {replica['predicted']}",
+        str(replica["restarts"]),
+        str(replica["pid"] or ""),
+    )

@@ -56,7 +56,7 @@ export class EngineView {
       if (this.models.several) await Promise.all([this.models.refresh(), this.loaded.ask()]);
       query = this.models.query;
       this.replicas.hidden = !this.models.info.has_replicas;
-      if (!this.replicas.hidden) await this.fleet.ask();
+      if (!this.replicas.hidden) await this.fleet.ask(query);
       this.take(await get(`/kvasir/live${query}`), query);
       this.problem.textContent = "";
     } catch (error) {

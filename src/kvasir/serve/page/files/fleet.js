@@ -22,6 +22,7 @@ const COLUMNS = [
 
 export class FleetView {
   constructor() {
+    this.model = ""; // the one shown
     this.past = []; // [time, replicas] of the last seconds
     this.states = new Map(); // of each replica, as last shown
     this.body = make("tbody");
@@ -31,9 +32,10 @@ export class FleetView {
     this.root = make("div", { class: "fleet" }, make("div", { class: "table", tabindex: 0 }, table), this.wanted);
   }
 
-  /** Requests the replicas and draws them. Throws Refused. */
-  async ask() {
-    const { replicas, scaling } = await get("/fleet");
+  /** Requests the replicas of a model and draws them. query: names it, as for all requests about it. Throws Refused. */
+  async ask(query) {
+    const { model, replicas, scaling } = await get(`/fleet${query}`);
+    if (model !== this.model) [this.model, this.past, this.states] = [model, [], new Map()];
     const now = performance.now();
     this.past.push([now, new Map(replicas.map((replica) => [replica.index, replica]))]);
     while (this.past.length > 2 && this.past[1][0] <= now - OVER) this.past.shift();
