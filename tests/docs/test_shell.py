@@ -32,7 +32,7 @@ NOT_HERE = {
     r"kvasir (embed|rerank) (Qwen|BAAI)": "needs prompts or a classifier that the bundled model does not have",
     r".*retrieval\.query": "needs Jina's adapters",
     r".*eagle3\.gguf": "needs a head",
-    r".*tls://(one|10)|kvasir replica MODEL .*\.\.\.": "needs several machines",
+    r".*tls://(one|10)|kvasir replica MODEL .*\.\.\.|scp ": "needs several machines",
     r"kvasir fleet fleet\.yaml$": "needs Ray",
 }
 # Servers that commands expect to run already.
@@ -46,6 +46,7 @@ INSTEAD = {
     " /run/kv": " run/kv",
     "/etc/kvasir/keys.json": "keys.json",
     "10.0.0.1": "127.0.0.1",
+    "10.0.0.2": "127.0.0.2",
     "--ctx-size 4k": "--ctx-size 1k",
 }
 # Options that make a command shorter.

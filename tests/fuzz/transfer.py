@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -222,7 +222,7 @@ def mutate(data: bytes, max_size: int, seed: int) -> bytes:
     return (bytes((choices,)) + b"".join(framed(*frame) for frame in found) + rest)[:max_size]
 
 
-def _change(found: list[tuple[int, bytes]], random: Random, change) -> None:
+def _change(found: list[tuple[int, bytes]], random: Random, change: Callable[[bytes, int], bytes]) -> None:
     at, what = random.randrange(len(found)), random.randrange(8)
     kind, body = found[at]
     if what == 0 and len(found) > 1:
@@ -244,7 +244,7 @@ def _change(found: list[tuple[int, bytes]], random: Random, change) -> None:
 NUMBERS = (0, 1, 2, 3, 4, 8, 39, 40, 41, 56, 95, 96, 97, (1 << 32) - 1)
 
 
-def _change_part(read: Body, random: Random, change) -> None:
+def _change_part(read: Body, random: Random, change: Callable[[bytes, int], bytes]) -> None:
     what = random.randrange(5)
     if what == 0:
         read.head[random.randrange(len(read.head))] = random.choice(NUMBERS)
@@ -258,22 +258,23 @@ def _change_part(read: Body, random: Random, change) -> None:
         read.name = _changed_name(read.name, random, change)
 
 
-def _changed_name(name: bytes, random: Random, change) -> bytes:
-    try:
+def _changed_name(name: bytes, random: Random, change: Callable[[bytes, int], bytes]) -> bytes:
+    """Another transfer, block or group, or other bytes."""
+    fields = None
+    with suppress(msgspec.DecodeError, ValueError):
         fields = msgspec.msgpack.decode(name)
-        at = random.randrange(len(fields))
-        value = fields[at]
-    except (msgspec.DecodeError, ValueError, TypeError):
+    if not isinstance(fields, list) or len(fields) != 5 or random.random() < 0.2:
         return change(name, len(name) + 2)[: 1 << 15]
-    others = [block for block in BLOCKS if block.parent != fields[min(2, len(fields) - 1)]]
-    if isinstance(value, str):
-        fields[at] = random.choice(("a", "b", "c", "", "ä" * 64, "x" * 65))
-    elif isinstance(value, bytes) and random.random() < 0.7 and len(fields) == 5:
-        fields[2:4] = [random.choice(others).parent, random.choice(others).ids]
-    elif isinstance(value, bytes):
-        fields[at] = change(value, len(value) + 1)
+    what = random.randrange(4)
+    if what == 0:
+        fields[0] = random.choice(("a", "b", "c", "", "ä" * 64, "x" * 65))
+    elif what == 1:
+        fields[4] = random.choice((0, 1, 2, -1, 1 << 40, None))
+    elif what == 2:
+        fields[2:4] = [random.choice(BLOCKS).parent, random.choice(BLOCKS).ids]
     else:
-        fields[at] = random.choice((0, 1, 2, -1, 1 << 40, None))
+        at = random.randrange(1, 4)
+        fields[at] = change(fields[at], len(fields[at]) + 1) if isinstance(fields[at], bytes) else b""
     return msgspec.msgpack.encode(fields)
 
 
