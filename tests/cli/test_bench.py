@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
@@ -31,7 +32,7 @@ from kvasir.cli.bench.measure import (
     throughput,
 )
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
-from kvasir.cli.bench.report import BenchRun, ReportRow, summarize
+from kvasir.cli.bench.report import BenchRun, ReportRow, best_probe, print_report, summarize
 from kvasir.cli.model_facts import TokenWork
 from kvasir.cli.show import json_text
 from kvasir.engine.async_llm import AsyncLLM
@@ -245,7 +246,7 @@ def machine(weights=1000, kv=2, body=100, head=10, bandwidth=1e3, macs=1e3, rows
 
 
 def test_limits_by_hand():
-    reported = limits(machine(macs=1e9), "latency", Shape(10, 11))
+    reported = limits(machine(macs=0), "latency", Shape(10, 11))  # arithmetic not known
     assert reported["ttft_s"] == 1.0  # 1000 bytes at 1000 bytes a second
     assert reported["tpot_s"] == pytest.approx((1000 + 15.5 * 2) / 1000)
     assert reported["e2e_s"] == pytest.approx(reported["ttft_s"] + 10 * reported["tpot_s"])
@@ -254,18 +255,27 @@ def test_limits_by_hand():
     assert bound["output_tokens_per_s"] == pytest.approx(1000 / 110)
 
 
+def test_drafts_leave_later_tokens_without_a_limit():
+    drafting = replace(machine(), drafts=True)
+    assert not limits(drafting, "throughput", Shape(10, 11, 4)) and not limits(drafting, "load", Shape(10, 11, 4))
+    plain = limits(machine(), "latency", Shape(10, 11))
+    assert limits(drafting, "latency", Shape(10, 11)) == {k: plain[k] for k in ("ttft_s", "prompt_tokens_per_s")}
+    assert set(limits(drafting, "serve", Shape(10, 11))) == {f"ttft_p{p}_s" for p in (50, 90, 99)}
+
+
 @given(
     count=st.integers(1, 40),
     rows=st.integers(1, 16),
     input_len=st.integers(1, 500),
     output_len=st.integers(1, 500),
 )
-def test_a_batch_is_at_best_as_fast_as_its_rows_and_at_worst_as_they_alone(count, rows, input_len, output_len):
+def test_a_batch_is_at_best_as_fast_as_full_steps_and_at_worst_as_its_rows_alone(count, rows, input_len, output_len):
     shape = Shape(input_len, output_len, count)
-    many = limits(machine(rows=rows), "throughput", shape)["duration_s"]
+    many, one = (
+        limits(machine(rows=rows), "throughput", replace(shape, num_prompts=n))["duration_s"] for n in (count, 1)
+    )
     alone = limits(machine(), "latency", shape)["e2e_s"]
-    waves = -(-count // rows)
-    assert waves * alone * 0.999 <= many <= count * alone * 1.001
+    assert max(1, count / rows) * one * 0.999 <= many <= count * alone * 1.001 and one <= alone * 1.001
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("qwen3-0.6b", 596.0e6), ("llama-1b", 1235.8e6)])
@@ -293,12 +303,48 @@ def test_shares_of_the_limit():
     runs = [BenchRun({"a_s": a, "b_per_s": 1 / a}, probed, 0.0) for a in (4.0, 2.0, 8.0)]
     time, rate = summarize(runs, {"a_s": 1.0, "b_per_s": 1.0})
     assert (time.median, time.min, time.max, time.of_limit) == (4.0, 2.0, 8.0, 0.25)
-    assert rate.of_limit == 0.25
+    assert rate.of_limit == 0.25 and not rate.is_above
     assert ReportRow("c", 1.0, 1.0, 1.0, None).of_limit is None
+
+
+@pytest.mark.parametrize("row", [ReportRow("a_s", 1.0, 1.0, 1.0, 1.1), ReportRow("b_per_s", 1.1, 1.0, 1.2, 1.0)])
+def test_a_figure_above_its_limit_has_no_share_of_it(row, capsys):
+    assert row.is_above and row.of_limit is None
+    print_report("title", [row], [BenchRun({row.name: 1.0}, Probe(1.0, 0.0), 0.5)])
+    shown = capsys.readouterr().out
+    assert "above" in shown and "slowed the probe" in shown and "%" not in shown.splitlines()[3]
+
+
+def test_the_limit_is_that_of_the_best_probe():
+    runs = [BenchRun({"a_s": 1.0}, Probe(*rates), 0.0) for rates in ((3.0, 1.0), (2.0, 4.0))]
+    assert best_probe(runs) == Probe(3.0, 4.0)
 
 
 def test_the_probe_measures_plausible_rates(probed):
     assert 1e8 < probed.bytes_per_s < 1e13 and 1e7 < probed.macs_per_s < 1e15
+
+
+@pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+def test_the_rate_of_arithmetic_is_known_for_each_instruction_set():
+    """Wider vectors and smaller numbers never multiply slower; their ratios are those of the instructions."""
+    rates = {}
+    try:
+        for isa in native.ISAS:
+            with suppress(ConfigError):
+                native.force_isa(isa)
+                rates[isa] = [native.multiply_rate(numbers, 1) for numbers in native.NUMBERS]
+    finally:
+        native.force_isa(None)
+    assert rates.pop("portable") == [0.0, 0.0, 0.0]
+    assert all(min(found) > 1e8 and found[0] > found[2] for found in rates.values())
+
+
+@pytest.mark.skipif(not native.available(), reason=f"native kernels: {native.reason()}")
+def test_reads_take_any_size():
+    for nbytes in (1 << 12, (1 << 20) + 8, (40 << 20) + 24):
+        assert native.read_rate(np.ones(nbytes // 8), 2) > 1e8
+    with pytest.raises(ValueError, match="float64"):
+        native.read_rate(np.ones(8, np.float32), 1)
 
 
 def test_the_share_of_foreign_load_is_between_0_and_1():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from kvasir.caches import PagedKV
 from kvasir.cli.app import app
-from kvasir.cli.model_facts import cache_bytes, read_needs, read_stored, token_work
+from kvasir.cli.model_facts import TokenWork, cache_bytes, experts_share, read_needs, read_stored, token_work
 from kvasir.cli.program_view import fold
 from kvasir.errors import ConfigError, ModelFileError
 from kvasir.layers.kv_layout import KVLayout
@@ -21,6 +22,7 @@ from kvasir.ops import native
 from kvasir.program.cache import NativeCache
 from kvasir.runner.load import LoadOptions, load_model, no_attention
 from kvasir.weights.find import find_model
+from kvasir.weights.mapped import TensorInfo
 from tests._shared import need
 from tests.weights._files import STRING, entry, gguf_bytes, hf_folder, pair
 
@@ -266,6 +268,28 @@ def test_the_work_of_a_token_of_an_untied_model():
     tables = sum(t.nbytes for t in stored.tensors if ".wte." in f".{t.name}" or ".wpe." in f".{t.name}")
     assert tables and work.weight_bytes == stored.nbytes - tables
     assert work.head_macs == 3 * 48
+
+
+@pytest.mark.parametrize(
+    ("metadata", "share"),
+    [
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, 0.25),
+        ({"qwen3moe.expert_count": 128, "qwen3moe.expert_used_count": 8}, 1 / 16),
+        ({"text_config": {"num_experts": 4, "top_k_experts": 1}}, 0.25),
+        ({"num_local_experts": 8}, 0.0),
+        ({"hidden_size": 8}, 0.0),
+    ],
+)
+def test_the_share_of_the_experts(metadata, share):
+    assert experts_share(metadata) == share
+
+
+def test_the_work_of_a_mixture():
+    """A token computes its share of the chosen experts, and all of the shared one."""
+    names = ("model.layers.0.mlp.experts.0.up_proj.weight", "blk.0.ffn_up_exps.weight", "mlp.shared_experts.up.weight")
+    tensors = [TensorInfo(name, (8, 4), "F32", 128, Path("m")) for name in names]
+    assert token_work(tensors, 9, experts=0.25) == TokenWork(2 * 32 + 128, 2 * 8 + 32, 0)
+    assert token_work(tensors, 9) == TokenWork(3 * 128, 3 * 32, 0)
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=5), st.integers(1, 4)), max_size=6))

@@ -29,6 +29,12 @@ _SHOWN = 8  # elements of a long array
 # Tables whose rows are looked up, not multiplied; names from checkpoints and from GGUF files.
 _LOOKED_UP = re.compile(r"embed_tokens|embeddings|\bwte\b|\bwpe\b|_embd\.|token_types")
 _HEAD = re.compile(r"(^|\.)(lm_head|output)\.weight$")
+_EXPERTS = re.compile(r"\bexperts\.|_exps\b")  # those that a router chooses; a shared expert has another name
+_COUNTS = ("expert_count", "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = (
+    *("expert_used_count", "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts"),
+    *("moe_topk", "moe_top_k", "moe_k"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,20 +235,31 @@ class TokenWork:
     head_macs: int
 
 
-def token_work(tensors: Iterable[TensorInfo], vocab_size: int) -> TokenWork:
-    """For dense models: every matrix except lookup tables is multiplied with every token's row."""
-    looked_up, heads, body, vectors = [], [], [], []
+def token_work(tensors: Iterable[TensorInfo], vocab_size: int, experts: float = 1.0) -> TokenWork:
+    """Every matrix except lookup tables is multiplied with every token's row; of a mixture's experts, this share."""
+    looked_up, heads, body, chosen, vectors = [], [], [], [], []
     for tensor in tensors:
         is_table = bool(_LOOKED_UP.search(tensor.name)) and "norm" not in tensor.name.lower()
-        group = looked_up if is_table else heads if _HEAD.search(tensor.name) else body
+        matrices = chosen if _EXPERTS.search(tensor.name) else body
+        group = looked_up if is_table else heads if _HEAD.search(tensor.name) else matrices
         (group if len(tensor.shape) > 1 else vectors).append(tensor)
     if not heads:  # tied: the token embedding is the output matrix too
         heads = [tensor for tensor in looked_up if tensor.shape[0] == vocab_size][:1]
     return TokenWork(
-        sum(tensor.nbytes for tensor in (*heads, *body, *vectors)),
-        sum(prod(tensor.shape) for tensor in body),
+        sum(tensor.nbytes for tensor in (*heads, *body, *vectors)) + int(experts * sum(t.nbytes for t in chosen)),
+        sum(prod(tensor.shape) for tensor in body) + int(experts * sum(prod(t.shape) for t in chosen)),
         sum(prod(tensor.shape) for tensor in heads),
     )
+
+
+def experts_share(metadata: Mapping[str, Any]) -> float:
+    """The share of a mixture's experts that compute a token; 0 if it is not known."""
+    inner = metadata.get("text_config")
+    values = {key.rpartition(".")[2]: value for key, value in (*metadata.items(), *(inner or {}).items())}
+    counts = [
+        next((values[name] for name in names if isinstance(values.get(name), int)), 0) for names in (_COUNTS, _CHOSEN)
+    ]
+    return min(1.0, counts[1] / counts[0]) if counts[0] else 0.0
 
 
 def problem_of(error: KvasirError) -> dict[str, str]:

@@ -17,6 +17,7 @@ from kvasir.fields import LAYOUT
 
 ABI_VERSION = 31
 ISAS = ("portable", "avx2", "avx512")  # in the order of kvasir_set_isa
+NUMBERS = ("int8", "bfloat16", "float32")  # in the order of kvasir_multiply_rate
 MAX_COLS = 1 << 24  # below this, a row's length is exact in float32
 
 _SUFFIX = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
@@ -78,8 +79,11 @@ def reason() -> str:
 
 
 def declare(name: str, result: Any, *arguments: Any) -> Any:
-    """A library function with its types declared, for the module that calls it. Raises ConfigError as `lib` does."""
-    function = getattr(lib(), name)
+    """A library function with its types declared, for the module that calls it. Raises ConfigError as `lib` does, and
+    if the library is too old to have it."""
+    function = getattr(lib(), name, None)
+    if function is None:
+        raise ConfigError(f"the native CPU kernels have no {name}", "build them again from this source")
     function.restype, function.argtypes = result, list(arguments)
     return function
 
@@ -119,6 +123,27 @@ def force_isa(name: str | None) -> str:
         found = " ".join(cpu_features()) or "none"
         raise ConfigError(f"this processor cannot run {name} kernels (it has: {found})", "choose a lower one")
     return isa()
+
+
+def multiply_rate(numbers: str, threads: int) -> float:
+    """Multiply-adds per second that the instruction with which the active instruction set multiplies such numbers (of
+    NUMBERS) does at most, on `threads` threads at once, by their processor time. 0 if it is not known: the portable
+    kernels are what a compiler makes of them. Raises ConfigError if the threads cannot be created."""
+    call = declare("kvasir_multiply_rate", ctypes.c_double, _INT32, _INT32)
+    return _rate(call(NUMBERS.index(numbers), threads), threads)
+
+
+def read_rate(data: Any, threads: int) -> float:
+    """Bytes per second that `threads` threads read at once from a dense float64 array of one dimension, each always the
+    same part; from caches, if it fits them. Raises ConfigError if the threads cannot be created."""
+    call = declare("kvasir_read_rate", ctypes.c_double, _POINTER, _INT64, _INT32)
+    return _rate(call(address(data, "data", data.shape, "float64"), data.nbytes, threads), threads)
+
+
+def _rate(found: float, threads: int) -> float:
+    if found < 0:
+        raise ConfigError(f"{threads} threads cannot be created", "give fewer --threads")
+    return found
 
 
 def rms_norm(out_ptr: int, x_ptr: int, w_ptr: int | None, rows: int, cols: int, eps: float) -> None:

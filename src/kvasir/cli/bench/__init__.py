@@ -10,9 +10,9 @@ from pathlib import Path
 from kvasir.cli.bench.limits import Machine, limits
 from kvasir.cli.bench.measure import MODES, Samples, Shape, kv_bytes, make_requests, warm_up, without_drafters
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
-from kvasir.cli.bench.report import BenchRun, as_dict, print_report, summarize, typical_probe, write
+from kvasir.cli.bench.report import BenchRun, as_dict, best_probe, print_report, summarize, write
 from kvasir.cli.machine import machine_facts, software_facts
-from kvasir.cli.model_facts import TokenWork, read_stored, token_work
+from kvasir.cli.model_facts import Stored, TokenWork, experts_share, read_stored, token_work
 from kvasir.cli.resolve import resolve
 from kvasir.cli.show import bytes_text, count_text, fitted
 from kvasir.cli.waiting import loaded, print_decided, progress_bar
@@ -21,7 +21,7 @@ from kvasir.engine.async_llm import AsyncLLM
 from kvasir.engine.front import Front
 from kvasir.errors import ConfigError
 
-_CACHE = 64 << 20  # bytes; a smaller model may fit into a processor's cache
+_FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are multiplied as floats
 
 
 def run(
@@ -51,8 +51,8 @@ def bench(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, out: Path | None
     machine = machine_facts()
     threads = llm.options.threads or machine["cores"]
     runs = asyncio.run(_measure(llm, mode, shape, repeats, threads, verbose))
-    work = _work(llm)
-    rows = summarize(runs, limits(_machine(llm, work, shape, typical_probe(runs)), mode, shape))
+    work = _work(llm, read_stored(llm.options.model, llm.options.revision))
+    rows = summarize(runs, limits(_machine(llm, work, shape, best_probe(runs)), mode, shape))
     print_report(f"{llm.info.name}, {mode}: {_shape_text(mode, shape)}, {repeats} runs", rows, runs)
     print(fitted(_limit_text(work), sys.stdout))
     facts = {
@@ -77,37 +77,45 @@ async def _measure(llm: AsyncLLM, mode: str, shape: Shape, repeats: int, threads
         print_decided(llm.summary, verbose)
         make_requests(llm.front, shape, 1, run=0)  # raises before measuring if a request cannot fit
         await warm_up(llm.front)
+        stored, info = read_stored(llm.options.model, llm.options.revision), llm.info
+        numbers, nbytes = _numbers(llm, stored), _work(llm, stored).weight_bytes
         runs = []
         with progress_bar(f"{mode}, runs", repeats, still=True) as progress:
             for number in range(repeats):
                 progress(number)
-                runs.append(await _run(llm.front, mode, shape, number, threads))
+                gave = probe(info.device, numbers, threads, nbytes, info.executor == "eager")
+                runs.append(await _run(llm.front, mode, shape, number, gave))
         return runs
 
 
-async def _run(front: Front, mode: str, shape: Shape, number: int, threads: int) -> BenchRun:
-    gave = probe(front.info.device, front.info.dtype, threads)
+async def _run(front: Front, mode: str, shape: Shape, number: int, gave: Probe) -> BenchRun:
     others = ForeignLoad()
     samples: Samples = {}
     figures = await MODES[mode](front, shape, number, samples)
     return BenchRun(figures, gave, others.share(), samples)
 
 
-def _work(llm: AsyncLLM) -> TokenWork:
+def _numbers(llm: AsyncLLM, stored: Stored) -> str:
+    """The numbers that most products multiply: bytes where weights are quantized, else the dtype."""
+    is_float = all(tensor.dtype in _FLOATS for tensor in stored.tensors if len(tensor.shape) > 1)
+    quantized = llm.options.quantize not in (None, "none") or not is_float
+    return "int8" if quantized and llm.info.executor == "program" else llm.info.dtype
+
+
+def _work(llm: AsyncLLM, stored: Stored) -> TokenWork:
     """The work with the weights' size in the engine if known, else their size in the file."""
-    work = token_work(read_stored(llm.options.model, llm.options.revision).tensors, llm.info.vocab_size)
+    work = token_work(stored.tensors, llm.info.vocab_size, experts_share(stored.metadata))
     return replace(work, weight_bytes=llm.info.weight_bytes_read or work.weight_bytes)
 
 
 def _machine(llm: AsyncLLM, work: TokenWork, shape: Shape, gave: Probe) -> Machine:
-    return Machine(work, kv_bytes(llm.info, shape.middle) / shape.middle, gave, llm.options.max_num_seqs)
+    kv_token = kv_bytes(llm.info, shape.middle) / shape.middle
+    return Machine(work, kv_token, gave, llm.options.max_num_seqs, bool(llm.info.drafters))
 
 
 def _limit_text(work: TokenWork) -> str:
     macs = count_text(work.body_macs + work.head_macs)
-    line = f"the limit: {bytes_text(work.weight_bytes)} of weights a step, {macs} multiply-adds a token"
-    cached = "; weights this small may stay in the CPU's cache and exceed the limit"
-    return line + (cached if work.weight_bytes < _CACHE else "")
+    return f"the limit: {bytes_text(work.weight_bytes)} of weights a step, {macs} multiply-adds a token"
 
 
 def _shape_text(mode: str, shape: Shape) -> str:

@@ -1,4 +1,8 @@
-"""Rates of the machine during the measurement: read bandwidth, arithmetic, and the load of other processes."""
+"""Rates of the machine during the measurement: read bandwidth, arithmetic, and the load of other processes.
+
+Both rates are upper bounds. Reads are repeated over as many bytes as a step reads, so that weights which fit a cache
+are compared with that cache. Arithmetic is the instruction that the kernels multiply with, in a loop of nothing else.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +12,59 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kvasir.environment import threads_environment
+from kvasir.ops import native
 
 BANDWIDTH_METHOD = (
-    "reads: CPU: numpy's dot of float32 slices of 8 MiB with themselves over 256 MiB, one Python thread per "
-    "computing thread, best of 3 passes; GPU: torch's sum of 1 GiB of float32, best of 3"
+    "reads: CPU: as many bytes as a step reads, at most 256 MiB, by all computing threads and by one, the most over "
+    "pieces of 16 MiB (without the native library: numpy's dot of float32 slices with themselves, best of 3 passes); "
+    "GPU: torch's sum of 1 GiB of float32, best of 3"
 )
 ARITHMETIC_METHOD = (
-    "product of square matrices, best of 3; CPU: numpy's, of 1024 float32 rows; GPU: torch's, of 8192 rows in the "
-    "model's dtype"
+    "CPU: the instruction that multiplies the weights' numbers, on registers, by the processor time of all computing "
+    "threads at once, best of 20 passes of each; for the eager executor also torch's product of square matrices of "
+    "1024 rows; GPU: torch's, of 8192 rows; both in the model's dtype, best of 3"
 )
+LARGE = 256 << 20  # bytes, beyond the caches
 _PASSES = 3
-_SLICE = 2 << 20  # float32 values
-_SLICES = 32
+_SLICES = 32  # in turn, by all threads
 _SIZE = 1024  # rows of the matrices that are multiplied on the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Bytes read and multiply-adds done per second, the best of a few measurements."""
+    """Bytes read and multiply-adds done per second, the best of a few measurements. macs_per_s is 0 if not known."""
 
     bytes_per_s: float
     macs_per_s: float
 
 
-def probe(device: str, dtype: str, threads: int) -> Probe:
-    """device: "cpu" or "cuda". Takes a fraction of a second; nothing else should run meanwhile."""
-    bandwidth = _bandwidth_gpu() if device == "cuda" else _bandwidth_cpu(threads)
-    return Probe(bandwidth, _arithmetic_gpu(dtype) if device == "cuda" else _arithmetic_cpu(threads))
+def probe(device: str, numbers: str, threads: int, nbytes: int = LARGE, eager: bool = False) -> Probe:
+    """device: "cpu" or "cuda". numbers: which are multiplied, a dtype or "int8". nbytes: what a step reads. eager:
+    torch multiplies. Takes a fraction of a second, with `eager` the first time some seconds; nothing else should run
+    meanwhile. Raises ConfigError if the threads cannot be created."""
+    if device == "cuda":
+        return Probe(_bandwidth_gpu(), _arithmetic_gpu(numbers))
+    native_numbers = numbers if numbers in native.NUMBERS else "float32"  # others are widened
+    macs = native.multiply_rate(native_numbers, threads) if native.available() else 0.0
+    if eager or not native.available():
+        macs = max(macs, _product(numbers if numbers != "int8" else "float32", threads))
+    return Probe(_bandwidth_cpu(threads, min(max(nbytes, 1 << 16), LARGE)), macs)
 
 
-def _bandwidth_cpu(threads: int) -> float:
+def _bandwidth_cpu(threads: int, nbytes: int) -> float:
+    """The most of all threads and of one: while other programs run, threads may have to wait for each other."""
     import numpy as np
 
-    slices = np.split(np.ones(_SLICES * _SLICE, np.float32), _SLICES)
+    data = np.ones(nbytes // 8)
+    if native.available():
+        return max(native.read_rate(data, count) for count in {1, threads})
+    slices = np.array_split(data.view(np.float32), _SLICES)
     with ThreadPoolExecutor(threads) as pool:
-        seconds = _best(lambda: list(pool.map(lambda part: np.dot(part, part), slices)))
-    return _SLICES * _SLICE * 4 / seconds
+        return nbytes / _best(lambda: list(pool.map(lambda part: np.dot(part, part), slices)))
 
 
 def _bandwidth_gpu() -> float:
@@ -68,18 +86,20 @@ def _arithmetic_gpu(dtype: str) -> float:
     return size**3 / _best(lambda: (matrix @ matrix, synchronize(device)))
 
 
-def _arithmetic_cpu(threads: int) -> float:
-    """Measured in a process of its own: numpy's library takes its number of threads from the environment, once."""
-    command = [sys.executable, "-c", "from kvasir.cli.bench.probe import print_product; print_product()"]
-    done = subprocess.run(command, env=threads_environment(threads), capture_output=True, text=True, check=True)
+@cache
+def _product(dtype: str, threads: int) -> float:
+    """Multiply-adds per second of torch's product. In a process of its own, whose number of threads is its own too."""
+    code = f"from kvasir.cli.bench.probe import print_product; print_product({dtype!r})"
+    environment = threads_environment(threads)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return _SIZE**3 / float(done.stdout)
 
 
-def print_product() -> None:
+def print_product(dtype: str) -> None:
     """Prints the seconds of a product of two matrices of _SIZE rows."""
-    import numpy as np
+    import torch
 
-    matrix = np.ones((_SIZE, _SIZE), np.float32)
+    matrix = torch.ones((_SIZE, _SIZE), dtype=getattr(torch, dtype))
     print(_best(lambda: matrix @ matrix))
 
 

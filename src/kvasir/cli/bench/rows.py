@@ -31,7 +31,18 @@ class ReportRow:
 
     @property
     def of_limit(self) -> float | None:
-        """The share of the limit; 1 is optimal, for times and for rates. None without a limit."""
+        """The share of the limit; 1 is optimal, for times and for rates. None without a limit, and above it: then the
+        probe was disturbed, and what it found is none."""
+        share = self._share
+        return None if share is None or share > 1 else share
+
+    @property
+    def is_above(self) -> bool:
+        """Whether the figure is better than its limit."""
+        return (self._share or 0) > 1
+
+    @property
+    def _share(self) -> float | None:
         if not self.limit:
             return None
         return self.median / self.limit if self.name.endswith("_per_s") else self.limit / self.median
