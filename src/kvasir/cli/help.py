@@ -13,11 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvasir.cli.panels import by_panel
+from kvasir.cli.peer_names import advice
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+UsageError: Any = typer.BadParameter.__base__  # Typer exports it under no name
 WIDEST = 120  # columns; longer lines are hard to read
 _KINDS = {"str": "TEXT", "int": "NUMBER", "float": "NUMBER", "path": "PATH", "bool": ""}
 _NAME = re.compile(r"-{1,2}[a-z0-9][\w-]*")
@@ -33,11 +35,16 @@ class Command(TyperCommand):
         _print_help(self, ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The error of a missing argument says what it is."""
+        """The error of a missing argument says what it is, and that of another engine's option what to give here."""
+        given = list(args)  # parsing takes words out of args
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = error.message or getattr(error.param, "help", None) or ""
+        except UsageError as error:
+            known = {name for p in self.params for name in (*p.opts, *p.secondary_opts)}
+            if text := advice(given, known):
+                raise UsageError(text, ctx) from None
+            if isinstance(error, typer.BadParameter):
+                error.message = error.message or getattr(error.param, "help", None) or ""
             raise
 
 
