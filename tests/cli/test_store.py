@@ -140,6 +140,8 @@ def test_a_server_is_asked():
         assert "echo" in kvasir("ps", "--url", server.url) or "fake" in kvasir("ps", "--url", server.url)
         assert json.loads(kvasir("ps", "--url", f"{server.url}/", "--json"))[0]["context_length"] == 512
         assert "returned 404" in kvasir("stop", "other", "--url", server.url, fails=True)
+        error = kvasir("fleet", "status", "--url", server.url, fails=True)
+        assert "returned 404: this server has no replicas" in error
     with live(ServeSettings(port=0, api_keys=("a-key-of-mine",))) as server:
         assert "give one with --api-key" in kvasir("ps", "--url", server.url, fails=True)
         assert "until" in kvasir("ps", "--url", server.url, "--api-key", "a-key-of-mine")

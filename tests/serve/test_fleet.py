@@ -95,7 +95,7 @@ async def test_a_model_without_replicas_or_that_is_not_loaded_is_named(method):
 
 
 def test_the_command_shows_all_models(monkeypatch):
-    views = {"a": [asdict(ReplicaView(0, "ready"))], "c": []}
+    views = {"a": [asdict(ReplicaView(0, "ready", role="prefill"))], "c": []}
     asked = []
 
     def ask(url, key, method, path, body=None, seconds=0.0):
@@ -106,7 +106,7 @@ def test_the_command_shows_all_models(monkeypatch):
     monkeypatch.setattr("kvasir.cli.store.ask", ask)
     result = CliRunner().invoke(app, ["fleet", "status"])
     assert result.exit_code == 0, result.exception
-    assert result.output.index("model a") < result.output.index("ready") < result.output.index("model c")
+    assert result.output.index("model a") < result.output.index("0 (prefill)") < result.output.index("model c")
     alone = CliRunner().invoke(app, ["fleet", "status", "--model", "c"])
     assert alone.exit_code == 0 and "ready" not in alone.output
     both = CliRunner().invoke(app, ["fleet", "status", "--json"])

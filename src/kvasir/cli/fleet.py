@@ -132,7 +132,7 @@ def _show(answers: list[dict[str, Any]], as_json: bool) -> None:
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
     return (
-        str(replica["index"]),
+        f"{replica['index']} ({replica['role']})" if replica["role"] else str(replica["index"]),
         f"{replica['status']}: {replica['reason']}" if replica["reason"] else replica["status"],
         str(replica["open"]),
         f"{replica['backlog']:.2f} s",

@@ -251,7 +251,9 @@ def ask(
 
 
 def _error_text(body: bytes) -> str:
+    """The message of an error in OpenAI's or Ollama's form, or the body."""
     try:
-        return plain(str(json.loads(body)["error"]))
+        error = json.loads(body)["error"]
+        return plain(str(error["message"] if isinstance(error, dict) else error))
     except (ValueError, KeyError, TypeError):
         return plain(body[:200].decode(errors="replace"))

@@ -68,6 +68,13 @@ def test_a_file_becomes_options_of_the_same_names():
     assert other.options == EngineOptions("other", "other", threads=1) and other.fleet.count == 3
 
 
+def test_values_may_be_written_as_for_the_flags():
+    text = "models: [{model: m, max_model_len: 4k, kv_memory: 8GiB, dtype: bf16, resources: {memory: 2GB}}]"
+    [model] = planned(text).models
+    assert model.options == EngineOptions("m", "m", threads=1, max_model_len=4096, kv_memory=8 * GIB, dtype="bfloat16")
+    assert model.resources.memory_bytes == 2 * 10**9
+
+
 def test_every_option_of_an_engine_and_of_a_server_is_a_key_or_decided():
     decided = {"lora", "role", "transfer_listen", "transfer_peer", "cache_offer", "cache_peer"}
     named = {f.name for f in fields(EngineOptions) if "help" in f.metadata or f.name == "model"}
@@ -88,6 +95,10 @@ def test_every_option_of_an_engine_and_of_a_server_is_a_key_or_decided():
         ("models: [{replicas: 2}]", "models[0]: the key `model` is missing", "org/name"),
         ("models: [{model: m, role: prefill}]", "models[0].role: there is no such key", "expected some of"),
         ("models: [{model: m, resources: {cpus: -1}}]", "cpus is -1", "docs"),
+        ("models: [{model: m, resources: {memory: 2GX}}]", "memory is '2GX'", "docs"),
+        ("models: [{model: m, resources: {memory: 0}}]", "memory is 0", "docs"),
+        ("models: [{model: m, kv_memory: 8GX}]", "models[0]: kv_memory: '8GX' is not a size such as 8GB", "correct it"),
+        ("models: [{model: m, max_model_len: 4x}]", "models[0]: max_model_len: '4x' is not a number", "correct it"),
         ("models: [{model: m, resources: {cpu: 1}}]", "models[0].resources.cpu: there is", "did you mean cpus?"),
         ("models: [{model: m}, {model: m}]", "two have the same name", "served_model_name"),
         ("models: [{model: m}]\nserver: {prot: 1}", "server.prot: there is no such key", "did you mean port?"),

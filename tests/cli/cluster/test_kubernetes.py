@@ -156,7 +156,7 @@ def test_replicas_fit_into_the_workers():
     limits = {name: amount(text) for name, text in container["resources"]["limits"].items()}
     for model in plan.models:
         needs = model.resources
-        assert needs.cpus <= limits["cpu"] and (needs.memory or 0) <= OF_A_NODE * limits["memory"]
+        assert needs.cpus <= limits["cpu"] and (needs.memory_bytes or 0) <= OF_A_NODE * limits["memory"]
         each = int(limits["cpu"] // needs.cpus)
         assert model.fleet.most <= each * group["maxReplicas"], "all replicas that there may be have a place"
 

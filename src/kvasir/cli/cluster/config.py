@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
+import typer
 
 from kvasir.cli.api_workers import check_workers
 from kvasir.cli.cluster.yaml_file import read_yaml
 from kvasir.cli.fleet_options import FleetOptions
 from kvasir.cli.operation import OperationOptions
+from kvasir.cli.quantities import QUANTITIES, parse_bytes
 from kvasir.config import EngineOptions, check
 from kvasir.errors import ConfigError, KvasirError, quoted
 
@@ -34,21 +36,30 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What Ray keeps free for a replica. cpus: also its computing threads, unless the model has `threads`. memory:
-    bytes. custom: amounts of resources that nodes were given, such as {"a100": 1}."""
+    bytes, or a size such as 32GiB. custom: amounts of resources that nodes were given, such as {"a100": 1}."""
 
     cpus: float = 1.0
     gpus: float = 0.0
-    memory: int | None = None
+    memory: int | str | None = None
     custom: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus"):
             if not 0 <= getattr(self, name) <= 4096:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to 4096")
-        if self.memory is not None and self.memory < 1:
+        if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"memory is {self.memory}; expected bytes, 1 or more")
         if any(not 0 < amount <= 1e6 for amount in self.custom.values()):
             raise ValueError("custom has an amount that is not above 0; leave that resource out")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Raises ValueError."""
+        try:
+            return None if self.memory is None else parse_bytes(str(self.memory))
+        except typer.BadParameter:
+            expected = "expected bytes, or a size such as 32GiB"
+            raise ValueError(f"memory is {quoted(str(self.memory))}; {expected}") from None
 
 
 class RayPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,13 +140,13 @@ class ClusterPlan:
 
 def _struct(name: str, *groups: tuple[type, frozenset[str] | None], **own: Any) -> type[msgspec.Struct]:
     """A Struct with the options of the groups: those named, or all but those named in _GIVEN. What a file leaves out is
-    UNSET."""
+    UNSET. Quantities may be texts, as for the flags."""
     rows: dict[str, Any] = dict(own)
     for group, names in groups:
         hints = get_type_hints(group)
         for f in dataclasses.fields(group):
             if "help" in f.metadata and (f.name in names if names is not None else f.name not in _GIVEN):
-                rows[f.name] = hints[f.name]
+                rows[f.name] = hints[f.name] | str if f.metadata["unit"] in QUANTITIES else hints[f.name]
     fields = [(key, kind | msgspec.UnsetType, msgspec.UNSET) for key, kind in rows.items()]
     return msgspec.defstruct(name, fields, frozen=True, forbid_unknown_fields=True, module=__name__)
 
@@ -211,10 +222,24 @@ def within(where: str, make: Any, value: Any) -> Any:
 
 
 def _given(value: Any, group: type) -> dict[str, Any]:
-    """The options of a group that a file gives."""
-    names = {f.name for f in dataclasses.fields(group)}
-    found = {name: getattr(value, name) for name in value.__struct_fields__ if name in names}
-    return {name: one for name, one in found.items() if one is not msgspec.UNSET}
+    """The options of a group that a file gives. Raises ConfigError."""
+    found = {}
+    for option in dataclasses.fields(group):
+        one = getattr(value, option.name, msgspec.UNSET)
+        if one is not msgspec.UNSET:
+            found[option.name] = _parsed(option, one)
+    return found
+
+
+def _parsed(option: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of an option, which may be written as for its flag. Raises ConfigError."""
+    quantity = QUANTITIES.get(option.metadata.get("unit", ""))
+    if quantity is None or not isinstance(value, str):
+        return value
+    try:
+        return quantity.parse(value)
+    except typer.BadParameter as error:
+        raise ConfigError(f"{option.name}: {error.message}", "correct it; docs/fleet.md describes the keys") from None
 
 
 def _model(value: Any) -> ModelPlan:

@@ -39,7 +39,7 @@ class RayCluster:
         """Raises ConfigError."""
         for left in reversed(range(ATTEMPTS if self._owns else 1)):
             try:
-                self._ray.init(**_arguments(plan.ray), namespace=f"kvasir/{plan.name}")
+                self._ray.init(**_arguments(plan.ray), namespace=f"kvasir/{plan.name}", logging_level=logging.WARNING)
                 return
             except Exception as error:  # Ray raises bare ones, too
                 self._ray.shutdown()
@@ -150,7 +150,7 @@ def _arguments(place: RayPlace) -> dict[str, Any]:
 def ray_options(resources: Resources) -> dict[str, Any]:
     """What Ray reserves for an actor."""
     found: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "resources": resources.custom}
-    return found | {"memory": resources.memory} if resources.memory else found
+    return found | {"memory": memory} if (memory := resources.memory_bytes) else found
 
 
 async def _result(ref: Any) -> Any:

@@ -56,8 +56,8 @@ def needs(resources: Resources) -> str:
     parts = [f"{resources.cpus:g} CPU"]
     if resources.gpus:
         parts.append(f"{resources.gpus:g} GPU")
-    if resources.memory:
-        parts.append(f"{resources.memory / (1 << 30):.3g} GiB")
+    if memory := resources.memory_bytes:
+        parts.append(f"{memory / (1 << 30):.3g} GiB")
     parts += [f"{amount:g} {name}" for name, amount in resources.custom.items()]
     return ", ".join(parts)
 
