@@ -122,7 +122,7 @@ async def test_each_field_of_a_body_is_honoured_or_refused_by_name(url):
     closed: set[type] = {resolve_name(SEPARATE)}
     wrong: list[str] = []
     count = 0
-    async with client(max_model_len=240) as http:
+    async with client(max_model_len=320) as http:
         for asked in filled(resolve_name(BODIES[url]), given, closed, set()):
             if asked.path[-1] in (*HEADERS, *KEPT_ONES):
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal
 
 from kvasir.engine.reading import TextGrammar
@@ -11,6 +12,10 @@ from kvasir.serve.conversation.tools import Tool
 
 INPUT = "input"  # the argument of the function that stands for a custom tool
 Syntax = Literal["lark", "regex"]
+_BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_MAX_BEGIN = 64  # characters among which the text begins
+_HIGH = "[dD][89abAB][0-9a-fA-F]{2}"  # the first half of a character that JSON spells in two
+_SPELLED = re.compile(rf'(?:[^"\\]|\\["\\/bfnrt]|\\u{_HIGH}\\u[0-9a-fA-F]{{4}}|\\u(?!{_HIGH})[0-9a-fA-F]{{4}})*')
 
 
 def custom_function(name: str, description: str | None, grammar: TextGrammar | None) -> Tool:
@@ -48,5 +53,44 @@ def custom_input(arguments: str) -> str:
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
-        return arguments
+        reader = CustomText()
+        text = reader.feed(arguments)
+        return text if reader.inside else arguments
     return str(found[INPUT]) if isinstance(found, dict) and INPUT in found else arguments
+
+
+class CustomText:
+    """Reads the text of a custom tool's call from arguments that arrive in pieces. What it cannot read as it comes is
+    in `rest`. inside: whether the text has begun."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._held: str = ""
+        self.inside = False
+        self._sent: list[str] = []
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self._pieces)
+
+    def feed(self, piece: str) -> str:
+        """The text that is complete with this piece of the arguments."""
+        self._pieces.append(piece)
+        self._held += piece
+        if not self.inside:
+            begun = _BEGIN.match(self._held)
+            if begun is None:
+                self._held = self._held[:_MAX_BEGIN]
+                return ""
+            self.inside, self._held = True, self._held[begun.end() :]
+        found = _SPELLED.match(self._held)
+        assert found, "it also matches nothing"
+        self._held = self._held[found.end() :]
+        text = json.loads(f'"{found[0]}"', strict=False)
+        self._sent.append(text)
+        return text
+
+    def rest(self) -> str:
+        """The text after all that was fed, once the arguments have ended."""
+        whole, sent = custom_input(self.arguments), "".join(self._sent)
+        return whole[len(sent) :] if whole.startswith(sent) else ""

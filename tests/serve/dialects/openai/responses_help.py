@@ -107,6 +107,10 @@ def built(events: list[dict]) -> list[dict]:
                 part.get("logprobs", []).extend(event.get("logprobs", []))
             case "function_call_arguments.delta":
                 items[event["output_index"]]["arguments"] += event["delta"]
+            case "custom_tool_call_input.delta":
+                items[event["output_index"]]["input"] += event["delta"]
+            case "custom_tool_call_input.done":
+                assert items[-1]["input"] == event["input"]
             case "output_text.done" | "reasoning_text.done":
                 assert items[-1]["content"][0]["text"] == event["text"]
             case "function_call_arguments.done":

@@ -198,7 +198,7 @@ ITEMS = [
     ({"role": "user"}, "input.0.content"),
     ({"role": "user", "content": "x", "extra": 1}, "input.0.extra"),
     ({"type": "web_search_call", "id": "x"}, "input.0"),
-    ({"type": "custom_tool_call"}, "input.0"),
+    ({"type": "local_shell_call"}, "input.0"),
     ({"type": ["message"]}, "input.0"),
     ({}, "input.0"),
     ({"type": "item_reference", "id": "msg_nobody"}, "input.0.id"),

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from kvasir.errors import InvalidRequest
+from kvasir.serve.conversation.custom import INPUT
 from kvasir.serve.conversation.messages import CallMessage, TemplateMessage
 from kvasir.serve.http.wire import MAX_PARTS, Name, Wire, refuse_fields
 from kvasir.serve.records.responses import Kept
@@ -100,11 +101,31 @@ class CallItem(Wire):
     created_by: str | None = None
 
 
+class CustomCallItem(Wire):
+    """A call of a custom tool."""
+
+    REFUSED: ClassVar = {"async_": ((False,), "leave it out"), "caller": _CALLER, "namespace": ((), "leave it out")}
+    IGNORED: ClassVar = ("status", "created_by")
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    input: str
+    id: Name | None = None
+    status: Status | None = None
+    async_: Annotated[Any, Field(alias="async")] = None
+    caller: Any = None
+    namespace: Any = None
+    created_by: str | None = None
+
+
 class CallOutputItem(Wire):
+    """The result of a call of a function, or of a custom tool."""
+
     REFUSED: ClassVar = {"caller": _CALLER, "namespace": ((), "leave it out")}
     IGNORED: ClassVar = ("status", "created_by")
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=256)]
     output: Content
     id: Name | None = None
@@ -154,12 +175,14 @@ class ReferenceItem(Wire):
     id: Name
 
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning", "compaction", "item_reference")
+CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
+_KINDS = ("message", *CALLS, *_OUTPUTS, "reasoning", "compaction", "item_reference")
 
 
 def _item_kind(value: Any) -> str:
     kind = _get(value, "type") or ("message" if _get(value, "role") else "item_reference")
-    return f"[{kind}]"
+    return "[call_output]" if kind in _OUTPUTS else f"[{kind}]"
 
 
 def _check_item(value: Any) -> Any:
@@ -167,14 +190,15 @@ def _check_item(value: Any) -> Any:
         if "role" not in value and "id" not in value:
             return check_type(value | {"type": None}, _KINDS, "an item", "give its type, or a role and content")
         return {k: v for k, v in value.items() if k != "type"}
-    hint = "there are messages, function calls and their outputs, reasoning, and compactions"
+    hint = "there are messages, calls of functions and custom tools, their outputs, reasoning, and compactions"
     return check_type(value, _KINDS, "an item", hint)
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[CallItem, Tag("[function_call]")]
-    | Annotated[CallOutputItem, Tag("[function_call_output]")]
+    | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
+    | Annotated[CallOutputItem, Tag("[call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[CompactionItem, Tag("[compaction]")]
     | Annotated[ReferenceItem, Tag("[item_reference]")],
@@ -186,6 +210,8 @@ PREFIXES = {
     "message": "msg",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
     "reasoning": "rs",
     "compaction": "cmp",
 }
@@ -195,7 +221,7 @@ PREFIXES = {
 
 
 def to_kept(
-    item: MessageItem | CallItem | CallOutputItem | ReasoningItem | CompactionItem, id: str, where: str
+    item: MessageItem | CallItem | CustomCallItem | CallOutputItem | ReasoningItem | CompactionItem, id: str, where: str
 ) -> Kept:
     """The item in its stored form. Raises InvalidRequest for unsupported or unreadable contents."""
     refuse_fields(item, where)
@@ -207,6 +233,9 @@ def to_kept(
             return kept | {"role": item.role, "status": "completed", "content": content}
         case CallItem():
             call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return kept | call | {"status": item.status or "completed"}
+        case CustomCallItem():
+            call = {"call_id": item.call_id, "name": item.name, "input": item.input}
             return kept | call | {"status": item.status or "completed"}
         case CallOutputItem():
             whole = isinstance(item.output, str)
@@ -275,7 +304,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[TemplateMessage]:
             text = unsealed(item["encrypted_content"], "input")
             messages.append({"role": "assistant", "content": SUMMARY + text})
             continue
-        if (kind == "message" and item["role"] != "assistant") or kind == "function_call_output":
+        if (kind == "message" and item["role"] != "assistant") or kind in _OUTPUTS:
             turn = None
             messages.append(_other(item))
             continue
@@ -287,7 +316,8 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[TemplateMessage]:
         elif kind == "message":
             turn["content"] = _content(item["content"])
         else:
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            arguments = item["arguments"] if kind == "function_call" else {INPUT: item["input"]}
+            function = {"name": item["name"], "arguments": arguments}
             call: CallMessage = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
     return messages
@@ -295,7 +325,7 @@ def to_messages(items: Iterable[Mapping[str, Any]]) -> list[TemplateMessage]:
 
 def _continues(turn: TemplateMessage, kind: str) -> bool:
     """Whether an item belongs to the same message: reasoning comes first, then text, then calls."""
-    if kind == "function_call":
+    if kind in CALLS:
         return True
     complete = turn.get("content") is not None or "tool_calls" in turn
     return not complete and not (kind == "reasoning" and "reasoning_content" in turn)

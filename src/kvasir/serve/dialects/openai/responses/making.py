@@ -55,7 +55,8 @@ class Making:
         self._reading = reading
         self._input = list(input)
         include = wire.include or ()
-        self._output = Output(self._item_id, reading, LOGPROBS in include, ENCRYPTED in include)
+        custom = frozenset(tool.name for tool in wire.tools or () if tool.type == "custom")
+        self._output = Output(self._item_id, reading, LOGPROBS in include, ENCRYPTED in include, custom)
         self._count = 0
 
     def _item_id(self, prefix: str, index: int) -> str:

@@ -5,7 +5,7 @@ Responses that are not streamed use the same path; their events are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,9 @@ from kvasir.engine.answer import TextDelta, TokenInfo
 from kvasir.engine.reading import Reading
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from kvasir.serve.conversation.calls import call_id
+from kvasir.serve.conversation.custom import CustomText
 from kvasir.serve.conversation.logprobs import chat_logprobs
-from kvasir.serve.dialects.openai.responses.items import PREFIXES, sealed
+from kvasir.serve.dialects.openai.responses.items import CALLS, PREFIXES, sealed
 from kvasir.serve.records.responses import Kept
 
 StreamEvent = dict[str, Any]
@@ -24,14 +25,23 @@ StreamEvent = dict[str, Any]
 class Output:
     """items: the complete ones, and the open one. The text of an item is joined when it is closed."""
 
-    def __init__(self, new_id: Callable[[str, int], str], reading: Reading | None, logprobs: bool, encrypted: bool):
+    def __init__(
+        self,
+        new_id: Callable[[str, int], str],
+        reading: Reading | None,
+        logprobs: bool,
+        encrypted: bool,
+        custom: Collection[str] = (),
+    ):
         """new_id: returns the id of an item with this prefix and index. encrypted: reasoning items also carry
-        encrypted_content."""
+        encrypted_content. custom: the names of the custom tools."""
         self.items: list[Kept] = []
         self._new_id = new_id
         self._id_size = reading.format.calls.id_size if reading else 0
         self._logprobs = logprobs
         self._encrypted = encrypted
+        self._custom = custom
+        self._custom_text = CustomText()  # of the open call
         self._open = False
         self._pieces: list[str] = []  # of the open item
         self._item_tokens: list[TokenInfo] = []  # its tokens, if log-probabilities were requested
@@ -63,11 +73,18 @@ class Output:
                 yield from self._begin("reasoning")
                 yield self._delta("response.reasoning_text.delta", text)
             case CallStart(_, name, id):
-                yield from self._begin("function_call", name=name, call_id=call_id(id, self._id_size))
+                kind = "custom_tool_call" if name in self._custom else "function_call"
+                yield from self._begin(kind, name=name, call_id=call_id(id, self._id_size))
             case Arguments(_, text):
-                yield self._delta("response.function_call_arguments.delta", text)
+                yield from self._arguments(text)
             case CallEnd():
                 yield from self._close()
+
+    def _arguments(self, text: str) -> Iterator[StreamEvent]:
+        if self.items[-1]["type"] == "function_call":
+            yield self._delta("response.function_call_arguments.delta", text)
+        elif input := self._custom_text.feed(text):
+            yield self._delta("response.custom_tool_call_input.delta", input)
 
     def _infos(self, tokens: Sequence[TokenInfo]) -> list[dict[str, Any]]:
         return chat_logprobs(tokens)["content"] if self._logprobs else []
@@ -75,7 +92,7 @@ class Output:
     def _begin(self, kind: str, **call: str) -> Iterator[StreamEvent]:
         """Continues the open item, if it is of this kind and not a call; otherwise opens a new one."""
         if self._open:
-            if self.items[-1]["type"] == kind != "function_call":
+            if self.items[-1]["type"] == kind not in CALLS:
                 return
             yield from self._close()
         item: Kept = {"id": self._new_id(PREFIXES[kind], len(self.items)), "type": kind, "status": "in_progress"}
@@ -84,16 +101,17 @@ class Output:
         elif kind == "reasoning":
             item |= {"summary": [], "content": []}
         else:
-            item |= {**call, "arguments": ""}
+            item |= {**call, "arguments" if kind == "function_call" else "input": ""}
+            self._custom_text = CustomText()
         self.items.append(item)
         self._open = True
         yield self._event("response.output_item.added", item=dict(item))
-        if kind != "function_call":
+        if kind not in CALLS:
             yield self._event("response.content_part.added", content_index=0, part=self._part(""))
 
     def _delta(self, type: str, text: str, **more: Any) -> StreamEvent:
         self._pieces.append(text)
-        place = {} if self.items[-1]["type"] == "function_call" else {"content_index": 0}
+        place = {} if self.items[-1]["type"] in CALLS else {"content_index": 0}
         return self._event(type, **place, delta=text, **more)
 
     def _part(self, text: str) -> dict[str, Any]:
@@ -104,8 +122,15 @@ class Output:
     def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
         """Closes the open item. A call's status depends on its arguments: those of a call that was cut off are not
         valid JSON."""
-        item, text = self.items[-1], "".join(self._pieces)
-        if item["type"] == "function_call":
+        item = self.items[-1]
+        if item["type"] == "custom_tool_call" and (rest := self._custom_text.rest()):
+            yield self._delta("response.custom_tool_call_input.delta", rest)
+        text = "".join(self._pieces)
+        if item["type"] == "custom_tool_call":
+            item["input"] = text
+            status = "completed" if _is_json(self._custom_text.arguments) else "incomplete"
+            yield self._event("response.custom_tool_call_input.done", input=text)
+        elif item["type"] == "function_call":
             item["arguments"] = text
             status = "completed" if _is_json(text) else "incomplete"
             yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 
 from starlette.requests import Request as HTTPRequest
 
-from kvasir.engine.reading import Reading
+from kvasir.engine.reading import Reading, TextGrammar
 from kvasir.errors import InvalidRequest
 from kvasir.serve.conversation.chat_format import template_roles
+from kvasir.serve.conversation.custom import custom_function, text_grammar
 from kvasir.serve.conversation.drafting import speculation_of
 from kvasir.serve.conversation.limits import check_logprobs
 from kvasir.serve.conversation.messages import Conversation
@@ -18,6 +19,7 @@ from kvasir.serve.conversation.request import prompt_ids, to_request
 from kvasir.serve.conversation.sampling import asked_fields, sampling_params
 from kvasir.serve.conversation.scheduling import scheduling_fields
 from kvasir.serve.conversation.thinking import effort_variables
+from kvasir.serve.conversation.tools import Tool as ShownTool
 from kvasir.serve.conversation.tools import ToolChoice, Tools
 from kvasir.serve.conversation.trust import trust_of
 from kvasir.serve.dialects.openai.params import TIERS
@@ -25,7 +27,10 @@ from kvasir.serve.dialects.openai.responses.items import PREFIXES, ReferenceItem
 from kvasir.serve.dialects.openai.responses.wire import (
     LOGPROBS,
     AllowedToolsChoice,
-    FunctionChoice,
+    CustomTextFormat,
+    CustomTool,
+    FunctionTool,
+    NamedTool,
     Prompt,
     ResponseRequest,
 )
@@ -98,15 +103,16 @@ def check_items(earlier: Sequence[Kept], own: Sequence[Kept]) -> None:
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(f"the conversation has {len(items)} items", f"at most {MAX_MESSAGES}", param="input")
     ids: set[str] = set()
-    calls: set[str] = set()
+    calls: set[tuple[str, str]] = set()
     for i, item in enumerate(items, -len(earlier)):
         if item["id"] in ids:
             raise InvalidRequest(f"item {item['id']!r:.80} is given twice", "send it once", param=f"input.{i}.id")
         ids.add(item["id"])
-        if item["type"] == "function_call":
-            calls.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
-            message = f"no function call {item['call_id']!r:.80} comes before this output of it"
+        kind, of, _ = item["type"].partition("_output")
+        if "call_id" in item and not of:
+            calls.add((kind, item["call_id"]))
+        elif "call_id" in item and (kind, item["call_id"]) not in calls:
+            message = f"no {kind.replace('_', ' ')} {item['call_id']!r:.80} comes before this output of it"
             raise InvalidRequest(message, "give the call too", param=f"input.{i}.call_id")
 
 
@@ -149,16 +155,27 @@ async def to_core(
 
 
 def _tools(wire: Prompt) -> Tools:
-    names = ("name", "description", "parameters", "strict")
-    given = [{n: v for n in names if (v := getattr(tool, n)) is not None} for tool in wire.tools or ()]
-    shown = [{"type": "function", "function": function} for function in given]
+    texts: dict[str, TextGrammar] = {}
+    shown = [_tool(tool, f"tools.{i}", texts) for i, tool in enumerate(wire.tools or ())]
     match wire.tool_choice:
-        case FunctionChoice():
-            return Tools(shown, ToolChoice.one(wire.tool_choice.name), wire.parallel_tool_calls)
+        case NamedTool():
+            choice = ToolChoice.one(wire.tool_choice.name)
         case AllowedToolsChoice():
-            allowed = frozenset(tool.name for tool in wire.tool_choice.tools)
-            return Tools(shown, ToolChoice(wire.tool_choice.mode, allowed), wire.parallel_tool_calls)
-    return Tools(shown, ToolChoice(wire.tool_choice or "auto"), wire.parallel_tool_calls)
+            choice = ToolChoice(wire.tool_choice.mode, frozenset(tool.name for tool in wire.tool_choice.tools))
+        case mode:
+            choice = ToolChoice(mode or "auto")
+    return Tools(shown, choice, wire.parallel_tool_calls, texts)
+
+
+def _tool(tool: FunctionTool | CustomTool, where: str, texts: dict[str, TextGrammar]) -> ShownTool:
+    """A tool as templates read it. texts: gets the grammar of a custom tool."""
+    if isinstance(tool, FunctionTool):
+        names = ("name", "description", "parameters", "strict")
+        return {"type": "function", "function": {n: v for n in names if (v := getattr(tool, n)) is not None}}
+    format = tool.format or CustomTextFormat(type="text")
+    if grammar := text_grammar(format.type, format.syntax, format.definition, f"{where}.format"):
+        texts[tool.name] = grammar
+    return custom_function(tool.name, tool.description, grammar)
 
 
 def _structure(wire: ResponseRequest) -> StructuredOutputs | None:

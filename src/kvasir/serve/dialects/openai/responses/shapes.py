@@ -12,6 +12,12 @@ from kvasir.serve.dialects.openai.responses.wire import ResponseRequest
 from kvasir.serve.http.faults import Fault
 from kvasir.types import Request, Usage
 
+# The fields of tools that a request may leave out.
+_LEFT_OUT: Mapping[str, dict[str, Any]] = {
+    "function": {"description": None, "parameters": None, "strict": False},
+    "custom": {"description": None, "format": {"type": "text"}},
+}
+
 
 def response_object(wire: ResponseRequest, core: Request, model: str, created: int) -> dict[str, Any]:
     """A response that has begun. created: seconds since 1970."""
@@ -44,7 +50,7 @@ def response_object(wire: ResponseRequest, core: Request, model: str, created: i
         "temperature": params.temperature,
         "text": {"format": format, "verbosity": "medium"},
         "tool_choice": asked.get("tool_choice", "auto"),
-        "tools": [{"description": None, "parameters": None, "strict": False} | tool for tool in asked.get("tools", ())],
+        "tools": [_LEFT_OUT[tool["type"]] | tool for tool in asked.get("tools", ())],
         "top_logprobs": wire.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": wire.truncation or "disabled",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from kvasir.serve.conversation.custom import Syntax
 from kvasir.serve.conversation.drafting import Drafting
 from kvasir.serve.conversation.trust import Trust
 from kvasir.serve.dialects.openai.responses.items import Item, check_type
@@ -36,8 +37,6 @@ ResponseId = Annotated[str, Field(max_length=64)]
 
 
 class FunctionTool(Wire):
-    """A function; other kinds of tools are not supported."""
-
     REFUSED: ClassVar = {
         "allowed_callers": ((["direct"],), "only the model can make calls"),
         "async_": ((False,), _LATER),
@@ -56,15 +55,41 @@ class FunctionTool(Wire):
     output_schema: Any = None
 
 
-class FunctionChoice(Wire):
-    type: Literal["function"]
+class CustomTextFormat(Wire):
+    type: Literal["text", "grammar"]
+    syntax: Syntax | None = None
+    definition: Annotated[str, Field(min_length=1)] | None = None
+
+
+class CustomTool(Wire):
+    """A tool whose calls have a text instead of arguments."""
+
+    REFUSED: ClassVar = {
+        "allowed_callers": ((["direct"],), "only the model can make calls"),
+        "async_": ((False,), _LATER),
+        "defer_loading": ((False,), "all tools are sent to the model at once"),
+    }
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    format: CustomTextFormat | None = None
+    allowed_callers: Any = None
+    async_: Annotated[Any, Field(alias="async")] = None
+    defer_loading: Any = None
+
+
+class NamedTool(Wire):
+    """A function or a custom tool."""
+
+    type: Literal["function", "custom"]
     name: Name
 
 
 class AllowedToolsChoice(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class TextFormat(Wire):
@@ -105,20 +130,26 @@ class ReasoningConfig(Wire):
 def _check_tools(value: Any) -> Any:
     """Reports tools of other kinds by name; otherwise the error would be about a missing field of a function."""
     for tool in value if isinstance(value, list) else ():
-        check_type(tool, ("function",), "a tool", "this server runs no tools: give functions")
+        check_type(tool, ("function", "custom"), "a tool", "this server runs no tools: give functions and custom tools")
     return value
 
 
-Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), BeforeValidator(_check_tools)]
+def _tool_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "[custom]" if kind == "custom" else "[function]"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")] | Annotated[CustomTool, Tag("[custom]")], Discriminator(_tool_kind)
+]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(_check_tools)]
 
 
 def _check_choice(value: Any) -> Any:
-    return check_type(value, ("function", "allowed_tools"), "a tool_choice", "this server runs no tools")
+    return check_type(value, ("function", "custom", "allowed_tools"), "a tool_choice", "this server runs no tools")
 
 
-Choice = Annotated[
-    Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice, BeforeValidator(_check_choice)
-]
+Choice = Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice, BeforeValidator(_check_choice)]
 Input = str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)]
 
 
