@@ -99,6 +99,9 @@ SERVE_ARROWS: dict[str, tuple[str, ...]] = {
     **{f"dialects.{name}": _RECORDS for name in ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")},
     "page": _HOSTING,
 }
+# The same within `kv`: transfers use what describes and keeps blocks, and peers use both.
+KV_ARROWS: dict[str, tuple[str, ...]] = {"tiers": (), "transfer": ("tiers",), "peers": ("tiers", "transfer")}
+INNER_ARROWS = {"serve": SERVE_ARROWS, "kv": KV_ARROWS}
 
 # Dotted name (an import or an attribute) -> the only files, relative to the package, that may use it.
 DOORS: dict[str, tuple[str, ...]] = {
@@ -275,18 +278,17 @@ def arrows(module: Module) -> Iterator[tuple[int, str]]:
             yield line, f"{module.room} -> torch: {module.rel} must not import torch"
 
 
-def serve_arrows(module: Module) -> Iterator[tuple[int, str]]:
-    """Imports between the packages of `serve` that the table does not allow."""
-    if module.room != "serve":
-        return
-    own = next((room for room in SERVE_ARROWS if _within(module.dotted, f"{PACKAGE}.serve.{room}")), None)
+def inner_arrows(module: Module) -> Iterator[tuple[int, str]]:
+    """Imports between the packages of a room that its table does not allow."""
+    room, table = module.room, INNER_ARROWS.get(module.room, {})
+    own = next((name for name in table if _within(module.dotted, f"{PACKAGE}.{room}.{name}")), None)
     if own is None:
         return
     for target, line in module.imports:
-        inside = target.removeprefix(f"{PACKAGE}.serve.")
-        if inside != target and not any(_within(inside, room) for room in (own, *SERVE_ARROWS[own])):
-            drawn = ", ".join(SERVE_ARROWS[own]) or "none of serve"
-            yield line, f"serve.{own} -> serve.{inside}: no such arrow (may import: {drawn})"
+        inside = target.removeprefix(f"{PACKAGE}.{room}.")
+        if inside != target and not any(_within(inside, name) for name in (own, *table[own])):
+            drawn = ", ".join(table[own]) or f"none of {room}"
+            yield line, f"{room}.{own} -> {room}.{inside}: no such arrow (may import: {drawn})"
 
 
 def _may_name_torch(module: Module) -> bool:
@@ -371,7 +373,7 @@ def _circle(graph: dict[str, dict[str, None]]) -> list[str]:
 def absent(package: Path, project: Path) -> Iterator[str]:
     """Names in the tables, and in the lists of sources in pyproject.toml, that do not exist."""
     files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
-    within = (f"serve.{room}" for room in (*SERVE_ARROWS, *chain.from_iterable(SERVE_ARROWS.values())))
+    within = (f"{room}.{name}" for room, table in INNER_ARROWS.items() for name in chain(table, *table.values()))
     for name in dict.fromkeys((*ARROWS, *chain.from_iterable(ARROWS.values()), *within, *NO_TORCH)):
         path = name.replace(".", "/")
         if not {f"{path}.py", f"{path}/__init__.py"} & {*files}:
@@ -405,7 +407,7 @@ def check(package: Path) -> list[Violation]:
         name = f"{PACKAGE}.{module.rel.removesuffix('.py').replace('/', '.')}"
         modules[name.removesuffix(".__init__")] = module
         found |= {
-            Violation(path, line, text) for line, text in (*arrows(module), *serve_arrows(module), *doors(module))
+            Violation(path, line, text) for line, text in (*arrows(module), *inner_arrows(module), *doors(module))
         }
     found |= {
         Violation(module.path, line, text) for module, line, text in chain(torch_chains(modules), circles(modules))

@@ -10,8 +10,8 @@ from functools import partial
 
 from kvasir.engine import wire
 from kvasir.errors import KvasirError
+from kvasir.kv.peers import wire as tier
 from kvasir.kv.tiers import record
-from kvasir.kv.tiers import wire as tier
 from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.store.manifests import Manifests
 from kvasir.store.names import parse_name

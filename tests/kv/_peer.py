@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.kv.tiers import record, wire
+from kvasir.kv.peers import wire
+from kvasir.kv.peers.tier import PeerTier
+from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.peer import PeerTier
 from kvasir.kv.transfer import frames
 from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.link import Address

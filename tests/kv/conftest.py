@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from kvasir.kv.tiers import peer
+from kvasir.kv.peers import server as peer_server
+from kvasir.kv.peers import tier as peer_tier
+from kvasir.kv.peers import wire
+from kvasir.kv.peers.server import PeerServer
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.peer import PeerServer
 from kvasir.kv.transfer import link
 from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, until
@@ -20,11 +22,11 @@ def folder(tmp_path) -> Path:
 @pytest.fixture
 def hurry(monkeypatch):
     """A second's patience is enough for threads of one process."""
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 2.0)
-    monkeypatch.setattr(peer, "LOAD_SECONDS", 1.5)
+    monkeypatch.setattr(wire, "EXCHANGE_SECONDS", 2.0)
+    monkeypatch.setattr(peer_server, "LOAD_SECONDS", 1.5)
     monkeypatch.setattr(link, "GREETING_SECONDS", 2.0)
-    monkeypatch.setattr(peer, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(peer, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(peer_tier, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(peer_tier, "LONGEST_PAUSE", 0.05)
 
 
 @pytest.fixture

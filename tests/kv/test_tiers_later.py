@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kvasir.errors import ConfigError
+from kvasir.kv.peers.server import PeerServer
+from kvasir.kv.peers.tier import PeerTier
 from kvasir.kv.tiers.disk import DiskTier
 from kvasir.kv.tiers.later import LaterTier
-from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, blocks_of, load, payload_of, until
 

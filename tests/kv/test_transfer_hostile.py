@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from kvasir.kv.tiers import wire
+from kvasir.kv.peers import wire
 from kvasir.kv.transfer import exchange as exchanges
 from kvasir.kv.transfer import frames, inbox, link, outbox, stream
 from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from kvasir.config import EngineConfig, EngineOptions
 from kvasir.environment import contents_dir, user_path
 from kvasir.errors import ConfigError
+from kvasir.kv.peers.server import PeerServer
+from kvasir.kv.peers.tier import PeerTier, check_peer
 from kvasir.kv.tiers.block import GroupFacts, StoreFacts, layout, short
 from kvasir.kv.tiers.connector import KVConnector
 from kvasir.kv.tiers.disk import DiskTier
@@ -17,7 +19,6 @@ from kvasir.kv.tiers.folder import make_private
 from kvasir.kv.tiers.host import HostTier
 from kvasir.kv.tiers.joint import JointTier
 from kvasir.kv.tiers.later import LaterTier
-from kvasir.kv.tiers.peer import PeerServer, PeerTier, check_peer
 from kvasir.kv.transfer.link import Address, parse_address
 from kvasir.kv.transfer.security import Credentials, read_key
 from kvasir.models.overrides import read_overrides

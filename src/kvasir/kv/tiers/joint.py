@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 from kvasir.kv.tiers.block import Name, StoredBlock
 from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
-from kvasir.kv.tiers.peer import PeerServer
 from kvasir.statistics import TierStats
+
+
+class Server(Protocol):
+    """What offers a tier to other engines."""
+
+    def close(self) -> None: ...
 
 
 class JointTier:
@@ -19,7 +25,7 @@ class JointTier:
 
     name = "joint"
 
-    def __init__(self, tiers: Sequence[KVConnector], server: PeerServer | None = None):
+    def __init__(self, tiers: Sequence[KVConnector], server: Server | None = None):
         self.facts = tiers[0].facts
         self._tiers = tuple(tiers)
         self._server = server

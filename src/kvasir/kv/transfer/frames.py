@@ -50,7 +50,7 @@ REASONS = {  # of a REFUSAL, with their meaning for users
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The first message. digest: of the client's facts, see StoreFacts.digest. wants: the id of a transfer to be sent
-    to the client, or what else it asks for (kv.tiers.peer.WANTS); "" if the client sends."""
+    to the client, or what else it asks for (kv.peers.wire.WANTS); "" if the client sends."""
 
     version: int
     digest: bytes

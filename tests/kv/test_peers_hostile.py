@@ -15,9 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from kvasir.kv.tiers import peer, record, wire
+from kvasir.kv.peers import server as peer_server
+from kvasir.kv.peers import tier as peer_tier
+from kvasir.kv.peers import wire
+from kvasir.kv.peers.server import PeerServer
+from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
-from kvasir.kv.tiers.peer import PeerServer
 from kvasir.kv.transfer import frames
 from kvasir.kv.transfer import link as transfer_link
 from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError
@@ -42,7 +45,7 @@ def question(link: BlockSocket) -> None:
 
 @pytest.mark.parametrize("greet", [True, False])
 def test_a_silent_peer_is_a_miss_in_time(path, monkeypatch, greet):
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.3)
+    monkeypatch.setattr(wire, "EXCHANGE_SECONDS", 0.3)
     monkeypatch.setattr(transfer_link, "GREETING_SECONDS", 0.3)
     ended = threading.Event()
     with hostile(path, lambda link: ended.wait(10) and None, greet), asking(path) as tier:
@@ -54,7 +57,7 @@ def test_a_silent_peer_is_a_miss_in_time(path, monkeypatch, greet):
 
 def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
     """Each byte arrives long before the timeout of one read; the whole message does not."""
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.4)
+    monkeypatch.setattr(wire, "EXCHANGE_SECONDS", 0.4)
 
     def drip(link: BlockSocket) -> None:
         question(link)
@@ -69,8 +72,8 @@ def test_a_peer_that_drips_is_a_miss_in_time(path, monkeypatch):
 
 
 def test_after_a_failure_the_peer_is_not_asked_for_a_while(path, monkeypatch):
-    monkeypatch.setattr(peer, "FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(peer, "LONGEST_PAUSE", 60.0)
+    monkeypatch.setattr(peer_tier, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(peer_tier, "LONGEST_PAUSE", 60.0)
     seen = []
     with hostile(path, seen.append), asking(path) as tier:
         assert [load(tier, BLOCK) for _ in range(20)] == ["peer"] * 20
@@ -79,7 +82,7 @@ def test_after_a_failure_the_peer_is_not_asked_for_a_while(path, monkeypatch):
 
 def test_an_outage_is_logged_when_it_begins_and_when_it_ends(path, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "kvasir.kv")
-    monkeypatch.setattr(peer, "FIRST_PAUSE", 1e-9)
+    monkeypatch.setattr(peer_tier, "FIRST_PAUSE", 1e-9)
     lives = []
 
     def dies_twice(link):
@@ -97,7 +100,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(path, monkeypatch, 
 
 
 def test_closing_does_not_wait_for_a_silent_peer(path, monkeypatch):
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 120.0)
+    monkeypatch.setattr(wire, "EXCHANGE_SECONDS", 120.0)
     asked, ended = threading.Event(), threading.Event()
 
     def silent(link: BlockSocket) -> None:
@@ -190,7 +193,7 @@ def greet_server(link: Link) -> None:
 
 
 def hello(facts: StoreFacts = FACTS) -> frames.Hello:
-    return frames.Hello(frames.VERSION, facts.digest(), bytes(32), peer.WANTS)
+    return frames.Hello(frames.VERSION, facts.digest(), bytes(32), wire.WANTS)
 
 
 @contextmanager
@@ -282,14 +285,14 @@ def test_a_greeting_of_other_facts_is_answered_and_ended(server, path):
 
 
 def test_a_question_that_does_not_end_is_not_waited_for(server, path, monkeypatch):
-    monkeypatch.setattr(peer, "EXCHANGE_SECONDS", 0.2)
+    monkeypatch.setattr(wire, "EXCHANGE_SECONDS", 0.2)
     with connected(path) as link:
         link.sock.sendall(FRAME.pack(wire.LOAD, 100) + b"only this")
         assert hung_up(link)
 
 
 def test_connections_are_bounded(server, disk, path, monkeypatch):
-    monkeypatch.setattr(peer, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 3)
     links = [socket.socket(socket.AF_UNIX) for _ in range(6)]
     try:
         for sock in links:
@@ -324,7 +327,7 @@ class Stuck:
 
 
 def test_a_tier_that_hangs_is_a_miss(path, monkeypatch):
-    monkeypatch.setattr(peer, "LOAD_SECONDS", 0.1)
+    monkeypatch.setattr(peer_server, "LOAD_SECONDS", 0.1)
     stuck = Stuck()
     server = PeerServer(Address(path), stuck)  # type: ignore[arg-type]
     with asking(path) as tier:

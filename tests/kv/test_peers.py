@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from kvasir.errors import ConfigError
-from kvasir.kv.tiers import peer, wire
+from kvasir.kv.peers import tier as peer_tier
+from kvasir.kv.peers import wire
+from kvasir.kv.peers.server import PeerServer
+from kvasir.kv.peers.tier import PeerTier
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.peer import PeerServer, PeerTier
 from kvasir.kv.transfer import block_socket
 from kvasir.kv.transfer.link import Address
 from kvasir.kv.transfer.security import Credentials
@@ -82,9 +84,9 @@ def test_of_a_long_chain_the_beginning_is_asked(server, disk, path, monkeypatch)
 
 
 def test_answers_are_forgotten(server, disk, path, tmp_path, monkeypatch):
-    monkeypatch.setattr(peer, "KNOWN_SECONDS", 0.05)
-    monkeypatch.setattr(peer, "UNKNOWN_SECONDS", 0.05)
-    monkeypatch.setattr(peer, "MAX_ANSWERS", 5)
+    monkeypatch.setattr(peer_tier, "KNOWN_SECONDS", 0.05)
+    monkeypatch.setattr(peer_tier, "UNKNOWN_SECONDS", 0.05)
+    monkeypatch.setattr(peer_tier, "MAX_ANSWERS", 5)
     blocks = blocks_of(5)
     keys = [b.key for b in blocks]
     with asking(path) as tier:
@@ -113,7 +115,7 @@ SERVER = """
 import sys, time
 from pathlib import Path
 from kvasir.kv.tiers.disk import DiskTier
-from kvasir.kv.tiers.peer import PeerServer
+from kvasir.kv.peers.server import PeerServer
 from kvasir.kv.transfer.link import Address
 from tests.kv._tiers import FACTS, blocks_of, payload_of
 

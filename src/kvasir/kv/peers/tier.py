@@ -1,4 +1,4 @@
-"""Blocks of another engine, over links of kv.transfer: PeerServer serves the parts of its tier, PeerTier asks for them.
+"""PeerTier: asks another engine for blocks, over links of kv.transfer.
 
 Peers are only read from; an engine saves to its own tier. A peer that is dead, slow, of another model or sends invalid
 frames is a miss: every exchange has a deadline, and after a failed one the peer is not contacted for a while.
@@ -7,22 +7,21 @@ frames is a miss: every exchange has a deadline, and after a failed one the peer
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from kvasir.errors import ConfigError
-from kvasir.kv.tiers import record, wire
+from kvasir.kv.peers import wire
+from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import Name, StoredBlock, StoreFacts
-from kvasir.kv.tiers.connector import Bytes, Failed, KVConnector
+from kvasir.kv.tiers.connector import Bytes, Failed
 from kvasir.kv.tiers.record import Unusable
 from kvasir.kv.tiers.transfers import Loads, TransferMeter, TransferWorker
 from kvasir.kv.transfer.block_socket import BlockSocket, WireError
-from kvasir.kv.transfer.link import Address, Greeting, Listener, Refused, connect
+from kvasir.kv.transfer.link import Address, Greeting, Refused, connect
 from kvasir.kv.transfer.security import NO_CREDENTIALS, Credentials
 from kvasir.kv.transfer.socket_file import check_path
 from kvasir.memory import QUEUE_BYTES
@@ -32,12 +31,7 @@ log = logging.getLogger("kvasir.kv")
 
 T = TypeVar("T")
 
-EXCHANGE_SECONDS = 5.0
-LOAD_SECONDS = 4.0  # part of EXCHANGE_SECONDS, for the load from the server's own tier
-IDLE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-MAX_CONNECTIONS = 32
-WANTS = "prefixes"  # what a client of a PeerServer says in its greeting: no transfer has this id
 
 KNOWN_SECONDS = 10.0  # lifetime of a peer's answer that it has a part
 UNKNOWN_SECONDS = 2.0  # lifetime of its answer that it does not have a part
@@ -57,12 +51,12 @@ class PeerLink:
 
     def exchange(self, kind: int, body: bytes, answer: Callable[[BlockSocket], T]) -> T:
         """Sends a frame and reads the response with `answer`. Raises Unusable("peer") at once or within
-        EXCHANGE_SECONDS; passes on Unusable from `answer`."""
+        wire.EXCHANGE_SECONDS; passes on Unusable from `answer`."""
         if self._closed or time.monotonic() < self._retry_at:
             raise Unusable("peer")
         try:
-            link = self._wire = self._wire or connect(self._address, self._greeting, WANTS)
-            link.begin(EXCHANGE_SECONDS)
+            link = self._wire = self._wire or connect(self._address, self._greeting, wire.WANTS)
+            link.begin(wire.EXCHANGE_SECONDS)
             link.send(kind, body)
             result = answer(link)
         except (OSError, WireError, ConfigError, Refused) as error:
@@ -244,110 +238,6 @@ class PeerTier:
         self._asker.close(0.0)
         for link in (self._questions, self._records):
             link.close()
-
-
-class PeerServer:
-    """Serves the parts of `tier` to other engines: of this user, on a socket file, or of those with the key and a
-    certificate, over TCP.
-
-    Raises ConfigError if the address is unusable or another engine serves it, or for a host without credentials."""
-
-    def __init__(self, address: Address, tier: KVConnector, credentials: Credentials = NO_CREDENTIALS):
-        self._tier = tier
-        self._greeting = Greeting(credentials, self._digest, lambda wants: wants == WANTS)
-        self._lock = threading.Lock()
-        self._connections: set[BlockSocket] = set()
-        self._threads: set[threading.Thread] = set()
-        self._closing = threading.Event()
-        self._listener = Listener(address, credentials)
-        self._acceptor = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
-        self._acceptor.start()
-
-    @property
-    def address(self) -> Address:
-        """Where other engines can connect; a port of 0 is replaced by a free one."""
-        return self._listener.address
-
-    def _digest(self) -> bytes | None:
-        facts = self._tier.facts
-        return facts.digest() if facts.model else None  # the weights are not identified yet
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            with suppress(OSError):  # timeout, or out of file descriptors
-                self._admit(self._listener.accept())
-
-    def _admit(self, sock: socket.socket) -> None:
-        with self._lock:
-            if len(self._threads) >= MAX_CONNECTIONS:
-                sock.close()
-                return
-            waiting = BlockSocket(sock)
-            self._connections.add(waiting)
-            thread = threading.Thread(target=self._serve, args=(waiting,), name="kv-peer-serve", daemon=True)
-            self._threads.add(thread)
-        thread.start()
-
-    def _serve(self, waiting: BlockSocket) -> None:
-        link = waiting
-        try:
-            link, wants = self._listener.greet(waiting.sock, self._greeting)
-            with self._lock:
-                self._connections.add(link)
-            while wants and not self._closing.is_set():
-                self._answer(link)
-        except Refused as refused:
-            log.info("refused a peer: %s", refused)
-        except (OSError, WireError) as error:
-            log.debug("closing a peer's connection: %s", error)
-        except Exception:
-            log.exception("a peer's request failed")
-        finally:
-            with self._lock:
-                self._connections -= {waiting, link}
-                self._threads.discard(threading.current_thread())
-            link.close()
-
-    def _answer(self, link: BlockSocket) -> None:
-        link.begin(IDLE_SECONDS)
-        kind, length = link.head({wire.HAS: wire.HAS_BYTES, wire.LOAD: wire.LOAD_BYTES})
-        link.begin(EXCHANGE_SECONDS)
-        body = link.body(length)
-        if kind == wire.HAS:
-            keys, group = wire.unpack_has(body)
-            if group >= len(self._tier.facts.groups):
-                raise WireError("the group belongs to another store")
-            link.send(wire.HELD, bytes(self._tier.has((key,), group) for key in keys))
-        else:
-            self._give(link, *wire.unpack_load(body))
-
-    def _give(self, link: BlockSocket, block: StoredBlock, group: int) -> None:
-        if not self._tier.facts.admits(block, group):
-            raise WireError("the part belongs to another store")
-        payload = self._load(block, group)
-        if payload is None:
-            link.send(wire.MISS)
-        else:
-            link.send(wire.RECORD, record.seal(self._tier.facts, block, group, payload), payload)
-
-    def _load(self, block: StoredBlock, group: int) -> memoryview | None:
-        ticket = self._tier.start_load(block, group)
-        result = self._tier.poll(ticket, LOAD_SECONDS)
-        if result is None:
-            self._tier.cancel(ticket)
-        return None if isinstance(result, Failed) else result
-
-    def close(self) -> None:
-        """Closes all connections. The tier stays open: the engine owns it."""
-        self._closing.set()
-        self._acceptor.join()
-        self._listener.close()
-        with self._lock:
-            threads = list(self._threads)
-            for link in self._connections:
-                link.shut()
-        for thread in threads:
-            thread.join(EXCHANGE_SECONDS)
 
 
 def check_peer(address: Address, credentials: Credentials) -> None:

@@ -17,6 +17,8 @@ from kvasir.kv.transfer.block_socket import WireError
 
 HAS, HELD, LOAD, RECORD, MISS = range(4, 9)
 
+WANTS = "prefixes"  # what a client says in its greeting: no transfer has this id
+EXCHANGE_SECONDS = 5.0  # for a question and its answer
 NUMBER = struct.Struct("<I")
 MAX_KEYS = 4096  # per HAS frame
 HAS_BYTES = NUMBER.size + MAX_KEYS * KEY_BYTES
