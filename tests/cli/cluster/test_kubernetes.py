@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from copy import deepcopy
@@ -165,7 +167,17 @@ def test_the_container_has_the_extra_and_the_command_of_the_page():
     text = (ROOT / "deploy" / "Containerfile").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert ".[fleet]" in text and "fleet" in extras
-    copied = [word for words in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in words.split()]
-    assert copied and all((ROOT / name).exists() for name in copied)
     [command] = re.findall(r"^CMD (.*)$", text, re.MULTILINE)
     assert json.loads(command) == ["kvasir", "fleet", "fleet.yaml"]
+
+
+def test_the_package_can_be_built_from_what_the_container_copies(tmp_path):
+    pytest.importorskip("scikit_build_core")
+    text = (ROOT / "deploy" / "Containerfile").read_text()
+    copied = [word for words in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE) for word in words.split()]
+    for name in copied:
+        assert (ROOT / name).exists(), name
+        (tmp_path / name).symlink_to(ROOT / name)
+    code = "from scikit_build_core.build import prepare_metadata_for_build_wheel as make; make('metadata')"
+    made = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
