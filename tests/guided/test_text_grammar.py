@@ -153,7 +153,7 @@ REFUSED = (
 @pytest.mark.parametrize(("grammar", "said"), REFUSED)
 def test_what_is_not_translated_is_refused_with_its_line(grammar, said):
     wrong = TextGrammar("lark", grammar, "tools.0")
-    for embed in (in_json, partial(between_marks, without=["</p>"])):
+    for embed in (in_json, partial(between_marks, end=['"</p>"'])):
         with pytest.raises(InvalidRequest) as error:
             embed(Lark({}), "text", wrong)
         assert said in str(error.value) and error.value.param == "tools.0"
@@ -171,8 +171,20 @@ def test_a_regular_expression_that_has_no_spelling_is_refused(pattern):
         regex(pattern)
 
 
+END = '"</p>"'
+
+
 def test_a_mark_never_stands_inside_a_terminal():
     lark, grammar = Lark({}), TextGrammar("lark", 'start: /[a-z\\n]+/ MARK?\nMARK: "</p>" | "</i>"')
-    lark.rule("start", f'"<p>" {between_marks(lark, "text", grammar, ["</p>"])} "</p>"')
+    lark.rule("start", f'"<p>" {between_marks(lark, "text", grammar, [END], ["</p>"])}')
     assert accepts(lark.text(), "<p>a\n</p>") and accepts(lark.text(), "<p>a</i></p>")
     assert not accepts(lark.text(), "<p>a</p></p>")
+
+
+@pytest.mark.parametrize("definition", ["start: /(.|\\n)*/", "start: ALL\nALL: /(.|\\n)/*"])
+def test_a_terminal_that_is_the_whole_text_ends_at_the_mark(definition):
+    lark = Lark({})
+    lark.rule("start", f'"<p>" {between_marks(lark, "text", TextGrammar("lark", definition), [END], ["</p>"])}')
+    for text in ("", "a < b\n", "</", "<</p"):
+        assert accepts(lark.text(), f"<p>{text}</p>"), text
+    assert not accepts(lark.text(), "<p></p></p>")

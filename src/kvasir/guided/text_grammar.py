@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -62,16 +62,27 @@ def in_json(lark: Lark, name: str, grammar: TextGrammar) -> str:
     return _Embedding(lark, name, grammar.source(), json=True).made()
 
 
-def between_marks(lark: Lark, name: str, grammar: TextGrammar, without: Collection[str]) -> str:
-    """As `in_json`, for a text as it is. without: marks that no terminal contains."""
-    return _Embedding(lark, name, grammar.source(), without=without).made()
+def between_marks(
+    lark: Lark, name: str, grammar: TextGrammar, end: Sequence[str], without: Collection[str] = ()
+) -> str:
+    """As `in_json`, for a text as it is and the words after it. end: those words, as `literals` gives them. without:
+    marks that no terminal contains.
+
+    The library takes the longest match of a terminal and never goes back. So a terminal that is the whole text is
+    matched together with the mark after it; of other texts, the last terminal must not match how the mark begins.
+    """
+    return _Embedding(lark, name, grammar.source(), end=end, without=without).made()
 
 
 class _Embedding:
     """Rules are named `name-RULE`, terminals `NAME-TERMINAL`; what this adds itself has two dashes."""
 
-    def __init__(self, lark: Lark, name: str, source: Source, *, json: bool = False, without: Collection[str] = ()):
+    def __init__(
+        self, lark: Lark, name: str, source: Source, *, json: bool = False, end: Sequence[str] = (),
+        without: Collection[str] = (),
+    ):  # fmt: skip
         self._lark, self._name, self._source, self._json = lark, name, source, json
+        self._end = list(end)
         self._without = [mark for mark in without if mark]
         self._ignored: list[str] = []
         self._whole: dict[str, str] = {}  # the names of terminals that need a rule, by what they match
@@ -81,7 +92,8 @@ class _Embedding:
         for statement in self._statements():
             self._read(statement)
         skip = self._rule("-ignored") if self._ignored else ""
-        for name, body in self._lines:
+        whole = self._only_terminal()
+        for name, body in [] if whole else self._lines:
             self._lark.rule(name, self._body(body, lambda found: f"({self._lexeme(found)} {skip})"))
         marks = "|".join(re.escape(mark).replace("/", "\\/") for mark in self._without)
         for expression, name in self._whole.items():
@@ -90,8 +102,19 @@ class _Embedding:
             ignored = self._terminal("-IGNORED")
             self._lark.rule(ignored, " | ".join(f"({one})" for one in self._ignored))
             self._lark.rule(skip, f"{ignored}*")
-        self._lark.rule(self._name, self._rule("start"))
+        if whole:
+            self._lark.rule(self._terminal("-END"), f"({whole}) {self._end.pop(0)}")
+        start = self._terminal("-END") if whole else self._rule("start")
+        self._lark.rule(self._name, " ".join([start, *self._end]))
         return self._name
+
+    def _only_terminal(self) -> str:
+        """The terminal that is the whole text, if text comes after it; else ""."""
+        if self._ignored or len(self._lines) != 1 or not self._end or not self._end[0].startswith('"'):
+            return ""
+        [(_, body)] = self._lines
+        alone = len(body) == 1 and body[0].kind in ("terminal", "text", "regex")
+        return self._body(body, self._lexeme) if alone else ""
 
     def _statements(self) -> Iterator[list[Token]]:
         """Definitions and statements, without line breaks: a line that begins with "|" continues the one before."""

@@ -237,12 +237,13 @@ class _Grammar(Lark):
         if parts.style is Style.PARAMETERS:
             assert parts.parameters
             begin, end = self._marks(key, parts.parameters, plain=True)
-            text = between_marks(self, name, grammar, self._spelled(end.strip(), parts.parameters.wrap[0]))
-            return f'{begin} {text} {self.words(end)} "\\n"'
+            without = self._spelled(end.strip(), parts.parameters.wrap[0])
+            return f'{begin} {between_marks(self, name, grammar, literals(end, self.specials), without)} "\\n"'
         if parts.style is Style.MARKED:
             quote = self.format.calls.quote
-            text = between_marks(self, name, grammar, self._spelled(quote))
-            return f"{self.words(f'{{{key}:{quote}')} {text} {self.words(quote + '}')}"
+            end = literals(quote + "}", self.specials)
+            text = between_marks(self, name, grammar, end, self._spelled(quote))
+            return f"{self.words(f'{{{key}:{quote}')} {text}"
         begin, end = (f'{key}="', '"') if parts.style is Style.PYTHON else (f'{{"{key}": "', '"}')
         return f"{json.dumps(begin)} {in_json(self, name, grammar)} {json.dumps(end)}"
 
