@@ -3,6 +3,7 @@ and whatever a sender claims."""
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -260,6 +261,16 @@ def test_only_disjoint_pieces_inside_the_part_are_put_together(spans):
     assert (sealed is not None) == (sum(kept.values()) == SIZE)
     assert sealed is None or bytes(sealed) == data
     assert assembly.sealed(check ^ 1) is None
+
+
+def test_the_pieces_of_a_part_are_bounded():
+    """What is remembered of each takes memory beside the part, which nothing else bounds."""
+    assembly = Assembly(1 << 16)
+    before = sys.getsizeof(assembly._spans) + sys.getsizeof(assembly._checks)
+    with pytest.raises(WireError, match="too many pieces"):
+        for offset in range(0, 1 << 16, 2):
+            assembly.add(offset, memoryview(b"x"), offset)
+    assert sys.getsizeof(assembly._spans) + sys.getsizeof(assembly._checks) - before < 1 << 14
 
 
 def test_a_piece_that_comes_twice_must_be_the_same():
