@@ -52,12 +52,12 @@ class EngineOptions:
     max_model_len: int | None = option(
         None,
         "Maximum context in tokens, such as 4k (default: what model and memory allow).",
-        "--max-model-len",
-        "--ctx-size",
-        "-c",
+        *("--max-model-len", "--ctx-size", "-c", "--context-length"),
         unit="tokens",
     )
-    max_num_seqs: int = option(64, "Maximum sequences per step.")
+    max_num_seqs: int = option(
+        64, "Maximum sequences per step.", "--max-num-seqs", "--parallel", "-np", "--max-running-requests"
+    )
     max_num_batched_tokens: int | None = option(
         None, "Maximum tokens per step (default: 512, CUDA and streamed weights 2048).", unit="tokens"
     )
@@ -78,14 +78,14 @@ class EngineOptions:
         "all, or half of the free memory if that is too little).",
         unit="bytes",
     )
-    threads: int | None = option(None, "Computing threads (default: the physical cores).")
+    threads: int | None = option(None, "Computing threads (default: the physical cores).", "--threads", "-t")
     overlap: bool | None = option(None, "Plan a step while another runs (default: if a core is free for it).")
     pin: bool = option(False, "Pin each computing thread to its own core.")
     tensor_parallel: int = option(
         1,
         "Processes that share the model on this machine, each with its part of every matrix and of the threads: 1, 2, "
         "4 or 8. The answers are the same.",
-        *("--tensor-parallel", "--tensor-parallel-size", "-tp"),
+        *("--tensor-parallel", "--tensor-parallel-size", "-tp", "--tp", "--tp-size"),
     )
     pipeline_parallel: int = option(
         1,

@@ -49,3 +49,21 @@ def test_the_migration_page_has_the_option(name):
     """In one of its forms: a row may name the long or the short one."""
     same = [other for other, text in ADVICE.items() if text == ADVICE[name]]
     assert any(re.search(rf"`[^`]*{other}\b", MIGRATION) for other in same), same
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("-np", "4"), "max_num_seqs", 4),
+        (("--parallel=4",), "max_num_seqs", 4),
+        (("--max-running-requests", "4"), "max_num_seqs", 4),
+        (("-t", "2"), "threads", 2),
+        (("--context-length", "4k"), "max_model_len", 4096),
+        (("--tp", "2"), "tensor_parallel", 2),
+        (("--dp", "2"), "replicas", 2),
+    ],
+)
+def test_an_option_of_the_same_meaning_is_accepted_under_another_engines_name(words, name, value):
+    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    with command.make_context("serve", ["kvasir-mini", *words]) as context:
+        assert context.params[name] == value

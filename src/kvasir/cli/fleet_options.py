@@ -20,7 +20,7 @@ class FleetOptions:
     replicas: int = option(
         1,
         "Engine processes that serve the model; they divide the processors and the memory.",
-        *("--replicas", "--data-parallel-size", "-dp", "--dp-size"),
+        *("--replicas", "--data-parallel-size", "-dp", "--dp", "--dp-size"),
     )
     max_replicas: int | None = option(None, "Most replicas while the server runs (default: as many as at the start).")
     min_replicas: int | None = option(

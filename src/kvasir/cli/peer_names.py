@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 _MODEL = "The model is an argument: kvasir serve MODEL"
 _PARTS = "A model is wholly on the GPU or wholly on the CPU: --device"
 _TOKENS = "Its name here is --max-num-batched-tokens"
-_SEQUENCES = "Its name here is --max-num-seqs"
 _KV_DTYPE = "Its name here is --kv-dtype"
 _FRACTION = "Its name here is --memory-fraction, of the free memory"
 _ON = "It is always on: leave it out"
@@ -19,10 +18,8 @@ _NOT_COMPILED = "Nothing is compiled: leave it out"
 ADVICE = {
     **dict.fromkeys(("-m", "--model", "--model-path", "-hf", "--hf-repo"), _MODEL),
     **dict.fromkeys(("-p", "--prompt"), "The prompt is an argument: kvasir run MODEL PROMPT"),
-    **dict.fromkeys(("-np", "--parallel", "--max-running-requests"), _SEQUENCES),
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), _PARTS),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size", "--chunked-prefill-size"), _TOKENS),
-    "-t": "Its name here is --threads",
     **dict.fromkeys(("-fa", "--flash-attn"), "Attention is always computed this way: leave it out"),
     **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v", "--kv-cache-dtype"), _KV_DTYPE),
     "--slot-save-path": "Prefixes are stored and found by themselves: --cache-dir",
@@ -35,9 +32,6 @@ ADVICE = {
     **dict.fromkeys(("--enforce-eager", "--compilation-config"), _NOT_COMPILED),
     "--trust-remote-code": "Code of a repository is never run: leave it out",
     "--guided-decoding-backend": "There is one for all grammars: leave it out",
-    "--context-length": "Its name here is --max-model-len",
-    **dict.fromkeys(("--tp", "--tp-size"), "Its name here is --tensor-parallel"),
-    "--dp": "Its name here is --replicas",
     "--disable-radix-cache": "Its name here is --no-prefix-cache",
 }
 
