@@ -51,6 +51,8 @@ INSTEAD = {
 }
 # Options that make a command shorter.
 SHORTER = {r"kvasir bench (?!--trace)": "--repeats 1 --num-prompts 2 --output-len 4"}
+# Seconds for a command, the start and the end of a server: many, since other tests may take all processors.
+PATIENCE = 900
 STDIN = "Once upon a time\n/bye\n"
 
 
@@ -77,7 +79,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         for server in reversed(self.servers):
             server.send_signal(signal.SIGTERM)
-            output = server.communicate(timeout=60)[0]
+            output = server.communicate(timeout=PATIENCE)[0]
             assert server.returncode in (0, -signal.SIGTERM), output
 
     def run(self, line: str) -> str:
@@ -98,7 +100,13 @@ class Terminal:
 
     def _call(self, line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", "-c", line], cwd=self.place, env=self.env, input=STDIN, text=True, capture_output=True, timeout=500
+            ["bash", "-c", line],
+            cwd=self.place,
+            env=self.env,
+            input=STDIN,
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
         )
 
     def _adapted(self, line: str) -> str:
@@ -119,7 +127,7 @@ class Terminal:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         self.servers.append(server)
-        for _ in range(1200):
+        for _ in range(10 * PATIENCE):
             if server.poll() is not None:
                 self.servers.remove(server)
                 raise AssertionError(f"{line}\n{server.communicate()[0]}")
@@ -154,6 +162,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_the_commands_of_a_block_run(block: Block, made, tmp_path):
     place = tmp_path / "home"
