@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from kvasir.cli.app import app
 from kvasir.cli.cluster.config import _Model, _Server, plan_of, read_config
+from kvasir.cli.cluster.ray_cluster import check_listens, check_room
 from kvasir.cli.cluster.shown import shown
 from kvasir.cli.cluster.spec import decode_spec, encode, spec_of
 from kvasir.cli.cluster.yaml_file import MOST_BYTES, parse_yaml
@@ -209,3 +211,32 @@ def test_the_commands_of_a_running_fleet_are_still_commands():
     assert all(name in help.output for name in ("run", "status", "restart", "scale", "kvasir fleet fleet.yaml"))
     assert "--url" in CliRunner().invoke(app, ["fleet", "status", "--help"]).output
     assert isinstance(CliRunner().invoke(app, ["fleet", "absent.yaml"]).exception, ConfigError)
+
+
+def test_replicas_that_have_no_room_are_refused():
+    plan = planned(FULL)
+    room = {"CPU": 7.0, "GPU": 1.0, "memory": float(GIB), "a100": 1.0}
+    check_room(plan.models, room)
+    for name in room:
+        with pytest.raises(ConfigError, match=f"need .* {name}, and this machine has"):
+            check_room(plan.models, {**room, name: room[name] - 0.5})
+        with pytest.raises(ConfigError, match=f"need .* {name}, and this machine has 0"):
+            check_room(plan.models, {other: room[other] for other in room if other != name})
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_listens(f"127.0.0.1:{port}")
+    for address in (f"127.0.0.1:{port}", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999999"):
+        with pytest.raises(ConfigError, match="there is no Ray cluster at"):
+            check_listens(address)
+
+
+def test_models_that_are_not_there_are_named_before_ray_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvasir.cli.cluster.command.RayCluster", None)
+    path = tmp_path / "fleet.yaml"
+    for model, words in (("absent", "absent: no such file"), ("kvasir-mini, adapters: {red: nowhere}", "nowhere: no")):
+        path.write_text(f"models: [{{model: kvasir-mini, served_model_name: x}}, {{model: {model}}}]")
+        error = CliRunner().invoke(app, ["fleet", str(path)]).exception
+        assert isinstance(error, ConfigError) and "models[1]: " in error.message and words in error.message, error

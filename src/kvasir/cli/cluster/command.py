@@ -41,6 +41,8 @@ def run(path: Path, check_only: bool, ray_address: str | None, supervised: bool,
         within(f"{path}: server", settings_of, _without_absent_keys(plan))
         return print("\n".join(shown(plan)))
     settings = within(f"{path}: server", settings_of, plan)
+    for index, model in enumerate(plan.models):
+        within(f"{path}: models[{index}]", resolve, model.served)  # before Ray is started
     if supervised:
         end_with_input()
     cluster = RayCluster(plan)

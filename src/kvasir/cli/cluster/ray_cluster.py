@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvasir.cli.cluster.config import ClusterPlan, RayPlace, Resources
+from kvasir.cli.cluster.config import ClusterPlan, ModelPlan, RayPlace, Resources
 from kvasir.cli.cluster.shown import needs
 from kvasir.cli.cluster.spec import ReplicaSpec, Started, decode_started, encode
 from kvasir.environment import prepare_ray
-from kvasir.errors import ConfigError, EngineDead, EngineLost
+from kvasir.errors import ConfigError, EngineDead, EngineLost, quoted
 
 log = logging.getLogger("kvasir.fleet")
 
@@ -23,17 +26,27 @@ OBJECTS = 80 << 20  # bytes of Ray's object store, which nothing here uses; near
 CONNECTING = "start one with `ray start --head`, correct ray.address, or set RAY_AUTH_MODE=token if it asks for a token"
 ATTEMPTS = 3  # to start a cluster: Ray gives its processes 30 s, too few on a busy machine
 PLACE_SECONDS = 10.0  # without a node after which a log line says what an actor waits for
+LISTEN_SECONDS = 10.0  # for a cluster to accept a connection
 END_SECONDS = 10.0  # for an engine to end by itself
 
 
 class RayCluster:
-    """plan: of the fleet. Connects at once; raises ConfigError if Ray is not installed or cannot be reached."""
+    """plan: of the fleet. Connects at once; raises ConfigError if Ray is not installed or cannot be reached, or if the
+    replicas have no room in a cluster that is started here."""
 
     def __init__(self, plan: ClusterPlan):
         self._ray = _import_ray()
         self._owns = plan.ray.address is None
         self._spreads = plan.reach is not None
+        if plan.ray.address not in (None, "auto"):
+            check_listens(plan.ray.address)
         self._init(plan)
+        if self._owns:
+            try:
+                check_room(plan.models, self._ray.cluster_resources())
+            except ConfigError:
+                self.close()
+                raise
 
     def _init(self, plan: ClusterPlan) -> None:
         """Raises ConfigError."""
@@ -145,6 +158,30 @@ def _arguments(place: RayPlace) -> dict[str, Any]:
         "include_dashboard": False,
         "object_store_memory": OBJECTS,
     }
+
+
+def check_listens(address: str) -> None:
+    """Raises ConfigError unless something listens at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"there is no Ray cluster at {quoted(address)}: {error}", CONNECTING) from None
+
+
+def check_room(models: Sequence[ModelPlan], there: Mapping[str, float]) -> None:
+    """there: what the nodes have, by Ray's names. Raises ConfigError if the replicas of all models need more at the
+    start."""
+    needed: Counter[str] = Counter()
+    for model in models:
+        options = ray_options(model.resources)
+        named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
+        for name, amount in {**named, **options["resources"]}.items():
+            needed[name] += amount * model.fleet.count
+    for name, amount in needed.items():
+        if amount > (has := there.get(name, 0.0)) + 1e-6:
+            what = f"all replicas together need {amount:g} {name}, and this machine has {has:g} for Ray"
+            raise ConfigError(what, "lower `resources` of the models, or raise num_cpus or num_gpus of `ray`")
 
 
 def ray_options(resources: Resources) -> dict[str, Any]:
