@@ -185,6 +185,17 @@ def test_each_reason_is_of_some_command():
         assert any(re.match(pattern, line) for line in lines), pattern
 
 
+def test_each_line_begins_with_a_command():
+    """What is no command stands in a block of another language, such as text."""
+    known = (
+        "kvasir python python3 pip make cmake git source export curl openssl echo head chmod scp sudo journalctl podman "
+        "kubectl helm"
+    ).split()
+    for block in SHOWN:
+        for line in shell_lines(block):
+            assert line.split()[0] in known, f"{block}: {line}"
+
+
 def test_most_commands_run():
     lines = [line for block in SHOWN for line in shell_lines(block)]
     assert sum(not reason(line) for line in lines) > 0.5 * len(lines)
