@@ -188,8 +188,8 @@ def test_each_reason_is_of_some_command():
 def test_each_line_begins_with_a_command():
     """What is no command stands in a block of another language, such as text."""
     known = (
-        "kvasir python python3 pip make cmake git source export curl openssl echo head chmod scp sudo journalctl podman "
-        "kubectl helm"
+        "kvasir python python3 pip make cmake git source export curl openssl echo head chmod scp sudo journalctl "
+        "podman kubectl helm"
     ).split()
     for block in SHOWN:
         for line in shell_lines(block):
