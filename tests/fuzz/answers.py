@@ -9,8 +9,9 @@ from typing import Any
 
 from kvasir.errors import KvasirError
 from kvasir.guided import sources
-from kvasir.guided.lark import behind_reasoning
+from kvasir.guided.lark import Lark, behind_reasoning
 from kvasir.guided.schema import prepared
+from kvasir.guided.text_grammar import TextGrammar, between_marks, in_json
 from kvasir.guided.tools import Function, tool_grammar
 from kvasir.parse.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning, merged
 from kvasir.parse.format import Format, Style
@@ -135,13 +136,16 @@ def _function(reported: dict[str, Any]) -> Function:
 
 
 def read_grammar(data: bytes) -> None:
-    """A grammar's text, as a client sends it, and in what becomes of it."""
+    """A grammar's text, as a client sends it, and in what becomes of it; also as that of a custom tool."""
     text = data.decode("utf-8", "replace")
     assert "<tool_call>" in text or sources.by_id(text, {"<tool_call>": 5}) == text
     changed = sources.by_id(text, SPECIALS)
     json.loads(behind_reasoning(changed, Format(CALLS[0], THINKING[0]), SPECIALS)) if changed[:1] != "{" else None
     sources.choice(text.split("|"))
     "".join(sources.literals(text, SPECIALS))
+    for embed in (in_json, partial(between_marks, end=['"</p>"'], without=["</p>"])):
+        with suppress(KvasirError):
+            assert embed(Lark(SPECIALS), "text", TextGrammar("lark", text)) == "text"
 
 
 # --- conversations and recipes ----------------------------------------------------------------------
@@ -180,7 +184,9 @@ TARGETS = {
     "parser": Target(read_answer, words=(*_marks(), '{"name": "f", "arguments": {"a": 1}}', "get_weather", "```json")),
     "schema": Target(read_schema, mutate=partial(mutate_json, words=SCHEMA_WORDS)),
     "tools": Target(read_tools, mutate=partial(mutate_json, words=(*SCHEMA_WORDS, "name", "parameters", "strict"))),
-    "grammar": Target(read_grammar, words=("start:", "::=", "root", "%json", "%llguidance", "<[5]>", *SPECIALS)),
+    "grammar": Target(
+        read_grammar, words=("start:", "::=", "root", "%json", "%llguidance", "<[5]>", "%ignore", *SPECIALS)
+    ),
     "messages": Target(
         read_messages,
         mutate=partial(
