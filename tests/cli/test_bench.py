@@ -31,8 +31,9 @@ from kvasir.cli.bench.measure import (
     percentiles,
     throughput,
 )
+from kvasir.cli.bench.plots import plot
 from kvasir.cli.bench.probe import ForeignLoad, Probe, probe
-from kvasir.cli.bench.report import BenchRun, ReportRow, best_probe, print_report, summarize
+from kvasir.cli.bench.report import BenchRun, ReportRow, as_dict, best_probe, of_dict, print_report, summarize
 from kvasir.cli.model_facts import TokenWork
 from kvasir.cli.show import json_text
 from kvasir.engine.async_llm import AsyncLLM
@@ -292,6 +293,19 @@ def test_the_shapes_are_those_of_the_published_models(name, parameters, tmp_path
     write({**small, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}, tmp_path)
     loaded = load_model(find_model(tmp_path))  # refuses what is missing, of another shape, or left over
     assert loaded.architecture.lower() == SHAPES[name]["model_type"]
+
+
+@pytest.mark.parametrize(("mode", "panels"), [("latency", 2), ("load", 2), ("serve", 2)])
+def test_a_plot_has_the_panels_that_its_figures_fill(mode, panels, tmp_path):
+    """Times at different loads are no distribution. What the JSON has is enough to draw it again."""
+    names = [f"at_{n}_output_tokens_per_s" for n in (1, 2)] if mode == "load" else ["ttft_p50_s", "tpot_p50_s"]
+    samples = {name: [0.1, 0.2, 0.4] for name in TIMES}
+    runs = [BenchRun(dict.fromkeys(names, 1.0), Probe(1.0, 1.0), 0.0, samples)]
+    rows = summarize(runs, dict.fromkeys(names, 2.0 if mode == "load" else 0.5))
+    assert of_dict(json.loads(json_text(as_dict(rows, runs, {})))) == (rows, runs)
+    for path, chosen in ((tmp_path / "all.svg", ()), (tmp_path / "one.svg", ("limit",))):
+        plot(path, "title", rows, runs, chosen)
+    assert [(tmp_path / name).read_text().count('id="axes_') for name in ("all.svg", "one.svg")] == [panels, 1]
 
 
 def test_loads():

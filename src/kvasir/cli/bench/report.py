@@ -68,6 +68,15 @@ def as_dict(rows: Sequence[ReportRow], runs: Sequence[BenchRun], facts: Mapping[
     }
 
 
+def of_dict(result: Mapping[str, Any]) -> tuple[list[ReportRow], list[BenchRun]]:
+    """What `as_dict` had."""
+    rows = [
+        ReportRow(name, *(row[key] for key in ("median", "min", "max", "limit")))
+        for name, row in result["figures"].items()
+    ]
+    return rows, [BenchRun(**{**run, "probe": Probe(**run["probe"])}) for run in result["runs"]]
+
+
 def write(
     out: Path, name: str, result: Mapping[str, Any], rows: Sequence[ReportRow], runs: Sequence[BenchRun]
 ) -> list[Path]:
