@@ -15,6 +15,7 @@ from kvasir.engine.host import EngineHost
 from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.fleet.engine import FleetEngine
 from kvasir.fleet.prefix_map import PrefixMap, keys_of
+from kvasir.fleet.replica import Routed
 from kvasir.inputs import Adapter
 from kvasir.kv.changes import HASH_BYTES, BlockRun, CacheChanges, chain
 from tests.engine.test_adapters import written
@@ -151,6 +152,17 @@ async def test_what_is_predicted_is_found(tmp_path):
     await engine.check()
     assert not any(r.map._promised for r in engine.replicas)
     await engine.stop()
+
+
+async def test_what_a_continued_stream_finds_of_its_answer_is_no_hit_and_not_predicted():
+    async with running(1, block_size=8) as engine:
+        (replica,) = engine.replicas
+        asked = request("a", [7] * 20, max_tokens=60)
+        (ids,) = (await collect(engine, asked)).values()
+        whole = Routed.of(replace(asked, prompt_ids=(*asked.prompt_ids, *ids)), 0.0)
+        await until(lambda: replica.predicted(whole) >= 72)
+        await collect(engine, replace(asked, id="b", resume_ids=(tuple(ids[:56]),), resume_carries=(b"",)))
+        assert replica.counts.predicted == replica.counts.hit == 20
 
 
 async def test_requests_go_where_their_prefix_is():

@@ -194,7 +194,7 @@ class Replica:
         self.held += tokens
         if entry.uncached or entry.predicted:
             self.pending -= entry.uncached
-            self.counts.predicted += entry.predicted
+            self.counts.predicted += min(entry.predicted, len(entry.request.prompt_ids))  # as hits are counted
             self.counts.hit += delta.cached_tokens
             entry.uncached = entry.predicted = 0
             self._settle(entry)
