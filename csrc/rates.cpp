@@ -47,9 +47,11 @@ struct Loop {
 #define KVASIR_HALF(instruction) /* 12 sums */ \
     ".irp to,0,1,2,3,4,5,6,7,8,9,10,11; " instruction " %%ymm15, %%ymm15, %%ymm\\to; .endr"
 
+#if !defined(KVASIR_EMULATE_AVX512)
 KVASIR_LOOP(bytes_512, KVASIR_WIDE("vpdpbusd"))
 KVASIR_LOOP(bfloat16_512, KVASIR_WIDE("vdpbf16ps"))
 KVASIR_LOOP(float32_512, KVASIR_WIDE("vfmadd231ps"))
+#endif
 KVASIR_LOOP(bytes_256, KVASIR_HALF("vpmaddubsw"))
 KVASIR_LOOP(float32_256, KVASIR_HALF("vfmadd231ps"))
 
