@@ -77,6 +77,19 @@ def test_values_may_be_written_as_for_the_flags():
     assert model.resources.memory_bytes == 2 * 10**9
 
 
+def test_options_may_have_the_names_of_all_their_flags():
+    text = (
+        "models: [{model: m, tensor_parallel_size: 2, data_parallel_size: 3}]\nserver: {otlp_traces_endpoint: http://h}"
+    )
+    plan = planned(text)
+    assert plan.models[0].options.tensor_parallel == 2 and plan.models[0].fleet.count == 3
+    assert plan.server.operation.otlp_endpoint == "http://h"
+    with pytest.raises(
+        ConfigError, match=r"models\[0\].tensor_parallel_size: the option tensor_parallel is there twice"
+    ):
+        planned("models: [{model: m, tensor_parallel: 2, tensor_parallel_size: 2}]")
+
+
 def test_every_option_of_an_engine_and_of_a_server_is_a_key_or_decided():
     decided = {"lora", "role", "transfer_listen", "transfer_peer", "cache_offer", "cache_peer"}
     named = {f.name for f in fields(EngineOptions) if "help" in f.metadata or f.name == "model"}

@@ -160,8 +160,22 @@ _Model = _struct(
     adapters=dict[str, str] | None,
     resources=Resources,
 )
+
+
+def _flags(struct: type[msgspec.Struct], *groups: type) -> dict[str, str]:
+    """The option of each long flag, with underscores, that is no key by itself."""
+    found = {}
+    for option in (f for group in groups for f in dataclasses.fields(group) if f.name in struct.__struct_fields__):
+        for flag in option.metadata.get("flags", ()):
+            if flag.startswith("--"):
+                found[flag.partition("/")[0][2:].replace("-", "_")] = option.name
+    return {flag: name for flag, name in found.items() if flag not in struct.__struct_fields__}
+
+
+_MODEL_FLAGS = _flags(_Model, EngineOptions, FleetOptions)
 _PLAIN = {k: v for k, v in get_type_hints(ServerPlan).items() if k != "operation"}
 _Server = _struct("_Server", (OperationOptions, None), **_PLAIN)
+_SERVER_FLAGS = _flags(_Server, OperationOptions)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +196,7 @@ def read_config(path: Path) -> ClusterPlan:
 
 def plan_of(data: Any, name: str) -> ClusterPlan:
     """What a file's data describes. name: of the file, for errors. Raises ConfigError."""
+    data = _by_fields(data, name)
     try:
         file = msgspec.convert(data, _File, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -203,6 +218,30 @@ def plan_of(data: Any, name: str) -> ClusterPlan:
     for i, model in enumerate(models):
         _check_roles(f"{name}: models[{i}]", model, plan)
     return plan
+
+
+def _by_fields(data: Any, name: str) -> Any:
+    """The data with each option under the name of its field, where a file has that of another of its flags. Raises
+    ConfigError for an option that a section has twice."""
+    if not isinstance(data, dict):
+        return data
+    found = dict(data)
+    if isinstance(models := data.get("models"), list):
+        found["models"] = [_renamed(one, f"{name}: models[{i}]", _MODEL_FLAGS) for i, one in enumerate(models)]
+    if "server" in data:
+        found["server"] = _renamed(data["server"], f"{name}: server", _SERVER_FLAGS)
+    return found
+
+
+def _renamed(section: Any, where: str, flags: dict[str, str]) -> Any:
+    if not isinstance(section, dict):
+        return section
+    found: dict[Any, Any] = {}
+    for key, value in section.items():
+        if (option := flags.get(key, key)) in found:
+            raise ConfigError(f"{where}.{key}: the option {option} is there twice", "give it once")
+        found[option] = value
+    return found
 
 
 def _check_roles(where: str, model: ModelPlan, plan: ClusterPlan) -> None:
