@@ -56,4 +56,6 @@ COMPUTING = [
     # Their weights are random, so they are hardly ever right.
     drafts("DFlash", lambda options: f"dflash={models.block_drafter(options['model'], 'qwen3')}"),
     drafts("DSpark", lambda options: f"dflash={models.block_drafter(options['model'], 'dspark rnn')}"),
+    Feature("streamed weights", "weights memory", "bytes of layers read from disk",
+            lambda run: sum(core.stats().weights_read_bytes for core in run.cores), models.streamed),
 ]  # fmt: skip

@@ -28,7 +28,7 @@ PLAIN = {
 
 # The pairs that an engine refuses. Another refusal, or one that is not there, is a failure.
 REFUSES = {
-    "eager executor": {"KV int8", "q8", "q4", "ranks: 2"},
+    "eager executor": {"KV int8", "q8", "q4", "ranks: 2", "stages: 2", "streamed weights"},
     "min tokens": {f.name for f in ASKED if f.switch == "grammar"} - set(OPEN),
     "bert": {
         "chunks of 1",
@@ -40,7 +40,7 @@ REFUSES = {
 }
 
 # Pairs that make no cell: caches of rank processes cannot be filled from outside.
-APART = {"ranks: 2": {"NaN in free blocks"}}
+APART = {name: {"NaN in free blocks"} for name in ("ranks: 2", "stages: 2")}
 
 
 def together(names: Collection[str]) -> bool:

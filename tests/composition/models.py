@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import os
+import re
 from functools import cache
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from kvasir.config import EngineOptions
+from kvasir.engine.build import build_core
 from kvasir.engine.load_text import load_text
+from kvasir.errors import ConfigError
 from kvasir.models.config import read_hf_config
 from kvasir.models.registry import model_class_for
 from kvasir.text.tokenizer import Tokenizer
@@ -66,6 +72,22 @@ def config_file(model: str) -> Path:
     found = find_model(model).config
     assert found is not None, f"{model} has no config.json"
     return found
+
+
+def streamed(options: dict[str, Any]) -> dict[str, Any]:
+    """The least memory for the weights of an engine with these options, as its refusal of too little names it. The
+    layers are packed into a folder of the matrix."""
+    os.environ["KVASIR_PACKED"] = str(_home() / "packed")
+    names = "model", "executor", "dtype", "quantize", "speculate", "threads", "tensor_parallel", "pipeline_parallel"
+    return {"weights_memory": _least_memory(tuple((name, options[name]) for name in names if name in options))}
+
+
+@cache
+def _least_memory(options: tuple[tuple[str, Any], ...]) -> int:
+    with pytest.raises(ConfigError, match=r"too few|only the program executor") as refused:
+        build_core(EngineOptions(**dict(options), weights_memory=1)).close()
+    found = re.search(r"needs (\d+) KiB", str(refused.value))
+    return int(found[1]) << 10 if found else 1
 
 
 def fresh_folder() -> str:

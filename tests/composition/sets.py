@@ -74,6 +74,14 @@ REAL: dict[str, tuple[str, ...]] = {
     "prompts and answers on engines of their own": ("hand-over", "neighbours", "overlap", "logprobs", "streaming"),
     "prompts and answers apart, with adapters": ("hand-over", "adapters summed", "n", "grammar: schema"),
     "ranks that hand over": ("ranks: 2", "hand-over", "KV int8", "neighbours"),
+    "a model larger than memory, for many": (
+        "streamed weights",
+        "neighbours",
+        "drafts: lookup",
+        "overlap",
+        "streaming",
+    ),
+    "stages that stream their layers": ("stages: 2", "streamed weights", "chunks of 13", "adapter", "restart"),
     "nothing that is stale is seen": ("NaN in free blocks", "tiny pool", "overlap", "forced preemption"),
 }
 SEED, COUNT = 2025, 240  # of the random sets

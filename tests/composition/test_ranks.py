@@ -70,7 +70,7 @@ class Processes(Cell):
 # What ranks refuse by name.
 REFUSED = {"eager executor"}
 # What the cell counts is of one process, or of ranks of its own.
-ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads", "ranks: 2"}
+ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads", "ranks: 2", "stages: 2"}
 FAST = ("adapters summed",)
 
 
