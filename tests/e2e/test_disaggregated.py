@@ -182,7 +182,7 @@ def replica(key: Path, *flags: str) -> Iterator[str]:
     )
     try:
         assert process.stdout
-        yield next(line.split()[1] for line in process.stdout if line.strip().startswith("address"))
+        yield next(line.split(" at ")[1].strip() for line in process.stdout if " at tcp://" in line)
     finally:
         process.terminate()
         process.communicate(timeout=40)
