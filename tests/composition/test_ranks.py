@@ -69,8 +69,8 @@ class Processes(Cell):
 
 # What ranks refuse by name.
 REFUSED = {"eager executor"}
-# What the cell counts is of one process, or of ranks of its own.
-ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads", "ranks: 2", "stages: 2"}
+# What the cell counts is of one process, or of ranks of its own, or it needs options for these ranks.
+ELSEWHERE = {"NaN in free blocks", "2 threads", "3 threads", "ranks: 2", "stages: 2", "streamed weights"}
 FAST = ("adapters summed",)
 
 

@@ -65,6 +65,7 @@ async def test_a_model_has_further_names():
 @pytest.mark.parametrize("page", [True, False])
 async def test_a_server_can_do_without_the_page(page):
     async with client(ServeSettings(page=page)) as http:
-        assert (await http.get("/")).status_code == (200 if page else 405)  # TGI's route takes POST
+        found = await http.get("/")
+        assert found.status_code == 200 and ("html" in found.headers["content-type"]) == page
         assert (await http.get("/page/page.css")).status_code in ((200, 404) if page else (404,))
         assert (await http.get("/health")).status_code == 200
