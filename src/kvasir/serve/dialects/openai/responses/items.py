@@ -85,14 +85,14 @@ class MessageItem(Wire):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallItem(Wire):
+class AnyCall(Wire):
+    """What calls of functions and of custom tools have in common."""
+
     REFUSED: ClassVar = {"async_": ((False,), "leave it out"), "caller": _CALLER, "namespace": ((), "leave it out")}
     IGNORED: ClassVar = ("status", "created_by")
 
-    type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1, max_length=256)]
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: str
     id: Name | None = None
     status: Status | None = None
     async_: Annotated[Any, Field(alias="async")] = None
@@ -101,22 +101,16 @@ class CallItem(Wire):
     created_by: str | None = None
 
 
-class CustomCallItem(Wire):
+class CallItem(AnyCall):
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomCallItem(AnyCall):
     """A call of a custom tool."""
 
-    REFUSED: ClassVar = {"async_": ((False,), "leave it out"), "caller": _CALLER, "namespace": ((), "leave it out")}
-    IGNORED: ClassVar = ("status", "created_by")
-
     type: Literal["custom_tool_call"]
-    call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: Annotated[str, Field(min_length=1, max_length=256)]
     input: str
-    id: Name | None = None
-    status: Status | None = None
-    async_: Annotated[Any, Field(alias="async")] = None
-    caller: Any = None
-    namespace: Any = None
-    created_by: str | None = None
 
 
 class CallOutputItem(Wire):
