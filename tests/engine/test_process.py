@@ -18,6 +18,7 @@ from kvasir.engine.fake import FakeEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.environment import socket_base
 from kvasir.errors import EngineDead, InvalidRequest, KvasirError
+from kvasir.statistics import EngineStats
 from kvasir.types import FinishReason
 from tests.engine.hosting import Hosted
 from tests.sched.drive import by_hand, request
@@ -165,6 +166,27 @@ async def test_a_stop_ends_the_wait_for_an_id():
         await asyncio.wait_for(task, 60)
     os.kill(engine.pid, signal.SIGCONT)
     await stopping
+
+
+async def test_a_stop_ends_questions_that_the_engine_has_not_answered():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    os.kill(engine.pid, signal.SIGSTOP)
+    asked = [asyncio.create_task(question()) for question in (engine.stats, engine.look, engine.reset_prefix_cache)]
+    await asyncio.sleep(0.05)
+    stopping = asyncio.create_task(engine.stop())
+    results = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
+    os.kill(engine.pid, signal.SIGCONT)
+    await stopping
+    assert [type(result) for result in results] == [EngineDead] * 3
+
+
+async def test_questions_beside_a_stop_end(engine):
+    asked = [asyncio.create_task(engine.stats()) for _ in range(20)]
+    await asyncio.sleep(0)
+    await engine.stop()
+    results = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
+    assert all(isinstance(result, (EngineStats, EngineDead)) for result in results), results
 
 
 async def test_a_killed_engine_resumes_every_stream():

@@ -7,8 +7,11 @@ import asyncio
 
 import pytest
 
+from kvasir.engine.fake import FakeEngine
 from kvasir.errors import InvalidRequest, ModelNotFound
+from kvasir.fleet.adapters import FleetAdapters
 from kvasir.inputs import Adapter
+from tests.engine.hosting import Hosted
 from tests.engine.test_adapters import answer_of, ask, written
 from tests.engine.test_process import collect, until
 from tests.fleet.fleets import all_ready, kill, running
@@ -56,3 +59,20 @@ async def test_a_stream_keeps_its_adapter_on_another_replica(tmp_path):
         assert await asyncio.wait_for(task, 60) == {0: answer_of(asked, old)}
         after = ask("b", Adapter("x"))
         assert await collect(engine, after) == {0: answer_of(after, new)}
+
+
+async def test_an_engine_that_leaves_does_not_keep_the_others_from_unloading(tmp_path):
+    engines = [
+        Hosted(FakeEngine(vocab_size=256, num_blocks=50, max_rows=4, max_model_len=512, max_loras=4)) for _ in "ab"
+    ]
+    adapters = FleetAdapters(lambda: engines)
+    for engine in engines:
+        await engine.start()
+    try:
+        await adapters.load("x", written(tmp_path, "x"), replaces=False, pinned=False)
+        await engines[0].host.close()
+        await adapters.unload("x")
+        assert engines[1].adapters == () and adapters.names.all == ()
+    finally:
+        for engine in engines:
+            await engine.stop()

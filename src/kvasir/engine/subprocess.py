@@ -256,6 +256,12 @@ class ProcessEngine(TakesAdapters):
         finally:
             self._questions.pop(number, None)
 
+    def _end_questions(self, reason: str) -> None:
+        """Answers with EngineDead what the process has not answered and never will."""
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(EngineDead(reason))
+
     async def sleep(self, drain: float = 0.0) -> None:
         if self._rest is None:
             rest = self._rest = Rest()
@@ -291,6 +297,7 @@ class ProcessEngine(TakesAdapters):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end_questions(self._dead)
         self._command(wire.Stop())
         await asyncio.to_thread(end, self._process)
         close_pipes(self._process)
@@ -433,9 +440,7 @@ class ProcessEngine(TakesAdapters):
         self._cumulative.end()
         self._close_socket()
         close_pipes(self._process)
-        for answer in self._questions.values():
-            if not answer.done():
-                answer.set_exception(EngineDead("the engine process exited"))
+        self._end_questions("the engine process exited")
         for request in self._journal.death():
             error = EngineDead(
                 "the engine process exited twice while computing this request, the second time with no other request",

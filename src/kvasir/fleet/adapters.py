@@ -4,6 +4,7 @@ has the same names, so that a pinned adapter is in the memory of all."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -81,8 +82,10 @@ class FleetAdapters:
             log.warning("a replica cannot load adapter %s: %s", quoted(info.name), error)
 
     async def _unload(self, engine: Engine, name: str) -> None:
+        """Leaves out an engine that is away."""
         if any(info.name == name for info in engine.adapters):
-            await engine.unload_adapter(name)
+            with contextlib.suppress(EngineDead):
+                await engine.unload_adapter(name)
 
 
 def name_of(info: AdapterInfo | None) -> tuple[str, str, bool] | None:
