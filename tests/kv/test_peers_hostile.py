@@ -21,7 +21,7 @@ from kvasir.kv.peers import wire
 from kvasir.kv.peers.server import PeerServer
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import StoredBlock, StoreFacts
-from kvasir.kv.transfer import frames
+from kvasir.kv.transfer import acceptor, frames
 from kvasir.kv.transfer import link as transfer_link
 from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError
 from kvasir.kv.transfer.link import Address, Link, Refused, _introduce
@@ -292,7 +292,7 @@ def test_a_question_that_does_not_end_is_not_waited_for(server, path, monkeypatc
 
 
 def test_connections_are_bounded(server, disk, path, monkeypatch):
-    monkeypatch.setattr(peer_server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 3)
     links = [socket.socket(socket.AF_UNIX) for _ in range(6)]
     try:
         for sock in links:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from kvasir.kv.peers import wire
+from kvasir.kv.transfer import acceptor, frames, inbox, link, outbox, stream
 from kvasir.kv.transfer import exchange as exchanges
-from kvasir.kv.transfer import frames, inbox, link, outbox, stream
 from kvasir.kv.transfer.block_socket import FRAME, BlockSocket, WireError
 from kvasir.kv.transfer.exchange import BlockExchange
 from kvasir.kv.transfer.frames import Hello, Part
@@ -272,7 +272,7 @@ def test_descriptors_of_broken_links_are_closed(server):
 
 def test_many_silent_connections_keep_nobody_out_for_long(server, monkeypatch):
     monkeypatch.setattr(link, "GREETING_SECONDS", 0.2)
-    monkeypatch.setattr(exchanges, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(acceptor, "MAX_CONNECTIONS", 4)
     socks = [socket.socket(socket.AF_UNIX) for _ in range(12)]
     try:
         for sock in socks:

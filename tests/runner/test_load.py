@@ -8,7 +8,8 @@ from kvasir.layers.tensors import tensor_of
 from kvasir.ops import native
 from kvasir.parallel import SOLO
 from kvasir.parallel.local import LocalRanks
-from kvasir.runner.load import LoadOptions, load_model, no_attention, open_checkpoint, split, weight_bytes
+from kvasir.runner.load import LoadOptions, load_model, no_attention, open_checkpoint, split
+from kvasir.runner.weight_sizes import weight_bytes
 from kvasir.weights.find import find_model
 from tests.runner.made import files_of
 

@@ -201,8 +201,8 @@ def _memory(model: Any, source: Any, dtype: str, context: int, packed: bool) -> 
     use."""
     from kvasir.layers.kv_layout import cache_groups
     from kvasir.program import cache as programs
-    from kvasir.runner.load import weight_bytes
     from kvasir.runner.packing import Packer
+    from kvasir.runner.weight_sizes import weight_bytes
 
     spec, block = model.cache_spec(), EngineOptions("").block_size
     groups = programs.cache_groups(spec, block, dtype) if packed else cache_groups(spec, block, dtype)

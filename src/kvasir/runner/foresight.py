@@ -9,9 +9,10 @@ from typing import Any
 from kvasir.models.registry import model_class_for
 from kvasir.parallel import Mesh
 from kvasir.runner.allotment import Needs, needs_of
-from kvasir.runner.load import split, weight_bytes
+from kvasir.runner.load import split
 from kvasir.runner.packing import Packer
 from kvasir.runner.staging import divide
+from kvasir.runner.weight_sizes import weight_bytes
 from kvasir.weights.source import WeightSource
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kvasir import device as devices
-from kvasir.errors import ConfigError, UnsupportedModel, quoted
+from kvasir.errors import ConfigError, UnsupportedModel
 from kvasir.layers.attention import Attention
 from kvasir.layers.kv_layout import AROUND, CHUNKED, LATENT, KVLayout, Spec, no_op
 from kvasir.layers.latent_attention import LatentAttention
-from kvasir.layers.places import Place, SizePlace, no_memory
+from kvasir.layers.places import Place
 from kvasir.layers.rope import Rope, ropes
 from kvasir.layers.shared_block import SharedBlock
 from kvasir.models.config import read_hf_config
@@ -37,13 +37,13 @@ from kvasir.program.marshal import prepared
 from kvasir.program.stages import Stage, cut
 from kvasir.program.trace import Trace, trace
 from kvasir.runner.allotment import Needs, allot, needs_of
-from kvasir.runner.packing import Packer, Report, stored_kind
+from kvasir.runner.packing import Packer, Report
 from kvasir.runner.staging import divide
 from kvasir.runner.streaming import PackedLayers, WeightStream, packed_layers
+from kvasir.runner.weight_sizes import check_room, weight_bytes
 from kvasir.weights.gguf_scales import ScaledGGUF
 from kvasir.weights.load import ROUNDED_ROWS, Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
-from kvasir.weights.packed_file import ALIGN
 from kvasir.weights.published import unquantized, with_own_file, with_rounded_rows
 from kvasir.weights.published.view import DecodedView
 from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, WeightSource
@@ -51,7 +51,6 @@ from kvasir.weights.source import GGUFSource, JoinedSource, SafetensorsSource, W
 _TOKEN_HEADS = ("colbert_linear", "sparse_linear")  # files or tensors of BGE-M3
 # The hint where the selected executor, or that of ranks and stages, cannot run a model.
 OTHER, ONE_PROCESS = "use --executor auto", "leave --tensor-parallel and --pipeline-parallel out"
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,49 +396,6 @@ def split(model: Any, mesh: Mesh, source: WeightSource, dtype: str, packer: Pack
     whole = fill(model, source, None, hold=note)  # reads no weights
     model.split(mesh, lambda linear: cuts.get(id(linear), linear.segments))
     return whole.parameters
-
-
-def weight_bytes(
-    model: Any,
-    source: WeightSource,
-    dtype: str,
-    packer: Packer | None = None,
-    sizes: Counter[int] | None = None,
-) -> int:
-    """Bytes that the weights will take on this rank, found by a load that reads no weights. Layers get arrays without
-    memory, which a later `fill` replaces, for what is not packed. sizes: gets those of the packed matrices of each
-    module, by its `id()`, as they lie in a file of packed weights. Raises UnsupportedModel, or ModelFileError as `fill`
-    does."""
-    total, nowhere = 0, SizePlace(_ITEM_BYTES[dtype])
-
-    def count(leaf: Any, name: str, source: WeightSource, stored: str, take: Any) -> bool:
-        nonlocal total
-        try:
-            size = packer.nbytes(leaf, name, stored_kind(source.info(stored).dtype, take)) if packer else None
-        except ValueError as error:
-            raise UnsupportedModel(
-                f"tensor {quoted(stored)} is stored as {source.info(stored).dtype}, which cannot be packed",
-                "use the model's checkpoint in float32, float16 or bfloat16, or a GGUF file of it",
-            ) from error
-        if size is None:
-            size = leaf.put(name, no_memory(leaf.expects()[name]), nowhere).nbytes
-        elif sizes is not None:
-            size += -size % ALIGN
-            sizes[id(leaf)] += size
-        total += size
-        return True
-
-    fill(model, source, None, hold=count)
-    return total
-
-
-def check_room(needed: int, device: str) -> None:
-    """Raises ConfigError if so many bytes are not free on the device."""
-    if needed > (free := devices.available(device)):
-        raise ConfigError(
-            f"the weights take {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB of memory are free",
-            "raise the memory limit, quantize the model, or use a smaller one",
-        )
 
 
 def _attentions(model: Any) -> Iterator[Attention | LatentAttention]:

@@ -23,17 +23,10 @@ from kvasir.models.gemma4_assistant import Gemma4Assistant, is_assistant
 from kvasir.models.registry import HEADS
 from kvasir.models.tables import EMBED, HEAD
 from kvasir.parallel import SOLO, Mesh
-from kvasir.runner.load import (
-    LoadedModel,
-    LoadOptions,
-    check_room,
-    open_checkpoint,
-    place_of,
-    split,
-    weight_bytes,
-)
+from kvasir.runner.load import LoadedModel, LoadOptions, open_checkpoint, place_of, split
 from kvasir.runner.load_draft import attach
 from kvasir.runner.packing import Packer, Report
+from kvasir.runner.weight_sizes import check_room, weight_bytes
 from kvasir.weights.load import Progress, choose_dtype, fill
 from kvasir.weights.local import ModelFiles
 from kvasir.weights.source import GGUFSource, WeightSource

@@ -2,87 +2,42 @@
 
 from __future__ import annotations
 
-import logging
-import socket
 import threading
-from contextlib import suppress
 
 from kvasir.kv.peers import wire
 from kvasir.kv.tiers import record
 from kvasir.kv.tiers.block import StoredBlock
 from kvasir.kv.tiers.connector import Failed, KVConnector
+from kvasir.kv.transfer.acceptor import Acceptor
 from kvasir.kv.transfer.block_socket import BlockSocket, WireError
-from kvasir.kv.transfer.link import Address, Greeting, Listener, Refused
+from kvasir.kv.transfer.link import Address, Greeting, Listener
 from kvasir.kv.transfer.security import NO_CREDENTIALS, Credentials
-
-log = logging.getLogger("kvasir.kv")
 
 LOAD_SECONDS = 4.0  # part of wire.EXCHANGE_SECONDS, for the load from the server's own tier
 IDLE_SECONDS = 300.0
-MAX_CONNECTIONS = 32
 
 
 class PeerServer:
     """Serves the parts of `tier` to other engines: of this user, on a socket file, or of those with the key and a
-    certificate, over TCP.
+    certificate, over TCP. address: where they can connect; a port of 0 is replaced by a free one.
 
     Raises ConfigError if the address is unusable or another engine serves it, or for a host without credentials."""
 
     def __init__(self, address: Address, tier: KVConnector, credentials: Credentials = NO_CREDENTIALS):
         self._tier = tier
-        self._greeting = Greeting(credentials, self._digest, lambda wants: wants == wire.WANTS)
-        self._lock = threading.Lock()
-        self._connections: set[BlockSocket] = set()
-        self._threads: set[threading.Thread] = set()
+        greeting = Greeting(credentials, self._digest, lambda wants: wants == wire.WANTS)
         self._closing = threading.Event()
-        self._listener = Listener(address, credentials)
-        self._acceptor = threading.Thread(target=self._accept, name="kv-peer-accept", daemon=True)
-        self._acceptor.start()
-
-    @property
-    def address(self) -> Address:
-        """Where other engines can connect; a port of 0 is replaced by a free one."""
-        return self._listener.address
+        listener = Listener(address, credentials)
+        self.address = listener.address
+        self._acceptor = Acceptor(listener, greeting, self._serve, "kv-peer")
 
     def _digest(self) -> bytes | None:
         facts = self._tier.facts
         return facts.digest() if facts.model else None  # the weights are not identified yet
 
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            with suppress(OSError):  # timeout, or out of file descriptors
-                self._admit(self._listener.accept())
-
-    def _admit(self, sock: socket.socket) -> None:
-        with self._lock:
-            if len(self._threads) >= MAX_CONNECTIONS:
-                sock.close()
-                return
-            waiting = BlockSocket(sock)
-            self._connections.add(waiting)
-            thread = threading.Thread(target=self._serve, args=(waiting,), name="kv-peer-serve", daemon=True)
-            self._threads.add(thread)
-        thread.start()
-
-    def _serve(self, waiting: BlockSocket) -> None:
-        link = waiting
-        try:
-            link, wants = self._listener.greet(waiting.sock, self._greeting)
-            with self._lock:
-                self._connections.add(link)
-            while wants and not self._closing.is_set():
-                self._answer(link)
-        except Refused as refused:
-            log.info("refused a peer: %s", refused)
-        except (OSError, WireError) as error:
-            log.debug("closing a peer's connection: %s", error)
-        except Exception:
-            log.exception("a peer's request failed")
-        finally:
-            with self._lock:
-                self._connections -= {waiting, link}
-                self._threads.discard(threading.current_thread())
-            link.close()
+    def _serve(self, link: BlockSocket, wants: str) -> None:
+        while wants and not self._closing.is_set():
+            self._answer(link)
 
     def _answer(self, link: BlockSocket) -> None:
         link.begin(IDLE_SECONDS)
@@ -116,11 +71,5 @@ class PeerServer:
     def close(self) -> None:
         """Closes all connections. The tier stays open: the engine owns it."""
         self._closing.set()
-        self._acceptor.join()
-        self._listener.close()
-        with self._lock:
-            threads = list(self._threads)
-            for link in self._connections:
-                link.shut()
-        for thread in threads:
+        for thread in self._acceptor.close():
             thread.join(wire.EXCHANGE_SECONDS)

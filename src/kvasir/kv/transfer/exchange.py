@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from kvasir.errors import ConfigError, InvalidRequest
 from kvasir.kv.tiers.block import StoreFacts
 from kvasir.kv.tiers.later import Identity
 from kvasir.kv.transfer import frames
+from kvasir.kv.transfer.acceptor import Acceptor
 from kvasir.kv.transfer.block_socket import BlockSocket, WireError
 from kvasir.kv.transfer.frames import MAX_ID
 from kvasir.kv.transfer.inbox import Inbox
@@ -32,7 +32,6 @@ from kvasir.types import Transfer
 
 log = logging.getLogger("kvasir.kv")
 
-MAX_CONNECTIONS = 64
 MAX_SECONDS = 3600
 FIELD = "kv_transfer_params"
 FETCHES = 8  # transfers fetched at a time
@@ -55,6 +54,7 @@ class ExchangeOptions:
 
 class BlockExchange:
     """Owns an outbox, an inbox and the links. facts: of the engine's blocks; of its model, the identity is exchanged.
+    address: where other engines can connect; "" if they cannot.
 
     Raises ConfigError if the address cannot be listened on, or its credentials cannot be used."""
 
@@ -69,19 +69,14 @@ class BlockExchange:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._links: set[BlockSocket] = set()
-        self._threads: set[threading.Thread] = set()
         self._fetchers = ThreadPoolExecutor(FETCHES, "kv-fetch")
         if any(parse_peer(peer).path is None for peer in options.peers):
             options.credentials.context(server=False)
-        self._listener = Listener(options.listen, options.credentials) if options.listen else None
-        self._acceptor = threading.Thread(target=self._accept, name="kv-transfer-accept", daemon=True)
-        if self._listener:
-            self._acceptor.start()
-
-    @property
-    def address(self) -> str:
-        """Where other engines can connect; "" if they cannot."""
-        return str(self._listener.address) if self._listener else ""
+        self.address, self._acceptor = "", None
+        if options.listen:
+            listener = Listener(options.listen, options.credentials)
+            self.address = str(listener.address)
+            self._acceptor = Acceptor(listener, self._greeting, self._serve, "kv-transfer")
 
     @property
     def ready(self) -> bool:
@@ -137,37 +132,12 @@ class BlockExchange:
     def _offers(self, transfer: str) -> bool:
         return self.options.sends and self.outbox.claim(transfer)
 
-    def _accept(self) -> None:
-        assert self._listener
-        while not self._closing.is_set():
-            with suppress(OSError):  # none for a while, or out of file descriptors
-                sock = self._listener.accept()
-                with self._lock:
-                    full = len(self._threads) >= MAX_CONNECTIONS
-                    thread = threading.Thread(target=self._serve, args=(sock,), name="kv-transfer", daemon=True)
-                    if not full:
-                        self._threads.add(thread)
-                sock.close() if full else thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        assert self._listener
-        try:
-            link, wants = self._listener.greet(sock, self._greeting)
-            if wants:
-                self.outbox.serve(link, wants)
-            elif self.options.takes:
-                self._receive(link)
-            else:
-                link.close()
-        except Refused as refused:
-            log.info("refused another engine's blocks: %s", refused)
-        except (OSError, WireError) as error:
-            log.debug("a link of another engine ended: %s", error)
-        except Exception:
-            log.exception("a link of another engine failed")
-        finally:
-            with self._lock:
-                self._threads.discard(threading.current_thread())
+    def _serve(self, link: Link, wants: str) -> None:
+        """Serves an engine that has connected to this one."""
+        if wants:
+            self.outbox.serve(link, wants)
+        elif self.options.takes:
+            self._receive(link)
 
     def _receive(self, link: Link, until: Callable[[str], bool] = lambda transfer: False) -> None:
         with self._lock:
@@ -213,11 +183,8 @@ class BlockExchange:
         self._identity.close()
         self.outbox.close(timeout)
         self._closing.set()
-        if self._listener:
-            self._acceptor.join()
-            self._listener.close()
+        threads = self._acceptor.close() if self._acceptor else []
         with self._lock:
-            threads = list(self._threads)
             for link in self._links:
                 link.shut()
         self._fetchers.shutdown(wait=False, cancel_futures=True)
