@@ -7,7 +7,7 @@
 | figure | from the start of the process to |
 |---|---|
 | `library` | `LLM(model)` has returned, in a new Python process |
-| `run` | the first character of `kvasir run MODEL hi` |
+| `run` | the first character of `kvasir run MODEL hi --no-chat` |
 | `health` | /health of `kvasir serve` answers 200 |
 | `serve` | the first token by HTTP has arrived |
 
@@ -80,7 +80,7 @@ class Kvasir:
 
     def _run(self) -> float:
         begun = time.perf_counter()
-        command = [str(self._bin / "kvasir"), "run", self.model, "hi", "--max-tokens", "8"]
+        command = [str(self._bin / "kvasir"), "run", self.model, "hi", "--no-chat", "--max-tokens", "8"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout
             process.stdout.read(1)

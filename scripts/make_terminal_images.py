@@ -151,7 +151,7 @@ def draw(name: str, title: str, lines: list[Text]) -> Path:
 
 
 def run(home: str) -> list[Text]:
-    shown = Terminal('kvasir run kvasir-mini "Once upon a time" --temp 0 --seed 7 -n 60', 14, home)
+    shown = Terminal('kvasir run kvasir-mini "Once upon a time" --no-chat --temp 0 --seed 7 -n 60', 14, home)
     shown.wait_for_end()
     return shown.lines()
 

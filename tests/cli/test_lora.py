@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"native kernels:
 
 
 def run(*flags: str) -> str:
-    ask = ["run", "kvasir-mini", "What is 23 + 45?", "--chat", "--temperature", "0", "--max-tokens", "12", "-q"]
+    ask = ["run", "kvasir-mini", "What is 23 + 45?", "--temperature", "0", "--max-tokens", "12", "-q"]
     result = CliRunner().invoke(app, [*ask, "--threads", "1", *flags], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -32,7 +32,7 @@ def test_the_error_of_another_engines_option_says_what_to_give(command, name):
 
 def test_what_is_advised_exists():
     for text in ADVICE.values():
-        assert set(re.findall(r"--[a-z-]+", text)) <= options("serve"), text
+        assert set(re.findall(r"--[a-z-]+", text)) <= options("serve") | options("run"), text
 
 
 def test_no_option_of_serve_is_refused_as_another_engines():

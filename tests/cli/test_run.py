@@ -26,6 +26,8 @@ from tests.cli.test_chat import Recorder, text_half
 from tests.serve.fakes import POISON
 from tests.serve.running import make_front
 
+REDRAWN = "\x1b[?2026h"  # what precedes rendered Markdown
+
 
 async def test_an_answer_is_printed_with_its_figures(capsys):
     front = make_front()
@@ -107,8 +109,9 @@ def test_arguments_are_looked_at_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "kvasir-mini", "hi", "--thinking-token-budget", "5"], "--chat"),
+        (["run", "kvasir-mini", "hi", "--no-chat", "--thinking-token-budget", "5"], "--no-chat"),
         (["run", "kvasir-mini", ""], "prompt"),
+        (["run", "kvasir-mini", "", "--no-chat"], "prompt"),
         (["run", "kvasir-mini", "-"], "standard input"),
         (["run", "kvasir-mini", "hi", "--prediction", "no.txt"], "no.txt: No such file"),
     ],
@@ -130,8 +133,8 @@ def test_a_chat_needs_a_template_before_the_model_is_loaded(engines, monkeypatch
 @pytest.mark.parametrize(
     ("chat", "text"),
     [
-        ([], "one\ntwo\n\nthree, é, €"),
-        pytest.param(["--chat"], "What is 23 + 45?\n\nAnd €?", marks=pytest.mark.slow),
+        (["--no-chat"], "one\ntwo\n\nthree, é, €"),
+        pytest.param([], "What is 23 + 45?\n\nAnd €?", marks=pytest.mark.slow),
     ],
 )
 def test_a_prompt_may_come_from_the_standard_input(engines, text, chat):
@@ -150,6 +153,25 @@ def test_the_figures_are_one_line_unless_more_is_asked_for(engines):
     assert "5 tokens" in line and engines[-1].options.max_model_len == 128
     assert engines[-1].options.dtype == "bfloat16"
     assert invoke("run", "kvasir-mini", "hi", *options, "--quiet").stderr == ""
+
+
+def test_a_prompt_is_a_message_if_the_model_has_a_template(engines, monkeypatch):
+    options = ["--temp", "0", "-n", "5", "--quiet"]
+    answer, text = (invoke("run", "kvasir-mini", "hi", *options, how).stdout for how in ("--chat", "--no-chat"))
+    assert answer != text and invoke("run", "kvasir-mini", "hi", *options).stdout == answer
+    monkeypatch.setattr(kvasir.engine.async_llm, "load_text", lambda options: (load_text(options)[0], None))
+    assert invoke("run", "kvasir-mini", "hi", *options).stdout == text
+
+
+@pytest.mark.slow
+def test_a_terminal_renders_an_answer_and_leaves_a_text_as_it_is():
+    options = ["--temp", "0", "-n", "40", "--threads", "1", "--quiet"]
+    with Terminal("kvasir.cli", "run", "kvasir-mini", "What is 23 + 45?", *options) as terminal:
+        terminal.wait_for("23 + 45 = 68.", timeout=60)
+        assert terminal.end() == 0 and REDRAWN in terminal.shown
+    with Terminal("kvasir.cli", "run", "kvasir-mini", "Once upon a time", "--no-chat", *options) as terminal:
+        terminal.wait_for("there was", timeout=60)
+        assert terminal.end() == 0 and REDRAWN not in terminal.shown
 
 
 @pytest.mark.slow
@@ -214,7 +236,7 @@ async def test_a_rate_is_the_engines_however_late_its_tokens_are_read(capsys):
     assert "1 token," in one and "/s" not in one  # there is nothing to tell a rate by
 
 
-@pytest.mark.parametrize("chat", [[], ["--chat"]])
+@pytest.mark.parametrize("chat", [["--no-chat"], []])
 def test_a_file_may_predict_the_answer(engines, monkeypatch, tmp_path, chat):
     (tmp_path / "expected.txt").write_text("five €")
     options = ["--temperature", "0", "--max-tokens", "5", "--quiet", *chat]

@@ -42,7 +42,7 @@ def test_help_names_every_sampler_option(command):
     assert all(f"--{f.name.replace('_', '-')}"[:16] in reported for f in fields(SamplerOptions))
 
 
-@pytest.mark.parametrize("chat", [(), ("--chat",)])
+@pytest.mark.parametrize("chat", [("--no-chat",), ()])
 def test_an_answer_follows_a_schema(tmp_path, chat):
     (tmp_path / "a.json").write_text('{"enum": ["left", "right"]}')
     options = ["--json-schema", str(tmp_path / "a.json"), "--temperature", "1", "--top-p", "0.9", "--quiet", *chat]

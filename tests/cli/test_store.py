@@ -194,7 +194,7 @@ def test_a_model_of_the_store_answers_as_it_was_made(place):
     )
     kvasir("create", "brief")
     store = {"KVASIR_MODELS": str(place / "store")}
-    asked = ("kvasir.cli", "run", "brief", "What is 23 + 45?", "--chat", "--verbose")
+    asked = ("kvasir.cli", "run", "brief", "What is 23 + 45?", "--verbose")
     done = run(*asked, **store)
     assert done.returncode == 0, done.stderr
     assert run(*asked, "--quiet", **store).stdout == done.stdout and "6 tokens at" in done.stderr

@@ -35,7 +35,7 @@ def test_stories_have_the_expected_text(file):
     n = str(len(case["greedy_ids"]))
     done = kvasir(
         "run", str(need("models", *file)), "Once upon a time",
-        "--temperature", "0", "--dtype", "float32", "--max-tokens", n, "--quiet",
+        "--no-chat", "--temperature", "0", "--dtype", "float32", "--max-tokens", n, "--quiet",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.removesuffix("\n") == case["greedy_text"]

@@ -24,9 +24,7 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
         _check_structured(front.tokenizer, params.structured_outputs)
     if params.thinking_token_budget is not None:
         if not chat:
-            raise InvalidRequest(
-                "--thinking-token-budget bounds the reasoning of chats", "give --chat, or leave it out"
-            )
+            raise InvalidRequest("--thinking-token-budget bounds the reasoning of chats", "leave it or --no-chat out")
         if front.reader.format().thinking is None:
             raise InvalidRequest("this model marks no reasoning, so a budget cannot be applied", "leave the budget out")
 
@@ -55,9 +53,14 @@ def _check_structured(tokenizer: Tokenizer, wanted: StructuredOutputs) -> None:
         grammars.of(wanted)
 
 
+def has_template(front: Front) -> bool:
+    """Whether the model can answer messages."""
+    return front.template is not None and bool(front.template.sources)
+
+
 def check_template(front: Front) -> None:
-    if front.template is None or not front.template.sources:
+    if not has_template(front):
         raise InvalidRequest(
             "this model has no chat template",
-            "use `kvasir run` to continue a text, or give a template with --chat-template",
+            "use `kvasir run MODEL TEXT` to continue a text, or give a template with --chat-template",
         )

@@ -1,4 +1,4 @@
-"""`kvasir run`: one prompt, one answer, streamed to the terminal."""
+"""`kvasir run`: an answer to a message, or the continuation of a text, streamed to the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from kvasir.adapters import for_all_requests
-from kvasir.cli.check import check_asked, check_length
+from kvasir.cli.chat.screen import Screen, ThinkingView, thinking_of
+from kvasir.cli.check import check_asked, check_length, has_template
 from kvasir.cli.resolve import resolve
 from kvasir.cli.sampler import SamplerOptions
 from kvasir.cli.show import fitted
@@ -36,13 +37,14 @@ def run(
     engine: EngineOptions,
     prompt: str,
     given: Mapping[str, Any],
-    chat: bool,
+    chat: bool | None,
     quiet: bool,
     verbose: bool,
     sampler: SamplerOptions,
     prediction: Path | None = None,
 ) -> None:
-    """Generates one completion. given: temperature, max_tokens and seed, None for the default. Raises KvasirError."""
+    """Generates one answer or continuation. given: temperature, max_tokens and seed, None for the default. chat:
+    whether the prompt is a message; None: if the model has a chat template. Raises KvasirError."""
     predicted = _text_of(prediction) if prediction else None
     text = _standard_input() if prompt == "-" else prompt
     engine, entry = resolve(replace(engine, lora=for_all_requests(engine.lora)))
@@ -52,11 +54,12 @@ def run(
     params = SamplingParams(**{"max_tokens": None, **wanted})
     llm = AsyncLLM(**asdict(engine), launch=True)
     try:
+        chat = has_template(llm.front) if chat is None else chat
         check_asked(llm.front, params, chat)
         check_length(engine, params.max_tokens)
         tokenizer = llm.front.tokenizer
-        if not text and not chat and tokenizer is not None and tokenizer.bos_id is None:
-            raise InvalidRequest("the prompt is empty", "give some text to continue")
+        if not text and (chat or (tokenizer is not None and tokenizer.bos_id is None)):
+            raise InvalidRequest("the prompt is empty", "give a message to answer or a text to continue")
         asyncio.run(_run(llm, entry, text, wanted, chat, quiet, verbose, predicted))
     finally:
         llm.abandon()
@@ -106,22 +109,28 @@ async def _run(
         drafts = await draft_fields(front, prediction, None)
         if chat:
             request = await front.resolve_chat(ids, params, thinks, **drafts)
+            await print_answer(front, request, quiet, await thinking_of(front, ids))
         else:
-            request = front.resolve(ids, params, **drafts)
-        await print_answer(front, request, quiet)
+            await print_answer(front, front.resolve(ids, params, **drafts), quiet)
 
 
-async def print_answer(front: Front, request: Request, quiet: bool) -> None:
-    """Prints the text as it arrives and, unless `quiet`, its figures to standard error. Raises KvasirError if the
-    engine fails; the text before that is printed."""
+async def print_answer(front: Front, request: Request, quiet: bool, thinking: ThinkingView | None = None) -> None:
+    """Prints the text as it arrives and, unless `quiet`, its figures to standard error. thinking: of an answer; None
+    for the continuation of a text. Raises KvasirError if the engine fails; the text before that is printed."""
     pace, reason, error, usage = Pace(), None, "", Usage()
-    async for delta in front.stream(request):
-        pace.saw(delta)
-        reason = delta.finish_reason or reason
-        error = delta.error or error
-        usage = delta.usage
-        print(delta.text, end="", flush=True)
-    print(flush=True)  # before the figures, where both go to one file
+    screen = Screen(renders=thinking is not None)
+    if not quiet:
+        screen.begin_answer()
+    try:
+        async for delta in front.stream(request):
+            pace.saw(delta)
+            reason = delta.finish_reason or reason
+            error = delta.error or error
+            usage = delta.usage
+            screen.pieces(thinking.push(delta.text) if thinking else [(delta.text, False)])
+        screen.pieces(thinking.flush() if thinking else [])
+    finally:
+        screen.end_answer()  # before the figures, where both go to one file
     if error:
         raise KvasirError(f"the engine failed: {error}", "run `kvasir doctor` to check this machine")
     if not quiet and pace.first is not None:

@@ -19,7 +19,9 @@ def run(
     model: Model,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="Text to continue; - reads standard input. Without it, a terminal starts a chat."),
+        typer.Argument(
+            help="A message, or a text to continue; - reads standard input. Without it, a terminal starts a chat."
+        ),
     ] = None,
     *,
     engine: EngineOptions,
@@ -28,23 +30,28 @@ def run(
     max_tokens: MaxTokens = None,
     seed: Seed = None,
     chat: Annotated[
-        bool, typer.Option(help="Apply the model's chat template to the prompt.", show_default=False)
-    ] = False,
+        bool | None,
+        typer.Option(
+            help="Answer the prompt as a message, or continue it as a text. Default: answer, if the model can."
+        ),
+    ] = None,
     prediction: Annotated[
         Path | None, typer.Option(help="File with the expected answer; if right, it comes faster.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the output only, without statistics.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Generate one completion for a prompt, or start a chat.
+    """Answer a message, continue a text, or start a chat.
 
-    Example: kvasir run kvasir-mini "What is 23 + 45?" --chat --temp 0
+    Example: kvasir run kvasir-mini "What is 23 + 45?" --temp 0
+
+    Example: kvasir run kvasir-mini "Once upon a time" --no-chat -n 60
 
     Example: kvasir run qwen3:0.6b  (a chat)
 
-    Example: kvasir run kvasir-mini "Who are you?" --chat --json-schema person.json --top-p 0.9
+    Example: kvasir run kvasir-mini "Who are you?" --json-schema person.json --top-p 0.9
 
-    Example: kvasir run kvasir-mini --chat --speculate ngram < question.txt
+    Example: kvasir run kvasir-mini --speculate ngram < question.txt
 
     Example: kvasir run qwen3-8b "Ten best customers" --lora loras/sql --ctx-size 4k -n 200
     """

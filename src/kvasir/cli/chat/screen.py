@@ -11,8 +11,13 @@ from kvasir.cli.show import fitted, plain
 from kvasir.environment import env
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.status import Status
 
+    from kvasir.engine.front import Front
+
+_TAIL = 16  # number of last prompt ids in which an opening tag is searched
 OPEN, CLOSE = "<think>", "</think>"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
 
@@ -53,11 +58,16 @@ class ThinkingView:
         return [(text[: len(text) - held], True)]
 
 
+async def thinking_of(front: Front, ids: Sequence[int]) -> ThinkingView:
+    """The view of the answer to a prompt."""
+    return ThinkingView(inside=(await front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN))
+
+
 class Screen:
     """Answers go to stdout unchanged; on a terminal their Markdown is rendered, thinking is dimmed and control
-    characters are replaced. Notes and errors go to stderr. renders: whether Markdown is rendered."""
+    characters are replaced. Notes and errors go to stderr. renders: whether Markdown is rendered on a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, renders: bool = True) -> None:
         self._terminal = sys.stdout.isatty()
         colour = not env("NO_COLOR")
         self._dims = self._terminal and colour
@@ -65,7 +75,7 @@ class Screen:
         self._view = MarkdownView(self._write, shutil.get_terminal_size, colour)
         self._thought = False  # whether the last text was thinking
         self._begun = False  # whether the answer proper has begun
-        self.renders = self._terminal and env("TERM") != "dumb"
+        self.renders = renders and self._terminal and env("TERM") != "dumb"
         self._spinner: Status | None = None
 
     def begin_answer(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvasir.cli.chat.conversation import ChatHistory
-from kvasir.cli.chat.screen import OPEN, Screen, ThinkingView
+from kvasir.cli.chat.screen import Screen, ThinkingView, thinking_of
 from kvasir.engine.answer import Answer
 from kvasir.engine.front import Front
 from kvasir.engine.pace import Pace
@@ -19,7 +19,6 @@ from kvasir.store.entry import ModelEntry
 from kvasir.types import FinishReason, Request, SamplingParams
 
 THINK_SWITCH = "enable_thinking"  # the name that templates use
-_TAIL = 16  # number of last prompt ids in which an opening tag is searched
 
 
 @dataclass
@@ -143,10 +142,7 @@ class Session:
         await self.front.learn(params)
         thinks = params.structured_outputs is None or await may_think(self.front, messages, variables=switches)
         request = await self.front.resolve_chat(ids, params, thinks)
-        return request, ThinkingView(inside=await self._opens_thinking(ids))
-
-    async def _opens_thinking(self, ids: Sequence[int]) -> bool:
-        return (await self.front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN)
+        return request, await thinking_of(self.front, ids)
 
     async def _stream(self, request: Request, thinking: ThinkingView) -> _Run:
         run = _Run(thinking)
