@@ -181,6 +181,21 @@ async def test_a_stop_ends_questions_that_the_engine_has_not_answered():
     assert [type(result) for result in results] == [EngineDead] * 3
 
 
+async def test_the_death_of_a_thread_ends_what_waits_for_it():
+    engine = FakeEngine(**FAKE)
+    await engine.start()
+    before = engine.submit(request("same", [1], max_tokens=400))
+    await anext(before)
+    engine._commands.put(lambda core: time.sleep(0.2))
+    engine._commands.put(lambda core: 1 / 0)
+    await before.aclose()
+    again = asyncio.create_task(collect(engine, request("same", [100], max_tokens=5)))
+    asked = asyncio.create_task(engine.stats())
+    results = await asyncio.wait_for(asyncio.gather(again, asked, return_exceptions=True), 60)
+    assert [type(result) for result in results] == [EngineDead] * 2
+    await engine.stop()
+
+
 async def test_questions_beside_a_stop_end(engine):
     asked = [asyncio.create_task(engine.stats()) for _ in range(20)]
     await asyncio.sleep(0)

@@ -124,6 +124,30 @@ async def test_a_stop_ends_a_wake_up():
     assert engines() == 0
 
 
+async def test_a_stop_ends_a_sleep_that_has_not_begun():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    reader = engine.submit(request("r", [1], max_tokens=400))
+    await anext(reader)
+    falling = asyncio.ensure_future(engine.sleep(drain=60))
+    await asyncio.sleep(0.05)
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(falling, 30)
+    with pytest.raises(EngineDead):
+        await reader.aclose() or await anext(engine.submit(request("s", [1])))
+    assert engines() == 0
+
+
+async def test_an_engine_that_was_stopped_asleep_cannot_wake():
+    engine = ProcessEngine(fake=FAKE)
+    await engine.start()
+    await engine.sleep()
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(engine.wake_up(), 30)
+
+
 @pytest.mark.slow
 async def test_an_engine_that_cannot_start_sleeps_on():
     engine = ProcessEngine(fake=FAKE)

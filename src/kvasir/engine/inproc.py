@@ -47,6 +47,7 @@ class InProcessEngine(TakesAdapters):
             lambda info: self._commands.put(lambda core: core.pin_adapter(info)),
             lambda content: self._commands.put(lambda core: core.drop_adapter(content)),
         )
+        self._questions: set[asyncio.Future] = set()  # that the thread has not answered
         self._follower: Callable[[CacheChanges], None] | None = None  # of the prefix cache
         self._thread: threading.Thread | None = None
         self._launched = False  # whether the thread is one that `start` has not waited for yet
@@ -189,6 +190,7 @@ class InProcessEngine(TakesAdapters):
         if self._asleep:
             raise asleep()
         answer: asyncio.Future = asyncio.get_running_loop().create_future()
+        self._questions.add(answer)
 
         def command(core: EngineCore) -> None:
             try:
@@ -197,7 +199,10 @@ class InProcessEngine(TakesAdapters):
                 self._call(_settle, answer, None, error)
 
         self._commands.put(command)
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._questions.discard(answer)
 
     async def sleep(self, drain: float = 0.0) -> None:
         async with self._changing:
@@ -235,6 +240,14 @@ class InProcessEngine(TakesAdapters):
         self._dead = "the engine has been stopped"
         self._streams.fail_all(EngineDead(self._dead))
         await asyncio.to_thread(self.end, LAST_STEP)
+        self._end_waiting(self._dead)
+
+    def _end_waiting(self, reason: str) -> None:
+        """Ends with EngineDead whatever waits for the engine's thread, which does nothing any more."""
+        self._streams.fail_all(EngineDead(reason))
+        self._streams.all_left()
+        for answer in self._questions:
+            _settle(answer, None, EngineDead(reason))
 
     def end(self, seconds: float) -> None:
         """Asks the engine's thread to end and waits for up to `seconds`. After that the thread is left alone: the
@@ -264,7 +277,7 @@ class InProcessEngine(TakesAdapters):
         except BaseException as error:
             log.exception("the engine died")
             self._dead = f"the engine died: {type(error).__name__}: {error}"
-            self._call(self._streams.fail_all, EngineDead(self._dead))
+            self._call(self._end_waiting, self._dead)
         finally:
             _close(core)
 

@@ -278,9 +278,13 @@ class ProcessEngine(TakesAdapters):
             self._command(wire.Stop())
             await asyncio.to_thread(end, self._process)
         await self._rest.begun.wait()
+        if self._dead is not None:
+            raise EngineDead(self._dead)
 
     async def wake_up(self) -> None:
         if self._rest is not None:
+            if self._dead is not None:
+                raise EngineDead(self._dead)
             await self._rest.wake()
 
     async def _drain(self, seconds: float) -> None:
@@ -298,6 +302,8 @@ class ProcessEngine(TakesAdapters):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end_questions(self._dead)
+        if self._rest is not None:
+            self._rest.begun.set()
         self._command(wire.Stop())
         await asyncio.to_thread(end, self._process)
         close_pipes(self._process)
