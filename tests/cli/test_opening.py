@@ -34,7 +34,7 @@ def test_a_start_is_one_line_and_the_warnings_or_all(verbose, below, capsys):
 def test_a_server_on_a_terminal_shows_a_spinner_and_then_one_line():
     with Terminal("kvasir.cli", "serve", "kvasir-mini", "--port", "0") as server:
         server.wait_for("Loading kvasir-mini")
-        server.wait_for("(no key needed)")
+        server.wait_for("(no key needed)\r\n")
         server.process.terminate()
         server.end()
     last = server.shown.rpartition("\x1b[2K")[2]  # after the spinner
