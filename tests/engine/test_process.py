@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from kvasir.config import EngineOptions
+from kvasir.engine import spawning
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.environment import socket_base
@@ -344,6 +347,34 @@ async def test_an_engine_that_does_not_start_raises_its_error():
     with pytest.raises(KvasirError, match="/no/such/model"):
         await engine.start()
     assert not await engine.alive()
+
+
+async def test_a_process_that_is_killed_before_it_reads_is_started_again(monkeypatch):
+    start, killed = subprocess.Popen, []
+
+    def popen(*args, **options):
+        process = start(*args, **options)
+        if not killed:
+            process.kill()
+            killed.append(process.wait())
+        return process
+
+    monkeypatch.setattr(spawning.subprocess, "Popen", popen)
+    engine = ProcessEngine(fake=FAKE, patient=True)
+    await engine.start()
+    assert killed == [-signal.SIGKILL]
+    asked = request("r", [1], max_tokens=5)
+    assert await collect(engine, asked) == expected(asked)
+    await engine.stop()
+
+
+async def test_an_engine_whose_process_the_system_refuses_raises_its_error(monkeypatch):
+    def popen(*args, **options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(spawning.subprocess, "Popen", popen)
+    with pytest.raises(EngineDead, match="temporarily unavailable"):
+        await ProcessEngine(fake=FAKE).start()
 
 
 async def test_a_launched_process_is_the_one_that_start_waits_for():

@@ -14,6 +14,7 @@ import msgspec
 
 from kvasir.engine import wire
 from kvasir.environment import engine_environment
+from kvasir.errors import EngineDead
 
 FREE_ATTEMPTS = 3  # restarts without a pause
 LONGEST_PAUSE = 30.0  # seconds
@@ -21,14 +22,20 @@ END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a
 
 
 def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
-    """A process that runs what the spec describes and connects to the socket at the address."""
+    """A process that runs what the spec describes and connects to the socket at the address. It may have been killed
+    already. Raises EngineDead if the system starts no process."""
     command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{address}"]
     pipe = subprocess.PIPE
-    with _interrupts_wait():
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
+    try:
+        with _interrupts_wait():
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=engine_environment())
+    except OSError as error:
+        hint = "free memory, or raise the limit of processes (ulimit -u)"
+        raise EngineDead(f"the engine's process cannot be started: {error.strerror}", hint) from error
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(spec) + b"\n")
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it has ended; those who wait for its first message see that
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()
     return process
 
 

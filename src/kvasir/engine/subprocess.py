@@ -137,7 +137,8 @@ class ProcessEngine(TakesAdapters):
         assert self._process is not None and self._process.stdin is not None
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it had not read all
+            self._process.stdin.close()
         self._stdout.close()
         remove_socket(self._address)
         self._context.term()
@@ -370,7 +371,11 @@ class ProcessEngine(TakesAdapters):
 
     def _spawn(self) -> None:
         self._address = make_socket_path()
-        self._process = spawn(self._spec, self._address)
+        try:
+            self._process = spawn(self._spec, self._address)
+        except BaseException:
+            remove_socket(self._address)
+            raise
 
     async def _launch(self) -> None:
         """Starts a process, unless one was launched already, and waits until it is ready. Raises KvasirError if it
