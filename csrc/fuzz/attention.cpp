@@ -22,9 +22,8 @@ constexpr int64_t MAX_WIDTH = 100'000;
 
 void check_sizes(Input& in) {
     constexpr int32_t HARD[] = {0, -1, 1, 2, 16, 256, 257, 1 << 20, (1 << 20) + 16, 0x7ffffff0, 0x7fffffff};
-    CacheLayout odd = {static_cast<int32_t>(in.between(-1, 4)), in.one_of(HARD), in.one_of(HARD), in.one_of(HARD)};
-    odd.value_dim = in.one_of(HARD);
-    odd.latent = in.flag();
+    CacheLayout odd = {static_cast<int32_t>(in.between(-1, 4)), in.one_of(HARD), in.one_of(HARD),
+                       in.one_of(HARD),                         in.one_of(HARD), in.flag()};
     for (int32_t values = 0; values < 2; ++values) {
         require(kvasir_cache_block_bytes(&odd, values) >= -1, "a block's bytes or -1");
         if (kvasir_cache_block_bytes(&odd, values) > 0) return;

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import ssl
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,6 +14,7 @@ import pytest
 
 from tests.cli.test_replica import command
 from tests.serve.http.test_tls import make
+from tests.serve.workers.running import until
 
 SMALL = ("kvasir-mini", "--threads", "1", "--num-blocks", "60", "--port", "0", "--api-workers", "2")
 
@@ -22,14 +22,6 @@ SMALL = ("kvasir-mini", "--threads", "1", "--num-blocks", "60", "--port", "0", "
 def engine_of(server: psutil.Process) -> psutil.Process:
     [engine] = [p for p in server.children() if "kvasir.engine.worker" in p.cmdline()]
     return engine
-
-
-def healthy(url: str) -> None:
-    """Waits for a status that tells of no fault: workers hear of the engine's state a moment later."""
-    end = time.monotonic() + 60
-    while (found := httpx.get(f"{url}/health", timeout=60).json()) != {"status": "ok"}:
-        assert time.monotonic() < end, found
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -47,7 +39,7 @@ def test_streams_survive_the_death_of_the_engine():
                 pass
             os.kill(engine_of(server).pid, signal.SIGKILL)
             assert [one.result() for one in got] == [expected] * 6
-        healthy(url)
+        until(lambda: httpx.get(f"{url}/health", timeout=60).json() == {"status": "ok"})  # in every worker
 
 
 @pytest.mark.slow

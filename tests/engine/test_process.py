@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -189,11 +190,13 @@ async def test_the_death_of_a_thread_ends_what_waits_for_it():
     await engine.start()
     before = engine.submit(request("same", [1], max_tokens=400))
     await anext(before)
-    engine._commands.put(lambda core: time.sleep(0.2))
-    engine._commands.put(lambda core: 1 / 0)
+    held = threading.Event()
+    engine._commands.put(lambda core: held.wait(60) and 1 / 0)
     await before.aclose()
     again = asyncio.create_task(collect(engine, request("same", [100], max_tokens=5)))
     asked = asyncio.create_task(engine.stats())
+    await asyncio.sleep(0)  # both wait for the thread
+    held.set()
     results = await asyncio.wait_for(asyncio.gather(again, asked, return_exceptions=True), 60)
     assert [type(result) for result in results] == [EngineDead] * 2
     await engine.stop()

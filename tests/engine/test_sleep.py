@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import psutil
 import pytest
 
 from kvasir import LLM
+from kvasir.engine import spawning
 from kvasir.engine.client import Sleeps
 from kvasir.engine.fake import FakeEngine
 from kvasir.engine.host import EngineHost
@@ -16,6 +19,7 @@ from kvasir.engine.remote import HostAddress, RemoteEngine
 from kvasir.engine.subprocess import ProcessEngine
 from kvasir.errors import ConfigError, EngineAsleep, EngineDead, InvalidRequest
 from kvasir.fleet.engine import FleetEngine
+from kvasir.statistics import EngineStats
 from kvasir.types import SamplingParams
 from tests.engine.hosting import Hosted
 from tests.engine.test_process import FAKE, collect, expected, until
@@ -124,18 +128,25 @@ async def test_a_stop_ends_a_wake_up():
     assert engines() == 0
 
 
-async def test_a_stop_ends_a_sleep_that_has_not_begun():
+async def test_a_stop_ends_a_sleep_whose_process_has_not_ended(monkeypatch):
     engine = ProcessEngine(fake=FAKE)
     await engine.start()
-    reader = engine.submit(request("r", [1], max_tokens=400))
-    await anext(reader)
-    falling = asyncio.ensure_future(engine.sleep(drain=60))
-    await asyncio.sleep(0.05)
-    await engine.stop()
+    counted, stats = asyncio.Event(), engine.stats
+
+    async def freeze() -> EngineStats:
+        """The process answers its last question before the command to end, which it does not take then."""
+        found = await stats()
+        os.kill(engine.pid, signal.SIGSTOP)
+        counted.set()
+        return found
+
+    monkeypatch.setattr(engine, "stats", freeze)
+    monkeypatch.setattr(spawning, "END_SECONDS", 1.0)
+    falling = asyncio.ensure_future(engine.sleep())
+    await counted.wait()
+    await asyncio.wait_for(engine.stop(), 60)
     with pytest.raises(EngineDead):
         await asyncio.wait_for(falling, 30)
-    with pytest.raises(EngineDead):
-        await reader.aclose() or await anext(engine.submit(request("s", [1])))
     assert engines() == 0
 
 

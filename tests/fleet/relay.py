@@ -68,7 +68,7 @@ class Relay:
                 self._passed += 1
                 sink.write(data)
                 await sink.drain()
-        except OSError:
+        except (OSError, RuntimeError):  # the latter if `close_half` has ended this direction
             pass
         finally:
             self._writers.discard(sink)

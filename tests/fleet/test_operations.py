@@ -37,6 +37,39 @@ async def test_all_replicas_are_replaced_one_after_another_under_load():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fault", [EngineDead("no process"), OSError("no process")], ids=["expected", "unexpected"])
+async def test_a_replica_that_could_not_start_is_started_again(fault):
+    made = []
+
+    class Failing(ProcessEngine):
+        async def start(self) -> None:
+            if len(made) == 3:
+                raise fault
+            await super().start()
+
+    def make(index: int) -> ProcessEngine:
+        made.append(index)
+        return Failing(fake=FAKE, hands_over=True, patient=True)
+
+    engine = FleetEngine(make, 2, most=3)
+    await engine.start()
+    try:
+        with pytest.raises(type(fault)):
+            await engine.restart_replica(1)
+        await until(lambda: all(r.takes for r in engine.replicas))
+        assert made == [0, 1, 1, 1]
+        made.pop()
+        made.pop()
+        with pytest.raises(type(fault)):
+            await engine.scale(3)
+        assert [r.index for r in engine.replicas] == [0, 1]
+        await engine.scale(3)
+        assert [r.takes for r in engine.replicas] == [True] * 3
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.slow
 async def test_a_replica_has_time_to_finish_what_it_has():
     async with running(2, step_seconds=0.004) as engine:
         requests = streams()

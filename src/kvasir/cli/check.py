@@ -24,7 +24,10 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
         _check_structured(front.tokenizer, params.structured_outputs)
     if params.thinking_token_budget is not None:
         if not chat:
-            raise InvalidRequest("--thinking-token-budget bounds the reasoning of chats", "leave it or --no-chat out")
+            raise InvalidRequest(
+                "--thinking-token-budget bounds the reasoning of chats",
+                "leave it out, or ask a model with a chat template, without --no-chat",
+            )
         if front.reader.format().thinking is None:
             raise InvalidRequest("this model marks no reasoning, so a budget cannot be applied", "leave the budget out")
 

@@ -18,8 +18,8 @@ _NOT_COMPILED = "Nothing is compiled: leave it out"
 ADVICE = {
     **dict.fromkeys(("-m", "--model", "--model-path", "-hf", "--hf-repo"), _MODEL),
     **dict.fromkeys(("-p", "--prompt"), "The prompt is an argument: kvasir run MODEL PROMPT"),
-    **dict.fromkeys(("-cnv", "--conversation"), "It is --chat of kvasir run, and its default"),
-    **dict.fromkeys(("-no-cnv", "--no-conversation"), "Its name here is --no-chat, of kvasir run"),
+    **dict.fromkeys(("-cnv", "--conversation"), "kvasir run answers messages by default: leave it out"),
+    **dict.fromkeys(("-no-cnv", "--no-conversation"), "Its name in kvasir run is --no-chat"),
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), _PARTS),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size", "--chunked-prefill-size"), _TOKENS),
     **dict.fromkeys(("-fa", "--flash-attn"), "Attention is always computed this way: leave it out"),

@@ -243,7 +243,7 @@ class InProcessEngine(TakesAdapters):
         self._end_waiting(self._dead)
 
     def _end_waiting(self, reason: str) -> None:
-        """Ends with EngineDead whatever waits for the engine's thread, which does nothing any more."""
+        """Ends with EngineDead everything that waits for the engine's thread, which has ended."""
         self._streams.fail_all(EngineDead(reason))
         self._streams.all_left()
         for answer in self._questions:

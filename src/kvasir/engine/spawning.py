@@ -23,7 +23,7 @@ END_SECONDS = 6.0  # until a process that was asked to stop is killed; closing a
 
 def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
     """A process that runs what the spec describes and connects to the socket at the address. It may have been killed
-    already. Raises EngineDead if the system starts no process."""
+    already. Raises EngineDead if the system cannot start a process."""
     command = [sys.executable, "-m", "kvasir.engine.worker", f"ipc://{address}"]
     pipe = subprocess.PIPE
     try:
@@ -33,7 +33,7 @@ def spawn(spec: wire.WorkerSpec, address: Path) -> subprocess.Popen:
         hint = "free memory, or raise the limit of processes (ulimit -u)"
         raise EngineDead(f"the engine's process cannot be started: {error.strerror}", hint) from error
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; those who wait for its first message see that
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which `first_events` reports
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
         process.stdin.flush()
     return process

@@ -258,7 +258,7 @@ class ProcessEngine(TakesAdapters):
             self._questions.pop(number, None)
 
     def _end_questions(self, reason: str) -> None:
-        """Answers with EngineDead what the process has not answered and never will."""
+        """Ends the questions that the process will not answer."""
         for answer in self._questions.values():
             if not answer.done():
                 answer.set_exception(EngineDead(reason))

@@ -82,7 +82,7 @@ class FleetAdapters:
             log.warning("a replica cannot load adapter %s: %s", quoted(info.name), error)
 
     async def _unload(self, engine: Engine, name: str) -> None:
-        """Leaves out an engine that is away."""
+        """An engine that has gone is left out."""
         if any(info.name == name for info in engine.adapters):
             with contextlib.suppress(EngineDead):
                 await engine.unload_adapter(name)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvasir.engine.client import ASLEEP, ReplicaView, Sleeps
 from kvasir.engine.rest import asleep
-from kvasir.errors import EngineDead, InvalidRequest, KvasirError
+from kvasir.errors import EngineDead, InvalidRequest
 from kvasir.fleet.members import TICK, Members
 from kvasir.fleet.replica import Replica
 from kvasir.fleet.totals import view_of
@@ -136,7 +135,7 @@ class Operations(Members):
         self.replicas.sort(key=lambda r: r.index)
         try:
             await self._start(replica)
-        except KvasirError:
+        except Exception:
             self.replicas.remove(replica)
             if before:
                 self._gone[index] = before
@@ -157,7 +156,7 @@ class Operations(Members):
         self.replicas[self.replicas.index(replica)] = new
         try:
             await self._start(new)
-        except KvasirError as error:
+        except Exception as error:
             log.error("replica %d does not start: %s", new.index, error)
             self._begin(self._start_again(new))
             raise
@@ -185,7 +184,7 @@ class Operations(Members):
             raise EngineDead(f"the new replica takes no requests: {wrong}")
 
     async def _start_again(self, replica: Replica) -> None:
-        """Tries to start a replica until it takes requests or is replaced."""
+        """Tries to start a replica until it takes requests or is replaced, whatever the reason that it did not."""
         pause = 1.0
         while replica in self.replicas:
             await asyncio.sleep(pause)
@@ -194,5 +193,7 @@ class Operations(Members):
                 if replica not in self.replicas:
                     return
                 replica.engine = self._make(replica.index)
-                with contextlib.suppress(KvasirError):
+                try:
                     return await self._start(replica)
+                except Exception as error:
+                    log.error("replica %d does not start: %s", replica.index, error)

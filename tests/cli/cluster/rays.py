@@ -50,7 +50,7 @@ def container_command() -> list[str]:
 
 
 def free_port() -> int:
-    """One that the system gives nobody who asks for any: Ray asks for many."""
+    """A free port below the range from which the system assigns ports: Ray takes many of those."""
     while True:
         with socket.socket() as s, suppress(OSError):
             s.bind(("127.0.0.1", random.randrange(20000, 30000)))

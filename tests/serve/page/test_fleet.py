@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import httpx
 import pytest
@@ -13,6 +12,7 @@ from playwright.sync_api import expect
 from tests.e2e.server import serving
 from tests.fleet.test_serve import ready
 from tests.serve.page.browser import ENDED, NEEDED, answer, ask, fill, page_of
+from tests.serve.workers.running import until
 
 pytestmark = NEEDED
 
@@ -40,15 +40,6 @@ def busy(url: str) -> dict:
             return found[0]
 
 
-def reported(url: str, victim: dict) -> dict:
-    """The replica in the victim's place, once its new process has reported."""
-    deadline = time.monotonic() + 60
-    while (found := ready(url)[victim["index"]])["pid"] == victim["pid"]:
-        assert time.monotonic() < deadline, "the new process has not reported"
-        time.sleep(0.05)
-    return found
-
-
 def test_an_answer_outlives_its_replica_and_the_row_shows_the_replacement(browser, fleet):
     with page_of(browser, fleet) as page:
         start(page)
@@ -70,7 +61,8 @@ def test_an_answer_outlives_its_replica_and_the_row_shows_the_replacement(browse
             expect(rows.nth(1 - victim["index"]).locator("td").nth(1)).to_have_text("ready")
         assert answer(page) == whole
         expect(page.locator(".message .error")).to_have_count(0)
-        assert reported(fleet, victim)["lost"] == victim["lost"] + 1
+        until(lambda: ready(fleet)[victim["index"]]["pid"] != victim["pid"])  # the new process has reported
+        assert ready(fleet)[victim["index"]]["lost"] == victim["lost"] + 1
 
 
 def test_a_fleet_fits_a_phone_and_its_rows_add_up(browser, fleet):

@@ -59,7 +59,7 @@ class ThinkingView:
 
 
 async def thinking_of(front: Front, ids: Sequence[int]) -> ThinkingView:
-    """The view of the answer to a prompt."""
+    """For the answer to these prompt ids, which may end with an opening tag."""
     return ThinkingView(inside=(await front.decode(ids[-_TAIL:])).rstrip().endswith(OPEN))
 
 

@@ -1,4 +1,4 @@
-"""Acceptor: serves those who connect to a listener, each on a thread of its own."""
+"""Acceptor: serves each connection to a listener on a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_CONNECTIONS = 64
 
 
 class Acceptor:
-    """Greets each connection to `listener`, then calls `serve(link, wants)` on its thread: until the link ends. wants:
-    the transfer that the client named, "" if none. Connections beyond MAX_CONNECTIONS are closed at once. name: of the
-    threads."""
+    """Greets each connection to `listener`, then calls `serve(link, wants)` and closes the link when it returns. wants:
+    the transfer that the client named, "" if none. Connections beyond MAX_CONNECTIONS are closed at once. name: prefix
+    of the threads' names."""
 
     def __init__(self, listener: Listener, greeting: Greeting, serve: Callable[[Link, str], None], name: str):
         self._listener, self._greeting, self._serve, self._name = listener, greeting, serve, name
@@ -67,7 +67,7 @@ class Acceptor:
             link.close()
 
     def close(self) -> list[threading.Thread]:
-        """Closes the listener and ends all links. Returns the threads that end with them."""
+        """Closes the listener and ends all links. Returns the threads that served them, which may not have ended yet."""
         self._closing.set()
         self._thread.join()
         self._listener.close()
