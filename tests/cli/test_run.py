@@ -109,7 +109,7 @@ def test_arguments_are_looked_at_before_the_model_is_loaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "kvasir-mini", "hi", "--no-chat", "--thinking-token-budget", "5"], "--no-chat"),
+        (["run", "kvasir-mini", "hi", "--no-chat", "--thinking-token-budget", "5"], "a text to continue"),
         (["run", "kvasir-mini", ""], "prompt"),
         (["run", "kvasir-mini", "", "--no-chat"], "prompt"),
         (["run", "kvasir-mini", "-"], "standard input"),

@@ -25,8 +25,8 @@ def check_asked(front: Front, params: SamplingParams, chat: bool) -> None:
     if params.thinking_token_budget is not None:
         if not chat:
             raise InvalidRequest(
-                "--thinking-token-budget bounds the reasoning of chats",
-                "leave it out, or ask a model with a chat template, without --no-chat",
+                "--thinking-token-budget bounds the reasoning of answers, and the prompt is a text to continue",
+                "leave it out, or use a model with a chat template and no --no-chat",
             )
         if front.reader.format().thinking is None:
             raise InvalidRequest("this model marks no reasoning, so a budget cannot be applied", "leave the budget out")

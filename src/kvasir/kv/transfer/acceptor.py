@@ -67,7 +67,7 @@ class Acceptor:
             link.close()
 
     def close(self) -> list[threading.Thread]:
-        """Closes the listener and ends all links. Returns the threads that served them, which may not have ended yet."""
+        """Closes the listener and ends all links. Returns the threads that served them; they may still run."""
         self._closing.set()
         self._thread.join()
         self._listener.close()
