@@ -30,7 +30,7 @@ async def test_all_replicas_are_replaced_one_after_another_under_load():
         assert await asyncio.wait_for(asyncio.gather(*tasks), 120) == [expected(r) for r in requests]
         assert sum(r.counts.moved for r in engine.replicas) > 0
         stats = await engine.stats()
-        # At least: a choice that ends just as its replica is told to let it go counts there and where it continues.
+        # At least: a choice that ends while the abort that moves it is on its way counts in both replicas.
         assert stats.finished - stats.aborted >= sum(r.params.n for r in requests), (
             "counters of replaced replicas still count"
         )

@@ -29,8 +29,8 @@ def body_of(row: Row, **common) -> dict:
 
 
 def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Event) -> list[str]:
-    """The complete events of a stream, which may break. begun: set after a few of them."""
-    data = ""
+    """The complete events of a stream, whose connection may break. begun: set after a few of them."""
+    data, whole = "", True
     try:
         with httpx.stream("POST", url + row.path, json=body, headers=headers, timeout=300, trust_env=False) as response:
             if response.status_code != 200:
@@ -40,12 +40,15 @@ def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Eve
                 if data.count('"') > 400:
                     begun.set()
     except httpx.TransportError:
+        whole = False
         end = "\n" if row.path.startswith("/api") else "\n\n"
         data = data[: data.rindex(end) + len(end)] if end in data else ""
     finally:
         begun.set()
     assert "error" not in data, data[-500:]
-    return events_of(data)
+    events = events_of(data)
+    assert not events or finished(events) or not whole, "a stream that ended early without a broken connection"
+    return events
 
 
 def cut_short(url: str, pid: int, bodies: list[tuple[Row, dict]]) -> list[list[str]]:
