@@ -431,7 +431,7 @@ class EngineStats:
     )
     finished: int = counter(
         "engine_answers_finished",
-        "Choices ended in the engine.",
+        "Choices ended in the engine. One that moves to another replica may end in both.",
         Chart(ENGINE, "Choices ended in the engine", "all", unit="reqps"),
     )
     aborted: int = counter(

@@ -28,8 +28,8 @@ def body_of(row: Row, **common) -> dict:
     return {**body, **named}
 
 
-def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Event) -> list[str]:
-    """The complete events of a stream, whose connection may break. begun: set after a few of them."""
+def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Event) -> tuple[list[str], bool]:
+    """The complete events of a stream, and whether its connection held. begun: set after a few of them."""
     data, whole = "", True
     try:
         with httpx.stream("POST", url + row.path, json=body, headers=headers, timeout=300, trust_env=False) as response:
@@ -48,6 +48,13 @@ def received(url: str, row: Row, body: dict, headers: dict, begun: threading.Eve
     assert "error" not in data, data[-500:]
     events = events_of(data)
     assert not events or finished(events) or not whole, "a stream that ended early without a broken connection"
+    return events, whole
+
+
+def stream(url: str, row: Row, body: dict, headers: dict) -> list[str]:
+    """The events of a stream whose connection must hold."""
+    events, whole = received(url, row, body, headers, threading.Event())
+    assert whole, "the connection broke"
     return events
 
 
@@ -58,7 +65,7 @@ def cut_short(url: str, pid: int, bodies: list[tuple[Row, dict]]) -> list[list[s
         work = [pool.submit(received, url, *one, ASKED, begun) for one in bodies]
         assert begun.wait(120)
         os.kill(pid, signal.SIGKILL)
-        return [one.result() for one in work]
+        return [one.result()[0] for one in work]
 
 
 def finished(events: list[str]) -> bool:
@@ -76,15 +83,15 @@ def test_streams_of_a_router_that_is_killed_continue_at_another(key):  # noqa: F
         _, replica = stack.enter_context(command("replica", *SMALL, "--replica-key", key, "--port", "0"))
         front = ("serve", "kvasir-mini", "--port", "0", "--replica", replica, "--replica-key", key)
         routers = [stack.enter_context(command(*front)) for _ in range(3)]
-        cut, never = 0, threading.Event()
+        cut = 0
         for (process, url), (_, other) in itertools.pairwise(routers):
             bodies = [(PATHS[path], body_of(PATHS[path])) for path in DIALECTS for _ in range(2)]
             for (row, body), first in zip(bodies, cut_short(url, process.pid, bodies), strict=True):
                 cut += not finished(first)
-                rest = received(other, row, body, after(first), never)
+                rest = stream(other, row, body, after(first))
                 whole, last = plain(first + rest), id_of((first + rest)[-1])
                 seeded = body_of(row, **{SEED: int(last.split(".")[2], 16)})
-                wanted = plain(received(other, row, seeded, {}, never))
+                wanted = plain(stream(other, row, seeded, {}))
                 assert row.read(whole, True).text == row.read(wanted, True).text, (row.path, last)
         assert cut > len(DIALECTS), "streams that were cut"
         metrics = httpx.get(f"{other}/metrics").text
@@ -109,16 +116,18 @@ def test_streams_of_an_api_worker_that_is_killed_continue_at_another():
     serve = ("serve", *SMALL, "--port", "0", "--api-workers", "2")
     with command(*serve) as (process, url):
         rows = [(PATHS[path], body_of(PATHS[path], **{SEED: 3})) for path in DIALECTS]
-        whole = [received(url, row, body, {}, threading.Event()) for row, body in rows]
+        whole = [stream(url, row, body, {}) for row, body in rows]
         cut = False
         for _ in range(5):  # the system chooses the worker of each stream: they may all be at the other one
             firsts = cut_short(url, api_worker(process.pid), rows * 3)
             for (row, body), first, one in zip(rows * 3, firsts, whole * 3, strict=True):
-                got = first
-                for _ in range(20):  # a worker that dies may have taken the next connection, too
-                    got = got + received(url, row, body, after(got), threading.Event())
-                    if finished(got):
-                        break
+                got, held = first, False
+                deadline = time.monotonic() + 120
+                while not held and time.monotonic() < deadline:  # a worker that dies may take the next connection, too
+                    more, held = received(url, row, body, after(got), threading.Event())
+                    got = got + more
+                    time.sleep(0 if held else 0.1)
+                assert finished(got), "a response that held ends the stream"
                 assert row.read(plain(got), True).text == row.read(plain(one), True).text, row.path
             if cut := not all(map(finished, firsts)):
                 break
