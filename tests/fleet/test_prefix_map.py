@@ -186,7 +186,7 @@ async def test_requests_go_where_their_prefix_is():
 
 @pytest.mark.slow
 async def test_a_dead_replicas_cache_is_forgotten_and_a_new_one_is_followed():
-    async with running(2, block_size=8) as engine:
+    async with running(2, policy="round-robin", block_size=8) as engine:
         await until(lambda: all(r.map.block_size for r in engine.replicas))
         await collect(engine, request("a", [1] * 100))
         await until(lambda: any(len(r.map) for r in engine.replicas))

@@ -71,7 +71,7 @@ def test_a_hostile_formula_stays_in_its_box(page, tex):
     for formula in text.locator(".math").all():
         box = formula.bounding_box()
         assert box["x"] >= room["x"] and box["x"] + box["width"] <= room["x"] + room["width"]
-        assert formula.evaluate("(e) => getComputedStyle(e).contain") == "paint"
+        expect(formula).to_have_css("contain", "paint")
 
 
 def test_text_files_go_along_and_others_are_refused(page):

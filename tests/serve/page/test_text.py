@@ -167,13 +167,9 @@ def test_direction_marks_do_not_reorder_the_text_beside_them(page):
     text = f"a{turn}b\n\n- c{turn}d\n\n`e{turn}f` [g{turn}h](https://example.org)\n\n```\ni{turn}j\n```"
     answers_with(page, stream_of({"content": text}))
     ask(page, "turn")
-    directions = {
-        selector: page.locator(f".message.assistant {selector}").first.evaluate(
-            "(e) => getComputedStyle(e).unicodeBidi"
-        )
-        for selector in ("p", "li", "a")
-    }
-    assert directions == {"p": "plaintext", "li": "plaintext", "a": "isolate"}
+    for selector, direction in {"p": "plaintext", "li": "plaintext", "a": "isolate"}.items():
+        first = page.locator(f".message.assistant {selector}").first
+        expect(first).to_have_css("unicode-bidi", direction)
     for code, text in ((":not(pre) > code", "ef"), ("pre code", "ij")):
         expect(page.locator(f".message.assistant {code}")).to_have_text(text)
         expect(page.locator(f".message.assistant {code} .control")).to_have_attribute("data-code", "U+202E")
@@ -224,11 +220,11 @@ def test_drafted_tokens_are_marked_where_wanted(drafting):
     marked = page.locator(".message.assistant .t-drafted")
     expect(marked).to_have_text([*"ser:hey"])  # the first and the corrected one are sampled
     expect(page.locator(".message.assistant .figures")).to_contain_text("drafts right")
-    tint = "e => getComputedStyle(e).backgroundColor"
-    assert marked.first.evaluate(tint) == "rgba(0, 0, 0, 0)"
+    clear = "rgba(0, 0, 0, 0)"
+    expect(marked.first).to_have_css("background-color", clear)
     page.click("#options")
     page.check("[name=drafts]")
-    assert marked.first.evaluate(tint) != "rgba(0, 0, 0, 0)"
+    expect(marked.first).not_to_have_css("background-color", clear)
     marked.first.hover()
     expect(page.locator("#token-card")).to_contain_text("Drafted")
 
