@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
-import signal
 import ssl
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -26,18 +26,25 @@ def engine_of(server: psutil.Process) -> psutil.Process:
 
 @pytest.mark.slow
 def test_streams_survive_the_death_of_the_engine():
-    body = {"prompt": "Hello", "max_tokens": 250, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": "Hello", "max_tokens": 250, "temperature": 0, "ignore_eos": True, "stream": True}
     with command("serve", *SMALL) as (process, url):
 
-        def ask(_: int = 0) -> str:
-            return httpx.post(f"{url}/v1/completions", json=body, timeout=300).json()["choices"][0]["text"]
+        def ask(begun: threading.Event) -> str:
+            text = ""
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        text += json.loads(line[6:])["choices"][0]["text"]
+                        begun.set()
+            return text
 
-        expected, server = ask(), psutil.Process(process.pid)
+        expected, engine = ask(threading.Event()), engine_of(psutil.Process(process.pid))
         with ThreadPoolExecutor(6) as pool:
-            got = [pool.submit(ask, i) for i in range(6)]
-            while not httpx.get(f"{url}/kvasir/live", timeout=60).json()["answers"]:
-                pass
-            os.kill(engine_of(server).pid, signal.SIGKILL)
+            begun = threading.Event()
+            got = [pool.submit(ask, begun) for _ in range(6)]
+            assert begun.wait(120)
+            engine.kill()
+            assert not all(one.done() for one in got)
             assert [one.result() for one in got] == [expected] * 6
         until(lambda: httpx.get(f"{url}/health", timeout=60).json() == {"status": "ok"})  # in every worker
 
