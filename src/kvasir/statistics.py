@@ -431,12 +431,12 @@ class EngineStats:
     )
     finished: int = counter(
         "engine_answers_finished",
-        "Choices ended in the engine. One that moves to another replica may end in both.",
+        "Choices ended in the engine. One that moves from a replica to another ends in both.",
         Chart(ENGINE, "Choices ended in the engine", "all", unit="reqps"),
     )
     aborted: int = counter(
         "engine_answers_aborted",
-        "Choices ended in the engine because the client disconnected or the server cancelled them.",
+        "Choices ended in the engine because the client disconnected, or the server cancelled or moved them.",
         Chart(ENGINE, "Choices ended in the engine", "aborted"),
     )
     backlog_tokens: int = gauge(

@@ -6,16 +6,17 @@ import itertools
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import httpx
+import psutil
 import pytest
 
 from tests.cli.test_replica import command, key  # noqa: F401
 from tests.serve.dialects.table import LENGTH, PATHS, SEED, TEMPERATURE, Row
 from tests.serve.dialects.test_continued import ASKED, by_choice, events_of, id_of, plain
+from tests.serve.workers.running import until
 
 SMALL = ("kvasir-mini", "--threads", "1", "--num-blocks", "200")
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate")
@@ -98,17 +99,28 @@ def test_streams_of_a_router_that_is_killed_continue_at_another(key):  # noqa: F
         assert 'kvasir_http_streams_continued_total{outcome="continued"}' in metrics
 
 
-def api_worker(server: int) -> int:
-    """The process of one of a server's API workers; waits for one that is started again."""
-    import psutil
+def api_workers(server: int) -> list[psutil.Process]:
+    """The processes of a server's API workers."""
+    found = []
+    for child in psutil.Process(server).children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if "api_worker" in " ".join(child.cmdline()) else []
+    return found
 
-    for _ in range(600):
-        for child in psutil.Process(server).children():
-            with suppress(psutil.NoSuchProcess):
-                if "api_worker" in " ".join(child.cmdline()):
-                    return child.pid
-        time.sleep(0.1)
-    pytest.fail("no API worker was started again within a minute")
+
+def continued(url: str, row: Row, body: dict, first: list[str]) -> list[str]:
+    """All events of a stream. Asks for the rest until a connection holds: a worker that dies may take the next ones."""
+    events = first
+
+    def held() -> bool:
+        nonlocal events
+        rest, whole = received(url, row, body, after(events), threading.Event())
+        events = events + rest
+        return whole
+
+    until(held, 120)
+    assert finished(events), "the connection held and the stream did not end"
+    return events
 
 
 @pytest.mark.slow
@@ -119,15 +131,10 @@ def test_streams_of_an_api_worker_that_is_killed_continue_at_another():
         whole = [stream(url, row, body, {}) for row, body in rows]
         cut = False
         for _ in range(5):  # the system chooses the worker of each stream: they may all be at the other one
-            firsts = cut_short(url, api_worker(process.pid), rows * 3)
+            until(lambda: api_workers(process.pid))
+            firsts = cut_short(url, api_workers(process.pid)[0].pid, rows * 3)
             for (row, body), first, one in zip(rows * 3, firsts, whole * 3, strict=True):
-                got, held = first, False
-                deadline = time.monotonic() + 120
-                while not held and time.monotonic() < deadline:  # a worker that dies may take the next connection, too
-                    more, held = received(url, row, body, after(got), threading.Event())
-                    got = got + more
-                    time.sleep(0 if held else 0.1)
-                assert finished(got), "a response that held ends the stream"
+                got = continued(url, row, body, first)
                 assert row.read(plain(got), True).text == row.read(plain(one), True).text, row.path
             if cut := not all(map(finished, firsts)):
                 break
